@@ -1,0 +1,273 @@
+//! The batcher: one batch in flight, the next gathers while it commits.
+//!
+//! There is no timer, so a lone item starts at once; under load the batches grow by themselves, because more items
+//! arrive while one is in flight. Everything is bounded: a full queue is answered as overload, never by waiting.
+//!
+//! A batch that fails because of one of its items is bisected until that item stands alone; a batch that fails because
+//! of something else (the database is away) fails whole, at once.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::problem::Problem;
+
+/// Does the work of one batch, all or nothing.
+pub trait Handler: Send + Sync + 'static {
+    type Item: Send + Sync + 'static;
+    type Answer: Send + 'static;
+    type Error: Send + Sync + 'static;
+
+    /// One answer per item, in order. Whatever it wrote must be undone when it fails.
+    fn run(&self, items: &[Self::Item])
+    -> impl Future<Output = Result<Vec<Self::Answer>, Failure<Self::Error>>> + Send;
+}
+
+/// Why a batch failed, which decides what happens to its other items.
+#[derive(Debug)]
+pub enum Failure<E> {
+    /// One of the items is to blame: look for it, let the others pass.
+    Item(E),
+    /// No item is to blame: trying parts of the batch would fail as well.
+    Whole(E),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Items in one batch.
+    pub batch_max: usize,
+    /// Items that wait for their batch.
+    pub queue_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { batch_max: 1_000, queue_max: 10_000 }
+    }
+}
+
+/// Why an item got no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused<E> {
+    #[error("too many requests are waiting")]
+    Overloaded,
+    #[error("the server is stopping")]
+    Stopped,
+    /// Shared with the other items of a batch that failed whole.
+    #[error("{0}")]
+    Failed(Arc<E>),
+}
+
+impl<E> Refused<E> {
+    /// The public face; `failed` gives the handler's own error its own.
+    pub fn into_problem(self, failed: impl FnOnce(&E) -> Problem) -> Problem {
+        match self {
+            Refused::Overloaded => Problem::overloaded("too many requests are waiting", Duration::from_secs(1)),
+            Refused::Stopped => {
+                Problem::overloaded("this server is stopping; another one will answer", Duration::from_secs(1))
+            }
+            Refused::Failed(error) => failed(&error),
+        }
+    }
+}
+
+type Waiting<H> = oneshot::Sender<Result<<H as Handler>::Answer, Refused<<H as Handler>::Error>>>;
+
+struct Entry<H: Handler> {
+    item: H::Item,
+    waiting: Waiting<H>,
+}
+
+/// The near end: clone it into every request.
+pub struct Batcher<H: Handler> {
+    queue: mpsc::Sender<Entry<H>>,
+}
+
+impl<H: Handler> Clone for Batcher<H> {
+    fn clone(&self) -> Batcher<H> {
+        Batcher { queue: self.queue.clone() }
+    }
+}
+
+impl<H: Handler> Batcher<H> {
+    /// The batcher, and the loop that works for it. The loop ends once every clone is dropped and the queue is empty.
+    pub fn new(handler: H, limits: Limits) -> (Batcher<H>, impl Future<Output = ()> + Send) {
+        let (queue, gathered) = mpsc::channel(limits.queue_max);
+        (Batcher { queue }, work(handler, limits.batch_max, gathered))
+    }
+
+    /// Waits for the item's batch. An item whose caller goes away is still worked on: it may be half committed.
+    pub async fn submit(&self, item: H::Item) -> Result<H::Answer, Refused<H::Error>> {
+        let (waiting, answer) = oneshot::channel();
+        self.queue.try_send(Entry { item, waiting }).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Refused::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => Refused::Stopped,
+        })?;
+        answer.await.unwrap_or(Err(Refused::Stopped))
+    }
+}
+
+async fn work<H: Handler>(handler: H, batch_max: usize, mut gathered: mpsc::Receiver<Entry<H>>) {
+    let mut entries = Vec::new();
+    while gathered.recv_many(&mut entries, batch_max).await > 0 {
+        let (items, waiting): (Vec<_>, Vec<_>) = entries.drain(..).map(|entry| (entry.item, entry.waiting)).unzip();
+        settle(&handler, &items, waiting).await;
+    }
+}
+
+/// Runs the items; on an item's failure runs both halves. Depth first, so that items keep their order.
+async fn settle<H: Handler>(handler: &H, items: &[H::Item], waiting: Vec<Waiting<H>>) {
+    let mut pending = vec![(items, waiting)];
+    while let Some((items, mut waiting)) = pending.pop() {
+        match handler.run(items).await {
+            Ok(answers) => {
+                debug_assert_eq!(answers.len(), items.len(), "a handler answers every item");
+                for (waiting, answer) in waiting.into_iter().zip(answers) {
+                    let _ = waiting.send(Ok(answer)); // the caller may have left
+                }
+            }
+            Err(Failure::Item(_)) if items.len() > 1 => {
+                let middle = items.len() / 2;
+                let second = waiting.split_off(middle);
+                pending.push((&items[middle..], second));
+                pending.push((&items[..middle], waiting));
+            }
+            Err(Failure::Item(error) | Failure::Whole(error)) => {
+                let error = Arc::new(error);
+                for waiting in waiting {
+                    let _ = waiting.send(Err(Refused::Failed(error.clone())));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+    use tokio::sync::Semaphore;
+
+    /// Doubles numbers; fails on negative ones; keeps what it was given.
+    struct Doubler {
+        gate: Arc<Semaphore>,
+        batches: Arc<Mutex<Vec<Vec<i64>>>>,
+        away: bool,
+    }
+
+    impl Handler for Doubler {
+        type Item = i64;
+        type Answer = i64;
+        type Error = String;
+
+        async fn run(&self, items: &[i64]) -> Result<Vec<i64>, Failure<String>> {
+            self.batches.lock().unwrap().push(items.to_vec());
+            self.gate.acquire().await.unwrap().forget();
+            if self.away {
+                return Err(Failure::Whole("away".to_owned()));
+            }
+            match items.iter().find(|&&item| item < 0) {
+                Some(poison) => Err(Failure::Item(format!("poison {poison}"))),
+                None => Ok(items.iter().map(|item| item * 2).collect()),
+            }
+        }
+    }
+
+    struct Fixture {
+        batcher: Batcher<Doubler>,
+        gate: Arc<Semaphore>,
+        batches: Arc<Mutex<Vec<Vec<i64>>>>,
+    }
+
+    fn start(limits: Limits, away: bool) -> Fixture {
+        let (gate, batches) = (Arc::new(Semaphore::new(0)), Arc::default());
+        let (batcher, work) = Batcher::new(Doubler { gate: gate.clone(), batches: Arc::clone(&batches), away }, limits);
+        tokio::spawn(work);
+        Fixture { batcher, gate, batches }
+    }
+
+    impl Fixture {
+        /// Waits until so many batches have begun.
+        async fn begun(&self, count: usize) {
+            while self.batches.lock().unwrap().len() < count {
+                tokio::task::yield_now().await;
+            }
+        }
+
+        fn submit(&self, item: i64) -> tokio::task::JoinHandle<Result<i64, Refused<String>>> {
+            let batcher = self.batcher.clone();
+            tokio::spawn(async move { batcher.submit(item).await })
+        }
+    }
+
+    #[tokio::test]
+    async fn the_next_batch_gathers_while_one_is_in_flight() {
+        let fixture = start(Limits::default(), false);
+        let first = fixture.submit(1);
+        fixture.begun(1).await;
+        let others: Vec<_> = (2..=50).map(|item| fixture.submit(item)).collect();
+        for _ in 0..200 {
+            tokio::task::yield_now().await;
+        }
+        fixture.gate.add_permits(2);
+        assert_eq!(first.await.unwrap().unwrap(), 2);
+        for (item, other) in (2..).zip(others) {
+            assert_eq!(other.await.unwrap().unwrap(), item * 2);
+        }
+        let sizes: Vec<_> = fixture.batches.lock().unwrap().iter().map(Vec::len).collect();
+        assert_eq!(sizes, [1, 49]);
+    }
+
+    #[tokio::test]
+    async fn a_poison_item_fails_alone() {
+        let fixture = start(Limits::default(), false);
+        fixture.gate.add_permits(1_000);
+        let items: Vec<i64> = (1..=64).map(|item| if item == 37 { -37 } else { item }).collect();
+        let answers: Vec<_> = items.iter().map(|&item| fixture.submit(item)).collect();
+        for (item, answer) in items.into_iter().zip(answers) {
+            match answer.await.unwrap() {
+                Ok(doubled) => assert_eq!(doubled, item * 2),
+                Err(Refused::Failed(error)) => assert_eq!((item, error.as_str()), (-37, "poison -37")),
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_failure_of_the_whole_is_not_bisected() {
+        let fixture = start(Limits::default(), true);
+        let answers: Vec<_> = (0..64).map(|item| fixture.submit(item)).collect();
+        fixture.gate.add_permits(1_000);
+        for answer in answers {
+            assert!(matches!(answer.await.unwrap(), Err(Refused::Failed(_))));
+        }
+        assert!(fixture.batches.lock().unwrap().len() <= 2);
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_answers_overload_at_once() {
+        let fixture = start(Limits { batch_max: 1, queue_max: 4 }, false);
+        let mut answers = vec![fixture.submit(0)];
+        fixture.begun(1).await;
+        answers.extend((1..20).map(|item| fixture.submit(item)));
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        fixture.gate.add_permits(1_000);
+        let mut overloaded = 0;
+        for answer in answers {
+            match answer.await.unwrap() {
+                Ok(_) => {}
+                Err(refused @ Refused::Overloaded) => {
+                    overloaded += 1;
+                    let problem = refused.into_problem(|_| unreachable!());
+                    assert_eq!(problem.status(), http::StatusCode::SERVICE_UNAVAILABLE);
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert_eq!(overloaded, 15, "one in flight, four waiting");
+    }
+}

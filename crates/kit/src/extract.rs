@@ -1,0 +1,271 @@
+//! Extractors that reject as problems: bodies, paths and queries.
+//!
+//! They also refuse what the layers below cannot keep: text that is not UTF-8, and NUL, which PostgreSQL's text does
+//! not take.
+
+use std::time::Duration;
+
+use axum::RequestPartsExt;
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::problem::{FieldError, Place, Problem};
+
+/// What a request may cost us before a handler sees it. A layer puts it on every request.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestLimits {
+    pub body_bytes_max: usize,
+    pub body_time_max: Duration,
+}
+
+impl Default for RequestLimits {
+    fn default() -> RequestLimits {
+        RequestLimits { body_bytes_max: 1024 * 1024, body_time_max: Duration::from_secs(15) }
+    }
+}
+
+/// A JSON body in, a JSON body out.
+#[derive(Debug, Clone, Copy)]
+pub struct Json<T>(pub T);
+
+/// The parameters of the route's path.
+#[derive(Debug, Clone, Copy)]
+pub struct Path<T>(pub T);
+
+/// The query string.
+#[derive(Debug, Clone, Copy)]
+pub struct Query<T>(pub T);
+
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        axum::Json(self.0).into_response()
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Json<T>, Problem> {
+        let limits = request.extensions().get::<RequestLimits>().copied().unwrap_or_default();
+        require_json(request.headers())?;
+        refuse_announced_excess(request.headers(), limits.body_bytes_max)?;
+        parse_json(&read_body(request.into_body(), limits).await?).map(Json)
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequestParts<S> for Path<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Path<T>, Problem> {
+        let malformed = |detail: String| Problem::bad_request("malformed-path", detail);
+        let raw = parts.extract::<RawPathParams>().await.map_err(|error| malformed(error.to_string()))?;
+        if let Some((name, _)) = raw.iter().find(|(_, value)| value.contains('\0')) {
+            return Err(malformed(format!("{name}: NUL is not allowed")).with_errors(vec![FieldError::at(
+                Place::Path,
+                format!("/{name}"),
+                "NUL is not allowed",
+            )]));
+        }
+        let path = parts.extract::<axum::extract::Path<T>>().await;
+        path.map(|axum::extract::Path(value)| Path(value)).map_err(|rejection| path_problem(&rejection))
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Query<T>, Problem> {
+        let query = parts.uri.query().unwrap_or_default();
+        if query.contains("%00") {
+            return Err(query_problem("", "NUL is not allowed"));
+        }
+        let fields = serde_urlencoded::Deserializer::new(url_pairs(query));
+        serde_path_to_error::deserialize(fields)
+            .map(Query)
+            .map_err(|error| query_problem(&pointer(error.path()), error.inner()))
+    }
+}
+
+fn url_pairs(query: &str) -> form_urlencoded::Parse<'_> {
+    form_urlencoded::parse(query.as_bytes())
+}
+
+fn query_problem(pointer: &str, detail: impl std::fmt::Display) -> Problem {
+    let field = FieldError::at(Place::Query, pointer, detail);
+    let summary =
+        format!("{}{}{}", pointer.trim_start_matches('/'), if pointer.is_empty() { "" } else { ": " }, field.detail);
+    Problem::bad_request("malformed-query", summary).with_errors(vec![field])
+}
+
+fn path_problem(rejection: &axum::extract::rejection::PathRejection) -> Problem {
+    use axum::extract::path::ErrorKind;
+    use axum::extract::rejection::PathRejection;
+    let kind = match rejection {
+        PathRejection::FailedToDeserializePathParams(failed) => failed.kind(),
+        other => return Problem::bad_request("malformed-path", other),
+    };
+    let (name, detail) = match kind {
+        ErrorKind::ParseErrorAtKey { key, value, expected_type } => {
+            (key.clone(), format!("`{}` is not a {expected_type}", shortened(value)))
+        }
+        ErrorKind::DeserializeError { key, message, .. } => (key.clone(), message.clone()),
+        ErrorKind::InvalidUtf8InPathParam { key } => (key.clone(), "is not UTF-8".to_owned()),
+        other => (String::new(), other.to_string()),
+    };
+    let pointer = if name.is_empty() { String::new() } else { format!("/{name}") };
+    Problem::bad_request("malformed-path", format!("{name}: {detail}").trim_start_matches(": "))
+        .with_errors(vec![FieldError::at(Place::Path, pointer, detail)])
+}
+
+fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let mime = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = mime.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    let detail = "send the body as JSON, with the header `content-type: application/json`";
+    Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", detail))
+}
+
+/// A body that says it is too large is refused before a byte of it is read.
+fn refuse_announced_excess(headers: &HeaderMap, bytes_max: usize) -> Result<(), Problem> {
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    match announced {
+        Some(length) if length > bytes_max as u64 => Err(too_large(bytes_max)),
+        _ => Ok(()),
+    }
+}
+
+async fn read_body(body: Body, limits: RequestLimits) -> Result<Bytes, Problem> {
+    let collecting = Limited::new(body, limits.body_bytes_max).collect();
+    match tokio::time::timeout(limits.body_time_max, collecting).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(limits.body_bytes_max)),
+        Ok(Err(_)) => Err(Problem::bad_request("broken-body", "the body ended early or was not framed as announced")),
+        Err(_) => {
+            let detail = format!("the body took longer than {} s", limits.body_time_max.as_secs());
+            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", detail))
+        }
+    }
+}
+
+fn too_large(bytes_max: usize) -> Problem {
+    let detail = format!("a body may have {bytes_max} bytes at most; store what is larger and send a reference to it");
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", detail)
+}
+
+fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    let text = std::str::from_utf8(body).map_err(|error| {
+        Problem::bad_request("malformed-json", format!("not UTF-8 at byte {}", error.valid_up_to()))
+    })?;
+    if escapes_nul(text) {
+        return Err(Problem::bad_request("malformed-json", "strings must not contain NUL (\\u0000)"));
+    }
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| json_problem(&error))?;
+    json.end().map_err(|error| Problem::bad_request("malformed-json", error))?;
+    Ok(value)
+}
+
+fn json_problem(error: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
+    let inner = error.inner();
+    if inner.is_data() {
+        // serde_json appends its own position; the pointer says it better.
+        let detail = inner.to_string();
+        let detail = detail.rsplit_once(" at line ").map_or(detail.as_str(), |(message, _)| message);
+        return Problem::validation(vec![FieldError::body(pointer(error.path()), detail)]);
+    }
+    Problem::bad_request("malformed-json", inner)
+}
+
+/// True if the text has the escape of NUL: `\u0000` behind an even number of backslashes.
+fn escapes_nul(text: &str) -> bool {
+    text.match_indices("\\u0000").any(|(at, _)| {
+        let before = text.as_bytes()[..at].iter().rev().take_while(|&&byte| byte == b'\\').count();
+        before.is_multiple_of(2)
+    })
+}
+
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    path.iter()
+        .map(|segment| match segment {
+            Segment::Seq { index } => format!("/{index}"),
+            Segment::Map { key } => format!("/{}", key.replace('~', "~0").replace('/', "~1")),
+            Segment::Enum { variant } => format!("/{variant}"),
+            Segment::Unknown => String::new(),
+        })
+        .collect()
+}
+
+/// What a caller sent, cut to a length that is kind to logs and screens.
+fn shortened(value: &str) -> String {
+    const CHARS_MAX: usize = 64;
+    match value.char_indices().nth(CHARS_MAX) {
+        Some((at, _)) => format!("{}…", &value[..at]),
+        None => value.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Order {
+        #[allow(dead_code)]
+        lines: Vec<Line>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Line {
+        #[allow(dead_code)]
+        count: u32,
+    }
+
+    fn refused(body: &[u8]) -> Problem {
+        parse_json::<Order>(body).unwrap_err()
+    }
+
+    #[test]
+    fn a_wrong_field_is_named_by_its_pointer() {
+        let problem = refused(br#"{"lines":[{"count":1},{"count":"two"}]}"#);
+        assert_eq!(problem.status(), StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(problem.errors()[0].pointer, "/lines/1/count");
+        assert_eq!(problem.errors()[0].detail, "invalid type: string \"two\", expected u32");
+    }
+
+    #[test]
+    fn an_unknown_field_is_named() {
+        let problem = refused(br#"{"lines":[],"color":"red"}"#);
+        assert!(problem.to_string().contains("color"), "{problem}");
+    }
+
+    #[test]
+    fn what_is_not_json_is_a_bad_request() {
+        let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
+        for body in [&b"{\"lines\":"[..], b"", b"{} {}", b"\xff\xfe", b"{\"lines\":[], \"a\":\"\\u0000\"}", &deep] {
+            assert_eq!(refused(body).status().as_u16() / 100, 4);
+        }
+        let deep_value = parse_json::<serde_json::Value>(&deep).unwrap_err();
+        assert_eq!(deep_value.code(), "malformed-json");
+    }
+
+    #[test]
+    fn only_a_real_escape_of_nul_is_refused() {
+        assert!(escapes_nul(r#""\u0000""#));
+        assert!(escapes_nul(r#""\\\u0000""#));
+        assert!(!escapes_nul(r#""\\u0000""#));
+        assert!(!escapes_nul(r#""\u0001""#));
+    }
+}

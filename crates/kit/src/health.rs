@@ -1,0 +1,108 @@
+//! What this process depends on, and whether it is there.
+//!
+//! A dependency is `required` when no request can be served without it, else its absence degrades: messages wait,
+//! caches miss. Only a required one makes the process unready; the others are named in the same answer.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+#[derive(Debug, Clone, Default)]
+pub struct Health {
+    entries: Arc<Mutex<Vec<Entry>>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: &'static str,
+    kind: Kind,
+    required: bool,
+    /// None until the first look.
+    error: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    Dependency,
+    Task,
+}
+
+/// One dependency or task, as `/readyz` shows it.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct State {
+    #[schema(example = "postgres")]
+    pub name: &'static str,
+    pub kind: Kind,
+    pub required: bool,
+    pub up: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Reports on one entry.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    health: Health,
+    index: usize,
+}
+
+impl Health {
+    /// A server that this process talks to; unknown counts as down until it is first reported.
+    pub fn dependency(&self, name: &'static str, required: bool) -> Probe {
+        self.add(Entry { name, kind: Kind::Dependency, required, error: Some("not checked yet".to_owned()) })
+    }
+
+    /// A background task of this process: up until it fails.
+    pub fn task(&self, name: &'static str) -> Probe {
+        self.add(Entry { name, kind: Kind::Task, required: true, error: None })
+    }
+
+    pub fn report(&self) -> Vec<State> {
+        self.with(|entries| {
+            let state = |entry: &Entry| State {
+                name: entry.name,
+                kind: entry.kind,
+                required: entry.required,
+                up: entry.error.is_none(),
+                error: entry.error.clone(),
+            };
+            entries.iter().map(state).collect()
+        })
+    }
+
+    fn add(&self, entry: Entry) -> Probe {
+        let index = self.with(|entries| {
+            entries.push(entry);
+            entries.len() - 1
+        });
+        Probe { health: self.clone(), index }
+    }
+
+    fn with<R>(&self, look: impl FnOnce(&mut Vec<Entry>) -> R) -> R {
+        look(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Probe {
+    pub fn up(&self) {
+        self.set(None);
+    }
+
+    pub fn down(&self, error: &str) {
+        self.set(Some(error.to_owned()));
+    }
+
+    fn set(&self, error: Option<String>) {
+        let (name, was) = self.health.with(|entries| {
+            let entry = &mut entries[self.index];
+            (entry.name, std::mem::replace(&mut entry.error, error.clone()))
+        });
+        match (was, error) {
+            (None, Some(error)) => tracing::warn!(name, error, "down"),
+            (Some(_), None) => tracing::info!(name, "up"),
+            (None, None) | (Some(_), Some(_)) => {}
+        }
+    }
+}

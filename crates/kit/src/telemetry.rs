@@ -1,0 +1,84 @@
+//! Logs, metrics and traces, set up once per process.
+
+mod otlp;
+
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use serde::{Deserialize, Serialize};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::trace::TraceContext;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Pretty,
+    Json,
+}
+
+/// Seconds; from a cached read to a slow webhook.
+const DURATION_BUCKETS: [f64; 14] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// Traces that are still to be sent when the process ends.
+pub struct Traces(Option<SdkTracerProvider>);
+
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    #[error("setting `log`: {0}; it takes a level (info) or levels by target (info,pillarbox=debug)")]
+    Filter(#[from] tracing_subscriber::filter::ParseError),
+    #[error("setting `otlp_endpoint`: {0}; it takes an address such as http://127.0.0.1:4318")]
+    Endpoint(String),
+    #[error("metrics: {0}")]
+    Metrics(#[from] metrics_exporter_prometheus::BuildError),
+}
+
+/// Starts the logs on standard error and, with an endpoint, the traces. Needs a runtime.
+pub fn start_logs(filter: &str, format: LogFormat, otlp_endpoint: Option<&str>) -> Result<Traces, TelemetryError> {
+    let filter = EnvFilter::try_new(filter)?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Pretty => {
+            lines.with_target(false).with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).boxed()
+        }
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let provider = otlp_endpoint.map(otlp::provider).transpose()?;
+    let spans = provider.as_ref().map(otlp::layer);
+    tracing_subscriber::registry().with(lines.with_filter(filter)).with(spans).init();
+    Ok(Traces(provider))
+}
+
+/// Starts the metrics; the handle renders them.
+pub fn start_metrics() -> Result<PrometheusHandle, TelemetryError> {
+    let durations = Matcher::Suffix("_seconds".to_owned());
+    Ok(PrometheusBuilder::new().set_buckets_for_metric(durations, &DURATION_BUCKETS)?.install_recorder()?)
+}
+
+impl Traces {
+    /// Sends what is left, for a bounded while.
+    pub async fn flush(self) {
+        let Some(provider) = self.0 else { return };
+        let flushing = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(Duration::from_secs(3)));
+        if let Ok(Err(error)) = flushing.await {
+            tracing::warn!(%error, "some traces were not sent");
+        }
+    }
+}
+
+/// Makes `span` part of `trace`, for whoever collects traces.
+pub(crate) fn join_trace(span: &tracing::Span, trace: TraceContext) {
+    let (trace_id, span_id, sampled) = trace.ids();
+    let flags = if sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
+    let (trace_id, span_id) = (TraceId::from(trace_id), SpanId::from(span_id));
+    let remote = SpanContext::new(trace_id, span_id, flags, true, TraceState::NONE);
+    // Refused when traces are off: then there is nothing to join.
+    let _ = span.set_parent(opentelemetry::Context::new().with_remote_span_context(remote));
+}

@@ -1,0 +1,74 @@
+//! Traces by OTLP over HTTP, to a collector that the configuration names.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_http::{HttpClient, HttpError};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::runtime::Handle;
+use tracing::Subscriber;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::registry::LookupSpan;
+
+use super::TelemetryError;
+
+const EXPORT_TIME_MAX: Duration = Duration::from_secs(5);
+
+pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, TelemetryError> {
+    let endpoint = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
+    let address: http::Uri = endpoint.parse().map_err(|error| TelemetryError::Endpoint(format!("{error}")))?;
+    if address.scheme_str() != Some("http") || address.host().is_none() {
+        return Err(TelemetryError::Endpoint("is not a plain http address".to_owned()));
+    }
+    let client = OnRuntime { runtime: Handle::current(), client: Client::builder(TokioExecutor::new()).build_http() };
+    let exporter = SpanExporter::builder()
+        .with_http()
+        .with_http_client(client)
+        .with_endpoint(endpoint)
+        .with_timeout(EXPORT_TIME_MAX)
+        .build()
+        .map_err(|error| TelemetryError::Endpoint(error.to_string()))?;
+    let resource = Resource::builder().with_service_name("pillarbox").build();
+    Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
+}
+
+pub(super) fn layer<S: Subscriber + for<'a> LookupSpan<'a>>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S> {
+    tracing_opentelemetry::layer().with_tracer(provider.tracer("pillarbox")).with_filter(LevelFilter::INFO)
+}
+
+/// The exporter works on a thread of its own; its requests run on our runtime.
+#[derive(Debug)]
+struct OnRuntime {
+    runtime: Handle,
+    client: Client<HttpConnector, Full<Bytes>>,
+}
+
+impl HttpClient for OnRuntime {
+    fn send_bytes<'life0, 'async_trait>(
+        &'life0 self,
+        request: Request<Bytes>,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'async_trait>>
+    where
+        'life0: 'async_trait,
+        Self: 'async_trait,
+    {
+        let client = self.client.clone();
+        let sending = self.runtime.spawn(async move {
+            let exchange = async {
+                let (parts, body) = client.request(request.map(Full::new)).await?.into_parts();
+                Ok::<_, HttpError>(Response::from_parts(parts, body.collect().await?.to_bytes()))
+            };
+            tokio::time::timeout(EXPORT_TIME_MAX, exchange).await?
+        });
+        Box::pin(async move { sending.await? })
+    }
+}

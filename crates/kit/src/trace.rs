@@ -1,0 +1,128 @@
+//! W3C trace context: one trace id from the request through the log, the broker and the webhook.
+
+use std::fmt;
+use std::future::Future;
+use std::str::FromStr;
+
+use rand::RngCore;
+
+/// `traceparent` of <https://www.w3.org/TR/trace-context/>, version 00.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TraceContext {
+    trace_id: u128,
+    span_id: u64,
+    sampled: bool,
+}
+
+tokio::task_local! {
+    static CURRENT: TraceContext;
+}
+
+impl TraceContext {
+    /// A new trace that starts here.
+    pub fn start() -> TraceContext {
+        let mut random = rand::rng();
+        let trace_id = (u128::from(random.next_u64()) << 64) | u128::from(random.next_u64()) | 1;
+        TraceContext { trace_id, span_id: random.next_u64() | 1, sampled: true }
+    }
+
+    /// The trace of the work that the current task does, if it has one.
+    pub fn current() -> Option<TraceContext> {
+        CURRENT.try_with(|trace| *trace).ok()
+    }
+
+    /// Runs `work` with this as its current trace.
+    pub async fn scope<F: Future>(self, work: F) -> F::Output {
+        CURRENT.scope(self, work).await
+    }
+
+    pub fn trace_id(&self) -> String {
+        format!("{:032x}", self.trace_id)
+    }
+
+    pub(crate) fn ids(&self) -> (u128, u64, bool) {
+        (self.trace_id, self.span_id, self.sampled)
+    }
+}
+
+impl fmt::Display for TraceContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace_id, self.span_id, u8::from(self.sampled))
+    }
+}
+
+impl fmt::Debug for TraceContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Not a trace context. The specification asks receivers to start a new trace then.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+impl FromStr for TraceContext {
+    type Err = Malformed;
+
+    fn from_str(text: &str) -> Result<TraceContext, Malformed> {
+        let bytes = text.as_bytes();
+        if bytes.len() < 55 || [2, 35, 52].iter().any(|&at| bytes[at] != b'-') {
+            return Err(Malformed);
+        }
+        // A later version may append fields behind another dash; version 00 may not, and ff is forbidden.
+        let tail = bytes.len() == 55 || (bytes[..2] != *b"00" && bytes[55] == b'-');
+        if !tail || bytes[..2] == *b"ff" {
+            return Err(Malformed);
+        }
+        hex(&bytes[..2])?;
+        let trace_id = hex(&bytes[3..35])?;
+        let span_id = hex(&bytes[36..52])? as u64;
+        let sampled = hex(&bytes[53..55])? & 1 == 1;
+        if trace_id == 0 || span_id == 0 {
+            return Err(Malformed);
+        }
+        Ok(TraceContext { trace_id, span_id, sampled })
+    }
+}
+
+/// Lower-case hexadecimal only, as the specification says; `from_str_radix` would take a sign and upper case.
+fn hex(digits: &[u8]) -> Result<u128, Malformed> {
+    digits.iter().try_fold(0u128, |value, digit| match digit {
+        b'0'..=b'9' => Ok(value << 4 | u128::from(digit - b'0')),
+        b'a'..=b'f' => Ok(value << 4 | u128::from(digit - b'a' + 10)),
+        _ => Err(Malformed),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_traceparent_survives_the_round_trip() {
+        let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let trace: TraceContext = text.parse().unwrap();
+        assert_eq!(trace.to_string(), text);
+        assert_eq!(trace.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
+    }
+
+    #[test]
+    fn what_the_specification_forbids_is_refused() {
+        for text in [
+            "",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
+            "00-4bf92f3577b34da6a3ce929d0e0e473é-00f067aa0ba902b7-0",
+        ] {
+            assert_eq!(text.parse::<TraceContext>(), Err(Malformed), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_later_version_may_carry_more() {
+        assert!("01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more".parse::<TraceContext>().is_ok());
+    }
+}

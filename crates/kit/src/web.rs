@@ -1,0 +1,123 @@
+//! The layers around every route: trace, metrics, limits, panics, and what is no route at all.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Instant;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use http::{HeaderValue, Method, StatusCode, Uri, header};
+use tracing::Instrument;
+
+use crate::extract::RequestLimits;
+use crate::page::link_next;
+use crate::problem::Problem;
+use crate::telemetry::join_trace;
+use crate::trace::TraceContext;
+use crate::worker::panic_text;
+
+/// Wraps a finished router: nothing that it answers is a bare error.
+pub fn finish(router: Router, limits: RequestLimits) -> Router {
+    router
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(limits, observe))
+}
+
+async fn unknown_route(uri: Uri) -> Problem {
+    Problem::not_found("unknown-route", format!("there is nothing at {}; /docs lists what there is", uri.path()))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Problem {
+    let detail = format!("{} does not take {method}; the header Allow says what it takes", uri.path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
+}
+
+async fn observe(State(limits): State<RequestLimits>, mut request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    request.extensions_mut().insert(limits);
+    let trace = incoming_trace(&request);
+    let method = known_method(request.method());
+    // The route's pattern, never the address itself: ids and queries would leak and explode the metrics.
+    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let uri = request.uri().clone();
+
+    let span = tracing::info_span!("request", method, route, trace_id = trace.trace_id());
+    join_trace(&span, trace);
+    let answering = trace.scope(async {
+        let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+        answered.unwrap_or_else(|panic| Problem::internal(&format!("panic: {}", panic_text(&*panic))).into_response())
+    });
+    let mut response = answering.instrument(span.clone()).await;
+
+    link_next(&uri, &mut response);
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let status = response.status().as_u16();
+    let elapsed = started.elapsed();
+    span.in_scope(|| tracing::debug!(status, ?elapsed, "answered"));
+    let labels = [("method", method.to_owned()), ("route", route), ("status", status.to_string())];
+    metrics::counter!("pillarbox_http_requests_total", &labels).increment(1);
+    metrics::histogram!("pillarbox_http_request_duration_seconds", &labels[..2]).record(elapsed.as_secs_f64());
+    response
+}
+
+fn incoming_trace(request: &Request) -> TraceContext {
+    let given = request.headers().get("traceparent").and_then(|value| value.to_str().ok()?.parse().ok());
+    given.unwrap_or_else(TraceContext::start)
+}
+
+/// A method is any token a stranger likes to send; a metric's label is not.
+fn known_method(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "PATCH" => "PATCH",
+        "DELETE" => "DELETE",
+        "OPTIONS" => "OPTIONS",
+        _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+    use axum::routing::{get, post};
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    async fn call(request: http::request::Builder) -> (http::response::Parts, String) {
+        let router = Router::new()
+            .route("/ok", get(|| async { "ok" }))
+            .route("/panic", post(|| async { panic!("secret-in-panic") as &'static str }));
+        let response =
+            finish(router, RequestLimits::default()).oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        let (parts, body) = response.into_parts();
+        (parts, String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn unknown_routes_wrong_methods_and_panics_are_problems() {
+        let cases = [("GET", "/nowhere", 404), ("DELETE", "/ok", 405), ("POST", "/panic", 500)];
+        for (method, path, status) in cases {
+            let (parts, body) = call(Request::builder().method(method).uri(path)).await;
+            assert_eq!(parts.status.as_u16(), status);
+            assert_eq!(parts.headers[header::CONTENT_TYPE], "application/problem+json");
+            assert!(!body.contains("secret-in-panic"));
+            if status == 405 {
+                assert_eq!(parts.headers[header::ALLOW], "GET,HEAD");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn the_callers_trace_is_continued() {
+        let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let (_, body) = call(Request::builder().uri("/nowhere").header("traceparent", traceparent)).await;
+        assert!(body.contains("4bf92f3577b34da6a3ce929d0e0e4736"), "{body}");
+    }
+}

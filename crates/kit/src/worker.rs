@@ -1,0 +1,179 @@
+//! The loop under every worker, and the supervisor over every task.
+//!
+//! The wake-up is armed before a round looks for work, so what commits while it looks is not missed. Stop is looked at
+//! between rounds only, so a round need not be cancel-safe. A round that fails or panics is logged, counted and tried
+//! again with backoff; while it fails, readiness says so.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::health::Probe;
+
+const FAILURE_PAUSE_MIN: Duration = Duration::from_millis(100);
+const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// What a round found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Round {
+    /// There may be more: go on at once.
+    Busy,
+    /// Nothing more for now: wait for a wake-up or the pause.
+    Idle,
+}
+
+/// Wakes a worker; cheap, and never lost: a wake-up during a round makes another round.
+#[derive(Debug, Clone, Default)]
+pub struct Wake(Arc<Notify>);
+
+impl Wake {
+    pub fn wake(&self) {
+        // One waiter, and a permit is kept when it is not waiting.
+        self.0.notify_one();
+    }
+}
+
+/// A worker's name, its rhythm and its way to be stopped.
+pub struct Worker {
+    pub name: &'static str,
+    /// How long an idle worker waits when nothing wakes it.
+    pub pause: Duration,
+    pub wake: Wake,
+    pub stop: CancellationToken,
+    pub probe: Probe,
+}
+
+impl Worker {
+    /// Runs rounds until stopped.
+    pub async fn run<E, F>(self, mut round: impl FnMut() -> F)
+    where
+        E: std::fmt::Display,
+        F: Future<Output = Result<Round, E>>,
+    {
+        let mut failures = 0;
+        while !self.stop.is_cancelled() {
+            let woken = self.wake.0.notified();
+            let outcome = AssertUnwindSafe(round()).catch_unwind().await;
+            let pause = match outcome {
+                Ok(Ok(found)) => {
+                    failures = 0;
+                    self.probe.up();
+                    if found == Round::Busy {
+                        // A round that never waits must not starve its neighbours.
+                        tokio::task::yield_now().await;
+                        continue;
+                    }
+                    self.pause
+                }
+                Ok(Err(error)) => self.failed(&mut failures, &error.to_string()),
+                Err(panic) => self.failed(&mut failures, &format!("panic: {}", panic_text(&*panic))),
+            };
+            tokio::select! {
+                () = woken, if failures == 0 => {}
+                () = tokio::time::sleep(pause) => {}
+                () = self.stop.cancelled() => {}
+            }
+        }
+    }
+
+    fn failed(&self, failures: &mut u32, error: &str) -> Duration {
+        let pause = FAILURE_PAUSE_MIN.saturating_mul(1 << (*failures).min(10)).min(FAILURE_PAUSE_MAX);
+        *failures += 1;
+        metrics::counter!("pillarbox_worker_failures_total", "worker" => self.name).increment(1);
+        tracing::warn!(worker = self.name, error, failures, ?pause, "round failed; will try again");
+        self.probe.down(error);
+        pause
+    }
+}
+
+/// What a panic said.
+pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::health::Health;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    struct Fixture {
+        stop: CancellationToken,
+        rounds: Arc<AtomicU32>,
+        health: Health,
+        task: tokio::task::JoinHandle<()>,
+    }
+
+    fn start(wake: Wake, round: impl Fn(u32) -> Result<Round, String> + Send + 'static) -> Fixture {
+        let (stop, rounds, health) = (CancellationToken::new(), Arc::<AtomicU32>::default(), Health::default());
+        let worker = Worker {
+            name: "test",
+            pause: Duration::from_secs(3600),
+            wake,
+            stop: stop.clone(),
+            probe: health.task("test"),
+        };
+        let counted = rounds.clone();
+        let task = tokio::spawn(worker.run(move || {
+            let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| round(counted.fetch_add(1, Ordering::SeqCst))));
+            async move { outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) }
+        }));
+        Fixture { stop, rounds, health, task }
+    }
+
+    async fn until(condition: impl Fn() -> bool) {
+        tokio::time::timeout(Duration::from_secs(5), async {
+            while !condition() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await
+        .expect("in time");
+    }
+
+    #[tokio::test]
+    async fn a_wake_up_during_a_round_makes_another_round() {
+        let wake = Wake::default();
+        let fixture = start(wake.clone(), move |round| {
+            if round == 0 {
+                wake.wake(); // something commits while the round looks
+            }
+            Ok(Round::Idle)
+        });
+        until(|| fixture.rounds.load(Ordering::SeqCst) >= 2).await;
+        fixture.stop.cancel();
+        fixture.task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn busy_rounds_follow_at_once_and_stop_ends_between_rounds() {
+        let fixture = start(Wake::default(), |_| Ok(Round::Busy));
+        until(|| fixture.rounds.load(Ordering::SeqCst) > 100).await;
+        fixture.stop.cancel();
+        fixture.task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn failures_and_panics_are_tried_again_and_shown() {
+        let fixture = start(Wake::default(), |round| match round {
+            0 => Err("away".to_owned()),
+            1 => panic!("oops"),
+            _ => Ok(Round::Idle),
+        });
+        until(|| fixture.health.report().iter().any(|state| state.error.is_some())).await;
+        until(|| fixture.rounds.load(Ordering::SeqCst) >= 3).await;
+        until(|| fixture.health.report().iter().all(|state| state.error.is_none())).await;
+        fixture.stop.cancel();
+        fixture.task.await.unwrap();
+    }
+}
