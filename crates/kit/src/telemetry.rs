@@ -2,9 +2,11 @@
 
 mod otlp;
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+pub use metrics_exporter_prometheus::PrometheusHandle;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use serde::{Deserialize, Serialize};
@@ -56,10 +58,16 @@ pub fn start_logs(filter: &str, format: LogFormat, otlp_endpoint: Option<&str>) 
     Ok(Traces(provider))
 }
 
-/// Starts the metrics; the handle renders them.
-pub fn start_metrics() -> Result<PrometheusHandle, TelemetryError> {
+/// The process's metrics, started at the first call.
+pub fn metrics() -> Result<PrometheusHandle, TelemetryError> {
+    static STARTED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+    let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(handle) = &*started {
+        return Ok(handle.clone());
+    }
     let durations = Matcher::Suffix("_seconds".to_owned());
-    Ok(PrometheusBuilder::new().set_buckets_for_metric(durations, &DURATION_BUCKETS)?.install_recorder()?)
+    let handle = PrometheusBuilder::new().set_buckets_for_metric(durations, &DURATION_BUCKETS)?.install_recorder()?;
+    Ok(started.insert(handle).clone())
 }
 
 impl Traces {

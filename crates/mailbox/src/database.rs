@@ -1,0 +1,95 @@
+//! The pool and the migrations.
+
+use std::time::Duration;
+
+use kit::problem::Problem;
+use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgConnection, PgPool};
+
+#[derive(Debug, Clone, Copy)]
+pub struct PoolLimits {
+    pub connections_min: u32,
+    pub connections_max: u32,
+    pub statement_timeout: Duration,
+    /// How long a request may wait for a connection before it is answered as overload.
+    pub acquire_timeout: Duration,
+}
+
+impl Default for PoolLimits {
+    fn default() -> PoolLimits {
+        PoolLimits {
+            connections_min: 10,
+            connections_max: 20,
+            statement_timeout: Duration::from_secs(10),
+            acquire_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A pool that connects when it is first used: a database that is away now may be there later.
+pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
+    let session = format!(
+        // A query that is compiled at each execution takes 200 ms instead of 3.
+        "set jit = off; set statement_timeout = {}; set idle_in_transaction_session_timeout = '60s'",
+        limits.statement_timeout.as_millis()
+    );
+    PgPoolOptions::new()
+        .min_connections(limits.connections_min)
+        .max_connections(limits.connections_max)
+        .acquire_timeout(limits.acquire_timeout)
+        .after_connect(move |connection, _| {
+            let session = session.clone();
+            Box::pin(async move { sqlx::raw_sql(sqlx::AssertSqlSafe(session)).execute(connection).await.map(drop) })
+        })
+        .connect_lazy_with(options.application_name("pillarbox"))
+}
+
+/// One timeline for all schemas. Its table is in ours: a database may have other migrations beside.
+pub fn migrations() -> Migrator {
+    let mut migrations = sqlx::migrate!("../../migrations");
+    migrations.create_schema("pillarbox");
+    migrations.dangerous_set_table_name("pillarbox.migration");
+    // The binary before this one runs on the schema after it, so that replicas can be replaced one by one.
+    migrations.set_ignore_missing(true);
+    migrations
+}
+
+/// Applies what is missing. Safe to run by several processes at once: they take turns.
+pub async fn migrate(options: &PgConnectOptions) -> Result<(), MigrateError> {
+    let mut connection = PgConnection::connect_with(options).await?;
+    migrations().run(&mut connection).await?;
+    connection.close().await.map_err(MigrateError::from)
+}
+
+/// The versions that this binary needs and the database does not have.
+pub async fn missing_migrations(pool: &PgPool) -> Result<Vec<i64>, sqlx::Error> {
+    let migrated: bool =
+        sqlx::query_scalar("select to_regclass('pillarbox.migration') is not null").fetch_one(pool).await?;
+    let applied: Vec<i64> = if migrated {
+        sqlx::query_scalar("select version from pillarbox.migration where success").fetch_all(pool).await?
+    } else {
+        Vec::new()
+    };
+    let needed = migrations();
+    Ok(needed.iter().map(|migration| migration.version).filter(|version| !applied.contains(version)).collect())
+}
+
+/// Fails unless the database answers.
+pub async fn ping(pool: &PgPool) -> Result<(), sqlx::Error> {
+    sqlx::query("select 1").execute(pool).await.map(drop)
+}
+
+/// The public face of a database error: away is 503, anything else is our mistake.
+pub fn problem(error: &sqlx::Error) -> Problem {
+    match error {
+        sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Io(_) | sqlx::Error::Tls(_) => {
+            Problem::unavailable(error)
+        }
+        // Class 57: operator intervention, such as a shutdown; 53: out of resources; 08: connection.
+        sqlx::Error::Database(cause) if cause.code().is_some_and(|code| ["57", "53", "08"].contains(&&code[..2])) => {
+            Problem::unavailable(error)
+        }
+        _ => Problem::internal(error),
+    }
+}

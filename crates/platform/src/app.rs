@@ -1,0 +1,185 @@
+//! From settings to a running server, and back down.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::{Router, middleware};
+use kit::auth::{Gate, TokenVerifier, pass_gate};
+use kit::clock::Clock;
+use kit::config::BadSetting;
+use kit::health::Health;
+use kit::limit::RateLimit;
+use kit::page::CursorKey;
+use kit::secret::{MasterKey, Secret};
+use kit::telemetry::PrometheusHandle;
+use kit::worker::{Round, Wake, Worker};
+use kit::{openapi, serve, telemetry, web};
+use mailbox::database;
+use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+
+use crate::checks::Checks;
+use crate::keys::flow::settle_installation;
+use crate::keys::ring::KeyRing;
+use crate::settings::{Role, Settings};
+use crate::{edges, keys};
+
+/// How often dependencies are looked at.
+const CHECK_PAUSE: Duration = Duration::from_secs(1);
+
+/// What handlers share.
+#[derive(Clone)]
+pub struct App {
+    pub(crate) db: PgPool,
+    pub(crate) clock: Clock,
+    pub(crate) cursor_key: CursorKey,
+    pub(crate) keys: KeyRing,
+    pub(crate) health: Health,
+    pub(crate) metrics: PrometheusHandle,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Setting(#[from] BadSetting),
+    #[error("setting `issuers`: {0}")]
+    Issuer(#[from] kit::auth::BadIssuer),
+    #[error(transparent)]
+    Telemetry(#[from] telemetry::TelemetryError),
+    #[error("the database lacks migrations {0:?}: run `pillarbox migrate` with the same --database-url")]
+    NotMigrated(Vec<i64>),
+    #[error("the database: {0}")]
+    Database(#[from] sqlx::Error),
+    #[error(transparent)]
+    Keys(#[from] keys::Error),
+}
+
+/// A server that runs. Dropping it does not stop it; [`Running::stop`] does.
+pub struct Running {
+    pub address: SocketAddr,
+    /// The first admin key, if this start made it: to be shown, once.
+    pub first_admin_key: Option<Secret<String>>,
+    stop: CancellationToken,
+    serving: TaskTracker,
+    workers: TaskTracker,
+    db: PgPool,
+    checks: Arc<Checks>,
+}
+
+impl Running {
+    /// Finishes what is in flight, then lets go of everything.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.serving.close();
+        self.serving.wait().await;
+        self.workers.close();
+        self.workers.wait().await;
+        self.checks.close().await;
+        self.db.close().await;
+    }
+}
+
+/// Starts the roles that the settings name on a migrated database. `master_keys`: the current one first.
+pub async fn start(
+    settings: &Settings,
+    listener: TcpListener,
+    database: PgConnectOptions,
+    master_keys: &[MasterKey],
+) -> Result<Running, StartError> {
+    let clock = Clock::system();
+    let db = database::pool(database, settings.pool_limits());
+    let missing = database::missing_migrations(&db).await?;
+    if !missing.is_empty() {
+        return Err(StartError::NotMigrated(missing));
+    }
+    let first_admin_key = settle_installation(&db, master_keys, settings.admin_key.is_some(), clock.now()).await?;
+
+    let health = Health::default();
+    let app = App {
+        db: db.clone(),
+        clock: clock.clone(),
+        cursor_key: CursorKey::new(master_keys[0].derive("page cursor")),
+        keys: KeyRing::new(db.clone(), clock.clone(), settings.admin_key.as_ref()),
+        health: health.clone(),
+        metrics: telemetry::metrics()?,
+    };
+    let gate = Gate {
+        keys: Arc::new(app.keys.clone()),
+        tokens: Arc::new(TokenVerifier::new(master_keys, &settings.issuers, clock)?),
+        rate_limit: settings.rate_limit().map(RateLimit::per_second),
+    };
+    let checks = Arc::new(Checks::new(settings, &db, &health)?);
+    checks.run().await;
+
+    let stop = CancellationToken::new();
+    let (serving, workers) = (TaskTracker::new(), TaskTracker::new());
+    let upkeep = Worker {
+        name: "upkeep",
+        pause: CHECK_PAUSE,
+        wake: Wake::default(),
+        stop: stop.clone(),
+        probe: health.task("upkeep"),
+    };
+    let upkeeping =
+        Upkeep { checks: checks.clone(), rate_limit: gate.rate_limit.clone(), metrics: app.metrics.clone() };
+    workers.spawn(async move { upkeep.run(|| upkeeping.round()).await });
+
+    let address = listener.local_addr().map_err(sqlx::Error::Io)?;
+    let router = web::finish(router(settings, app, gate), settings.request_limits());
+    serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
+    Ok(Running { address, first_admin_key, stop, serving, workers, db, checks })
+}
+
+/// What every process does beside its roles.
+struct Upkeep {
+    checks: Arc<Checks>,
+    rate_limit: Option<RateLimit>,
+    metrics: PrometheusHandle,
+}
+
+impl Upkeep {
+    async fn round(&self) -> Result<Round, std::convert::Infallible> {
+        self.checks.run().await;
+        self.metrics.run_upkeep();
+        if let Some(limit) = &self.rate_limit {
+            limit.forget_quiet();
+        }
+        Ok(Round::Idle)
+    }
+}
+
+fn router(settings: &Settings, app: App, gate: Gate) -> Router {
+    let mut router = Router::from(edges::router().with_state(app.clone()));
+    if settings.has_role(Role::Api) {
+        let api = Router::from(api().with_state(app));
+        router = router.merge(api.layer(middleware::from_fn_with_state(gate, pass_gate)));
+    }
+    router
+}
+
+/// Every route that needs to know who is calling.
+fn api() -> OpenApiRouter<App> {
+    keys::http::router()
+}
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Pillarbox",
+    description = "A reliable event platform on PostgreSQL. Errors are problems (RFC 9457).",
+    license(name = "Apache-2.0", identifier = "Apache-2.0")
+))]
+struct Description;
+
+/// The description of every route, whatever roles this process has.
+pub fn api_description() -> utoipa::openapi::OpenApi {
+    let mut described =
+        OpenApiRouter::with_openapi(Description::openapi()).merge(edges::router()).merge(api()).into_openapi();
+    openapi::complete(&mut described);
+    described
+}

@@ -1,0 +1,158 @@
+//! The commands for operators: they run beside a server and end.
+
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+use chrono::Utc;
+use kit::auth::{Role, Tenant, TokenSigner};
+use kit::config::BadSetting;
+use kit::health::Health;
+use kit::secret::{MasterKey, Secret};
+use mailbox::database::{self, PoolLimits};
+use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
+use uuid::Uuid;
+
+use super::Failure;
+use crate::checks::Checks;
+use crate::data_dir::DataDir;
+use crate::embedded;
+use crate::keys::{NewKey, flow};
+use crate::settings::Settings;
+
+pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
+    let data_dir = DataDir::at(&settings.data_dir)?;
+    require_database(settings, &data_dir)?;
+    database::migrate(&direct_database_options(settings, &data_dir)?).await?;
+    println!("The database's schema is up to date.");
+    Ok(())
+}
+
+pub(super) fn token(settings: &Settings, user: Uuid, role: Option<Role>, ttl_seconds: u32) -> Result<(), Failure> {
+    let master = match settings.master_key_given()? {
+        Some(key) => key,
+        None => DataDir::at(&settings.data_dir)?.secret_key()?,
+    };
+    let ttl = Duration::from_secs(u64::from(ttl_seconds));
+    let token = TokenSigner::new(&master).sign(user, role, Utc::now(), ttl);
+    println!("{}", token.map_err(|error| Failure::Other(format!("signing: {error}")))?);
+    Ok(())
+}
+
+pub(super) async fn create_key(settings: &Settings, role: Role, tenant: Tenant, name: String) -> Result<(), Failure> {
+    let db = connect(settings)?;
+    let new = NewKey { name, role, tenant, expires_at: None };
+    let (key, secret) = flow::create(&db, new, Utc::now()).await?;
+    // The key alone on standard output, so that a script can take it.
+    println!("{}", secret.reveal());
+    eprintln!("key {} with the role {} in tenant {}; it is not shown again", key.id, key.role, key.tenant.as_str());
+    Ok(())
+}
+
+pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>) -> Result<(), Failure> {
+    const PAGE: u32 = 100;
+    let db = connect(settings)?;
+    println!("{:36}  {:8}  {:6}  {:12}  {:20}  {:7}  NAME", "ID", "HINT", "ROLE", "TENANT", "CREATED", "STATE");
+    let mut before = None;
+    loop {
+        let keys = flow::list(&db, tenant.as_ref(), before, PAGE).await?;
+        for key in &keys {
+            let state = match () {
+                () if key.revoked_at.is_some() => "revoked",
+                () if key.expires_at.is_some_and(|at| at <= Utc::now()) => "expired",
+                () => "good",
+            };
+            let created = key.created_at.format("%Y-%m-%d %H:%M:%SZ");
+            let (role, tenant) = (key.role.as_str(), key.tenant.as_str());
+            println!("{}  {:8}  {role:6}  {tenant:12}  {created}  {state:7}  {}", key.id, key.hint, key.name);
+        }
+        match keys.last() {
+            Some(last) if keys.len() == PAGE as usize => before = Some(last.id),
+            _ => return Ok(()),
+        }
+    }
+}
+
+pub(super) async fn revoke_key(settings: &Settings, id: Uuid) -> Result<(), Failure> {
+    flow::revoke(&connect(settings)?, id, None, Utc::now()).await?;
+    println!("Key {id} is revoked; servers refuse it within 2 s.");
+    Ok(())
+}
+
+/// What runs and what it depends on; fails when something required is down.
+pub(super) async fn status(settings: &Settings) -> Result<ExitCode, Failure> {
+    let data_dir = DataDir::at(&settings.data_dir)?;
+    let server = data_dir.holder().unwrap_or_else(|| "not running from this data folder".to_owned());
+    println!("data      {}", data_dir.path().display());
+    println!("server    {server}");
+    let db = pool(database_options(settings, &data_dir)?);
+    let health = Health::default();
+    Checks::new(settings, &db, &health)?.run().await;
+    let report = health.report();
+    for check in &report {
+        println!("{:9} {}", check.name, check.error.as_deref().unwrap_or("up"));
+    }
+    if report.iter().any(|check| check.required && !check.up) {
+        return Ok(ExitCode::FAILURE);
+    }
+    let missing = database::missing_migrations(&db).await?;
+    let schema = if missing.is_empty() { "up to date".to_owned() } else { format!("lacks migrations {missing:?}") };
+    println!("schema    {schema}");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The current key first, then those it replaced.
+pub(super) fn master_keys(settings: &Settings, data_dir: &DataDir) -> Result<Vec<MasterKey>, Failure> {
+    let current = match settings.master_key_given()? {
+        Some(key) => key,
+        None => data_dir.secret_key_or_new()?,
+    };
+    let mut keys = vec![current];
+    keys.extend(settings.previous_master_keys()?);
+    Ok(keys)
+}
+
+pub(super) fn database_options(settings: &Settings, data_dir: &DataDir) -> Result<PgConnectOptions, BadSetting> {
+    match &settings.database_url {
+        Some(url) => parse_url("database_url", url),
+        None => Ok(embedded::connect_options(data_dir)),
+    }
+}
+
+pub(super) fn direct_database_options(settings: &Settings, data_dir: &DataDir) -> Result<PgConnectOptions, BadSetting> {
+    match &settings.database_direct_url {
+        Some(url) => parse_url("database_direct_url", url),
+        None => database_options(settings, data_dir),
+    }
+}
+
+fn parse_url(setting: &str, url: &Secret<String>) -> Result<PgConnectOptions, BadSetting> {
+    // Not the parser's own words: they may quote the password.
+    let takes = "takes an address such as postgres://user:password@host:5432/name";
+    let url = url.reveal();
+    if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+        return Err(BadSetting::new(setting, takes));
+    }
+    PgConnectOptions::from_str(url).map_err(|_| BadSetting::new(setting, takes))
+}
+
+fn require_database(settings: &Settings, data_dir: &DataDir) -> Result<(), Failure> {
+    if settings.database_url.is_some() || data_dir.holder().is_some() {
+        return Ok(());
+    }
+    let folder = data_dir.path().display();
+    Err(Failure::Other(format!(
+        "no server runs from {folder}: start `pillarbox up` with this --data-dir first, or give --database-url"
+    )))
+}
+
+fn connect(settings: &Settings) -> Result<PgPool, Failure> {
+    let data_dir = DataDir::at(&settings.data_dir)?;
+    require_database(settings, &data_dir)?;
+    Ok(pool(database_options(settings, &data_dir)?))
+}
+
+fn pool(options: PgConnectOptions) -> PgPool {
+    database::pool(options, PoolLimits { connections_min: 0, connections_max: 2, ..PoolLimits::default() })
+}

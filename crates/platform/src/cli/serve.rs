@@ -1,0 +1,140 @@
+//! `up` and `serve`: start, wait for the signal, drain.
+
+use std::io::Write;
+
+use kit::config::BadSetting;
+use kit::telemetry;
+use mailbox::database;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use sqlx::postgres::PgConnectOptions;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Failure;
+use super::operate::{database_options, direct_database_options, master_keys};
+use crate::app::{self, Running};
+use crate::data_dir::DataDir;
+use crate::embedded::Embedded;
+use crate::settings::Settings;
+
+pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
+    let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
+    let mut stop = StopSignal::listen()?;
+    let listener = bind(settings).await?;
+    let data_dir = DataDir::at(&settings.data_dir)?;
+    let mut lock = data_dir.lock()?;
+    let address = listener.local_addr().map_err(sqlx::Error::Io)?;
+    let described = lock.describe(&format!("process {} at http://{address}", std::process::id()));
+    described.map_err(|error| Failure::Other(format!("{}: {error}", data_dir.path().display())))?;
+    let master_keys = master_keys(settings, &data_dir)?;
+
+    let embedded = match settings.database_url {
+        Some(_) => None,
+        None => Some(stop.unless_stopped(Embedded::start(&data_dir)).await??),
+    };
+    let (options, direct) = match &embedded {
+        Some(embedded) => (embedded.connect_options(), embedded.connect_options()),
+        None => (database_options(settings, &data_dir)?, direct_database_options(settings, &data_dir)?),
+    };
+    let started = async {
+        database::migrate(&direct).await?;
+        Ok::<_, Failure>(app::start(settings, listener, options.clone(), &master_keys).await?)
+    };
+    let outcome = match stop.unless_stopped(started).await.and_then(|started| started) {
+        Ok(running) => {
+            greet(&running, &data_dir, embedded.as_ref().map(|_| &options));
+            stop.wait().await;
+            tracing::info!("stopping: finishing what is in flight");
+            running.stop().await;
+            Ok(())
+        }
+        Err(failure) => Err(failure),
+    };
+    if let Some(embedded) = embedded {
+        embedded.stop().await;
+    }
+    drop(lock);
+    traces.flush().await;
+    outcome
+}
+
+pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
+    let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
+    if settings.database_url.is_none() {
+        let takes = "is needed by `serve` (--database-url postgres://user:password@host/name); `pillarbox up` brings a database of its own";
+        return Err(BadSetting::new("database_url", takes).into());
+    }
+    let mut stop = StopSignal::listen()?;
+    let listener = bind(settings).await?;
+    let data_dir = DataDir::at(&settings.data_dir)?;
+    let master_keys = master_keys(settings, &data_dir)?;
+    let options = database_options(settings, &data_dir)?;
+    let running = stop.unless_stopped(app::start(settings, listener, options, &master_keys)).await??;
+    greet(&running, &data_dir, None);
+    stop.wait().await;
+    tracing::info!("stopping: finishing what is in flight");
+    running.stop().await;
+    traces.flush().await;
+    Ok(())
+}
+
+async fn bind(settings: &Settings) -> Result<TcpListener, Failure> {
+    // Each connection is a file handle; many systems allow few unless asked.
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most); // then fewer connections, no more
+    }
+    TcpListener::bind(settings.listen).await.map_err(|error| {
+        let listen = settings.listen;
+        let advice = match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                "another program listens there: stop it, or choose another --listen ADDR:PORT"
+            }
+            _ => "choose another --listen ADDR:PORT",
+        };
+        Failure::Other(format!("cannot listen on {listen}: {error}; {advice}"))
+    })
+}
+
+/// Tells a person where it is. On standard output: the log goes to standard error, and the key must not be in it.
+fn greet(running: &Running, data_dir: &DataDir, embedded: Option<&PgConnectOptions>) {
+    let address = running.address;
+    let mut text = format!("Pillarbox is listening on http://{address}\n  docs      http://{address}/docs\n");
+    text += &format!("  data      {}\n", data_dir.path().display());
+    if let Some(socket) = embedded.and_then(PgConnectOptions::get_socket) {
+        text += &format!("  database  postgresql:///pillarbox?host={}&user=pillarbox\n", socket.display());
+    }
+    if let Some(key) = &running.first_admin_key {
+        text += &format!("  admin key {}\n            (shown this once; only its hash is kept)\n", key.reveal());
+    }
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush()); // nobody reads it, then
+    tracing::info!(%address, "ready");
+}
+
+/// SIGTERM or Ctrl-C, from the moment it is made.
+struct StopSignal {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl StopSignal {
+    fn listen() -> Result<StopSignal, Failure> {
+        let listen = |kind| signal(kind).map_err(|error| Failure::Other(format!("signals: {error}")));
+        Ok(StopSignal { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
+    /// Runs a step of the start, unless it is stopped meanwhile.
+    async fn unless_stopped<T>(&mut self, step: impl Future<Output = T>) -> Result<T, Failure> {
+        tokio::select! {
+            done = step => Ok(done),
+            () = self.wait() => Err(Failure::Other("stopped before it was ready".to_owned())),
+        }
+    }
+}

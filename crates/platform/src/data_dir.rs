@@ -1,0 +1,135 @@
+//! The data folder: one instance at a time, and the secret key that outlives it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use kit::secret::MasterKey;
+use nix::fcntl::{Flock, FlockArg};
+
+const SECRET_KEY: &str = "secret.key";
+const LOCK: &str = "lock";
+
+#[derive(Debug, thiserror::Error)]
+pub enum DataDirError {
+    #[error("data folder {0}: {1}; choose another with --data-dir")]
+    Io(PathBuf, #[source] io::Error),
+    #[error("data folder {0} is in use by {1}; stop it, or choose another with --data-dir")]
+    InUse(PathBuf, String),
+    #[error("{0} is damaged: {1}; restore it from a backup, or set PILLARBOX_SECRET_KEY")]
+    SecretKey(PathBuf, kit::secret::NotAKey),
+    #[error(
+        "there is no secret key: set PILLARBOX_SECRET_KEY, or start `pillarbox up` once with the same --data-dir ({0})"
+    )]
+    NoSecretKey(PathBuf),
+}
+
+#[derive(Debug, Clone)]
+pub struct DataDir(PathBuf);
+
+/// Held as long as this process serves from the folder. The kernel lets go of it when the process ends, however it ends.
+pub struct Locked(Flock<File>);
+
+impl DataDir {
+    /// Names the folder without touching it.
+    pub fn at(path: &Path) -> Result<DataDir, DataDirError> {
+        std::path::absolute(path).map(DataDir).map_err(|error| DataDirError::Io(path.to_owned(), error))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Makes the folder if need be, and takes it for this process alone.
+    pub fn lock(&self) -> Result<Locked, DataDirError> {
+        self.create()?;
+        let path = self.0.join(LOCK);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
+        let file = file.map_err(|error| self.failed(error))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Locked(lock)),
+            Err((mut file, _)) => {
+                let mut holder = String::new();
+                let _ = file.read_to_string(&mut holder); // only to be helpful
+                let holder = holder.trim();
+                let holder = if holder.is_empty() { "another process" } else { holder };
+                Err(DataDirError::InUse(self.0.clone(), holder.to_owned()))
+            }
+        }
+    }
+
+    /// Who serves from the folder now, as it described itself.
+    pub fn holder(&self) -> Option<String> {
+        let file = File::open(self.0.join(LOCK)).ok()?;
+        match Flock::lock(file, FlockArg::LockSharedNonblock) {
+            Ok(_) => None,
+            Err((mut file, _)) => {
+                let mut holder = String::new();
+                file.read_to_string(&mut holder).ok()?;
+                Some(holder.trim().to_owned())
+            }
+        }
+    }
+
+    /// The folder's secret key; made at the first start.
+    pub fn secret_key_or_new(&self) -> Result<MasterKey, DataDirError> {
+        match self.secret_key() {
+            Err(DataDirError::NoSecretKey(_)) => self.new_secret_key(),
+            found => found,
+        }
+    }
+
+    pub fn secret_key(&self) -> Result<MasterKey, DataDirError> {
+        let path = self.0.join(SECRET_KEY);
+        match fs::read_to_string(&path) {
+            Ok(text) => text.parse().map_err(|error| DataDirError::SecretKey(path, error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DataDirError::NoSecretKey(self.0.clone())),
+            Err(error) => Err(DataDirError::Io(path, error)),
+        }
+    }
+
+    fn new_secret_key(&self) -> Result<MasterKey, DataDirError> {
+        self.create()?;
+        let key = MasterKey::generate();
+        let write = || {
+            // Written aside and linked into place: a crash leaves no half key, and of two racing makers one wins.
+            let aside = self.0.join(format!("{SECRET_KEY}.{}", std::process::id()));
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+            writeln!(file, "{}", key.to_base64())?;
+            file.sync_all()?;
+            let linked = fs::hard_link(&aside, self.0.join(SECRET_KEY));
+            fs::remove_file(&aside)?;
+            linked
+        };
+        match write() {
+            Ok(()) => Ok(key),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.secret_key(),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    fn create(&self) -> Result<(), DataDirError> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0).map_err(|error| self.failed(error))?;
+        if nix::unistd::geteuid().is_root() {
+            // PostgreSQL's user passes through to its own folder; it cannot list this one.
+            let passable = fs::Permissions::from_mode(0o711);
+            fs::set_permissions(&self.0, passable).map_err(|error| self.failed(error))?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, error: io::Error) -> DataDirError {
+        DataDirError::Io(self.0.clone(), error)
+    }
+}
+
+impl Locked {
+    /// Leaves word for whoever finds the folder taken.
+    pub fn describe(&mut self, holder: &str) -> io::Result<()> {
+        let file: &mut File = &mut self.0;
+        file.set_len(0)?;
+        file.rewind()?;
+        writeln!(file, "{holder}")
+    }
+}

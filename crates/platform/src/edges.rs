@@ -1,0 +1,108 @@
+//! The routes that are about the server itself. Open to all: they show no tenant's data.
+
+use std::sync::{Arc, LazyLock};
+
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::get;
+use kit::extract::{Json, Path};
+use kit::health::State as Condition;
+use kit::problem::Problem;
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::app::{App, api_description};
+
+pub(crate) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(healthz))
+        .routes(routes!(readyz))
+        .routes(routes!(metrics))
+        .routes(routes!(openapi))
+        .route("/", get(|| async { Redirect::temporary("/docs/") }))
+        .route("/docs", get(|| async { Redirect::permanent("/docs/") }))
+        .route("/docs/", get(|| docs(Path(String::new()))))
+        .route("/docs/{*file}", get(docs))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Alive {
+    #[schema(example = "alive")]
+    status: &'static str,
+    version: &'static str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum Readiness {
+    /// Everything is there.
+    Ready,
+    /// It serves, but something that it can do without for a while is down.
+    Degraded,
+    /// It cannot serve.
+    Unready,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Report {
+    status: Readiness,
+    checks: Vec<Condition>,
+}
+
+/// Is the process alive?
+#[utoipa::path(get, path = "/healthz", tag = "server", responses((status = 200, body = Alive)))]
+async fn healthz() -> Json<Alive> {
+    Json(Alive { status: "alive", version: env!("CARGO_PKG_VERSION") })
+}
+
+/// Can it serve, and what is down?
+#[utoipa::path(get, path = "/readyz", tag = "server", responses(
+    (status = 200, body = Report, description = "It serves; `degraded` names what is down meanwhile"),
+    (status = 503, body = Report, description = "It cannot serve: something required is down")))]
+async fn readyz(State(app): State<App>) -> (StatusCode, Json<Report>) {
+    let checks = app.health.report();
+    let status = match () {
+        () if checks.iter().any(|check| check.required && !check.up) => Readiness::Unready,
+        () if checks.iter().any(|check| !check.up) => Readiness::Degraded,
+        () => Readiness::Ready,
+    };
+    let code = if status == Readiness::Unready { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    (code, Json(Report { status, checks }))
+}
+
+/// Metrics for Prometheus
+#[utoipa::path(get, path = "/metrics", tag = "server",
+    responses((status = 200, body = String, content_type = "text/plain; version=0.0.4")))]
+async fn metrics(State(app): State<App>) -> Response {
+    let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, content_type)], app.metrics.render()).into_response()
+}
+
+/// This API's description
+#[utoipa::path(get, path = "/openapi.json", tag = "server", responses((status = 200, body = Object)))]
+async fn openapi() -> Response {
+    static TEXT: LazyLock<String> = LazyLock::new(|| api_description().to_json().unwrap_or_default());
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], TEXT.as_str()).into_response()
+}
+
+/// The description, rendered; everything it needs is in the binary.
+async fn docs(Path(file): Path<String>) -> Result<Response, Problem> {
+    static CONFIG: LazyLock<Arc<utoipa_swagger_ui::Config<'static>>> = LazyLock::new(|| {
+        Arc::new(
+            utoipa_swagger_ui::Config::from("/openapi.json").persist_authorization(true).display_request_duration(true),
+        )
+    });
+    let found = utoipa_swagger_ui::serve(&file, CONFIG.clone()).map_err(|error| Problem::internal(&error))?;
+    let file = found.ok_or_else(|| Problem::not_found("unknown-route", "there is no such page"))?;
+    let content_type = file.content_type.parse().map_err(|error| Problem::internal(&error))?;
+    // The page talks to this server alone.
+    let policy = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'";
+    let headers = HeaderMap::from_iter([
+        (header::CONTENT_TYPE, content_type),
+        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy)),
+    ]);
+    Ok((headers, file.bytes.into_owned()).into_response())
+}

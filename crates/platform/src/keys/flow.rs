@@ -1,0 +1,89 @@
+use chrono::{DateTime, Utc};
+use kit::auth::{Role, Tenant};
+use kit::secret::{MasterKey, Secret, digest, random_text};
+use sqlx::PgPool;
+use uuid::Uuid;
+
+use super::{ApiKey, Error, NewKey, store};
+
+const PREFIX: &str = "pbx_";
+const RANDOM_CHARS: usize = 40;
+const HINT_CHARS: usize = PREFIX.len() + 4;
+
+/// Makes a key. The second value is the key itself: this is the only time it is seen.
+pub async fn create(db: &PgPool, new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
+    let (key, secret) = make(new, now)?;
+    store::insert(&mut *db.acquire().await?, &key, digest(secret.reveal())).await?;
+    tracing::info!(key = %key.id, role = %key.role, tenant = key.tenant.as_str(), "made an API key");
+    Ok((key, secret))
+}
+
+/// Newest first, behind `before`; of one tenant, or of all.
+pub async fn list(
+    db: &PgPool,
+    tenant: Option<&Tenant>,
+    before: Option<Uuid>,
+    limit: u32,
+) -> Result<Vec<ApiKey>, Error> {
+    Ok(store::list(&mut *db.acquire().await?, tenant.map(Tenant::as_str), before, i64::from(limit)).await?)
+}
+
+/// Repeating it changes nothing.
+pub async fn revoke(db: &PgPool, id: Uuid, tenant: Option<&Tenant>, now: DateTime<Utc>) -> Result<(), Error> {
+    if !store::revoke(&mut *db.acquire().await?, id, tenant.map(Tenant::as_str), now).await? {
+        return Err(Error::NotFound);
+    }
+    tracing::info!(key = %id, "revoked an API key");
+    Ok(())
+}
+
+/// What a start needs of the database: that it belongs to this secret key, and that somebody can administer it. Returns
+/// the first admin key if this start made it.
+pub async fn settle_installation(
+    db: &PgPool,
+    keys: &[MasterKey],
+    admin_key_given: bool,
+    now: DateTime<Utc>,
+) -> Result<Option<Secret<String>>, Error> {
+    let fingerprints: Vec<String> = keys.iter().map(MasterKey::fingerprint).collect();
+    let current = fingerprints.first().ok_or(Error::OtherSecretKey)?;
+    let mut tx = db.begin().await?;
+    let known = store::lock_installation(&mut tx, current, now).await?;
+    if !fingerprints.contains(&known) {
+        return Err(Error::OtherSecretKey);
+    }
+    if known != *current {
+        store::set_fingerprint(&mut tx, current).await?;
+    }
+    let mut first = None;
+    if !admin_key_given && !store::any_admin(&mut tx).await? {
+        let new =
+            NewKey { name: "first admin".to_owned(), role: Role::Admin, tenant: Tenant::main(), expires_at: None };
+        let (key, secret) = make(new, now)?;
+        store::insert(&mut tx, &key, digest(secret.reveal())).await?;
+        first = Some(secret);
+    }
+    tx.commit().await?;
+    Ok(first)
+}
+
+fn make(new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
+    if !(1..=100).contains(&new.name.chars().count()) || new.name.contains('\0') {
+        return Err(Error::BadName);
+    }
+    if new.expires_at.is_some_and(|at| at <= now) {
+        return Err(Error::ExpiresInThePast);
+    }
+    let secret = format!("{PREFIX}{}", random_text(RANDOM_CHARS));
+    let key = ApiKey {
+        id: Uuid::now_v7(),
+        name: new.name,
+        hint: secret[..HINT_CHARS].to_owned(),
+        role: new.role,
+        tenant: new.tenant,
+        created_at: now,
+        expires_at: new.expires_at,
+        revoked_at: None,
+    };
+    Ok((key, Secret::new(secret)))
+}

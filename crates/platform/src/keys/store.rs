@@ -1,0 +1,131 @@
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use super::ApiKey;
+
+const COLUMNS: &str = "id, name, hint, role, tenant, created_at, expires_at, revoked_at";
+
+pub(super) async fn insert(db: &mut PgConnection, key: &ApiKey, digest: [u8; 32]) -> sqlx::Result<()> {
+    sqlx::query(
+        "insert into pillarbox_platform.api_key (id, digest, hint, name, role, tenant, created_at, expires_at)
+         values ($1, $2, $3, $4, $5, $6, $7, $8)",
+    )
+    .bind(key.id)
+    .bind(digest.as_slice())
+    .bind(&key.hint)
+    .bind(&key.name)
+    .bind(key.role.as_str())
+    .bind(key.tenant.as_str())
+    .bind(key.created_at)
+    .bind(key.expires_at)
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// The key that is good at `now`.
+pub(super) async fn find_good(
+    db: &mut PgConnection,
+    digest: [u8; 32],
+    now: DateTime<Utc>,
+) -> sqlx::Result<Option<ApiKey>> {
+    let row = sqlx::query(sqlx::AssertSqlSafe(format!(
+        "select {COLUMNS} from pillarbox_platform.api_key
+         where digest = $1 and revoked_at is null and (expires_at is null or expires_at > $2)"
+    )))
+    .bind(digest.as_slice())
+    .bind(now)
+    .fetch_optional(db)
+    .await?;
+    row.as_ref().map(key).transpose()
+}
+
+/// Newest first; of one tenant, or of all.
+pub(super) async fn list(
+    db: &mut PgConnection,
+    tenant: Option<&str>,
+    before: Option<Uuid>,
+    limit: i64,
+) -> sqlx::Result<Vec<ApiKey>> {
+    let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+        "select {COLUMNS} from pillarbox_platform.api_key
+         where ($1::text is null or tenant = $1) and ($2::uuid is null or id < $2)
+         order by id desc limit $3"
+    )))
+    .bind(tenant)
+    .bind(before)
+    .bind(limit)
+    .fetch_all(db)
+    .await?;
+    rows.iter().map(key).collect()
+}
+
+/// False if there is no such key within the tenant; the first revocation's time stays.
+pub(super) async fn revoke(
+    db: &mut PgConnection,
+    id: Uuid,
+    tenant: Option<&str>,
+    now: DateTime<Utc>,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query(
+        "update pillarbox_platform.api_key set revoked_at = coalesce(revoked_at, $3)
+         where id = $1 and ($2::text is null or tenant = $2)",
+    )
+    .bind(id)
+    .bind(tenant)
+    .bind(now)
+    .execute(db)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+pub(super) async fn any_admin(db: &mut PgConnection) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "select exists (select from pillarbox_platform.api_key where role = 'admin' and tenant = 'main')",
+    )
+    .fetch_one(db)
+    .await
+}
+
+/// Makes the installation's row if there is none, and locks it: first starts take turns.
+pub(super) async fn lock_installation(
+    db: &mut PgConnection,
+    fingerprint: &str,
+    now: DateTime<Utc>,
+) -> sqlx::Result<String> {
+    sqlx::query(
+        "insert into pillarbox_platform.installation (secret_key_fingerprint, created_at) values ($1, $2)
+         on conflict do nothing",
+    )
+    .bind(fingerprint)
+    .bind(now)
+    .execute(&mut *db)
+    .await?;
+    sqlx::query_scalar("select secret_key_fingerprint from pillarbox_platform.installation for update")
+        .fetch_one(db)
+        .await
+}
+
+pub(super) async fn set_fingerprint(db: &mut PgConnection, fingerprint: &str) -> sqlx::Result<()> {
+    sqlx::query("update pillarbox_platform.installation set secret_key_fingerprint = $1")
+        .bind(fingerprint)
+        .execute(db)
+        .await
+        .map(drop)
+}
+
+fn key(row: &PgRow) -> sqlx::Result<ApiKey> {
+    let parsed = |error: String| sqlx::Error::Decode(error.into());
+    Ok(ApiKey {
+        id: row.try_get("id")?,
+        name: row.try_get("name")?,
+        hint: row.try_get("hint")?,
+        role: row.try_get::<&str, _>("role")?.parse().map_err(parsed)?,
+        tenant: row.try_get::<&str, _>("tenant")?.parse().map_err(parsed)?,
+        created_at: row.try_get("created_at")?,
+        expires_at: row.try_get("expires_at")?,
+        revoked_at: row.try_get("revoked_at")?,
+    })
+}

@@ -1,0 +1,228 @@
+//! Every setting, with its default. Names here are the names in `pillarbox.toml`, in `PILLARBOX_*` and in `--set`.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kit::auth::Issuer;
+use kit::config::BadSetting;
+use kit::extract::RequestLimits;
+use kit::secret::{MasterKey, Secret};
+use kit::serve::ServeLimits;
+use kit::telemetry::LogFormat;
+use mailbox::database::PoolLimits;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Where to answer.
+    pub listen: SocketAddr,
+    /// What an instance keeps: the private PostgreSQL, the secret key.
+    pub data_dir: PathBuf,
+
+    /// PostgreSQL in place of the private one.
+    pub database_url: Option<Secret<String>>,
+    /// Past a pooler, for migrations; `database_url` when absent.
+    pub database_direct_url: Option<Secret<String>>,
+    pub amqp_url: Option<Secret<String>>,
+    pub redis_url: Option<Secret<String>>,
+    pub smtp_url: Option<Secret<String>>,
+
+    /// Empty: all.
+    pub services: Vec<String>,
+    /// Empty: all.
+    pub roles: Vec<Role>,
+
+    /// An admin key to accept from the start.
+    pub admin_key: Option<Secret<String>>,
+    /// 32 bytes in base64, the same for all replicas; made and kept in the data folder when absent.
+    pub secret_key: Option<Secret<String>>,
+    /// Keys that it replaced: what they signed stays good.
+    pub secret_keys_previous: Vec<Secret<String>>,
+    /// Issuers whose users may call, besides our own.
+    pub issuers: Vec<Issuer>,
+
+    pub pool_min: u32,
+    pub pool_max: u32,
+    pub statement_timeout_ms: u32,
+    /// Requests a second for each caller; 0 for no limit.
+    pub rate_limit_per_second: u32,
+    pub connections_max: u32,
+    pub body_bytes_max: u32,
+    pub body_timeout_ms: u32,
+    pub head_timeout_ms: u32,
+    pub drain_timeout_ms: u32,
+
+    /// A level, or levels by target.
+    pub log: String,
+    pub log_format: LogFormat,
+    /// Where to send traces (OTLP over HTTP).
+    pub otlp_endpoint: Option<String>,
+}
+
+/// What a process does; any set of them, in any number of replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Api,
+    Relay,
+    Consume,
+    Fanout,
+    Dispatch,
+    Maintain,
+}
+
+/// The services in this binary, in the order in which they stand on each other.
+pub const SERVICES: [&str; 0] = [];
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            data_dir: default_data_dir(),
+            database_url: None,
+            database_direct_url: None,
+            amqp_url: None,
+            redis_url: None,
+            smtp_url: None,
+            services: Vec::new(),
+            roles: Vec::new(),
+            admin_key: None,
+            secret_key: None,
+            secret_keys_previous: Vec::new(),
+            issuers: Vec::new(),
+            pool_min: 10,
+            pool_max: 20,
+            statement_timeout_ms: 10_000,
+            rate_limit_per_second: 0,
+            connections_max: 10_000,
+            body_bytes_max: 1024 * 1024,
+            body_timeout_ms: 15_000,
+            head_timeout_ms: 10_000,
+            drain_timeout_ms: 20_000,
+            log: "info".to_owned(),
+            log_format: LogFormat::Pretty,
+            otlp_endpoint: None,
+        }
+    }
+}
+
+impl Settings {
+    /// What types cannot say.
+    pub fn check(&self) -> Result<(), BadSetting> {
+        if self.pool_max == 0 || self.pool_min > self.pool_max {
+            return Err(BadSetting::new("pool_max", "takes a number from 1, and not below pool_min"));
+        }
+        if self.statement_timeout_ms == 0 {
+            return Err(BadSetting::new("statement_timeout_ms", "takes a number from 1"));
+        }
+        if self.connections_max == 0 {
+            return Err(BadSetting::new("connections_max", "takes a number from 1"));
+        }
+        if let Some(unknown) = self.services.iter().find(|name| !SERVICES.contains(&name.as_str())) {
+            let known = if SERVICES.is_empty() { "none yet".to_owned() } else { SERVICES.join(", ") };
+            return Err(BadSetting::new("services", format!("has no service `{unknown}`; there are: {known}")));
+        }
+        if let Some(key) = &self.admin_key {
+            check_admin_key(key.reveal())?;
+        }
+        self.master_key_given()?;
+        self.previous_master_keys().map(drop)
+    }
+
+    /// The key from the settings, if there is one.
+    pub fn master_key_given(&self) -> Result<Option<MasterKey>, BadSetting> {
+        let parse = |key: &Secret<String>| key.reveal().parse().map_err(|error| BadSetting::new("secret_key", error));
+        self.secret_key.as_ref().map(parse).transpose()
+    }
+
+    pub fn previous_master_keys(&self) -> Result<Vec<MasterKey>, BadSetting> {
+        let parse =
+            |key: &Secret<String>| key.reveal().parse().map_err(|error| BadSetting::new("secret_keys_previous", error));
+        self.secret_keys_previous.iter().map(parse).collect()
+    }
+
+    pub fn has_role(&self, role: Role) -> bool {
+        self.roles.is_empty() || self.roles.contains(&role)
+    }
+
+    pub fn pool_limits(&self) -> PoolLimits {
+        PoolLimits {
+            connections_min: self.pool_min,
+            connections_max: self.pool_max,
+            statement_timeout: millis(self.statement_timeout_ms),
+            ..PoolLimits::default()
+        }
+    }
+
+    pub fn request_limits(&self) -> RequestLimits {
+        RequestLimits { body_bytes_max: self.body_bytes_max as usize, body_time_max: millis(self.body_timeout_ms) }
+    }
+
+    pub fn serve_limits(&self) -> ServeLimits {
+        ServeLimits {
+            connections_max: self.connections_max as usize,
+            head_time_max: millis(self.head_timeout_ms),
+            drain_time_max: millis(self.drain_timeout_ms),
+        }
+    }
+
+    pub fn rate_limit(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.rate_limit_per_second)
+    }
+}
+
+fn check_admin_key(key: &str) -> Result<(), BadSetting> {
+    let plain = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
+    if plain && (24..=128).contains(&key.len()) {
+        return Ok(());
+    }
+    Err(BadSetting::new("admin_key", "takes 24 to 128 of A-Z, a-z, 0-9, _ and -; make them random, with pbx_ in front"))
+}
+
+fn default_data_dir() -> PathBuf {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    // Not root's home: PostgreSQL runs as another user then, who cannot reach it.
+    if nix::unistd::geteuid().is_root() {
+        return PathBuf::from("/var/lib/pillarbox");
+    }
+    let share = variable("XDG_DATA_HOME").or_else(|| variable("HOME").map(|home| home.join(".local/share")));
+    share.map_or_else(|| PathBuf::from("pillarbox-data"), |share| share.join("pillarbox"))
+}
+
+/// The file that is read when it is there and none is named.
+pub fn default_file() -> Option<&'static Path> {
+    let file = Path::new("pillarbox.toml");
+    file.exists().then_some(file)
+}
+
+fn millis(count: u32) -> Duration {
+    Duration::from_millis(u64::from(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_good() {
+        Settings::default().check().unwrap();
+    }
+
+    #[test]
+    fn a_bad_value_is_refused_by_name_and_a_secret_is_not_shown() {
+        let refused = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.check().unwrap_err().to_string()
+        };
+        assert!(refused(|settings| settings.pool_max = 0).contains("pool_max"));
+        assert!(refused(|settings| settings.services = vec!["nope".to_owned()]).contains("services"));
+        let error = refused(|settings| settings.admin_key = Some(Secret::new("hunter2".to_owned())));
+        assert!(error.contains("admin_key") && !error.contains("hunter2"), "{error}");
+        let error = refused(|settings| settings.secret_key = Some(Secret::new("hunter2".to_owned())));
+        assert!(error.contains("secret_key") && !error.contains("hunter2"), "{error}");
+    }
+}
