@@ -54,6 +54,10 @@ impl MasterKey {
         MasterKey(bytes)
     }
 
+    pub fn from_bytes(bytes: [u8; 32]) -> MasterKey {
+        MasterKey(bytes)
+    }
+
     pub fn to_base64(&self) -> String {
         BASE64_STANDARD.encode(self.0)
     }

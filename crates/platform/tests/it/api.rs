@@ -1,0 +1,171 @@
+//! What holds for every route.
+
+use hyper::Method;
+use mailbox::database::migrations;
+use serde_json::{Value, json};
+use testkit::{Client, TestApp, TestDatabase};
+
+/// Routes that show no tenant's data and so need no caller.
+const OPEN: [&str; 4] = ["/healthz", "/readyz", "/metrics", "/openapi.json"];
+
+async fn operations(client: &Client) -> Vec<(Method, String, Value)> {
+    let description = client.get("/openapi.json").await.json();
+    let mut operations = Vec::new();
+    for (path, item) in description["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let method = method.to_uppercase().parse().unwrap();
+            operations.push((method, path.clone(), operation.clone()));
+        }
+    }
+    operations
+}
+
+/// The path with something plausible in place of its parameters.
+fn filled(path: &str) -> String {
+    let id = uuid::Uuid::now_v7().to_string();
+    path.split('/').map(|part| if part.starts_with('{') { id.as_str() } else { part }).collect::<Vec<_>>().join("/")
+}
+
+#[tokio::test]
+async fn every_route_but_the_open_ones_refuses_a_stranger() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let mut refused = 0;
+    for (method, path, operation) in operations(&app.anyone()).await {
+        if OPEN.contains(&path.as_str()) {
+            assert!(operation["security"].is_null(), "{path}");
+            continue;
+        }
+        assert!(operation["security"].is_array(), "{method} {path} is neither open nor secured");
+        for stranger in [app.anyone(), app.anyone().bearer("pbx_a_key_that_nobody_made"), app.anyone().bearer("a.b.c")]
+        {
+            let answer = stranger.send(method.clone(), &filled(&path), None).await;
+            answer.assert_problem(401, "unauthorized");
+            assert!(answer.header("www-authenticate").starts_with("Bearer"));
+        }
+        refused += 1;
+    }
+    assert!(refused >= 3, "there are routes to refuse");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn the_description_is_complete() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let description = app.anyone().get("/openapi.json").await.json();
+    assert_eq!(description["openapi"], "3.1.0");
+    assert_eq!(description["components"]["securitySchemes"]["bearer"]["scheme"], "bearer");
+    for (method, path, operation) in operations(&app.anyone()).await {
+        let what = format!("{method} {path}");
+        assert!(operation["summary"].as_str().is_some_and(|text| !text.is_empty()), "{what}");
+        let responses = operation["responses"].as_object().unwrap();
+        let problem = "#/components/schemas/Problem";
+        let is_problem =
+            |status: &str| responses[status]["content"]["application/problem+json"]["schema"]["$ref"] == problem;
+        assert!(is_problem("500"), "{what}");
+        if operation["security"].is_array() {
+            assert!(["401", "403", "429", "503"].into_iter().all(is_problem), "{what}");
+        }
+        if operation["requestBody"].is_object() {
+            assert!(["400", "413", "415", "422"].into_iter().all(is_problem), "{what}");
+        }
+    }
+    assert_every_reference_resolves(&description, &description);
+    app.stop().await;
+}
+
+fn assert_every_reference_resolves(root: &Value, value: &Value) {
+    match value {
+        Value::Object(fields) => {
+            if let Some(reference) = fields.get("$ref").and_then(Value::as_str) {
+                assert!(root.pointer(reference.trim_start_matches('#')).is_some(), "{reference}");
+            }
+            fields.values().for_each(|field| assert_every_reference_resolves(root, field));
+        }
+        Value::Array(items) => items.iter().for_each(|item| assert_every_reference_resolves(root, item)),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn the_documentation_needs_nothing_from_outside() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let client = app.anyone();
+    assert_eq!(client.get("/docs").await.header("location"), "/docs/");
+    let page = client.get("/docs/").await;
+    assert_eq!(page.status, 200);
+    assert!(page.header("content-type").starts_with("text/html"));
+    let mut loaded = 0;
+    for part in page.text.split(['"', '\'']).filter(|part| part.ends_with(".js") || part.ends_with(".css")) {
+        assert!(!part.contains("//"), "{part} comes from outside");
+        let file = client.get(&format!("/docs/{}", part.trim_start_matches("./"))).await;
+        assert_eq!(file.status, 200, "{part}");
+        loaded += 1;
+    }
+    assert!(loaded >= 4);
+    assert!(client.get("/docs/swagger-initializer.js").await.text.contains("/openapi.json"));
+    client.get("/docs/nothing-here").await.assert_problem(404, "unknown-route");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_no_route_is_a_problem_and_a_wrong_method_says_what_is_right() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    app.anyone().get("/nowhere").await.assert_problem(404, "unknown-route");
+    let answer = app.admin().send(Method::PUT, "/admin/v1/keys", Some(json!({}))).await;
+    answer.assert_problem(405, "method-not-allowed");
+    assert!(answer.header("allow").contains("POST"), "{answer:?}");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_caller_over_the_limit_is_told_when_to_come_back() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start_with(&database, |settings| settings.rate_limit_per_second = 5).await;
+    let admin = app.admin();
+    assert_eq!(admin.get("/admin/v1/keys").await.header("ratelimit-limit"), "5");
+    let mut limited = None;
+    for _ in 0..50 {
+        let answer = admin.get("/admin/v1/keys").await;
+        if answer.status == 429 {
+            limited = Some(answer);
+        }
+    }
+    let limited = limited.expect("fifty in a row are too many");
+    limited.assert_problem(429, "rate-limited");
+    assert_eq!(limited.header("retry-after"), "1");
+    assert_eq!(
+        app.user(uuid::Uuid::now_v7(), None).get("/admin/v1/keys").await.status,
+        403,
+        "another caller is not limited"
+    );
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn metrics_count_by_route_not_by_address() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let id = uuid::Uuid::now_v7();
+    app.admin().delete(&format!("/admin/v1/keys/{id}")).await.assert_problem(404, "key-not-found");
+    let metrics = app.anyone().get("/metrics").await.text;
+    assert!(
+        metrics.contains(r#"pillarbox_http_requests_total{method="DELETE",route="/admin/v1/keys/{id}",status="404"}"#),
+        "{metrics}"
+    );
+    assert!(!metrics.contains(&id.to_string()));
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_process_without_the_api_role_has_only_its_edges() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app =
+        TestApp::start_with(&database, |settings| settings.roles = vec![pillarbox::settings::Role::Maintain]).await;
+    assert_eq!(app.anyone().get("/readyz").await.status, 200);
+    app.admin().get("/admin/v1/keys").await.assert_problem(404, "unknown-route");
+    app.stop().await;
+}

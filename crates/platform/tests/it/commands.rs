@@ -1,0 +1,83 @@
+//! The commands, beside a running instance and without one.
+
+use serde_json::Value;
+use testkit::Client;
+use uuid::Uuid;
+
+use crate::instance::{DataFolder, run, up};
+
+#[tokio::test]
+async fn keys_and_tokens_are_made_beside_a_running_instance() {
+    let folder = DataFolder::new();
+    let mut process = up(&folder, &[]);
+    let client = Client::new(&process.base_url().await);
+    let command = |args: &[&str]| run(&[args, &["--data-dir", folder.text()]].concat(), &[]);
+
+    let (code, token, error) = command(&["token", "--user", &Uuid::now_v7().to_string(), "--role", "admin"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert_eq!(client.bearer(token.trim()).get("/admin/v1/keys").await.status, 200);
+    let (_, token, _) = command(&["token", "--user", &Uuid::now_v7().to_string()]);
+    client.bearer(token.trim()).get("/admin/v1/keys").await.assert_problem(403, "forbidden");
+
+    let (code, key, error) = command(&["key", "create", "--role", "admin", "--tenant", "acme", "--name", "test"]);
+    assert_eq!(code, Some(0), "{error}");
+    let key = key.trim();
+    let keys = client.bearer(key).get("/admin/v1/keys").await.json();
+    let id = keys["items"][0]["id"].as_str().unwrap();
+    let (_, listed, _) = command(&["key", "list", "--tenant", "acme"]);
+    assert!(listed.contains(id) && listed.contains("good") && !listed.contains(key), "{listed}");
+
+    let (code, _, error) = command(&["key", "revoke", id]);
+    assert_eq!(code, Some(0), "{error}");
+    let refused = async || client.bearer(key).get("/admin/v1/keys").await.status == 401;
+    testkit::drain("the key is refused", std::time::Duration::from_secs(5), refused).await;
+    let (_, listed, _) = command(&["key", "list"]);
+    assert!(listed.contains("revoked"), "{listed}");
+
+    let (code, status, _) = command(&["status"]);
+    assert_eq!(code, Some(0), "{status}");
+    assert!(status.contains("postgres  up") && status.contains("schema    up to date"), "{status}");
+    assert!(process.terminate().await.success());
+
+    let (code, status, _) = command(&["status"]);
+    assert_eq!(code, Some(1), "{status}");
+    let (code, _, error) = command(&["key", "list"]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("pillarbox up"), "{error}");
+}
+
+#[test]
+fn a_bad_setting_stops_the_start_by_name() {
+    let refused = |args: &[&str], env: &[(&str, &str)], name: &str| {
+        let (code, _, error) = run(args, env);
+        assert_eq!(code, Some(1), "{args:?}: {error}");
+        assert!(error.contains(name), "{args:?}: {error}");
+    };
+    refused(&["up", "--set", "pool_max=many"], &[], "pool_max");
+    refused(&["up", "--set", "colour=red"], &[], "colour");
+    refused(&["up"], &[("PILLARBOX_STATEMENT_TIMEOUT_MS", "-1")], "statement_timeout_ms");
+    refused(&["up", "--roles", "api,king"], &[], "roles");
+    refused(&["up", "--services", "nope"], &[], "services");
+    refused(&["serve"], &[], "database_url");
+    refused(&["up", "--config", "absent.toml"], &[], "absent.toml");
+}
+
+#[test]
+fn a_bad_address_is_refused_without_showing_its_password() {
+    let folder = DataFolder::new();
+    for flag in ["--database-url", "--amqp-url", "--redis-url", "--smtp-url"] {
+        let (code, out, error) =
+            run(&["status", "--data-dir", folder.text(), flag, "mysql://me:hunter2@host:99999/x"], &[]);
+        assert_eq!(code, Some(1), "{flag}: {error}");
+        assert!(error.contains(&flag[2..].replace('-', "_")), "{flag}: {error}");
+        assert!(!error.contains("hunter2") && !out.contains("hunter2"), "{flag}: {error}");
+    }
+}
+
+#[test]
+fn the_description_is_printed_without_any_server() {
+    let (code, text, _) = run(&["openapi"], &[]);
+    assert_eq!(code, Some(0));
+    let description: Value = serde_json::from_str(&text).unwrap();
+    assert!(description["paths"]["/admin/v1/keys"]["post"].is_object());
+}

@@ -1,0 +1,65 @@
+//! `kill -9` while it writes.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hyper::Method;
+use serde_json::json;
+use testkit::Client;
+
+use crate::instance::{ADMIN_KEY, DataFolder, admin_of, up};
+
+const WRITERS: usize = 8;
+
+/// Writes until the server is gone; keeps the ids of what was acknowledged.
+async fn write_until_gone(client: Client, acknowledged: Arc<Mutex<HashSet<String>>>) {
+    let body = json!({"name": "written during a crash", "role": "ingest"});
+    while let Ok(answer) = client.try_send(Method::POST, "/admin/v1/keys", Some(body.clone())).await {
+        if answer.status == 201 {
+            let id = answer.json()["id"].as_str().unwrap().to_owned();
+            acknowledged.lock().unwrap().insert(id);
+        }
+    }
+}
+
+async fn all_keys(client: &Client) -> HashSet<String> {
+    let mut ids = HashSet::new();
+    let mut path = "/admin/v1/keys?limit=100".to_owned();
+    loop {
+        let page = client.get(&path).await.json();
+        ids.extend(page["items"].as_array().unwrap().iter().map(|key| key["id"].as_str().unwrap().to_owned()));
+        match page["next_cursor"].as_str() {
+            Some(cursor) => path = format!("/admin/v1/keys?limit=100&cursor={cursor}"),
+            None => return ids,
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_is_there_after_kill_9() {
+    let folder = DataFolder::new();
+    let acknowledged = Arc::new(Mutex::new(HashSet::new()));
+    let rounds = if std::env::var_os("PBX_SOAK").is_some() { 20 } else { 3 };
+    for round in 0..rounds {
+        let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
+        let client = admin_of(&process).await;
+        let before = acknowledged.lock().unwrap().clone();
+        let kept = all_keys(&client).await;
+        assert!(before.is_subset(&kept), "round {round}: lost {:?}", before.difference(&kept).collect::<Vec<_>>());
+        let writers: Vec<_> =
+            (0..WRITERS).map(|_| tokio::spawn(write_until_gone(client.clone(), acknowledged.clone()))).collect();
+        let enough = before.len() + 50 + uuid::Uuid::new_v4().as_u128() as usize % 200;
+        testkit::drain("writes", Duration::from_secs(30), async || acknowledged.lock().unwrap().len() >= enough).await;
+        process.kill9();
+        for writer in writers {
+            writer.await.unwrap();
+        }
+    }
+    let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
+    let kept = all_keys(&admin_of(&process).await).await;
+    let acknowledged = acknowledged.lock().unwrap().clone();
+    assert!(acknowledged.is_subset(&kept));
+    assert!(kept.len() <= acknowledged.len() + WRITERS * rounds, "only what was in flight may be there unacknowledged");
+    assert!(process.terminate().await.success());
+}

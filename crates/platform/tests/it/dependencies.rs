@@ -1,0 +1,96 @@
+//! Servers that go away and come back.
+
+use std::time::Duration;
+
+use kit::secret::Secret;
+use mailbox::database::migrations;
+use serde_json::Value;
+use testkit::{Answer, Client, FaultProxy, TestApp, TestDatabase, TestRedis, TestVhost, drain};
+
+const SOON: Duration = Duration::from_secs(15);
+
+fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
+    report["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap()
+}
+
+async fn readiness(client: &Client, wanted: &str) -> Answer {
+    drain(wanted, SOON, async || {
+        let answer = client.get("/readyz").await;
+        if answer.json()["status"] == wanted { Ok(answer) } else { Err(answer) }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn readiness_names_the_database_that_is_away_and_recovers() {
+    let database = TestDatabase::new(&migrations()).await;
+    let proxy = FaultProxy::in_front_of(&database.url()).await;
+    let url = proxy.url(&database.url());
+    let app = TestApp::start_with(&database, |settings| settings.database_url = Some(Secret::new(url))).await;
+    let client = app.anyone();
+    readiness(&client, "ready").await;
+
+    proxy.refuse();
+    let unready = readiness(&client, "unready").await;
+    assert_eq!(unready.status, 503);
+    assert_eq!(check(&unready.json(), "postgres")["up"], false);
+    // Who must be looked up cannot be known now; that is our trouble, not theirs.
+    let answer = client.bearer("pbx_some_key_of_a_customer_01").get("/admin/v1/keys").await;
+    answer.assert_problem(503, "unavailable");
+    assert_eq!(answer.header("retry-after"), "1");
+    assert_eq!(client.get("/healthz").await.status, 200, "the process itself is alive");
+
+    proxy.pass();
+    assert_eq!(readiness(&client, "ready").await.status, 200);
+    assert_eq!(app.admin().get("/admin/v1/keys").await.status, 200);
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_stalled_database_is_noticed_too() {
+    let database = TestDatabase::new(&migrations()).await;
+    let proxy = FaultProxy::in_front_of(&database.url()).await;
+    let url = proxy.url(&database.url());
+    let app = TestApp::start_with(&database, |settings| settings.database_url = Some(Secret::new(url))).await;
+    readiness(&app.anyone(), "ready").await;
+    proxy.stall();
+    assert_eq!(readiness(&app.anyone(), "unready").await.status, 503);
+    proxy.pass();
+    assert_eq!(readiness(&app.anyone(), "ready").await.status, 200);
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn without_rabbitmq_redis_or_mail_it_serves_and_says_what_is_missing() {
+    let (database, vhost, redis) = (TestDatabase::new(&migrations()).await, TestVhost::new().await, TestRedis::new());
+    let rabbit_proxy = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+    let redis_proxy = FaultProxy::in_front_of(&redis.url()).await;
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let app = TestApp::start_with(&database, |settings| {
+        settings.amqp_url = Some(Secret::new(rabbit_proxy.url(&vhost.amqp_url())));
+        settings.redis_url = Some(Secret::new(redis_proxy.url(&redis.url())));
+        settings.smtp_url = Some(Secret::new(format!("smtp://{free}")));
+    })
+    .await;
+    let client = app.anyone();
+    let named_down = async |names: &[&str]| {
+        drain("the right ones are down", SOON, async || {
+            let answer = client.get("/readyz").await;
+            let report = answer.json();
+            let down = report["checks"].as_array().unwrap().iter().filter(|check| check["up"] == false);
+            let down: Vec<String> = down.map(|check| check["name"].as_str().unwrap().to_owned()).collect();
+            if down == names { Ok(answer) } else { Err(answer) }
+        })
+        .await
+    };
+    let report = named_down(&["smtp"]).await;
+    assert_eq!((report.status, report.json()["status"].as_str()), (200, Some("degraded")));
+    rabbit_proxy.refuse();
+    redis_proxy.refuse();
+    assert_eq!(named_down(&["rabbitmq", "redis", "smtp"]).await.status, 200);
+    assert_eq!(app.admin().get("/admin/v1/keys").await.status, 200);
+    rabbit_proxy.pass();
+    redis_proxy.pass();
+    named_down(&["smtp"]).await;
+    app.stop().await;
+}

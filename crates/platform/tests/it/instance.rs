@@ -1,0 +1,57 @@
+//! The real binary, started in the ways that several tests need.
+
+use std::path::{Path, PathBuf};
+
+use testkit::{Client, Pillarbox, TestDatabase};
+
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_pillarbox");
+
+/// A data folder that is gone when the test ends.
+pub(crate) struct DataFolder(PathBuf);
+
+impl DataFolder {
+    pub(crate) fn new() -> DataFolder {
+        DataFolder(std::env::temp_dir().join(format!("pillarbox-it-{}", uuid::Uuid::new_v4().simple())))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for DataFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `pillarbox up` on a free port.
+pub(crate) fn up(folder: &DataFolder, env: &[(&str, &str)]) -> Pillarbox {
+    Pillarbox::start(BINARY, &["up", "--listen", "127.0.0.1:0", "--data-dir", folder.text()], env)
+}
+
+/// `pillarbox serve` on a free port and a database of the test's own.
+pub(crate) fn serve(folder: &DataFolder, database: &TestDatabase, env: &[(&str, &str)]) -> Pillarbox {
+    let url = database.url();
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text(), "--database-url", &url];
+    Pillarbox::start(BINARY, &args, env)
+}
+
+/// A command that ends: its exit code, standard output and standard error.
+pub(crate) fn run(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let mut command = std::process::Command::new(BINARY);
+    command.args(args).envs(env.iter().copied()).current_dir(std::env::temp_dir());
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+pub(crate) const ADMIN_KEY: &str = "pbx_0123456789abcdefghijklmn";
+
+pub(crate) async fn admin_of(process: &Pillarbox) -> Client {
+    Client::new(&process.base_url().await).bearer(ADMIN_KEY)
+}

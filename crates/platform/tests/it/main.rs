@@ -1,0 +1,15 @@
+//! What Pillarbox promises, on real servers. One binary, so that it links once. `tests/README.md` says how to write one.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
+
+mod api;
+mod auth;
+mod commands;
+mod crash;
+mod dependencies;
+mod hostile;
+mod instance;
+mod keys;
+mod secrets;
+mod starting;
+mod traces;

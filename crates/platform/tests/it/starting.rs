@@ -1,0 +1,178 @@
+//! Starting in the ways that go wrong.
+
+use std::time::{Duration, Instant};
+
+use mailbox::database::migrations;
+use testkit::{Client, TestDatabase, drain};
+
+use crate::instance::{ADMIN_KEY, BINARY, DataFolder, admin_of, run, serve, up};
+
+const MIB: u64 = 1024 * 1024;
+
+#[tokio::test]
+async fn an_instance_starts_quickly_stays_small_and_stops_cleanly() {
+    let folder = DataFolder::new();
+    let mut first = up(&folder, &[]);
+    let shown = first.wait_for_line(|line| line.contains("admin key pbx_"), Duration::from_secs(60)).await;
+    let key = shown.split_whitespace().last().unwrap().to_owned();
+    assert_eq!(Client::new(&first.base_url().await).bearer(&key).get("/admin/v1/keys").await.status, 200);
+    assert!(first.terminate().await.success());
+    assert!(!folder.path().join("postgres/postmaster.pid").exists(), "PostgreSQL was stopped, too");
+
+    let started = Instant::now();
+    let mut again = up(&folder, &[]);
+    let client = Client::new(&again.base_url().await);
+    assert_eq!(client.get("/readyz").await.status, 200);
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(3), "took {took:?}");
+    assert_eq!(client.bearer(&key).get("/admin/v1/keys").await.status, 200, "the first key still works");
+    let rss = again.rss_bytes();
+    assert!(rss < 60 * MIB, "idle with {} MiB", rss / MIB);
+    assert!(again.terminate().await.success());
+    assert!(!again.logs().contains("pbx_"), "a key is shown once:\n{}", again.logs());
+}
+
+#[tokio::test]
+async fn a_data_folder_in_use_is_refused_and_a_killed_instance_leaves_no_lock() {
+    let folder = DataFolder::new();
+    let mut holder = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
+    let base = holder.base_url().await;
+    let (code, _, error) = run(&["up", "--listen", "127.0.0.1:0", "--data-dir", folder.text()], &[]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("in use by process") && error.contains(&base) && error.contains("--data-dir"), "{error}");
+
+    holder.kill9();
+    let mut next = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
+    assert_eq!(admin_of(&next).await.get("/readyz").await.status, 200);
+    assert!(next.terminate().await.success());
+}
+
+#[tokio::test]
+async fn a_pid_file_of_a_process_that_is_another_by_now_is_no_obstacle() {
+    let folder = DataFolder::new();
+    let mut first = up(&folder, &[]);
+    first.base_url().await;
+    assert!(first.terminate().await.success());
+    // This test's own process: alive, and no PostgreSQL.
+    let stale = format!("{}\n{}\n", std::process::id(), folder.path().join("postgres").display());
+    std::fs::write(folder.path().join("postgres/postmaster.pid"), stale).unwrap();
+    let mut next = up(&folder, &[]);
+    assert_eq!(Client::new(&next.base_url().await).get("/readyz").await.status, 200);
+    assert!(next.terminate().await.success());
+}
+
+#[tokio::test]
+async fn a_database_server_that_dies_is_started_again() {
+    let folder = DataFolder::new();
+    let mut process = up(&folder, &[]);
+    let client = Client::new(&process.base_url().await);
+    let text = std::fs::read_to_string(folder.path().join("postgres/postmaster.pid")).unwrap();
+    let pid: i32 = text.lines().next().unwrap().parse().unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
+    drain("unready", Duration::from_secs(10), async || client.get("/readyz").await.status == 503).await;
+    drain("ready again", Duration::from_secs(30), async || client.get("/readyz").await.status == 200).await;
+    assert!(process.terminate().await.success());
+}
+
+#[tokio::test]
+async fn a_data_folder_of_another_version_gets_a_clear_answer() {
+    let folder = DataFolder::new();
+    std::fs::create_dir_all(folder.path().join("postgres")).unwrap();
+    std::fs::write(folder.path().join("postgres/PG_VERSION"), "9\n").unwrap();
+    let (code, _, error) = run(&["up", "--listen", "127.0.0.1:0", "--data-dir", folder.text()], &[]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("data of PostgreSQL 9") && error.contains("install postgresql-9"), "{error}");
+}
+
+#[tokio::test]
+async fn a_port_in_use_gets_a_clear_answer() {
+    let folder = DataFolder::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (code, _, error) = run(&["up", "--listen", &address, "--data-dir", folder.text()], &[]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains(&address) && error.contains("--listen"), "{error}");
+    assert!(!folder.path().exists(), "nothing was made");
+}
+
+#[tokio::test]
+async fn a_folder_that_postgres_cannot_reach_gets_a_clear_answer() {
+    if !nix::unistd::geteuid().is_root() {
+        return; // who is not root runs PostgreSQL as themselves
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let folder = DataFolder::new();
+    std::fs::create_dir_all(folder.path()).unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let inside = folder.path().join("inside");
+    let (code, _, error) = run(&["up", "--listen", "127.0.0.1:0", "--data-dir", inside.to_str().unwrap()], &[]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("cannot reach") && error.contains(folder.text()), "{error}");
+}
+
+#[tokio::test]
+async fn a_deep_data_folder_gets_a_short_socket() {
+    let folder = DataFolder::new();
+    let deep = folder.path().join("d".repeat(80)).join("e".repeat(80));
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&deep).unwrap();
+    let args = ["up", "--listen", "127.0.0.1:0", "--data-dir", deep.to_str().unwrap()];
+    let mut process = testkit::Pillarbox::start(BINARY, &args, &[]);
+    assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
+    assert!(process.terminate().await.success());
+}
+
+#[tokio::test]
+async fn serving_an_unmigrated_database_says_what_to_do_and_migrating_is_safe_at_once() {
+    let (database, folder) = (TestDatabase::empty().await, DataFolder::new());
+    let url = database.url();
+    let (code, _, error) =
+        run(&["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text(), "--database-url", &url], &[]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("pillarbox migrate"), "{error}");
+
+    let migrating: Vec<_> = (0..4)
+        .map(|_| {
+            let url = url.clone();
+            tokio::task::spawn_blocking(move || run(&["migrate", "--database-url", &url], &[]))
+        })
+        .collect();
+    for migrated in migrating {
+        let (code, _, error) = migrated.await.unwrap();
+        assert_eq!(code, Some(0), "{error}");
+    }
+    let mut process = serve(&folder, &database, &[]);
+    assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
+    assert!(process.terminate().await.success());
+}
+
+#[tokio::test]
+async fn a_binary_runs_on_the_schema_of_the_one_after_it() {
+    let (database, folder) = (TestDatabase::new(&migrations()).await, DataFolder::new());
+    sqlx::query("insert into pillarbox.migration select 999999, 'later', now(), true, '', 0")
+        .execute(database.pool())
+        .await
+        .unwrap();
+    let (code, _, error) = run(&["migrate", "--database-url", &database.url()], &[]);
+    assert_eq!(code, Some(0), "{error}");
+    let process = serve(&folder, &database, &[]);
+    assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_process_with_another_secret_key_is_refused() {
+    let database = TestDatabase::new(&migrations()).await;
+    let (first, second) = (DataFolder::new(), DataFolder::new());
+    serve(&first, &database, &[]).base_url().await;
+    let url = database.url();
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", second.text(), "--database-url", &url];
+    let (code, _, error) = run(&args, &[]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("PILLARBOX_SECRET_KEY"), "{error}");
+    // Named as the one before, the old key hands over to the new.
+    let old = std::fs::read_to_string(first.path().join("secret.key")).unwrap();
+    let previous = format!("secret_keys_previous=[\"{}\"]", old.trim());
+    let args = [&args[..], &["--set", &previous]].concat();
+    let process = testkit::Pillarbox::start(BINARY, &args, &[]);
+    assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
+}
