@@ -1,1 +1,68 @@
-fn main() {}
+//! `pillarbox-bench`: an outside client that measures the raw limit and ours in one run and prints the ratio.
+//!
+//! Machines are noisy: each run of ours stands between two of the raw limit, and what counts is the ratio's median and
+//! spread. Absolute numbers say little.
+
+mod foundation;
+mod load;
+mod report;
+mod server;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Measure Pillarbox next to the raw limit of this machine.
+#[derive(Parser)]
+#[command(name = "pillarbox-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// The `pillarbox` to measure [default: the one beside this program]
+    #[arg(long, global = true, value_name = "FILE")]
+    pillarbox: Option<PathBuf>,
+    /// Also write the results as JSON
+    #[arg(long, global = true, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// How many pairs of raw and ours
+    #[arg(long, global = true, default_value_t = 5)]
+    pairs: usize,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start to ready, idle memory, and the rate of an empty request
+    Foundation,
+    /// The raw limit for HTTP, as a process of its own
+    #[command(hide = true)]
+    RawServer,
+}
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Cli::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(cli: Cli) -> Outcome<()> {
+    let report = match cli.command.unwrap_or(Command::Foundation) {
+        Command::RawServer => return server::run_raw().await,
+        Command::Foundation => {
+            let beside = std::env::current_exe()?.with_file_name("pillarbox");
+            foundation::measure(&cli.pillarbox.unwrap_or(beside), cli.pairs).await?
+        }
+    };
+    report.print();
+    if let Some(file) = cli.json {
+        std::fs::write(file, serde_json::to_vec_pretty(&report)?)?;
+    }
+    Ok(())
+}

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use mailbox::database::migrations;
+use serde_json::json;
 use testkit::{Client, TestDatabase, drain};
 
 use crate::instance::{ADMIN_KEY, BINARY, DataFolder, admin_of, run, serve, up};
@@ -64,13 +65,18 @@ async fn a_pid_file_of_a_process_that_is_another_by_now_is_no_obstacle() {
 #[tokio::test]
 async fn a_database_server_that_dies_is_started_again() {
     let folder = DataFolder::new();
-    let mut process = up(&folder, &[]);
+    let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
     let client = Client::new(&process.base_url().await);
-    let text = std::fs::read_to_string(folder.path().join("postgres/postmaster.pid")).unwrap();
-    let pid: i32 = text.lines().next().unwrap().parse().unwrap();
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
-    drain("unready", Duration::from_secs(10), async || client.get("/readyz").await.status == 503).await;
-    drain("ready again", Duration::from_secs(30), async || client.get("/readyz").await.status == 200).await;
+    let postmaster = || {
+        let text = std::fs::read_to_string(folder.path().join("postgres/postmaster.pid")).ok()?;
+        text.lines().next()?.parse::<i32>().ok()
+    };
+    let killed = postmaster().unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(killed), nix::sys::signal::Signal::SIGKILL).unwrap();
+    drain("another one", Duration::from_secs(30), async || postmaster().is_some_and(|pid| pid != killed)).await;
+    drain("ready", Duration::from_secs(30), async || client.get("/readyz").await.status == 200).await;
+    let made = client.bearer(ADMIN_KEY).post("/admin/v1/keys", json!({"name": "after", "role": "ingest"})).await;
+    assert_eq!(made.status, 201, "{made:?}");
     assert!(process.terminate().await.success());
 }
 

@@ -1,0 +1,59 @@
+//! What every installation pays before it does anything: start, memory, an empty request.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::Outcome;
+use crate::load::rate;
+use crate::report::Report;
+use crate::server::Server;
+
+const CONNECTIONS: usize = 32;
+const RUN: Duration = Duration::from_secs(2);
+
+pub(crate) async fn measure(pillarbox: &Path, pairs: usize) -> Outcome<Report> {
+    let folder = std::env::temp_dir().join(format!("pillarbox-bench-{}", uuid::Uuid::new_v4().simple()));
+    let folder_text = folder.to_str().ok_or("the temporary folder's name is not UTF-8")?;
+    let outcome = measure_in(pillarbox, folder_text, pairs).await;
+    std::fs::remove_dir_all(&folder)?;
+    outcome
+}
+
+async fn measure_in(pillarbox: &Path, folder: &str, pairs: usize) -> Outcome<Report> {
+    let args = ["up", "--listen", "127.0.0.1:0", "--data-dir", folder];
+    let mut report = Report::default();
+
+    eprintln!("starting {pairs} times");
+    let first = Server::start(pillarbox, &args).await?;
+    report.add("start to ready, new data folder", "s", vec![first.ready_after.as_secs_f64()]);
+    first.stop().await?;
+    let (mut starts, mut rss) = (Vec::new(), Vec::new());
+    for _ in 0..pairs {
+        let server = Server::start(pillarbox, &args).await?;
+        starts.push(server.ready_after.as_secs_f64());
+        tokio::time::sleep(Duration::from_secs(2)).await; // idle is after the first checks
+        rss.push(server.rss_bytes()? as f64 / 1024.0 / 1024.0);
+        server.stop().await?;
+    }
+    report.add("start to ready, existing data folder", "s", starts);
+    report.add("memory of the idle process", "MiB", rss);
+
+    let ours = Server::start(pillarbox, &args).await?;
+    let raw = Server::start(&std::env::current_exe()?, &["raw-server"]).await?;
+    let (mut raws, mut rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let mut before = rate(&raw.address, "/", CONNECTIONS, RUN).await?;
+    for pair in 1..=pairs {
+        eprintln!("pair {pair} of {pairs}");
+        let mine = rate(&ours.address, "/healthz", CONNECTIONS, RUN).await?;
+        let after = rate(&raw.address, "/", CONNECTIONS, RUN).await?;
+        ratios.push(mine / ((before + after) / 2.0));
+        rates.push(mine);
+        raws.push(after);
+        before = after;
+    }
+    report.add("raw hyper, GET", "req/s", raws);
+    report.add("pillarbox, GET /healthz", "req/s", rates);
+    report.add("ratio to raw", "", ratios);
+    ours.stop().await?;
+    Ok(report)
+}

@@ -1,0 +1,52 @@
+//! Load: so many connections, one request after the other on each.
+
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::Outcome;
+
+/// Requests a second that the server answers over `connections` connections.
+pub(crate) async fn rate(address: &str, path: &str, connections: usize, time: Duration) -> Outcome<f64> {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n");
+    let started = Instant::now();
+    let tasks: Vec<_> = (0..connections)
+        .map(|_| tokio::spawn(ask_again_and_again(address.to_owned(), request.clone(), started + time)))
+        .collect();
+    let mut answers = 0;
+    for task in tasks {
+        answers += task.await??;
+    }
+    Ok(answers as f64 / started.elapsed().as_secs_f64())
+}
+
+async fn ask_again_and_again(address: String, request: String, until: Instant) -> Outcome<u64> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let mut buffer = vec![0; 16 * 1024];
+    let mut answers = 0;
+    while Instant::now() < until {
+        stream.write_all(request.as_bytes()).await?;
+        let mut filled = 0;
+        while !is_whole(&buffer[..filled])? {
+            match stream.read(&mut buffer[filled..]).await? {
+                0 => return Err("the server closed the connection".into()),
+                count => filled += count,
+            }
+        }
+        answers += 1;
+    }
+    Ok(answers)
+}
+
+/// True once the answer is there with all that it announced.
+fn is_whole(answer: &[u8]) -> Outcome<bool> {
+    let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(false) };
+    let head = std::str::from_utf8(&answer[..end])?;
+    if !head.starts_with("HTTP/1.1 200") {
+        return Err(format!("not 200: {head}").into());
+    }
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+    Ok(answer.len() >= end + 4 + length.ok_or("no content-length")?)
+}

@@ -1,0 +1,82 @@
+//! The processes that are measured.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::Response;
+use hyper::body::Bytes;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::process::{Child, Command};
+
+use crate::Outcome;
+
+/// A server as a process of its own; ended with this value.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) address: String,
+    pub(crate) ready_after: Duration,
+}
+
+impl Server {
+    /// Starts it and waits until it says where it listens.
+    pub(crate) async fn start(program: &Path, args: &[&str]) -> Outcome<Server> {
+        let started = Instant::now();
+        let mut child =
+            Command::new(program).args(args).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true).spawn()?;
+        let stdout = child.stdout.take().ok_or("no standard output")?;
+        let mut lines = BufReader::new(stdout).lines();
+        let listening = async {
+            while let Some(line) = lines.next_line().await? {
+                if let Some((_, address)) = line.split_once("listening on http://") {
+                    return Ok(address.trim().to_owned());
+                }
+            }
+            Err("it ended before it listened".into())
+        };
+        let address: Outcome<String> = tokio::time::timeout(Duration::from_secs(60), listening).await?;
+        Ok(Server { child, address: address?, ready_after: started.elapsed() })
+    }
+
+    pub(crate) fn rss_bytes(&self) -> Outcome<u64> {
+        let pid = self.child.id().ok_or("it has ended")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let kib =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB")?.trim().parse::<u64>().ok());
+        Ok(kib.ok_or("no VmRSS")? * 1024)
+    }
+
+    /// Ends it as an operator does.
+    pub(crate) async fn stop(mut self) -> Outcome<()> {
+        let pid = self.child.id().ok_or("it has ended")?;
+        Command::new("kill").arg(pid.to_string()).status().await?;
+        self.child.wait().await?;
+        Ok(())
+    }
+}
+
+/// The least that an HTTP server can do: hyper, and the same answer each time.
+pub(crate) async fn run_raw() -> Outcome<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let answer = || async {
+            let body = Full::new(Bytes::from_static(br#"{"status":"alive","version":"0.1.0"}"#));
+            Ok::<_, Infallible>(
+                Response::builder().header("content-type", "application/json").body(body).unwrap_or_default(),
+            )
+        };
+        let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(move |_| answer()));
+        tokio::spawn(async move {
+            let _ = serving.await; // a client that leaves is no news
+        });
+    }
+}
