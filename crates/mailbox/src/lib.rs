@@ -1,7 +1,14 @@
 //! What is kept: everything that speaks to PostgreSQL below the services.
 //!
 //! - [`database`]: the pool that every role shares, and the one timeline of migrations.
+//! - [`post`]: a message, in the transaction that it tells of.
+//! - [`log`]: reading what was posted, without missing or stalling.
 //!
-//! Nothing here knows HTTP or a broker.
+//! Owns the schema `pillarbox`: `log` and its partitions. Nothing here knows HTTP or a broker.
+//!
+//! Invariants: a log row is never updated or deleted. A row takes its transaction id before its id. What is posted is
+//! posted by [`post`] or by the SQL function of the same name, which set `source`; a caller cannot.
 
 pub mod database;
+pub mod log;
+pub mod post;

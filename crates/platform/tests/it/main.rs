@@ -10,6 +10,7 @@ mod dependencies;
 mod hostile;
 mod instance;
 mod keys;
+mod log;
 mod secrets;
 mod starting;
 mod traces;

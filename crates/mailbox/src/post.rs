@@ -1,0 +1,182 @@
+//! Posting: in the transaction that the message tells of, or not at all.
+
+use contracts::MESSAGE_BYTES_MAX;
+use kit::auth::Tenant;
+use kit::trace::TraceContext;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sqlx::{Postgres, Transaction};
+use uuid::Uuid;
+
+const TOPIC_CHARS_MAX: usize = 200;
+const KEY_CHARS_MAX: usize = 255;
+
+/// Who posts. Code names itself; no caller chooses it, so readers can trust it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source(&'static str);
+
+impl Source {
+    pub const fn new(name: &'static str) -> Source {
+        Source(name)
+    }
+}
+
+/// A message to be posted.
+#[derive(Debug, Clone)]
+pub struct Post {
+    /// Letters, digits and `_` in parts joined by dots, such as `order.created`.
+    pub topic: String,
+    /// Delivered byte for byte.
+    pub payload: Box<RawValue>,
+    /// Messages of one key keep their order; without one a message waits for no other.
+    pub key: Option<String>,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<AggregateId>,
+    pub tenant: Tenant,
+}
+
+/// 5 and "5" are different ids, and travel as what they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum AggregateId {
+    Number(i64),
+    Text(String),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PostError {
+    #[error("topic takes up to {TOPIC_CHARS_MAX} letters, digits and _, in parts joined by dots")]
+    Topic,
+    #[error("key takes 1 to {KEY_CHARS_MAX} characters, without NUL")]
+    Key,
+    #[error("aggregate_type and aggregate_id take 1 to {KEY_CHARS_MAX} characters, without NUL")]
+    Aggregate,
+    #[error(
+        "payload has {0} bytes; at most {MESSAGE_BYTES_MAX} are taken: store what is larger and post a reference to it"
+    )]
+    TooLarge(usize),
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+}
+
+impl AggregateId {
+    fn to_json(&self) -> String {
+        match self {
+            AggregateId::Number(number) => number.to_string(),
+            AggregateId::Text(text) => serde_json::Value::from(text.as_str()).to_string(),
+        }
+    }
+}
+
+impl Post {
+    /// A message of tenant `main`, without a key.
+    pub fn new(topic: impl Into<String>, payload: Box<RawValue>) -> Post {
+        let (key, aggregate_type, aggregate_id) = (None, None, None);
+        Post { topic: topic.into(), payload, key, aggregate_type, aggregate_id, tenant: Tenant::main() }
+    }
+
+    pub fn with_key(mut self, key: impl Into<String>) -> Post {
+        self.key = Some(key.into());
+        self
+    }
+
+    fn check(&self) -> Result<(), PostError> {
+        let plain =
+            |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        if self.topic.len() > TOPIC_CHARS_MAX || !self.topic.split('.').all(plain) {
+            return Err(PostError::Topic);
+        }
+        let fits = |text: &str| (1..=KEY_CHARS_MAX).contains(&text.chars().count()) && !text.contains('\0');
+        if !self.key.as_deref().is_none_or(fits) {
+            return Err(PostError::Key);
+        }
+        let aggregate_id_fits = match &self.aggregate_id {
+            Some(AggregateId::Text(text)) => fits(text),
+            Some(AggregateId::Number(_)) | None => true,
+        };
+        if !self.aggregate_type.as_deref().is_none_or(fits) || !aggregate_id_fits {
+            return Err(PostError::Aggregate);
+        }
+        match self.payload.get().len() {
+            bytes if bytes > MESSAGE_BYTES_MAX => Err(PostError::TooLarge(bytes)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Posts one message; its id is the same on every repeat of it, whichever way it travels.
+///
+/// It takes a transaction and nothing else, so that a post outside of one does not compile:
+///
+/// ```compile_fail
+/// # async fn outside(db: &sqlx::PgPool, source: mailbox::post::Source, message: mailbox::post::Post) {
+/// mailbox::post::post(db, source, &message).await;
+/// # }
+/// ```
+pub async fn post(tx: &mut Transaction<'_, Postgres>, source: Source, message: &Post) -> Result<Uuid, PostError> {
+    let ids = post_all(tx, source, std::slice::from_ref(message)).await?;
+    Ok(ids[0])
+}
+
+/// Posts many in one statement; they keep their order.
+pub async fn post_all(
+    tx: &mut Transaction<'_, Postgres>,
+    source: Source,
+    messages: &[Post],
+) -> Result<Vec<Uuid>, PostError> {
+    messages.iter().try_for_each(Post::check)?;
+    let ids: Vec<Uuid> = messages.iter().map(|_| Uuid::now_v7()).collect();
+    let headers = match TraceContext::current() {
+        Some(trace) => serde_json::json!({ "traceparent": trace.to_string() }),
+        None => serde_json::json!({}),
+    };
+    let column = |of: fn(&Post) -> Option<&str>| messages.iter().map(of).collect::<Vec<_>>();
+    sqlx::query(
+        "insert into pillarbox.log
+             (shard, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload)
+         select pillarbox.shard_of(m.tenant, coalesce(m.key, m.message_id::text)), m.message_id, $1,
+                m.tenant, m.topic, m.key, m.aggregate_type, m.aggregate_id::json, $2, m.payload::json
+         from unnest($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[])
+              with ordinality as m (message_id, tenant, topic, key, aggregate_type, aggregate_id, payload, place)
+         order by m.place",
+    )
+    .bind(source.0)
+    .bind(headers)
+    .bind(&ids)
+    .bind(column(|message| Some(message.tenant.as_str())))
+    .bind(column(|message| Some(&message.topic)))
+    .bind(column(|message| message.key.as_deref()))
+    .bind(column(|message| message.aggregate_type.as_deref()))
+    .bind(messages.iter().map(|message| message.aggregate_id.as_ref().map(AggregateId::to_json)).collect::<Vec<_>>())
+    .bind(column(|message| Some(message.payload.get())))
+    .execute(&mut **tx)
+    .await?;
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(topic: &str) -> Post {
+        Post::new(topic, RawValue::from_string("{}".to_owned()).unwrap())
+    }
+
+    #[test]
+    fn topics_are_words_joined_by_dots() {
+        for good in ["a", "order.created", "A_1.b_2.c"] {
+            assert!(message(good).check().is_ok(), "{good}");
+        }
+        for bad in ["", ".", "a.", ".a", "a..b", "a b", "é", &"a".repeat(201)] {
+            assert!(matches!(message(bad).check(), Err(PostError::Topic)), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_with_advice() {
+        let large = RawValue::from_string(format!("\"{}\"", "x".repeat(MESSAGE_BYTES_MAX))).unwrap();
+        let error = Post::new("a", large).check().unwrap_err();
+        assert!(error.to_string().contains("reference"), "{error}");
+        assert!(message("a").with_key("").check().is_err());
+    }
+}

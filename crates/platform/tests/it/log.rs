@@ -1,0 +1,322 @@
+//! The log: what is posted is seen once, in order, and only if it was committed.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mailbox::database::migrations;
+use mailbox::log::{Message, Moment, Place, SHARDS, make_partitions};
+use mailbox::post::{AggregateId, Post, Source, post, post_all};
+use serde_json::value::RawValue;
+use sqlx::{PgPool, Postgres, Transaction};
+use testkit::TestDatabase;
+use tokio::sync::Mutex;
+
+const SOURCE: Source = Source::new("test");
+
+fn raw(text: &str) -> Box<RawValue> {
+    RawValue::from_string(text.to_owned()).unwrap()
+}
+
+/// Reads all shards, window by window.
+struct Reader {
+    places: Vec<Place>,
+}
+
+impl Reader {
+    fn from_the_beginning() -> Reader {
+        Reader { places: (0..SHARDS).map(|_| Place::behind(Moment::beginning())).collect() }
+    }
+
+    /// Everything that has become visible since the last call, in chunks of `limit`.
+    async fn read(&mut self, db: &PgPool, limit: u32) -> Vec<Message> {
+        let mut db = db.acquire().await.unwrap();
+        let now = Moment::now(&mut db).await.unwrap();
+        let mut messages = Vec::new();
+        for (shard, place) in (0..).zip(&mut self.places) {
+            place.open(now.clone());
+            while !place.is_done() {
+                messages.extend(place.read(&mut db, shard, limit).await.unwrap());
+            }
+        }
+        messages
+    }
+}
+
+async fn post_one(tx: &mut Transaction<'_, Postgres>, text: &str) {
+    post(tx, SOURCE, &Post::new("test.posted", raw(text)).with_key("k")).await.unwrap();
+}
+
+fn payloads(messages: &[Message]) -> Vec<&str> {
+    messages.iter().map(|message| message.payload.as_str()).collect()
+}
+
+#[tokio::test]
+async fn a_message_is_read_as_it_was_posted() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut tx = database.pool().begin().await.unwrap();
+    let text = r#"{"b": 1.50,  "a":"é" }"#;
+    let mut message = Post::new("order.created", raw(text)).with_key("order 5");
+    message.aggregate_type = Some("RESTAURANT".to_owned());
+    message.aggregate_id = Some(AggregateId::Number(5));
+    let id = post(&mut tx, SOURCE, &message).await.unwrap();
+    message.aggregate_id = Some(AggregateId::Text("5".to_owned()));
+    post(&mut tx, SOURCE, &message).await.unwrap();
+    tx.commit().await.unwrap();
+    let read = Reader::from_the_beginning().read(database.pool(), 10).await;
+    assert_eq!(payloads(&read), [text, text]);
+    assert_eq!((read[0].message_id, read[0].source.as_str(), read[0].tenant.as_str()), (id, "test", "main"));
+    assert_eq!((read[0].key.as_deref(), read[0].aggregate_type.as_deref()), (Some("order 5"), Some("RESTAURANT")));
+    assert_eq!(read[0].aggregate_id, Some(AggregateId::Number(5)));
+    assert_eq!(read[1].aggregate_id, Some(AggregateId::Text("5".to_owned())));
+}
+
+#[tokio::test]
+async fn what_was_rolled_back_is_never_seen() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut reader = Reader::from_the_beginning();
+    let mut tx = database.pool().begin().await.unwrap();
+    post_one(&mut tx, "1").await;
+    assert!(reader.read(database.pool(), 10).await.is_empty(), "not before the commit");
+    tx.rollback().await.unwrap();
+    let mut tx = database.pool().begin().await.unwrap();
+    post_one(&mut tx, "2").await;
+    sqlx::query("savepoint s").execute(&mut *tx).await.unwrap();
+    post_one(&mut tx, "3").await;
+    sqlx::query("rollback to s").execute(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(payloads(&reader.read(database.pool(), 10).await), ["2"]);
+    assert!(reader.read(database.pool(), 10).await.is_empty(), "once");
+}
+
+#[tokio::test]
+async fn a_late_commit_is_not_lost_and_delays_nobody() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut reader = Reader::from_the_beginning();
+    let mut late = database.pool().begin().await.unwrap();
+    post_one(&mut late, "\"late\"").await;
+    for round in 0..3 {
+        let mut tx = database.pool().begin().await.unwrap();
+        post_one(&mut tx, &round.to_string()).await;
+        tx.commit().await.unwrap();
+        assert_eq!(payloads(&reader.read(database.pool(), 10).await), [round.to_string()]);
+    }
+    late.commit().await.unwrap();
+    assert_eq!(payloads(&reader.read(database.pool(), 10).await), ["\"late\""]);
+    assert!(reader.read(database.pool(), 10).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_large_window_is_read_in_chunks_without_a_gap() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut late = database.pool().begin().await.unwrap();
+    post_one(&mut late, "0").await;
+    let mut reader = Reader::from_the_beginning();
+    assert!(reader.read(database.pool(), 7).await.is_empty());
+    let mut tx = database.pool().begin().await.unwrap();
+    let batch: Vec<Post> = (1..500).map(|number| Post::new("a", raw(&number.to_string())).with_key("k")).collect();
+    post_all(&mut tx, SOURCE, &batch).await.unwrap();
+    tx.commit().await.unwrap();
+    late.commit().await.unwrap();
+    // What was in progress at the old snapshot merges with what began later, by id.
+    let expected: Vec<String> = (0..500).map(|number| number.to_string()).collect();
+    assert_eq!(payloads(&reader.read(database.pool(), 7).await), expected);
+}
+
+/// Writers with savepoints, rollbacks, pauses, and transactions that have their id long before they post.
+async fn write(db: PgPool, writer: usize, until: Arc<AtomicBool>, committed: Arc<Mutex<HashMap<String, Vec<i64>>>>) {
+    let mut random = writer as u64;
+    let mut next = move |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % below
+    };
+    while !until.load(Ordering::SeqCst) {
+        let key = format!("key{}", next(5));
+        let mut tx = db.begin().await.unwrap();
+        if next(2) == 0 {
+            sqlx::query("select pg_current_xact_id()").execute(&mut *tx).await.unwrap(); // an id, before the lock
+        }
+        if next(3) == 0 {
+            tokio::time::sleep(Duration::from_millis(next(8))).await;
+        }
+        // The row lock orders the transactions of a key; its counter says in which order.
+        let first: i64 = sqlx::query_scalar("update counter set value = value + 3 where key = $1 returning value")
+            .bind(&key)
+            .fetch_one(&mut *tx)
+            .await
+            .unwrap();
+        let message = |number: i64| Post::new("raced", raw(&number.to_string())).with_key(&key);
+        let mut posted = vec![first];
+        post(&mut tx, SOURCE, &message(first)).await.unwrap();
+        sqlx::query("savepoint s").execute(&mut *tx).await.unwrap();
+        post(&mut tx, SOURCE, &message(first + 1)).await.unwrap();
+        if next(2) == 0 {
+            sqlx::query("rollback to s").execute(&mut *tx).await.unwrap();
+        } else {
+            posted.push(first + 1);
+        }
+        if next(4) == 0 {
+            tx.rollback().await.unwrap();
+            continue;
+        }
+        // Noted under the row lock, so in the order of the commits.
+        let mut committed = committed.lock().await;
+        tx.commit().await.unwrap();
+        committed.entry(key).or_default().extend(posted);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn racing_writers_are_seen_once_and_in_order_beside_a_transaction_that_stays_open() {
+    let database = TestDatabase::new(&migrations()).await;
+    sqlx::raw_sql("create table counter (key text primary key, value bigint); insert into counter select 'key' || n, 0 from generate_series(0, 4) n")
+        .execute(database.pool())
+        .await
+        .unwrap();
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(20).connect_lazy_with(database.connect_options());
+    let mut open = pool.begin().await.unwrap();
+    post(&mut open, SOURCE, &Post::new("open", raw("0")).with_key("open")).await.unwrap();
+
+    let (until, committed) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<HashMap<String, Vec<i64>>>>::default());
+    let writers: Vec<_> =
+        (0..12).map(|writer| tokio::spawn(write(pool.clone(), writer, until.clone(), committed.clone()))).collect();
+    let enough = if std::env::var_os("PBX_SOAK").is_some() { 20_000 } else { 1_000 };
+    let mut reader = Reader::from_the_beginning();
+    let mut seen: Vec<Message> = Vec::new();
+    let started = std::time::Instant::now();
+    while seen.len() < enough && started.elapsed() < Duration::from_secs(120) {
+        seen.extend(reader.read(&pool, 13).await);
+    }
+    until.store(true, Ordering::SeqCst);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    seen.extend(reader.read(&pool, 13).await);
+    assert!(seen.iter().all(|message| message.topic == "raced"));
+    open.commit().await.unwrap();
+    assert_eq!(reader.read(&pool, 13).await.len(), 1, "the one that stayed open, at last");
+
+    let unique: HashSet<_> = seen.iter().map(|message| message.message_id).collect();
+    assert_eq!(unique.len(), seen.len(), "nothing twice");
+    let mut by_key: HashMap<String, Vec<i64>> = HashMap::new();
+    for message in &seen {
+        by_key.entry(message.key.clone().unwrap()).or_default().push(message.payload.parse().unwrap());
+    }
+    let committed = committed.lock().await;
+    assert!(seen.len() >= enough);
+    for (key, expected) in committed.iter() {
+        let mut expected = expected.clone();
+        expected.sort_unstable();
+        assert_eq!(by_key.get(key), Some(&expected), "{key}: all of it, in order");
+    }
+}
+
+#[tokio::test]
+async fn a_chunk_of_a_long_backlog_is_read_by_index() {
+    let database = TestDatabase::new(&migrations()).await;
+    sqlx::raw_sql(
+        "insert into pillarbox.log (shard, message_id, source, tenant, topic, key, payload)
+         select n % 16, gen_random_uuid(), 'test', 'main', 'a', 'k', '{}' from generate_series(1, 50000) n;
+         analyze pillarbox.log",
+    )
+    .execute(database.pool())
+    .await
+    .unwrap();
+    let mut reader = Reader::from_the_beginning();
+    let mut db = database.pool().acquire().await.unwrap();
+    let now = Moment::now(&mut db).await.unwrap();
+    let place = &mut reader.places[3];
+    place.open(now);
+    // Buffers touched say what a chunk costs: an index's few pages, not the table's thousands.
+    let touched = async |db: &mut sqlx::PgConnection| -> i64 {
+        sqlx::query("select pg_stat_force_next_flush()").execute(&mut *db).await.unwrap();
+        sqlx::query_scalar("select sum(heap_blks_read + heap_blks_hit)::bigint from pg_statio_user_tables where schemaname = 'pillarbox'")
+            .fetch_one(db)
+            .await
+            .unwrap()
+    };
+    let before = touched(&mut db).await;
+    assert_eq!(place.read(&mut db, 3, 100).await.unwrap().len(), 100);
+    let after = touched(&mut db).await;
+    assert!(after - before < 400, "a chunk of 100 touched {} blocks", after - before);
+}
+
+#[tokio::test]
+async fn a_producer_may_post_and_nothing_else() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut tx = database.pool().begin().await.unwrap();
+    sqlx::query("set local role pillarbox_producer").execute(&mut *tx).await.unwrap();
+    sqlx::query("select pillarbox.post('order.created', '{\"n\": 1}', key => 'o1', aggregate_type => 'ORDER', aggregate_id => '5')")
+        .execute(&mut *tx)
+        .await
+        .unwrap();
+    sqlx::query("select pillarbox.post('order.created', '2', aggregate_id => '007')").execute(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    let read = Reader::from_the_beginning().read(database.pool(), 10).await;
+    let first = read.iter().find(|message| message.payload == "{\"n\": 1}").unwrap();
+    assert_eq!((first.source.as_str(), &first.aggregate_id), ("sql", &Some(AggregateId::Number(5))));
+    let second = read.iter().find(|message| message.payload == "2").unwrap();
+    assert_eq!(second.aggregate_id, Some(AggregateId::Text("007".to_owned())));
+
+    for forbidden in [
+        "select * from pillarbox.log",
+        "insert into pillarbox.log (shard, message_id, source, tenant, topic, payload) values (0, gen_random_uuid(), 'hub', 'main', 'a', '1')",
+        "select pillarbox.make_log_partitions(9)",
+        "select nextval('pillarbox.log_id')",
+        "select * from pillarbox_platform.api_key",
+    ] {
+        let mut tx = database.pool().begin().await.unwrap();
+        sqlx::query("set local role pillarbox_producer").execute(&mut *tx).await.unwrap();
+        let error = sqlx::query(forbidden).execute(&mut *tx).await.unwrap_err();
+        assert_eq!(error.as_database_error().unwrap().code().unwrap(), "42501", "{forbidden}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_bad_post_is_refused_with_what_it_takes() {
+    let database = TestDatabase::new(&migrations()).await;
+    for (call, says) in [
+        ("pillarbox.post('no good', '1')", "topic takes"),
+        ("pillarbox.post('a', null)", "payload takes"),
+        ("pillarbox.post('a', to_json(repeat('x', 300000)))", "at most 262144"),
+        ("pillarbox.post('a', '\"\\u0000\"')", "unsupported Unicode escape"),
+        ("pillarbox.post('a', '1', tenant => '../etc')", "tenant takes"),
+        ("pillarbox.post('a', '1', headers => '[]')", "headers take"),
+        ("pillarbox.post('a', '1', key => '')", "log_key_check"),
+    ] {
+        let error =
+            sqlx::query(sqlx::AssertSqlSafe(format!("select {call}"))).execute(database.pool()).await.unwrap_err();
+        assert!(error.to_string().contains(says), "{call}: {error}");
+    }
+    assert!(Reader::from_the_beginning().read(database.pool(), 10).await.is_empty());
+}
+
+#[tokio::test]
+async fn posts_are_durable_whatever_the_session_says() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut tx = database.pool().begin().await.unwrap();
+    sqlx::query("set local synchronous_commit = off").execute(&mut *tx).await.unwrap();
+    post_one(&mut tx, "1").await;
+    let setting: String = sqlx::query_scalar("show synchronous_commit").fetch_one(&mut *tx).await.unwrap();
+    assert_eq!(setting, "on");
+}
+
+#[tokio::test]
+async fn partitions_are_made_ahead_and_a_missing_one_fails_no_post() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut db = database.pool().acquire().await.unwrap();
+    // One more when midnight passes meanwhile.
+    assert!(make_partitions(&mut db, 7).await.unwrap() <= 1, "the migration made them");
+    assert!((2..=3).contains(&make_partitions(&mut db, 9).await.unwrap()));
+    sqlx::raw_sql("set timezone = 'Pacific/Auckland'").execute(&mut *db).await.unwrap();
+    assert!(make_partitions(&mut db, 8).await.unwrap() == 0, "a day is the same day for everyone");
+    let far = "insert into pillarbox.log (shard, message_id, source, tenant, topic, payload, at)
+               values (0, gen_random_uuid(), 'test', 'main', 'a', '1', now() + interval '40 days')";
+    sqlx::query(far).execute(&mut *db).await.unwrap();
+    assert_eq!(Reader::from_the_beginning().read(database.pool(), 10).await.len(), 1);
+    assert!(
+        make_partitions(&mut db, 45).await.unwrap() >= 34,
+        "the day that overflowed is left out, the others are made"
+    );
+}
