@@ -2,14 +2,18 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kit::secret::MasterKey;
 use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
 
 const SECRET_KEY: &str = "secret.key";
 const LOCK: &str = "lock";
+const LOCK_ATTEMPTS: u32 = 5;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
@@ -17,6 +21,13 @@ pub enum DataDirError {
     Io(PathBuf, #[source] io::Error),
     #[error("data folder {0} is in use by {1}; stop it, or choose another with --data-dir")]
     InUse(PathBuf, String),
+    #[error(
+        "data folder {0} must belong to the user that runs this, and nobody else may write into it; \
+         choose another with --data-dir"
+    )]
+    NotOurs(PathBuf),
+    #[error("others can read {0}: `chmod 600` it, and consider the key known if that was so for long")]
+    SecretKeyOpen(PathBuf),
     #[error("{0} is damaged: {1}; restore it from a backup, or set PILLARBOX_SECRET_KEY")]
     SecretKey(PathBuf, kit::secret::NotAKey),
     #[error(
@@ -47,16 +58,24 @@ impl DataDir {
         let path = self.0.join(LOCK);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
         let file = file.map_err(|error| self.failed(error))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Locked(lock)),
-            Err((mut file, _)) => {
-                let mut holder = String::new();
-                let _ = file.read_to_string(&mut holder); // only to be helpful
-                let holder = holder.trim();
-                let holder = if holder.is_empty() { "another process" } else { holder };
-                Err(DataDirError::InUse(self.0.clone(), holder.to_owned()))
+        let mut file = file;
+        for attempt in 0.. {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Locked(lock)),
+                // A command that looks who holds it holds it for a moment itself.
+                Err((unlocked, _)) if attempt < LOCK_ATTEMPTS => file = unlocked,
+                Err((unlocked, _)) => {
+                    file = unlocked;
+                    break;
+                }
             }
+            std::thread::sleep(LOCK_PAUSE);
         }
+        let mut holder = String::new();
+        let _ = file.read_to_string(&mut holder); // only to be helpful
+        let holder = holder.trim();
+        let holder = if holder.is_empty() { "another process" } else { holder };
+        Err(DataDirError::InUse(self.0.clone(), holder.to_owned()))
     }
 
     /// Who serves from the folder now, as it described itself.
@@ -82,6 +101,9 @@ impl DataDir {
 
     pub fn secret_key(&self) -> Result<MasterKey, DataDirError> {
         let path = self.0.join(SECRET_KEY);
+        if fs::metadata(&path).is_ok_and(|file| file.mode() & 0o077 != 0) {
+            return Err(DataDirError::SecretKeyOpen(path));
+        }
         match fs::read_to_string(&path) {
             Ok(text) => text.parse().map_err(|error| DataDirError::SecretKey(path, error)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(DataDirError::NoSecretKey(self.0.clone())),
@@ -109,12 +131,26 @@ impl DataDir {
         }
     }
 
+    /// Makes the folder. One that is there must be ours alone: who can write into it could plant a secret key.
     fn create(&self) -> Result<(), DataDirError> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0).map_err(|error| self.failed(error))?;
-        if nix::unistd::geteuid().is_root() {
-            // PostgreSQL's user passes through to its own folder; it cannot list this one.
-            let passable = fs::Permissions::from_mode(0o711);
-            fs::set_permissions(&self.0, passable).map_err(|error| self.failed(error))?;
+        // As root, PostgreSQL's user passes through to its own folder; it cannot list this one.
+        let mode = if geteuid().is_root() { 0o711 } else { 0o700 };
+        if let Some(parent) = self.0.parent() {
+            fs::create_dir_all(parent).map_err(|error| self.failed(error))?;
+        }
+        match fs::DirBuilder::new().mode(mode).create(&self.0) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(self.failed(error)),
+        }
+        let found = fs::metadata(&self.0).map_err(|error| self.failed(error))?;
+        if !found.is_dir() || found.uid() != geteuid().as_raw() || found.mode() & 0o022 != 0 {
+            return Err(DataDirError::NotOurs(self.0.clone()));
+        }
+        // Only an empty folder, such as `mktemp -d` makes, is opened up: any other may hold what is not ours to show.
+        let empty = fs::read_dir(&self.0).map_err(|error| self.failed(error))?.next().is_none();
+        if empty {
+            fs::set_permissions(&self.0, fs::Permissions::from_mode(mode)).map_err(|error| self.failed(error))?;
         }
         Ok(())
     }

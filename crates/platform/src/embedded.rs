@@ -14,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use nix::unistd::{Gid, Uid, User};
 use sha2::{Digest, Sha256};
 use sqlx::postgres::PgConnectOptions;
@@ -33,7 +34,7 @@ const SOCKET_DIR_BYTES_MAX: usize = 107 - 14 - 1;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EmbeddedError {
     #[error(
-        "no PostgreSQL found (looked on PATH and in /usr/lib/postgresql, /usr/pgsql-*, /opt/homebrew): \
+        "no PostgreSQL found (looked on PATH, in /usr/lib/postgresql and /usr/pgsql-*): \
          install it (Debian, Ubuntu: `apt-get install postgresql`), or give --database-url"
     )]
     NotInstalled,
@@ -47,8 +48,12 @@ pub(crate) enum EmbeddedError {
          such as /var/lib/pillarbox"
     )]
     Unreachable { user: String, folder: PathBuf },
-    #[error("PostgreSQL refuses to run as root, and there is no user `postgres` or `nobody` to run it")]
+    #[error(
+        "PostgreSQL refuses to run as root, and there is no user `postgres` to run it: the distribution's package makes one"
+    )]
     NoUser,
+    #[error("{0} names process {1}, which runs and may be a PostgreSQL on this data: end it first")]
+    Occupied(PathBuf, i32),
     #[error("{what} failed: {why}")]
     Tool { what: &'static str, why: String },
     #[error("PostgreSQL did not start; the end of {log}:\n{tail}")]
@@ -87,7 +92,7 @@ pub(crate) fn connect_options(data_dir: &DataDir) -> PgConnectOptions {
 }
 
 impl Embedded {
-    /// Makes the cluster if need be, starts it and waits until it answers. The caller holds the folder's lock.
+    /// Makes the cluster if need be and starts it. The caller holds the folder's lock.
     pub(crate) async fn start(data_dir: &DataDir) -> Result<Embedded, EmbeddedError> {
         let folders = folders(data_dir);
         let account = account()?;
@@ -96,12 +101,12 @@ impl Embedded {
         }
         let install = install::find(&folders.data)?;
         make_private_dir(&folders.socket, account.as_ref())?;
-        make_cluster(&install, &folders, account.as_ref())?;
+        let making = (install.clone(), folders.clone(), account.clone());
+        let made = tokio::task::spawn_blocking(move || make_cluster(&making.0, &making.1, making.2.as_ref())).await;
+        made.map_err(|error| EmbeddedError::Tool { what: "initdb", why: error.to_string() })??;
         server::stop_leftover(&folders.data).await?;
         let server = Server::start(install, folders.clone(), account)?;
-        let embedded = Embedded { server, folders };
-        embedded.wait_until_ready().await?;
-        Ok(embedded)
+        Ok(Embedded { server, folders })
     }
 
     pub(crate) fn connect_options(&self) -> PgConnectOptions {
@@ -113,7 +118,8 @@ impl Embedded {
         self.server.stop().await;
     }
 
-    async fn wait_until_ready(&self) -> Result<(), EmbeddedError> {
+    /// Waits until it answers, which takes a while after a crash.
+    pub(crate) async fn wait_until_ready(&self) -> Result<(), EmbeddedError> {
         let started = std::time::Instant::now();
         let mut told = started;
         loop {
@@ -170,8 +176,8 @@ fn account() -> Result<Option<Account>, EmbeddedError> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(None);
     }
-    let known = ["postgres", "nobody"].into_iter().find_map(|name| User::from_name(name).ok().flatten());
-    let user = known.ok_or(EmbeddedError::NoUser)?;
+    // Not `nobody`: that is every daemon's user, and could read what we keep.
+    let user = User::from_name("postgres").ok().flatten().ok_or(EmbeddedError::NoUser)?;
     Ok(Some(Account { name: user.name, uid: user.uid, gid: user.gid }))
 }
 
@@ -218,21 +224,32 @@ fn give(path: &Path, account: Option<&Account>) -> Result<(), EmbeddedError> {
         .map_err(|error| EmbeddedError::Io(path.to_owned(), error.into()))
 }
 
+/// Removes what a killed `initdb` left.
+fn sweep_halves(cluster: &Path) -> io::Result<()> {
+    let Some(parent) = cluster.parent() else { return Ok(()) };
+    for entry in fs::read_dir(parent)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(b"postgres.new-") {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// `initdb`, aside and then renamed: a killed one leaves nothing that looks like a cluster.
 fn make_cluster(install: &Install, folders: &Folders, account: Option<&Account>) -> Result<(), EmbeddedError> {
     if folders.data.join("PG_VERSION").exists() {
         return Ok(());
     }
-    let aside = folders.data.with_extension("new");
+    let aside = folders.data.with_extension(format!("new-{}", std::process::id()));
     let failed = |error| EmbeddedError::Io(aside.clone(), error);
-    if aside.exists() {
-        fs::remove_dir_all(&aside).map_err(failed)?;
-    }
+    sweep_halves(&folders.data).map_err(failed)?;
     make_private_dir(&aside, account)?;
     tracing::info!(folder = %folders.data.display(), version = install.major, "making a private PostgreSQL");
     let mut initdb = install.command("initdb", account);
     initdb.args(["--encoding=UTF8", "--locale=C.UTF-8", "--auth=trust", "--data-checksums", "--no-instructions"]);
     initdb.args([OsStr::new("--username"), OsStr::new(USER), OsStr::new("--pgdata"), aside.as_os_str()]);
+    server::end_with_us(&mut initdb, Signal::SIGKILL);
     let output = initdb.output().map_err(failed)?;
     if !output.status.success() {
         let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();

@@ -30,26 +30,21 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
 
     let embedded = match settings.database_url {
         Some(_) => None,
-        None => Some(stop.unless_stopped(Embedded::start(&data_dir)).await??),
+        None => Some(Embedded::start(&data_dir).await?),
     };
     let (options, direct) = match &embedded {
         Some(embedded) => (embedded.connect_options(), embedded.connect_options()),
         None => (database_options(settings, &data_dir)?, direct_database_options(settings, &data_dir)?),
     };
-    let started = async {
-        database::migrate(&direct).await?;
-        Ok::<_, Failure>(app::start(settings, listener, options.clone(), &master_keys).await?)
-    };
-    let outcome = match stop.unless_stopped(started).await.and_then(|started| started) {
-        Ok(running) => {
-            greet(&running, &data_dir, embedded.as_ref().map(|_| &options));
-            stop.wait().await;
-            tracing::info!("stopping: finishing what is in flight");
-            running.stop().await;
-            Ok(())
+    let starting = async {
+        if let Some(embedded) = &embedded {
+            embedded.wait_until_ready().await?;
         }
-        Err(failure) => Err(failure),
+        database::migrate(&direct).await?;
+        Ok(app::start(settings, listener, options.clone(), &master_keys).await?)
     };
+    let outcome =
+        run(starting, &mut stop, |running| greet(running, &data_dir, embedded.as_ref().map(|_| &options))).await;
     if let Some(embedded) = embedded {
         embedded.stop().await;
     }
@@ -69,12 +64,29 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     let master_keys = master_keys(settings, &data_dir)?;
     let options = database_options(settings, &data_dir)?;
-    let running = stop.unless_stopped(app::start(settings, listener, options, &master_keys)).await??;
-    greet(&running, &data_dir, None);
+    let starting = async { Ok(app::start(settings, listener, options, &master_keys).await?) };
+    let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, None)).await;
+    traces.flush().await;
+    outcome
+}
+
+/// Starts, greets, waits for the signal, drains. Stopped while it starts, it just ends.
+async fn run(
+    starting: impl Future<Output = Result<Running, Failure>>,
+    stop: &mut StopSignal,
+    greet: impl FnOnce(&Running),
+) -> Result<(), Failure> {
+    let running = tokio::select! {
+        started = starting => started?,
+        () = stop.wait() => {
+            tracing::info!("stopped before it was ready");
+            return Ok(());
+        }
+    };
+    greet(&running);
     stop.wait().await;
     tracing::info!("stopping: finishing what is in flight");
     running.stop().await;
-    traces.flush().await;
     Ok(())
 }
 
@@ -127,14 +139,6 @@ impl StopSignal {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
-        }
-    }
-
-    /// Runs a step of the start, unless it is stopped meanwhile.
-    async fn unless_stopped<T>(&mut self, step: impl Future<Output = T>) -> Result<T, Failure> {
-        tokio::select! {
-            done = step => Ok(done),
-            () = self.wait() => Err(Failure::Other("stopped before it was ready".to_owned())),
         }
     }
 }

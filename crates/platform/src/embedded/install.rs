@@ -18,7 +18,10 @@ pub(super) struct Install {
 /// The version that the cluster needs; for a new cluster the first found: PATH, then the distribution's places with the
 /// newest first.
 pub(super) fn find(cluster: &Path) -> Result<Install, EmbeddedError> {
-    let candidates: Vec<Install> = candidate_dirs().into_iter().filter_map(Install::at).collect();
+    choose(candidate_dirs().into_iter().filter_map(Install::at).collect(), cluster)
+}
+
+fn choose(candidates: Vec<Install>, cluster: &Path) -> Result<Install, EmbeddedError> {
     if candidates.is_empty() {
         return Err(EmbeddedError::NotInstalled);
     }
@@ -51,11 +54,10 @@ impl Install {
 
     pub(super) fn command(&self, tool: &str, account: Option<&Account>) -> Command {
         let mut command = Command::new(self.bin.join(tool));
-        // PGDATA, PGHOST and the like of the caller's shell are about another server.
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"PG")) {
-            command.env_remove(name);
-        }
-        command.current_dir("/");
+        // Our environment holds secrets, which are none of its user's business, and perhaps PGDATA of another server.
+        command.env_clear().env("PATH", "/usr/bin:/bin").env("LANG", "C.UTF-8").current_dir("/");
+        // A group of its own: Ctrl-C reaches us, and we end it when the requests in flight are done.
+        command.process_group(0);
         if let Some(account) = account {
             command.uid(account.uid.as_raw()).gid(account.gid.as_raw());
         }
@@ -67,7 +69,7 @@ fn candidate_dirs() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).collect();
     let mut versioned = Vec::new();
-    for (parent, prefix) in [("/usr/lib/postgresql", ""), ("/usr", "pgsql-"), ("/opt/homebrew/opt", "postgresql@")] {
+    for (parent, prefix) in [("/usr/lib/postgresql", ""), ("/usr", "pgsql-")] {
         let names = fs::read_dir(parent).into_iter().flatten().flatten().map(|entry| entry.file_name());
         for name in names {
             if let Some(version) = name.to_str().and_then(|name| name.strip_prefix(prefix)?.parse::<u32>().ok()) {
@@ -79,4 +81,28 @@ fn candidate_dirs() -> Vec<PathBuf> {
     dirs.extend(versioned.into_iter().map(|(_, dir)| dir));
     dirs.retain(|dir| dir.as_os_str() != OsStr::new("") && dir.join("postgres").exists());
     dirs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_postgresql_is_told_what_to_install() {
+        let error = choose(Vec::new(), Path::new("/nowhere")).unwrap_err().to_string();
+        assert!(error.contains("apt-get install postgresql") && error.contains("--database-url"), "{error}");
+    }
+
+    #[test]
+    fn a_cluster_gets_the_version_that_made_it() {
+        let install = |major: &str| Install { bin: PathBuf::from(major), major: major.to_owned() };
+        let cluster = std::env::temp_dir().join(format!("pillarbox-cluster-{}", uuid::Uuid::new_v4()));
+        fs::create_dir(&cluster).unwrap();
+        fs::write(cluster.join("PG_VERSION"), "15\n").unwrap();
+        assert_eq!(choose(vec![install("17"), install("15")], &cluster).unwrap().major, "15");
+        let error = choose(vec![install("17"), install("16")], &cluster).unwrap_err().to_string();
+        assert!(error.contains("PostgreSQL 15") && error.contains("17, 16"), "{error}");
+        fs::remove_dir_all(&cluster).unwrap();
+        assert_eq!(choose(vec![install("17"), install("15")], &cluster).unwrap().major, "17");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -112,7 +113,7 @@ fn spawn(install: &Install, folders: &Folders, account: Option<&Account>) -> io:
     if fs::metadata(&folders.log).is_ok_and(|log| log.len() > LOG_BYTES_MAX) {
         fs::remove_file(&folders.log)?;
     }
-    let log = OpenOptions::new().create(true).append(true).open(&folders.log)?;
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&folders.log)?;
     let mut postgres = install.command("postgres", account);
     postgres.arg("-D").arg(&folders.data).arg("-k").arg(&folders.socket);
     for setting in [
@@ -122,31 +123,26 @@ fn spawn(install: &Install, folders: &Folders, account: Option<&Account>) -> io:
         "shared_buffers=128MB",
         "max_wal_size=2GB",
         "jit=off",
-        "log_min_messages=warning",
-        // Never a statement's text: it may hold a secret.
+        // What the server tells of itself, not the errors of statements: those are ours to log, and quote rows.
+        "log_min_messages=log",
         "log_min_error_statement=panic",
+        "log_checkpoints=off",
     ] {
         postgres.args(["-c", setting]);
     }
     postgres.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-    // A group of its own: Ctrl-C reaches us, and we end it when the requests in flight are done.
-    postgres.process_group(0);
-    end_with_us(&mut postgres);
+    end_with_us(&mut postgres, Signal::SIGINT);
     postgres.spawn()
 }
 
-/// Asks the kernel to stop the server (fast, clean) when we are gone, be it by kill -9.
-#[cfg(target_os = "linux")]
+/// Asks the kernel to signal the process when we are gone, be it by kill -9. (SIGINT is PostgreSQL's clean, fast stop.)
 #[allow(unsafe_code)]
-fn end_with_us(command: &mut std::process::Command) {
+pub(super) fn end_with_us(command: &mut std::process::Command, signal: Signal) {
     // SAFETY: runs between fork and exec; prctl is a plain system call, which is allowed there.
     unsafe {
-        command.pre_exec(|| nix::sys::prctl::set_pdeathsig(Signal::SIGINT).map_err(io::Error::from));
+        command.pre_exec(move || nix::sys::prctl::set_pdeathsig(signal).map_err(io::Error::from));
     }
 }
-
-#[cfg(not(target_os = "linux"))]
-fn end_with_us(_command: &mut std::process::Command) {}
 
 /// Ends a server that outlived the instance which started it. The folder's lock is ours, so nobody uses it.
 pub(super) async fn stop_leftover(cluster: &Path) -> Result<(), EmbeddedError> {
@@ -154,29 +150,44 @@ pub(super) async fn stop_leftover(cluster: &Path) -> Result<(), EmbeddedError> {
     let Some(pid) = fs::read_to_string(&pid_file).ok().and_then(|text| text.lines().next()?.parse::<i32>().ok()) else {
         return Ok(());
     };
-    if !works_in(pid, cluster) {
-        // Its process is gone, and another may have its number now: PostgreSQL would refuse to start.
-        return fs::remove_file(&pid_file).map_err(|error| EmbeddedError::Io(pid_file, error));
-    }
-    tracing::warn!(pid, "stopping the PostgreSQL that an instance before this one left behind");
     let asked = Instant::now();
-    let _ = kill(Pid::from_raw(pid), Signal::SIGINT); // it may be ending already
-    while works_in(pid, cluster) {
-        if asked.elapsed() > STOP_TIME_MAX {
-            return Err(EmbeddedError::Tool {
-                what: "stopping the PostgreSQL left behind",
-                why: format!("process {pid} goes on"),
-            });
+    loop {
+        match occupant(pid, cluster) {
+            // Another process may have its number by now: PostgreSQL would refuse to start.
+            Occupant::Gone if pid_file.exists() => {
+                return fs::remove_file(&pid_file).map_err(|error| EmbeddedError::Io(pid_file, error));
+            }
+            Occupant::Gone => return Ok(()),
+            Occupant::Unknown => return Err(EmbeddedError::Occupied(pid_file, pid)),
+            Occupant::Server if asked.elapsed() > STOP_TIME_MAX => return Err(EmbeddedError::Occupied(pid_file, pid)),
+            Occupant::Server => {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGINT); // it may be ending already
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    Ok(())
 }
 
-/// True if the process is a server of this cluster: a server's working folder is its cluster.
-fn works_in(pid: i32, cluster: &Path) -> bool {
-    let Ok(cluster) = fs::canonicalize(cluster) else { return false };
-    fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|folder| folder == cluster)
+enum Occupant {
+    Gone,
+    /// A server of this cluster.
+    Server,
+    /// It runs, and it cannot be told what it is.
+    Unknown,
+}
+
+/// A server's working folder is its cluster. A negative number is a backend without a server, started by hand.
+fn occupant(pid: i32, cluster: &Path) -> Occupant {
+    if kill(Pid::from_raw(pid.abs()), None) == Err(nix::errno::Errno::ESRCH) {
+        return Occupant::Gone;
+    }
+    match (fs::read_link(format!("/proc/{pid}/cwd")), fs::canonicalize(cluster)) {
+        (Ok(folder), Ok(cluster)) if folder == cluster => Occupant::Server,
+        (Ok(_), Ok(_)) => Occupant::Gone,
+        // What has ended, and waits for its parent to notice, has no working folder any more.
+        (Err(error), _) if pid > 0 && error.kind() == io::ErrorKind::NotFound => Occupant::Gone,
+        _ => Occupant::Unknown,
+    }
 }
 
 pub(super) fn did_not_start(log: &Path) -> EmbeddedError {

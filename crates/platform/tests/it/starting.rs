@@ -182,3 +182,90 @@ async fn a_process_with_another_secret_key_is_refused() {
     let process = testkit::Pillarbox::start(BINARY, &args, &[]);
     assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
 }
+
+#[tokio::test]
+async fn the_first_admin_key_survives_a_start_that_fails() {
+    let folder = DataFolder::new();
+    let args = ["up", "--listen", "127.0.0.1:0", "--data-dir", folder.text()];
+    let (code, out, _) = run(&[&args[..], &["--redis-url", "nonsense"]].concat(), &[]);
+    assert_eq!(code, Some(1));
+    assert!(!out.contains("pbx_"));
+    let mut process = up(&folder, &[]);
+    process.wait_for_line(|line| line.contains("admin key pbx_"), Duration::from_secs(60)).await;
+    assert!(process.terminate().await.success());
+}
+
+#[tokio::test]
+async fn an_installation_whose_admin_keys_are_all_revoked_gets_a_new_one() {
+    let (database, folder) = (TestDatabase::new(&migrations()).await, DataFolder::new());
+    let mut process = serve(&folder, &database, &[]);
+    let first = process.wait_for_line(|line| line.contains("admin key pbx_"), Duration::from_secs(60)).await;
+    assert!(process.terminate().await.success());
+    sqlx::query("update pillarbox_platform.api_key set revoked_at = now()").execute(database.pool()).await.unwrap();
+    let process = serve(&folder, &database, &[]);
+    let second = process.wait_for_line(|line| line.contains("admin key pbx_"), Duration::from_secs(60)).await;
+    assert_ne!(first, second);
+}
+
+#[tokio::test]
+async fn a_folder_that_others_can_write_into_is_refused_and_left_as_it_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = DataFolder::new();
+    std::fs::create_dir(folder.path()).unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let (code, _, error) = run(&["up", "--listen", "127.0.0.1:0", "--data-dir", folder.text()], &[]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("nobody else may write"), "{error}");
+    assert_eq!(std::fs::metadata(folder.path()).unwrap().permissions().mode() & 0o7777, 0o1777);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn an_empty_private_folder_as_mktemp_makes_it_will_do() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = DataFolder::new();
+    std::fs::create_dir(folder.path()).unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let mut process = up(&folder, &[]);
+    assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
+    assert!(process.terminate().await.success());
+}
+
+#[tokio::test]
+async fn the_database_server_knows_none_of_our_secrets() {
+    let folder = DataFolder::new();
+    let process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
+    process.base_url().await;
+    let pid = std::fs::read_to_string(folder.path().join("postgres/postmaster.pid")).unwrap();
+    let environment = std::fs::read(format!("/proc/{}/environ", pid.lines().next().unwrap())).unwrap();
+    let environment = String::from_utf8_lossy(&environment).into_owned();
+    assert!(environment.contains("PATH=") && !environment.contains("PILLARBOX"), "{environment}");
+}
+
+#[tokio::test]
+async fn a_first_start_that_is_killed_anywhere_leaves_nothing_in_the_way() {
+    let folder = DataFolder::new();
+    for pause_ms in [5, 100, 300, 600] {
+        let mut process = up(&folder, &[]);
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await; // a moment, whichever it is
+        process.kill9();
+    }
+    let mut process = up(&folder, &[]);
+    assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
+    assert!(process.terminate().await.success());
+    let halves = std::fs::read_dir(folder.path()).unwrap().flatten();
+    assert_eq!(halves.filter(|entry| entry.file_name().to_str().unwrap().contains(".new")).count(), 0);
+}
+
+#[tokio::test]
+async fn stopping_while_it_starts_is_a_clean_stop() {
+    let folder = DataFolder::new();
+    for pause_ms in [200, 700] {
+        let mut process = up(&folder, &[]);
+        process.wait_for_line(|line| line.contains("PostgreSQL"), Duration::from_secs(20)).await;
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await; // a moment of the start, whichever it is
+        assert!(process.terminate().await.success(), "{}", process.logs());
+        assert!(!folder.path().join("postgres/postmaster.pid").exists());
+        std::fs::remove_dir_all(folder.path()).unwrap();
+    }
+}
