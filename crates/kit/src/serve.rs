@@ -19,6 +19,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
@@ -34,6 +35,8 @@ pub struct ServeLimits {
     pub connections_max: usize,
     /// From a connection's last answer, or its start, to the end of the next request's head.
     pub head_time_max: Duration,
+    /// How long a peer may take nothing of an answer.
+    pub write_time_max: Duration,
     /// How long requests in flight may go on after stop.
     pub drain_time_max: Duration,
 }
@@ -43,6 +46,7 @@ impl Default for ServeLimits {
         ServeLimits {
             connections_max: 10_000,
             head_time_max: Duration::from_secs(10),
+            write_time_max: Duration::from_secs(20),
             drain_time_max: Duration::from_secs(20),
         }
     }
@@ -55,6 +59,7 @@ const HEADERS_MAX: usize = 100;
 pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, stop: CancellationToken) {
     let places = Arc::new(Semaphore::new(limits.connections_max));
     let connections = TaskTracker::new();
+    let cut = CancellationToken::new();
     loop {
         let place = tokio::select! {
             place = places.clone().acquire_owned() => place,
@@ -73,16 +78,21 @@ pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, s
                 continue;
             }
         };
-        let (router, stop) = (router.clone(), stop.clone());
+        let (router, stop, cut) = (router.clone(), stop.clone(), cut.clone());
         connections.spawn(async move {
-            connection(stream, peer, router, limits, stop).await;
+            tokio::select! {
+                () = connection(stream, peer, router, limits, stop) => {}
+                () = cut.cancelled() => {}
+            }
             drop(place);
         });
     }
     drop(listener);
     connections.close();
     if tokio::time::timeout(limits.drain_time_max, connections.wait()).await.is_err() {
-        tracing::warn!(open = connections.len(), "stopped with requests still in flight");
+        tracing::warn!(open = connections.len(), "cutting requests that are still in flight");
+        cut.cancel();
+        connections.wait().await;
     }
 }
 
@@ -98,7 +108,10 @@ async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, limits:
         .max_buf_size(HEAD_BYTES_MAX)
         .max_headers(HEADERS_MAX)
         .half_close(false)
-        .serve_connection(TokioIo::new(Courteous::new(stream)), TowerToHyperService::new(service));
+        .serve_connection(
+            TokioIo::new(Courteous::new(stream, limits.write_time_max)),
+            TowerToHyperService::new(service),
+        );
 
     let mut draining = false;
     let ended = loop {
@@ -164,11 +177,26 @@ struct Courteous {
     stream: TcpStream,
     /// An answer put in place of hyper's, and how much of it is written.
     replacing: Option<(Vec<u8>, usize)>,
+    write_time_max: Duration,
+    /// Runs while the peer takes nothing.
+    patience: Option<Pin<Box<Sleep>>>,
 }
 
 impl Courteous {
-    fn new(stream: TcpStream) -> Courteous {
-        Courteous { stream, replacing: None }
+    fn new(stream: TcpStream, write_time_max: Duration) -> Courteous {
+        Courteous { stream, replacing: None, write_time_max, patience: None }
+    }
+
+    /// Passes on how a write went; one that has made no progress for too long ends the connection. Otherwise a peer
+    /// that never reads would hold its place, and our memory, for good.
+    fn patiently(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.patience = None;
+            return written;
+        }
+        let patience = self.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.write_time_max)));
+        ready!(patience.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
     fn poll_replacing(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -177,7 +205,8 @@ impl Courteous {
                 self.replacing = None;
                 break;
             }
-            *written += ready!(Pin::new(&mut self.stream).poll_write(cx, &answer[*written..]))?;
+            let progress = Pin::new(&mut self.stream).poll_write(cx, &answer[*written..]);
+            *written += ready!(progress)?;
         }
         Poll::Ready(Ok(()))
     }
@@ -220,7 +249,8 @@ impl AsyncWrite for Courteous {
             ready!(this.poll_replacing(cx))?;
             return Poll::Ready(Ok(buf.len()));
         }
-        Pin::new(&mut this.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.patiently(cx, written)
     }
 
     fn poll_write_vectored(
@@ -232,7 +262,9 @@ impl AsyncWrite for Courteous {
             let first = bufs.first().map_or(&[][..], |buf| buf);
             return self.poll_write(cx, first);
         }
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
+        this.patiently(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -253,14 +285,32 @@ mod tests {
     use super::*;
     use axum::routing::get;
 
+    static BEGUN: tokio::sync::Notify = tokio::sync::Notify::const_new();
+
+    /// A slow request has reached its handler.
+    async fn in_flight() {
+        tokio::time::timeout(Duration::from_secs(5), BEGUN.notified()).await.expect("in time");
+    }
+
     async fn start(limits: ServeLimits) -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let slow = || async {
+            BEGUN.notify_one();
             tokio::time::sleep(Duration::from_millis(300)).await;
             "slow"
         };
-        let router = Router::new().route("/", get(|| async { "hello" })).route("/slow", get(slow));
+        let router = Router::new()
+            .route("/", get(|| async { "hello" }))
+            .route("/large", get(|| async { vec![b'x'; 8 * 1024 * 1024] }))
+            .route(
+                "/never",
+                get(|| async {
+                    BEGUN.notify_one();
+                    std::future::pending::<&str>().await
+                }),
+            )
+            .route("/slow", get(slow));
         let stop = CancellationToken::new();
         let task = tokio::spawn(serve(listener, router, limits, stop.clone()));
         (address, stop, task)
@@ -305,10 +355,34 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_peer_that_never_reads_loses_its_place() {
+        let limits =
+            ServeLimits { connections_max: 1, write_time_max: Duration::from_millis(200), ..ServeLimits::default() };
+        let (address, ..) = start(limits).await;
+        let mut greedy = TcpStream::connect(address).await.unwrap();
+        let requests = "GET /large HTTP/1.1\r\nhost: x\r\n\r\n".repeat(20);
+        greedy.write_all(requests.as_bytes()).await.unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(5), exchange(address, b"GET / HTTP/1.0\r\n\r\n"));
+        assert!(answer.await.expect("the place is free again").ends_with("hello"));
+        drop(greedy);
+    }
+
+    #[tokio::test]
+    async fn stopping_cuts_what_takes_too_long() {
+        let limits = ServeLimits { drain_time_max: Duration::from_millis(200), ..ServeLimits::default() };
+        let (address, stop, task) = start(limits).await;
+        let mut stuck = TcpStream::connect(address).await.unwrap();
+        stuck.write_all(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        in_flight().await;
+        stop.cancel();
+        tokio::time::timeout(Duration::from_secs(5), task).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
     async fn stopping_finishes_what_is_in_flight() {
         let (address, stop, task) = start(ServeLimits::default()).await;
         let slow = tokio::spawn(async move { exchange(address, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await });
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        in_flight().await;
         stop.cancel();
         assert!(slow.await.unwrap().ends_with("slow"));
         tokio::time::timeout(Duration::from_secs(5), task).await.unwrap().unwrap();

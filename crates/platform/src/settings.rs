@@ -53,6 +53,7 @@ pub struct Settings {
     pub body_bytes_max: u32,
     pub body_timeout_ms: u32,
     pub head_timeout_ms: u32,
+    pub write_timeout_ms: u32,
     pub drain_timeout_ms: u32,
 
     /// A level, or levels by target.
@@ -101,6 +102,7 @@ impl Default for Settings {
             body_bytes_max: 1024 * 1024,
             body_timeout_ms: 15_000,
             head_timeout_ms: 10_000,
+            write_timeout_ms: 20_000,
             drain_timeout_ms: 20_000,
             log: "info".to_owned(),
             log_format: LogFormat::Pretty,
@@ -165,6 +167,7 @@ impl Settings {
         ServeLimits {
             connections_max: self.connections_max as usize,
             head_time_max: millis(self.head_timeout_ms),
+            write_time_max: millis(self.write_timeout_ms),
             drain_time_max: millis(self.drain_timeout_ms),
         }
     }
