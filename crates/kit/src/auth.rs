@@ -22,6 +22,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 pub use self::jwt::{BadIssuer, Issuer, TOKEN_TTL_MAX, TokenSigner, TokenVerifier};
+use crate::extract::single_header;
 use crate::limit::RateLimit;
 use crate::problem::Problem;
 use crate::secret::digest;
@@ -177,12 +178,9 @@ pub struct Gate {
 
 impl Gate {
     async fn caller(&self, headers: &HeaderMap) -> Result<Option<Caller>, Problem> {
-        let mut values = headers.get_all(header::AUTHORIZATION).iter();
-        let Some(value) = values.next() else { return Ok(None) };
-        let credential = value.to_str().ok().and_then(bearer);
-        let (Some(credential), None) = (credential, values.next()) else {
-            return Err(Problem::unauthorized("send `Authorization: Bearer <JWT or API key>`, once"));
-        };
+        let Some(value) = single_header(headers, &header::AUTHORIZATION)? else { return Ok(None) };
+        let credential =
+            bearer(value).ok_or_else(|| Problem::unauthorized("send `Authorization: Bearer <JWT or API key>`"))?;
         // A JWT has three parts between dots; an API key has no dot.
         if credential.contains('.') {
             return self.tokens.verify(credential).map(Some);
@@ -196,12 +194,11 @@ impl Gate {
 
 /// The layer: puts a [`Caller`] on the request, or answers 401 or 429.
 pub async fn pass_gate(State(gate): State<Gate>, mut request: Request, next: Next) -> Result<Response, Problem> {
-    let caller = gate.caller(request.headers()).await?;
-    let counted = match &gate.rate_limit {
-        Some(limit) => Some(limit.check(&limit_name(caller.as_ref(), &request))?),
-        None => None,
-    };
-    if let Some(caller) = caller {
+    let caller = gate.caller(request.headers()).await;
+    // Who is refused counts, too, or guessing would be free.
+    let name = limit_name(caller.as_ref().ok().and_then(Option::as_ref), &request);
+    let counted = gate.rate_limit.as_ref().map(|limit| limit.check(&name)).transpose()?;
+    if let Some(caller) = caller? {
         request.extensions_mut().insert(caller);
     }
     let mut response = next.run(request).await;

@@ -11,7 +11,7 @@ use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderName, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -90,6 +90,23 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
         serde_path_to_error::deserialize(fields)
             .map(Query)
             .map_err(|error| query_problem(&pointer(error.path()), error.inner()))
+    }
+}
+
+/// A header's text; None when it is absent. One that is repeated or is not text is refused, not guessed at.
+pub fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Problem> {
+    let mut values = headers.get_all(name).iter();
+    let refused = |detail: &str| {
+        Problem::bad_request("malformed-header", format!("{name}: {detail}")).with_errors(vec![FieldError::at(
+            Place::Header,
+            format!("/{name}"),
+            detail,
+        )])
+    };
+    match (values.next(), values.next()) {
+        (None, _) => Ok(None),
+        (Some(value), None) => value.to_str().map(Some).map_err(|_| refused("takes printable ASCII")),
+        (Some(_), Some(_)) => Err(refused("takes one value")),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http::StatusCode;
 use kit::problem::Problem;
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -80,15 +81,26 @@ pub async fn ping(pool: &PgPool) -> Result<(), sqlx::Error> {
     sqlx::query("select 1").execute(pool).await.map(drop)
 }
 
-/// The public face of a database error: away is 503, anything else is our mistake.
+/// The public face of a database error.
 pub fn problem(error: &sqlx::Error) -> Problem {
-    match error {
-        sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Io(_) | sqlx::Error::Tls(_) => {
+    let code = error.as_database_error().and_then(|cause| cause.code());
+    match (error, code.as_deref()) {
+        (sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Io(_) | sqlx::Error::Tls(_), _) => {
             Problem::unavailable(error)
         }
-        // Class 57: operator intervention, such as a shutdown; 53: out of resources; 08: connection.
-        sqlx::Error::Database(cause) if cause.code().is_some_and(|code| ["57", "53", "08"].contains(&&code[..2])) => {
-            Problem::unavailable(error)
+        // Shutting down or starting up; out of resources; connection lost.
+        (_, Some("57P01" | "57P02" | "57P03")) => Problem::unavailable(error),
+        (_, Some(code)) if code.starts_with("53") || code.starts_with("08") => Problem::unavailable(error),
+        (_, Some("57014")) => {
+            tracing::warn!(%error, "a statement took too long");
+            let detail = "this took longer than statement_timeout_ms allows; ask for less at once";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "too-slow", detail)
+        }
+        // Serialisation failure, deadlock: nothing was done, and the same again will most likely pass.
+        (_, Some(code)) if code.starts_with("40") => {
+            tracing::warn!(%error, "transactions met");
+            let detail = "this met another change at the same moment and was undone; send it again";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "try-again", detail).retry_after(Duration::from_secs(1))
         }
         _ => Problem::internal(error),
     }

@@ -1,6 +1,7 @@
 //! From settings to a running server, and back down.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use kit::secret::{MasterKey, Secret};
 use kit::telemetry::PrometheusHandle;
 use kit::worker::{Round, Wake, Worker};
 use kit::{openapi, serve, telemetry, web};
-use mailbox::database;
+use mailbox::database::{self, PoolLimits};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 use tokio::net::TcpListener;
@@ -32,6 +33,8 @@ use crate::{edges, keys};
 
 /// How often dependencies are looked at.
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
+/// How long each part may take to end.
+const STEP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// What handlers share.
 #[derive(Clone)]
@@ -74,14 +77,22 @@ pub struct Running {
 
 impl Running {
     /// Finishes what is in flight, then lets go of everything.
+    ///
+    /// Every step is bounded: a server that hangs must not keep this one from ending.
     pub async fn stop(self) {
         self.stop.cancel();
         self.serving.close();
-        self.serving.wait().await;
+        self.serving.wait().await; // bounded by the drain time
         self.workers.close();
-        self.workers.wait().await;
-        self.checks.close().await;
-        self.db.close().await;
+        for (what, ending) in [
+            ("workers", Box::pin(self.workers.wait()) as Pin<Box<dyn Future<Output = ()> + Send>>),
+            ("checks", Box::pin(self.checks.close())),
+            ("database connections", Box::pin(self.db.close())),
+        ] {
+            if tokio::time::timeout(STEP_TIME_MAX, ending).await.is_err() {
+                tracing::warn!(what, "did not end in time; left behind");
+            }
+        }
     }
 }
 
@@ -93,13 +104,11 @@ pub async fn start(
     master_keys: &[MasterKey],
 ) -> Result<Running, StartError> {
     let clock = Clock::system();
-    let db = database::pool(database, settings.pool_limits());
+    let db = database::pool(database.clone(), settings.pool_limits());
     let missing = database::missing_migrations(&db).await?;
     if !missing.is_empty() {
         return Err(StartError::NotMigrated(missing));
     }
-    let first_admin_key = settle_installation(&db, master_keys, settings.admin_key.is_some(), clock.now()).await?;
-
     let health = Health::default();
     let app = App {
         db: db.clone(),
@@ -114,8 +123,15 @@ pub async fn start(
         tokens: Arc::new(TokenVerifier::new(master_keys, &settings.issuers, clock)?),
         rate_limit: settings.rate_limit().map(RateLimit::per_second),
     };
-    let checks = Arc::new(Checks::new(settings, &db, &health)?);
+    // A connection of its own: a pool that is busy is not a database that is away.
+    let checked =
+        database::pool(database, PoolLimits { connections_min: 0, connections_max: 1, ..settings.pool_limits() });
+    let checks = Arc::new(Checks::new(settings, &checked, &health)?);
     checks.run().await;
+    let address = listener.local_addr().map_err(sqlx::Error::Io)?;
+    // Last of what can fail: it may make the first admin key, which is shown only if we get to show it.
+    let now = app.clock.now();
+    let first_admin_key = settle_installation(&db, master_keys, settings.admin_key.is_some(), now).await?;
 
     let stop = CancellationToken::new();
     let (serving, workers) = (TaskTracker::new(), TaskTracker::new());
@@ -130,7 +146,6 @@ pub async fn start(
         Upkeep { checks: checks.clone(), rate_limit: gate.rate_limit.clone(), metrics: app.metrics.clone() };
     workers.spawn(async move { upkeep.run(|| upkeeping.round()).await });
 
-    let address = listener.local_addr().map_err(sqlx::Error::Io)?;
     let router = web::finish(router(settings, app, gate), settings.request_limits());
     serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
     Ok(Running { address, first_admin_key, stop, serving, workers, db, checks })

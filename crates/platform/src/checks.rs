@@ -1,6 +1,6 @@
 //! Looking whether the servers that this process depends on are there.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kit::config::BadSetting;
 use kit::health::{Health, Probe};
@@ -9,9 +9,9 @@ use mailbox::database;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use relay::Broker;
 use sqlx::PgPool;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, OnceCell};
 
 use crate::settings::Settings;
 
@@ -21,13 +21,20 @@ const CHECK_TIME_MAX: Duration = Duration::from_secs(3);
 struct Check {
     probe: Probe,
     server: Server,
+    next_at: Mutex<Instant>,
 }
 
 enum Server {
     Postgres(PgPool),
     RabbitMq(Broker),
     Redis(Redis),
-    Smtp(String),
+    Smtp(Smtp),
+}
+
+struct Smtp {
+    address: String,
+    /// Speaks TLS from the first byte, so it does not greet.
+    tls: bool,
 }
 
 struct Redis {
@@ -41,20 +48,23 @@ pub(crate) struct Checks(Vec<Check>);
 
 impl Checks {
     pub(crate) fn new(settings: &Settings, db: &PgPool, health: &Health) -> Result<Checks, BadSetting> {
-        let mut checks =
-            vec![Check { probe: health.dependency("postgres", true), server: Server::Postgres(db.clone()) }];
-        let mut add = |name, server| checks.push(Check { probe: health.dependency(name, false), server });
+        let mut checks = Vec::new();
+        let mut add = |name, required, server| {
+            let next_at = Mutex::new(Instant::now());
+            checks.push(Check { probe: health.dependency(name, required), server, next_at });
+        };
+        add("postgres", true, Server::Postgres(db.clone()));
         if let Some(url) = &settings.amqp_url {
             let broker = Broker::new(url.clone()).map_err(|error| BadSetting::new("amqp_url", error))?;
-            add("rabbitmq", Server::RabbitMq(broker));
+            add("rabbitmq", false, Server::RabbitMq(broker));
         }
         if let Some(url) = &settings.redis_url {
             let takes = "takes an address such as redis://host:6379/0";
             let client = redis::Client::open(url.reveal().as_str()).map_err(|_| BadSetting::new("redis_url", takes))?;
-            add("redis", Server::Redis(Redis { client, connection: OnceCell::new() }));
+            add("redis", false, Server::Redis(Redis { client, connection: OnceCell::new() }));
         }
         if let Some(url) = &settings.smtp_url {
-            add("smtp", Server::Smtp(smtp_address(url)?));
+            add("smtp", false, Server::Smtp(smtp_server(url)?));
         }
         Ok(Checks(checks))
     }
@@ -66,15 +76,23 @@ impl Checks {
 
     pub(crate) async fn close(&self) {
         for check in &self.0 {
-            if let Server::RabbitMq(broker) = &check.server {
-                broker.close().await;
+            match &check.server {
+                Server::Postgres(db) => db.close().await,
+                Server::RabbitMq(broker) => broker.close().await,
+                Server::Redis(_) | Server::Smtp(_) => {}
             }
         }
     }
 }
 
 impl Check {
+    /// Looks, if it is time again.
     async fn run(&self) {
+        let mut next_at = self.next_at.lock().await;
+        if Instant::now() < *next_at {
+            return;
+        }
+        *next_at = Instant::now() + self.server.pause();
         match tokio::time::timeout(CHECK_TIME_MAX, self.server.ping()).await {
             Ok(Ok(())) => self.probe.up(),
             Ok(Err(error)) => self.probe.down(&error),
@@ -89,7 +107,15 @@ impl Server {
             Server::Postgres(db) => database::ping(db).await.map_err(|error| error.to_string()),
             Server::RabbitMq(broker) => broker.check().await.map_err(|error| error.to_string()),
             Server::Redis(redis) => redis.ping().await.map_err(|error| error.to_string()),
-            Server::Smtp(address) => greet_smtp(address).await.map_err(|error| error.to_string()),
+            Server::Smtp(smtp) => smtp.greet().await.map_err(|error| error.to_string()),
+        }
+    }
+
+    /// How long to leave it in peace. A look at a mail server is a session in its log.
+    fn pause(&self) -> Duration {
+        match self {
+            Server::Postgres(_) | Server::RabbitMq(_) | Server::Redis(_) => Duration::ZERO,
+            Server::Smtp(_) => Duration::from_secs(60),
         }
     }
 }
@@ -104,25 +130,34 @@ impl Redis {
     }
 }
 
-fn smtp_address(url: &Secret<String>) -> Result<String, BadSetting> {
+fn smtp_server(url: &Secret<String>) -> Result<Smtp, BadSetting> {
     let takes = || BadSetting::new("smtp_url", "takes an address such as smtp://user:password@host:587");
     let uri: axum::http::Uri = url.reveal().parse().map_err(|_| takes())?;
-    let port = match (uri.scheme_str(), uri.port_u16()) {
-        (Some("smtp" | "smtps"), Some(port)) => port,
-        (Some("smtp"), None) => 587,
-        (Some("smtps"), None) => 465,
+    let (tls, port_default) = match uri.scheme_str() {
+        Some("smtp") => (false, 587),
+        Some("smtps") => (true, 465),
         _ => return Err(takes()),
     };
-    Ok(format!("{}:{port}", uri.host().ok_or_else(takes)?))
+    let host = uri.host().ok_or_else(takes)?;
+    Ok(Smtp { address: format!("{host}:{}", uri.port_u16().unwrap_or(port_default)), tls })
 }
 
-/// A mail server speaks first. (Behind TLS it does not; reaching it is all that can be asked then.)
-async fn greet_smtp(address: &str) -> std::io::Result<()> {
-    let stream = TcpStream::connect(address).await?;
-    if address.ends_with(":465") {
-        return Ok(());
+impl Smtp {
+    /// A mail server speaks first; where it does not, reaching it is all that can be asked.
+    async fn greet(&self) -> std::io::Result<()> {
+        const GREETING_BYTES_MAX: u64 = 512;
+        let mut stream = TcpStream::connect(&self.address).await?;
+        if self.tls {
+            return Ok(());
+        }
+        let (reading, mut writing) = stream.split();
+        let mut line = String::new();
+        BufReader::new(reading.take(GREETING_BYTES_MAX)).read_line(&mut line).await?;
+        writing.write_all(b"QUIT\r\n").await?;
+        if line.starts_with("220") {
+            Ok(())
+        } else {
+            Err(std::io::Error::other("it did not greet as a mail server does"))
+        }
     }
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).await?;
-    if line.starts_with("220") { Ok(()) } else { Err(std::io::Error::other("it did not greet as a mail server does")) }
 }

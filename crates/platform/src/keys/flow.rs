@@ -56,7 +56,7 @@ pub async fn settle_installation(
         store::set_fingerprint(&mut tx, current).await?;
     }
     let mut first = None;
-    if !admin_key_given && !store::any_admin(&mut tx).await? {
+    if !admin_key_given && !store::any_admin(&mut tx, now).await? {
         let new =
             NewKey { name: "first admin".to_owned(), role: Role::Admin, tenant: Tenant::main(), expires_at: None };
         let (key, secret) = make(new, now)?;

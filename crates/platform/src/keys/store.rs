@@ -81,10 +81,14 @@ pub(super) async fn revoke(
     Ok(done.rows_affected() > 0)
 }
 
-pub(super) async fn any_admin(db: &mut PgConnection) -> sqlx::Result<bool> {
+/// Whether there is a key, good at `now`, that operates the installation.
+pub(super) async fn any_admin(db: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<bool> {
     sqlx::query_scalar(
-        "select exists (select from pillarbox_platform.api_key where role = 'admin' and tenant = 'main')",
+        "select exists (
+             select from pillarbox_platform.api_key
+             where role = 'admin' and tenant = 'main' and revoked_at is null and (expires_at is null or expires_at > $1))",
     )
+    .bind(now)
     .fetch_one(db)
     .await
 }

@@ -137,6 +137,10 @@ async fn a_caller_over_the_limit_is_told_when_to_come_back() {
     let limited = limited.expect("fifty in a row are too many");
     limited.assert_problem(429, "rate-limited");
     assert_eq!(limited.header("retry-after"), "1");
+    let guesses = futures_util::future::join_all((0..20).map(async |number| {
+        app.anyone().bearer(&format!("pbx_a_guess_of_a_key_no_{number}")).get("/admin/v1/keys").await.status
+    }));
+    assert!(guesses.await.contains(&429), "guessing is limited");
     assert_eq!(
         app.user(uuid::Uuid::now_v7(), None).get("/admin/v1/keys").await.status,
         403,

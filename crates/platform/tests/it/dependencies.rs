@@ -94,3 +94,65 @@ async fn without_rabbitmq_redis_or_mail_it_serves_and_says_what_is_missing() {
     named_down(&["smtp"]).await;
     app.stop().await;
 }
+
+#[tokio::test]
+async fn a_busy_pool_is_not_a_database_that_is_away() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start_with(&database, |settings| settings.pool_max = 1).await;
+    // The one connection of the pool waits for this lock.
+    let mut lock = database.pool().begin().await.unwrap();
+    sqlx::query("lock table pillarbox_platform.api_key").execute(&mut *lock).await.unwrap();
+    let (client, admin) = (app.anyone(), app.admin());
+    let waiting = tokio::spawn(async move { admin.get("/admin/v1/keys").await });
+    let until = std::time::Instant::now() + Duration::from_secs(6);
+    while std::time::Instant::now() < until {
+        assert_eq!(client.get("/readyz").await.status, 200);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    lock.rollback().await.unwrap();
+    assert_eq!(waiting.await.unwrap().status, 200);
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_does_not_keep_us_from_stopping() {
+    let database = TestDatabase::new(&migrations()).await;
+    let (proxy, vhost) = (FaultProxy::in_front_of(&database.url()).await, TestVhost::new().await);
+    let rabbit_proxy = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+    let app = TestApp::start_with(&database, |settings| {
+        settings.database_url = Some(Secret::new(proxy.url(&database.url())));
+        settings.amqp_url = Some(Secret::new(rabbit_proxy.url(&vhost.amqp_url())));
+        settings.drain_timeout_ms = 500;
+    })
+    .await;
+    readiness(&app.anyone(), "ready").await;
+    proxy.stall();
+    rabbit_proxy.stall();
+    let admin = app.admin();
+    let stuck = tokio::spawn(async move { admin.try_send(hyper::Method::GET, "/admin/v1/keys", None).await });
+    tokio::time::timeout(Duration::from_secs(20), app.stop()).await.expect("every step is bounded");
+    assert!(stuck.await.unwrap().is_err(), "cut");
+}
+
+#[tokio::test]
+async fn a_broker_that_never_answers_costs_one_connection() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let proxy = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+    proxy.stall();
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = || threads().filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    let loops = || names().filter(|name| name.starts_with("lapin")).count();
+    let url = proxy.url(&vhost.amqp_url());
+    let app = TestApp::start_with(&database, |settings| settings.amqp_url = Some(Secret::new(url))).await;
+    let before = loops();
+    let until = std::time::Instant::now() + Duration::from_secs(8);
+    while std::time::Instant::now() < until {
+        assert_eq!(check(&app.anyone().get("/readyz").await.json(), "rabbitmq")["up"], false);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    // Other tests of this process may have one each.
+    assert!(loops() <= before + 2, "{before} became {}", loops());
+    proxy.pass();
+    readiness(&app.anyone(), "ready").await;
+    app.stop().await;
+}

@@ -83,6 +83,10 @@ fn hostile_requests() -> Vec<(&'static str, Vec<u8>)> {
             raw("GET /admin/v1/keys HTTP/1.1\r\nhost: x\r\nauthorization: Bearer a.b.c\r\nconnection: close\r\n\r\n"),
         ),
         (
+            "a credential that is none",
+            raw("GET /admin/v1/keys HTTP/1.1\r\nhost: x\r\nauthorization: Basic YTpi\r\nconnection: close\r\n\r\n"),
+        ),
+        (
             "two credentials",
             raw(
                 "GET /admin/v1/keys HTTP/1.1\r\nhost: x\r\nauthorization: Bearer a\r\nauthorization: Bearer b\r\nconnection: close\r\n\r\n",
