@@ -2,7 +2,7 @@
 //!
 //! - [`database`]: the pool that every role shares, and the one timeline of migrations.
 //! - [`post`]: a message, in the transaction that it tells of.
-//! - [`log`]: reading what was posted, without missing or stalling.
+//! - [`log`]: reading what was posted, without missing or stalling. [`maintain`]: its partitions, made ahead.
 //!
 //! Owns the schema `pillarbox`: `log` and its partitions. Nothing here knows HTTP or a broker.
 //!
@@ -11,4 +11,5 @@
 
 pub mod database;
 pub mod log;
+pub mod maintain;
 pub mod post;

@@ -130,7 +130,7 @@ pub struct Message {
     pub aggregate_id: Option<AggregateId>,
     pub headers: serde_json::Value,
     /// The text as it was posted.
-    pub payload: String,
+    pub payload: Box<RawValue>,
     pub at: DateTime<Utc>,
 }
 
@@ -151,7 +151,7 @@ fn message(row: &PgRow) -> sqlx::Result<Message> {
         aggregate_type: row.try_get("aggregate_type")?,
         aggregate_id: row.try_get::<Option<Json<AggregateId>>, _>("aggregate_id")?.map(|Json(id)| id),
         headers: row.try_get("headers")?,
-        payload: payload.get().to_owned(),
+        payload,
         at: row.try_get("at")?,
     })
 }

@@ -17,6 +17,7 @@ use kit::telemetry::PrometheusHandle;
 use kit::worker::{Round, Wake, Worker};
 use kit::{openapi, serve, telemetry, web};
 use mailbox::database::{self, PoolLimits};
+use mailbox::maintain;
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 use tokio::net::TcpListener;
@@ -33,6 +34,8 @@ use crate::{edges, keys};
 
 /// How often dependencies are looked at.
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
+/// How often the log's partitions are looked after.
+const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
 /// How long each part may take to end.
 const STEP_TIME_MAX: Duration = Duration::from_secs(5);
 
@@ -135,16 +138,16 @@ pub async fn start(
 
     let stop = CancellationToken::new();
     let (serving, workers) = (TaskTracker::new(), TaskTracker::new());
-    let upkeep = Worker {
-        name: "upkeep",
-        pause: CHECK_PAUSE,
-        wake: Wake::default(),
-        stop: stop.clone(),
-        probe: health.task("upkeep"),
-    };
+    let worker =
+        |name, pause| Worker { name, pause, wake: Wake::default(), stop: stop.clone(), probe: health.task(name) };
+    let upkeep = worker("upkeep", CHECK_PAUSE);
     let upkeeping =
         Upkeep { checks: checks.clone(), rate_limit: gate.rate_limit.clone(), metrics: app.metrics.clone() };
     workers.spawn(async move { upkeep.run(|| upkeeping.round()).await });
+    if settings.has_role(Role::Maintain) {
+        let (maintaining, db) = (worker("maintain", MAINTAIN_PAUSE), db.clone());
+        workers.spawn(async move { maintaining.run(|| maintain::round(&db)).await });
+    }
 
     let router = web::finish(router(settings, app, gate), settings.request_limits());
     serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));

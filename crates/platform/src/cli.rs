@@ -2,6 +2,7 @@
 
 mod operate;
 mod serve;
+mod tail;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -101,6 +102,18 @@ enum Command {
     /// API keys
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Print the messages of the log as lines of JSON, and follow it
+    Tail {
+        /// Start with the oldest message that is kept, not with the next one
+        #[arg(long)]
+        from_beginning: bool,
+        /// End with the newest message, do not wait for the next one
+        #[arg(long)]
+        once: bool,
+        /// Only topics that are this or begin with it and a dot
+        #[arg(long, value_name = "NAME")]
+        topic: Option<String>,
+    },
     /// Show what runs, and what it depends on
     Status,
     /// Print the API's description
@@ -187,6 +200,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         }
         Command::Key(KeyCommand::List { tenant }) => operate::list_keys(&settings, tenant).await?,
         Command::Key(KeyCommand::Revoke { id }) => operate::revoke_key(&settings, id).await?,
+        Command::Tail { from_beginning, once, topic } => tail::tail(&settings, from_beginning, once, topic).await?,
         Command::Status => return operate::status(&settings).await,
         Command::Openapi => {}
     }

@@ -147,7 +147,7 @@ fn require_database(settings: &Settings, data_dir: &DataDir) -> Result<(), Failu
     )))
 }
 
-fn connect(settings: &Settings) -> Result<PgPool, Failure> {
+pub(super) fn connect(settings: &Settings) -> Result<PgPool, Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
     Ok(pool(database_options(settings, &data_dir)?))

@@ -4,7 +4,7 @@ use serde_json::Value;
 use testkit::Client;
 use uuid::Uuid;
 
-use crate::instance::{DataFolder, run, up};
+use crate::instance::{BINARY, DataFolder, run, up};
 
 #[tokio::test]
 async fn keys_and_tokens_are_made_beside_a_running_instance() {
@@ -80,4 +80,32 @@ fn the_description_is_printed_without_any_server() {
     assert_eq!(code, Some(0));
     let description: Value = serde_json::from_str(&text).unwrap();
     assert!(description["paths"]["/admin/v1/keys"]["post"].is_object());
+}
+
+#[tokio::test]
+async fn the_tail_follows_what_is_posted_by_sql() {
+    let folder = DataFolder::new();
+    let mut process = up(&folder, &[]);
+    process.base_url().await;
+    let socket = folder.path().join("run");
+    let options = sqlx::postgres::PgConnectOptions::new().socket(socket).username("pillarbox").database("pillarbox");
+    let db = sqlx::PgPool::connect_with(options).await.unwrap();
+    sqlx::query("select pillarbox.post('order.created', '{\"total\": 1.50}', key => 'o1')").execute(&db).await.unwrap();
+    sqlx::query("select pillarbox.post('user.left', '{}')").execute(&db).await.unwrap();
+
+    let args = ["tail", "--from-beginning", "--topic", "order", "--data-dir", folder.text()];
+    let following = testkit::Pillarbox::start(BINARY, &args, &[]);
+    let soon = std::time::Duration::from_secs(10);
+    let line = following.wait_for_line(|line| line.contains("order.created"), soon).await;
+    let message: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((message["source"].as_str(), message["key"].as_str()), (Some("sql"), Some("o1")));
+    assert!(line.contains(r#""payload":{"total": 1.50}"#), "as it was posted: {line}");
+
+    sqlx::query("select pillarbox.post('order.paid', '{}')").execute(&db).await.unwrap();
+    following.wait_for_line(|line| line.contains("order.paid"), soon).await;
+    assert!(!following.logs().contains("user.left"));
+    let (code, out, error) = run(&["tail", "--from-beginning", "--once", "--data-dir", folder.text()], &[]);
+    assert_eq!((code, out.lines().count()), (Some(0), 3), "{error}");
+    db.close().await;
+    assert!(process.terminate().await.success());
 }

@@ -49,7 +49,7 @@ async fn post_one(tx: &mut Transaction<'_, Postgres>, text: &str) {
 }
 
 fn payloads(messages: &[Message]) -> Vec<&str> {
-    messages.iter().map(|message| message.payload.as_str()).collect()
+    messages.iter().map(|message| message.payload.get()).collect()
 }
 
 #[tokio::test]
@@ -201,7 +201,7 @@ async fn racing_writers_are_seen_once_and_in_order_beside_a_transaction_that_sta
     assert_eq!(unique.len(), seen.len(), "nothing twice");
     let mut by_key: HashMap<String, Vec<i64>> = HashMap::new();
     for message in &seen {
-        by_key.entry(message.key.clone().unwrap()).or_default().push(message.payload.parse().unwrap());
+        by_key.entry(message.key.clone().unwrap()).or_default().push(message.payload.get().parse().unwrap());
     }
     let committed = committed.lock().await;
     assert!(seen.len() >= enough);
@@ -254,9 +254,9 @@ async fn a_producer_may_post_and_nothing_else() {
     sqlx::query("select pillarbox.post('order.created', '2', aggregate_id => '007')").execute(&mut *tx).await.unwrap();
     tx.commit().await.unwrap();
     let read = Reader::from_the_beginning().read(database.pool(), 10).await;
-    let first = read.iter().find(|message| message.payload == "{\"n\": 1}").unwrap();
+    let first = read.iter().find(|message| message.payload.get() == "{\"n\": 1}").unwrap();
     assert_eq!((first.source.as_str(), &first.aggregate_id), ("sql", &Some(AggregateId::Number(5))));
-    let second = read.iter().find(|message| message.payload == "2").unwrap();
+    let second = read.iter().find(|message| message.payload.get() == "2").unwrap();
     assert_eq!(second.aggregate_id, Some(AggregateId::Text("007".to_owned())));
 
     for forbidden in [
