@@ -53,10 +53,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _state: &S) -> Result<Json<T>, Problem> {
-        let limits = request.extensions().get::<RequestLimits>().copied().unwrap_or_default();
-        require_json(request.headers())?;
-        refuse_announced_excess(request.headers(), limits.body_bytes_max)?;
-        parse_json(&read_body(request.into_body(), limits).await?).map(Json)
+        parse_json(&json_text(request).await?).map(Json)
     }
 }
 
@@ -158,6 +155,23 @@ fn refuse_announced_excess(headers: &HeaderMap, bytes_max: usize) -> Result<(), 
         Some(length) if length > bytes_max as u64 => Err(too_large(bytes_max)),
         _ => Ok(()),
     }
+}
+
+/// A JSON body read as two types: what it says, and what it means to us.
+pub(crate) async fn read_twice<A, B>(request: Request) -> Result<(Json<A>, Json<B>), Problem>
+where
+    A: DeserializeOwned,
+    B: DeserializeOwned,
+{
+    let body = json_text(request).await?;
+    Ok((Json(parse_json(&body)?), Json(parse_json(&body)?)))
+}
+
+async fn json_text(request: Request) -> Result<Bytes, Problem> {
+    let limits = request.extensions().get::<RequestLimits>().copied().unwrap_or_default();
+    require_json(request.headers())?;
+    refuse_announced_excess(request.headers(), limits.body_bytes_max)?;
+    read_body(request.into_body(), limits).await
 }
 
 async fn read_body(body: Body, limits: RequestLimits) -> Result<Bytes, Problem> {

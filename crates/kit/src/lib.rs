@@ -7,7 +7,7 @@
 //! - [`serve`]: the HTTP/1.1 server: bounded, drains on stop, answers even what is not HTTP.
 //! - [`web`]: the layers around every route: trace, metrics, panics, unknown routes.
 //! - [`auth`]: who is calling: API keys and JWTs, roles and tenants. [`limit`]: how often they may.
-//! - [`page`]: opaque, tamper-evident page cursors.
+//! - [`idempotency`]: one request told from another. [`page`]: opaque, tamper-evident page cursors.
 //! - [`batch`]: one batch in flight, the next one gathers. [`worker`]: timed rounds, supervised.
 //! - [`config`], [`secret`], [`clock`], [`health`], [`telemetry`], [`trace`], [`openapi`]: what the names say.
 
@@ -17,6 +17,7 @@ pub mod clock;
 pub mod config;
 pub mod extract;
 pub mod health;
+pub mod idempotency;
 pub mod limit;
 pub mod openapi;
 pub mod page;

@@ -145,8 +145,8 @@ pub async fn start(
         Upkeep { checks: checks.clone(), rate_limit: gate.rate_limit.clone(), metrics: app.metrics.clone() };
     workers.spawn(async move { upkeep.run(|| upkeeping.round()).await });
     if settings.has_role(Role::Maintain) {
-        let (maintaining, db) = (worker("maintain", MAINTAIN_PAUSE), db.clone());
-        workers.spawn(async move { maintaining.run(|| maintain::round(&db)).await });
+        let (maintaining, db, clock) = (worker("maintain", MAINTAIN_PAUSE), db.clone(), app.clock.clone());
+        workers.spawn(async move { maintaining.run(|| maintain::round(&db, clock.now())).await });
     }
 
     let router = web::finish(router(settings, app, gate), settings.request_limits());

@@ -43,7 +43,7 @@ pub(super) fn token(settings: &Settings, user: Uuid, role: Option<Role>, ttl_sec
 pub(super) async fn create_key(settings: &Settings, role: Role, tenant: Tenant, name: String) -> Result<(), Failure> {
     let db = connect(settings)?;
     let new = NewKey { name, role, tenant, expires_at: None };
-    let (key, secret) = flow::create(&db, new, Utc::now()).await?;
+    let (key, secret) = flow::create(&mut *db.acquire().await?, new, Utc::now()).await?;
     // The key alone on standard output, so that a script can take it.
     println!("{}", secret.reveal());
     eprintln!("key {} with the role {} in tenant {}; it is not shown again", key.id, key.role, key.tenant.as_str());

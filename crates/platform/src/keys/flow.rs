@@ -1,7 +1,7 @@
 use chrono::{DateTime, Utc};
 use kit::auth::{Role, Tenant};
 use kit::secret::{MasterKey, Secret, digest, random_text};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
 use super::{ApiKey, Error, NewKey, store};
@@ -11,9 +11,9 @@ const RANDOM_CHARS: usize = 40;
 const HINT_CHARS: usize = PREFIX.len() + 4;
 
 /// Makes a key. The second value is the key itself: this is the only time it is seen.
-pub async fn create(db: &PgPool, new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
+pub async fn create(db: &mut PgConnection, new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
     let (key, secret) = make(new, now)?;
-    store::insert(&mut *db.acquire().await?, &key, digest(secret.reveal())).await?;
+    store::insert(db, &key, digest(secret.reveal())).await?;
     tracing::info!(key = %key.id, role = %key.role, tenant = key.tenant.as_str(), "made an API key");
     Ok((key, secret))
 }

@@ -1,10 +1,13 @@
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use chrono::{DateTime, Utc};
 use kit::auth::{Caller, Role, Tenant};
-use kit::extract::{Json, Path, Query};
+use kit::extract::{Path, Query};
+use kit::idempotency::{Answer, JsonBody, Mutation};
 use kit::page::{Page, PageQuery};
 use kit::problem::Problem;
+use mailbox::idempotency::{self, Keep};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -65,19 +68,27 @@ async fn list(State(app): State<App>, caller: Caller, Query(query): Query<ListKe
 }
 
 /// Make an API key; the answer is the only place that shows it
-#[utoipa::path(post, path = "/admin/v1/keys", tag = "admin", request_body = CreateKey, security(("bearer" = [])),
+#[utoipa::path(post, path = "/admin/v1/keys", tag = "admin", request_body = CreateKey,
+    params(("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")), security(("bearer" = [])),
     responses((status = 201, body = CreatedKey)))]
 async fn create(
     State(app): State<App>,
     caller: Caller,
-    Json(body): Json<CreateKey>,
-) -> Result<impl IntoResponse, Problem> {
+    request: Mutation<JsonBody<CreateKey>>,
+) -> Result<Answer, Problem> {
     caller.require(Role::Admin)?;
+    let Mutation { body: JsonBody(body), identity } = request;
     let tenant = body.tenant.unwrap_or_else(|| caller.tenant.clone());
     governed(&caller, Some(tenant.clone()))?;
     let new = NewKey { name: body.name, role: body.role, tenant, expires_at: body.expires_at };
-    let (details, secret) = flow::create(&app.db, new, app.clock.now()).await?;
-    Ok((axum::http::StatusCode::CREATED, Json(CreatedKey { key: secret.reveal().clone(), details })))
+    let now = app.clock.now();
+    idempotency::once(&app.db, identity.as_ref(), Keep::NoAnswer, now, |tx| {
+        Box::pin(async move {
+            let (details, secret) = flow::create(tx, new, now).await?;
+            Ok(Answer::json(StatusCode::CREATED, &CreatedKey { key: secret.reveal().clone(), details }))
+        })
+    })
+    .await
 }
 
 /// Revoke an API key
@@ -87,7 +98,7 @@ async fn revoke(State(app): State<App>, caller: Caller, Path(id): Path<Uuid>) ->
     let tenant = governed(&caller, None)?;
     flow::revoke(&app.db, id, tenant.as_ref(), app.clock.now()).await?;
     app.keys.forget_all();
-    Ok(axum::http::StatusCode::NO_CONTENT)
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// The tenant whose keys the caller may manage and asks for; None is all of them.

@@ -8,6 +8,7 @@ mod commands;
 mod crash;
 mod dependencies;
 mod hostile;
+mod idempotency;
 mod instance;
 mod keys;
 mod log;
