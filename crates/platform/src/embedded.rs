@@ -91,6 +91,11 @@ pub(crate) fn connect_options(data_dir: &DataDir) -> PgConnectOptions {
     options(&folders(data_dir)).database(DATABASE)
 }
 
+/// The same as an address, for people and for programs in any language.
+pub(crate) fn address(data_dir: &DataDir) -> String {
+    format!("postgresql:///{DATABASE}?host={}&user={USER}", folders(data_dir).socket.display())
+}
+
 impl Embedded {
     /// Makes the cluster if need be and starts it. The caller holds the folder's lock.
     pub(crate) async fn start(data_dir: &DataDir) -> Result<Embedded, EmbeddedError> {

@@ -86,6 +86,9 @@ pub(super) async fn status(settings: &Settings) -> Result<ExitCode, Failure> {
     let server = data_dir.holder().unwrap_or_else(|| "not running from this data folder".to_owned());
     println!("data      {}", data_dir.path().display());
     println!("server    {server}");
+    if settings.database_url.is_none() {
+        println!("database  {}", embedded::address(&data_dir));
+    }
     let db = pool(database_options(settings, &data_dir)?);
     let health = Health::default();
     Checks::new(settings, &db, &health)?.run().await;

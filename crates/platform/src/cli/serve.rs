@@ -6,7 +6,6 @@ use kit::config::BadSetting;
 use kit::telemetry;
 use mailbox::database;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use sqlx::postgres::PgConnectOptions;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -14,7 +13,7 @@ use super::Failure;
 use super::operate::{database_options, direct_database_options, master_keys};
 use crate::app::{self, Running};
 use crate::data_dir::DataDir;
-use crate::embedded::Embedded;
+use crate::embedded::{self, Embedded};
 use crate::settings::Settings;
 
 pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
@@ -43,8 +42,7 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
         database::migrate(&direct).await?;
         Ok(app::start(settings, listener, options.clone(), &master_keys).await?)
     };
-    let outcome =
-        run(starting, &mut stop, |running| greet(running, &data_dir, embedded.as_ref().map(|_| &options))).await;
+    let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, embedded.is_some())).await;
     if let Some(embedded) = embedded {
         embedded.stop().await;
     }
@@ -65,7 +63,7 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
     let master_keys = master_keys(settings, &data_dir)?;
     let options = database_options(settings, &data_dir)?;
     let starting = async { Ok(app::start(settings, listener, options, &master_keys).await?) };
-    let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, None)).await;
+    let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, false)).await;
     traces.flush().await;
     outcome
 }
@@ -108,12 +106,12 @@ async fn bind(settings: &Settings) -> Result<TcpListener, Failure> {
 }
 
 /// Tells a person where it is. On standard output: the log goes to standard error, and the key must not be in it.
-fn greet(running: &Running, data_dir: &DataDir, embedded: Option<&PgConnectOptions>) {
+fn greet(running: &Running, data_dir: &DataDir, has_embedded: bool) {
     let address = running.address;
     let mut text = format!("Pillarbox is listening on http://{address}\n  docs      http://{address}/docs\n");
     text += &format!("  data      {}\n", data_dir.path().display());
-    if let Some(socket) = embedded.and_then(PgConnectOptions::get_socket) {
-        text += &format!("  database  postgresql:///pillarbox?host={}&user=pillarbox\n", socket.display());
+    if has_embedded {
+        text += &format!("  database  {}\n", embedded::address(data_dir));
     }
     if let Some(key) = &running.first_admin_key {
         text += &format!("  admin key {}\n            (shown this once; only its hash is kept)\n", key.reveal());
