@@ -25,17 +25,23 @@ struct Output {
     open_streams: usize,
 }
 
-impl Pillarbox {
-    /// Starts the binary, which a test names by `env!("CARGO_BIN_EXE_pillarbox")`. Of the caller's environment it gets
-    /// everything but `PILLARBOX_*`: the settings of a developer's shell are not those of a test.
-    pub fn start(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Pillarbox {
-        let mut command = Command::new(binary.as_ref());
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("PILLARBOX_") {
-                command.env_remove(name);
-            }
+/// The binary with its arguments. Of the caller's environment it gets everything but `PILLARBOX_*`: the settings of a
+/// developer's shell are not those of a test.
+pub fn command(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(binary.as_ref());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PILLARBOX_") {
+            command.env_remove(name);
         }
-        command.args(args).envs(env.iter().copied());
+    }
+    command.args(args).envs(env.iter().copied());
+    command
+}
+
+impl Pillarbox {
+    /// Starts the binary, which a test names by `env!("CARGO_BIN_EXE_pillarbox")`, as [`command`] does.
+    pub fn start(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Pillarbox {
+        let mut command = command(binary.as_ref(), args, env);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", binary.as_ref().display()));
 
