@@ -3,16 +3,19 @@
 //! There is no timer, so a lone item starts at once; under load the batches grow by themselves, because more items
 //! arrive while one is in flight. Everything is bounded: a full queue is answered as overload, never by waiting.
 //!
-//! A batch that fails because of one of its items is bisected until that item stands alone; a batch that fails because
-//! of something else (the database is away) fails whole, at once.
+//! A batch that fails because of one of its items, or panics, is bisected until that item stands alone; a batch that
+//! fails because of something else (the database is away) fails whole, at once.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::problem::Problem;
+use crate::worker::panic_text;
 
 /// Does the work of one batch, all or nothing.
 pub trait Handler: Send + Sync + 'static {
@@ -20,7 +23,7 @@ pub trait Handler: Send + Sync + 'static {
     type Answer: Send + 'static;
     type Error: Send + Sync + 'static;
 
-    /// One answer per item, in order. Whatever it wrote must be undone when it fails.
+    /// One answer per item, in order. Whatever it wrote must be undone when it fails or panics.
     fn run(&self, items: &[Self::Item])
     -> impl Future<Output = Result<Vec<Self::Answer>, Failure<Self::Error>>> + Send;
 }
@@ -58,6 +61,21 @@ pub enum Refused<E> {
     /// Shared with the other items of a batch that failed whole.
     #[error("{0}")]
     Failed(Arc<E>),
+    /// A mistake in the handler: it panics on this very item, or loses count of its answers.
+    #[error("{0}")]
+    Broken(Arc<str>),
+}
+
+// Derived, it would ask for `E: Clone`.
+impl<E> Clone for Refused<E> {
+    fn clone(&self) -> Refused<E> {
+        match self {
+            Refused::Overloaded => Refused::Overloaded,
+            Refused::Stopped => Refused::Stopped,
+            Refused::Failed(error) => Refused::Failed(error.clone()),
+            Refused::Broken(mistake) => Refused::Broken(mistake.clone()),
+        }
+    }
 }
 
 impl<E> Refused<E> {
@@ -69,6 +87,7 @@ impl<E> Refused<E> {
                 Problem::overloaded("this server is stopping; another one will answer", Duration::from_secs(1))
             }
             Refused::Failed(error) => failed(&error),
+            Refused::Broken(mistake) => Problem::internal(&mistake),
         }
     }
 }
@@ -121,26 +140,41 @@ async fn work<H: Handler>(handler: H, batch_max: usize, mut gathered: mpsc::Rece
 async fn settle<H: Handler>(handler: &H, items: &[H::Item], waiting: Vec<Waiting<H>>) {
     let mut pending = vec![(items, waiting)];
     while let Some((items, mut waiting)) = pending.pop() {
-        match handler.run(items).await {
-            Ok(answers) => {
-                debug_assert_eq!(answers.len(), items.len(), "a handler answers every item");
+        // A panic that got out would end the loop, and with it every later batch. The handler is not left half-way:
+        // its future, and the transaction in it, is dropped by the unwinding.
+        let ran = AssertUnwindSafe(async { handler.run(items).await }).catch_unwind().await;
+        match ran {
+            Ok(Ok(answers)) if answers.len() == items.len() => {
                 for (waiting, answer) in waiting.into_iter().zip(answers) {
                     let _ = waiting.send(Ok(answer)); // the caller may have left
                 }
             }
-            Err(Failure::Item(_)) if items.len() > 1 => {
+            Ok(Ok(answers)) => {
+                // Whose answer is whose is not known, and the work may be committed: trying again could do it twice.
+                let mistake = format!("a batch of {} items got {} answers", items.len(), answers.len());
+                refuse::<H>(waiting, Refused::Broken(mistake.into()));
+            }
+            Ok(Err(Failure::Item(_))) | Err(_) if items.len() > 1 => {
                 let middle = items.len() / 2;
                 let second = waiting.split_off(middle);
                 pending.push((&items[middle..], second));
                 pending.push((&items[..middle], waiting));
             }
-            Err(Failure::Item(error) | Failure::Whole(error)) => {
-                let error = Arc::new(error);
-                for waiting in waiting {
-                    let _ = waiting.send(Err(Refused::Failed(error.clone())));
-                }
+            Ok(Err(Failure::Item(error) | Failure::Whole(error))) => {
+                refuse::<H>(waiting, Refused::Failed(Arc::new(error)));
+            }
+            Err(panic) => {
+                let mistake = format!("panic in a batch: {}", panic_text(&*panic));
+                refuse::<H>(waiting, Refused::Broken(mistake.into()));
             }
         }
+    }
+}
+
+/// Logs nothing: each caller does, with its own trace, when it answers.
+fn refuse<H: Handler>(waiting: Vec<Waiting<H>>, refused: Refused<H::Error>) {
+    for waiting in waiting {
+        let _ = waiting.send(Err(refused.clone()));
     }
 }
 
@@ -149,6 +183,9 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
     use tokio::sync::Semaphore;
+
+    const PANICS: i64 = 1_000;
+    const LOSES_COUNT: i64 = 2_000;
 
     /// Doubles numbers; fails on negative ones; keeps what it was given.
     struct Doubler {
@@ -168,9 +205,10 @@ mod tests {
             if self.away {
                 return Err(Failure::Whole("away".to_owned()));
             }
+            assert!(!items.contains(&PANICS), "on purpose");
             match items.iter().find(|&&item| item < 0) {
                 Some(poison) => Err(Failure::Item(format!("poison {poison}"))),
-                None => Ok(items.iter().map(|item| item * 2).collect()),
+                None => Ok(items.iter().filter(|&&item| item != LOSES_COUNT).map(|item| item * 2).collect()),
             }
         }
     }
@@ -233,6 +271,38 @@ mod tests {
                 Err(other) => panic!("{other}"),
             }
         }
+    }
+
+    #[tokio::test]
+    async fn an_item_that_panics_fails_alone_and_the_next_batch_is_served() {
+        let fixture = start(Limits::default(), false);
+        fixture.gate.add_permits(1_000);
+        let items: Vec<i64> = (1..=64).map(|item| if item == 37 { PANICS } else { item }).collect();
+        let answers: Vec<_> = items.iter().map(|&item| fixture.submit(item)).collect();
+        for (item, answer) in items.into_iter().zip(answers) {
+            match answer.await.unwrap() {
+                Ok(doubled) => assert_eq!(doubled, item * 2),
+                Err(refused @ Refused::Broken(_)) => {
+                    assert_eq!((item, refused.to_string().as_str()), (PANICS, "panic in a batch: on purpose"));
+                    let problem = refused.into_problem(|_| unreachable!());
+                    assert_eq!(problem.status(), http::StatusCode::INTERNAL_SERVER_ERROR);
+                }
+                Err(other) => panic!("{item}: {other}"),
+            }
+        }
+        assert_eq!(fixture.submit(21).await.unwrap().unwrap(), 42);
+    }
+
+    #[tokio::test]
+    async fn a_wrong_number_of_answers_is_told_to_all_and_not_tried_again() {
+        let fixture = start(Limits::default(), false);
+        let answers: Vec<_> = (1..=8).map(|item| fixture.submit(item * LOSES_COUNT)).collect();
+        fixture.gate.add_permits(1_000);
+        for answer in answers {
+            let refused = answer.await.unwrap().unwrap_err();
+            assert_eq!(refused.to_string(), "a batch of 8 items got 7 answers");
+        }
+        assert_eq!(fixture.batches.lock().unwrap().len(), 1);
     }
 
     #[tokio::test]

@@ -43,10 +43,45 @@ impl<F: Serialize> Sources<'_, F> {
         let environment = Environment::read(&defaults, &self.environment)?;
         let mut figment = Figment::from(defaults);
         if let Some(file) = self.file {
-            figment = figment.merge(Toml::file_exact(file));
+            figment = figment.merge(File::read(file)?);
         }
         let figment = figment.merge(environment).merge(Serialized::defaults(&self.flags));
         figment.extract().map_err(|error| explain(&error))
+    }
+}
+
+/// The TOML file. Read here and not by figment, whose error quotes the line it stumbles over, secret and all.
+struct File<'a> {
+    path: &'a Path,
+    settings: Dict,
+}
+
+impl File<'_> {
+    fn read(path: &Path) -> Result<File<'_>, BadSetting> {
+        let bad = |place: String, takes: String| BadSetting {
+            setting: "settings".to_owned(),
+            origin: format!(" (in {}{place})", path.display()),
+            takes,
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| bad(String::new(), error.to_string()))?;
+        let settings = Toml::from_str(&text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            let (line, column) =
+                (before.matches('\n').count() + 1, before.chars().rev().take_while(|&c| c != '\n').count() + 1);
+            // The message names at most a key; a value stands only in what the error would quote.
+            bad(format!(", line {line}, column {column}"), error.message().replace('\n', ", "))
+        })?;
+        Ok(File { path, settings })
+    }
+}
+
+impl Provider for File<'_> {
+    fn metadata(&self) -> Metadata {
+        Metadata::from("the settings file", self.path)
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Profile::Default.collect(self.settings.clone()))
     }
 }
 
@@ -186,5 +221,26 @@ mod tests {
         assert!(error.contains(".toml"), "{error}");
         let error = load("[relay]\nbatch_size = 'x'", &[], None).unwrap_err();
         assert!(error.contains("relay.batch_size"), "{error}");
+    }
+
+    #[test]
+    fn a_broken_line_is_told_by_its_place_and_not_shown() {
+        for broken in [
+            "admin_key = \"hunter2", // the quote is not closed
+            "admin_key = 'hunter2",
+            "admin_key = '''hunter2\nhunter2",
+            "admin_key = hunter2",
+            "admin_key = \"\\hunter2\"",
+            "admin_key = 'x' hunter2",
+            "admin_key 'hunter2'",
+            "admin_key = ['hunter2'",
+            "listen = 'hunter2'\nlisten = 'hunter2'",
+        ] {
+            let error = load(&format!("pool_max = 1\n{broken}"), &[], None).unwrap_err();
+            assert!(!error.contains("hunter2"), "{error}");
+            assert!(error.contains(".toml, line ") && error.contains(", column ") && !error.contains('\n'), "{error}");
+        }
+        let error = load("pool_max = 1\nlisten = ?", &[], None).unwrap_err();
+        assert!(error.contains("line 2, column 10"), "{error}");
     }
 }

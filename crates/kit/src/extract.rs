@@ -79,14 +79,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Query<T>, Problem> {
-        let query = parts.uri.query().unwrap_or_default();
-        if query.contains("%00") {
-            return Err(query_problem("", "NUL is not allowed"));
-        }
-        let fields = serde_urlencoded::Deserializer::new(url_pairs(query));
-        serde_path_to_error::deserialize(fields)
-            .map(Query)
-            .map_err(|error| query_problem(&pointer(error.path()), error.inner()))
+        parse_query(parts.uri.query().unwrap_or_default()).map(Query)
     }
 }
 
@@ -107,11 +100,15 @@ pub fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Op
     }
 }
 
-fn url_pairs(query: &str) -> form_urlencoded::Parse<'_> {
-    form_urlencoded::parse(query.as_bytes())
+pub(crate) fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T, Problem> {
+    if query.contains("%00") {
+        return Err(query_problem("", "NUL is not allowed"));
+    }
+    let fields = serde_urlencoded::Deserializer::new(form_urlencoded::parse(query.as_bytes()));
+    serde_path_to_error::deserialize(fields).map_err(|error| query_problem(&pointer(error.path()), error.inner()))
 }
 
-fn query_problem(pointer: &str, detail: impl std::fmt::Display) -> Problem {
+pub(crate) fn query_problem(pointer: &str, detail: impl std::fmt::Display) -> Problem {
     let field = FieldError::at(Place::Query, pointer, detail);
     let summary =
         format!("{}{}{}", pointer.trim_start_matches('/'), if pointer.is_empty() { "" } else { ": " }, field.detail);

@@ -18,7 +18,7 @@ struct Entry {
     name: &'static str,
     kind: Kind,
     required: bool,
-    /// None until the first look.
+    /// Why it is down; None while it is up.
     error: Option<String>,
 }
 

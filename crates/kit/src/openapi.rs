@@ -1,9 +1,10 @@
 //! The API's description: what every route shares is added here, so that no route can forget it.
 
+use utoipa::openapi::path::{Operation, Parameter};
+use utoipa::openapi::schema::Type;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{
-    Content, HeaderBuilder, ObjectBuilder, OpenApi, PathItem, Ref, RefOr, ResponseBuilder, path::Operation,
-    schema::Type,
+    Content, Header, HeaderBuilder, ObjectBuilder, OpenApi, PathItem, Ref, RefOr, Response, ResponseBuilder,
 };
 use utoipa::{PartialSchema, ToSchema};
 
@@ -24,17 +25,34 @@ pub fn complete(api: &mut OpenApi) {
     components.schemas.insert("Problem".to_owned(), ProblemBody::schema());
     components.schemas.insert(FieldError::name().into_owned(), FieldError::schema());
     components.schemas.insert(Place::name().into_owned(), Place::schema());
-    for item in api.paths.paths.values_mut() {
-        for operation in operations(item) {
+    for (path, item) in &mut api.paths.paths {
+        for (method, operation) in operations(item) {
+            // The functions' names, which are the default, repeat: every list is a `list`.
+            operation.operation_id = Some(operation_id(method, path));
             add_problems(operation);
+            describe_responses(operation);
         }
     }
 }
 
-fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch, &mut item.head, &mut item.options]
-        .into_iter()
-        .filter_map(Option::as_mut)
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (&'static str, &mut Operation)> {
+    [
+        ("get", &mut item.get),
+        ("put", &mut item.put),
+        ("post", &mut item.post),
+        ("delete", &mut item.delete),
+        ("patch", &mut item.patch),
+        ("head", &mut item.head),
+        ("options", &mut item.options),
+    ]
+    .into_iter()
+    .filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+/// `DELETE /admin/v1/keys/{id}` is `delete_admin_v1_keys_id`.
+fn operation_id(method: &str, path: &str) -> String {
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    std::iter::once(method).chain(words).collect::<Vec<_>>().join("_")
 }
 
 fn add_problems(operation: &mut Operation) {
@@ -57,17 +75,72 @@ fn add_problems(operation: &mut Operation) {
     }
     for (status, description) in expected {
         let responses = &mut operation.responses.responses;
-        responses.entry(status.to_owned()).or_insert_with(|| problem_response(status, description));
+        let response = || ResponseBuilder::new().description(description).build().into();
+        responses.entry(status.to_owned()).or_insert_with(response);
     }
 }
 
-fn problem_response(status: &str, description: &str) -> RefOr<utoipa::openapi::Response> {
-    let schema = Ref::from_schema_name("Problem");
-    let mut response =
-        ResponseBuilder::new().description(description).content(CONTENT_TYPE, Content::new(Some(schema)));
-    if matches!(status, "429" | "503") {
-        let seconds = ObjectBuilder::new().schema_type(Type::Integer).build();
-        response = response.header("Retry-After", HeaderBuilder::new().schema(Some(seconds)).build());
+/// Gives every error without a body of its own the problem, and responses the headers that come with them.
+fn describe_responses(operation: &mut Operation) {
+    let is_list = operation.parameters.iter().flatten().any(is_cursor);
+    for (status, response) in &mut operation.responses.responses {
+        let RefOr::T(response) = response else { continue };
+        if status.starts_with(['4', '5']) && response.content.is_empty() {
+            let problem = Content::new(Some(Ref::from_schema_name("Problem")));
+            response.content.insert(CONTENT_TYPE.to_owned(), problem.into());
+            add_headers(response, problem_headers(status));
+        }
+        if status == "200" && is_list {
+            add_headers(response, &[("Link", Type::String, "The next page, if there is one: `<...>; rel=\"next\"`")]);
+        }
     }
-    response.build().into()
+}
+
+fn is_cursor(parameter: &RefOr<Parameter>) -> bool {
+    matches!(parameter, RefOr::T(parameter) if parameter.name == "cursor")
+}
+
+type HeaderOf = (&'static str, Type, &'static str);
+
+fn problem_headers(status: &str) -> &'static [HeaderOf] {
+    const RETRY_AFTER: HeaderOf = ("Retry-After", Type::Integer, "Seconds to wait before the next try");
+    match status {
+        "401" => &[("WWW-Authenticate", Type::String, "`Bearer`, with the realm")],
+        "429" => &[
+            RETRY_AFTER,
+            ("RateLimit-Limit", Type::Integer, "Requests that a caller has in a second"),
+            ("RateLimit-Remaining", Type::Integer, "How many of them are left"),
+            ("RateLimit-Reset", Type::Integer, "Seconds until there are more"),
+        ],
+        "503" => &[RETRY_AFTER],
+        _ => &[],
+    }
+}
+
+fn add_headers(response: &mut Response, headers: &[HeaderOf]) {
+    for (name, kind, description) in headers {
+        let schema = ObjectBuilder::new().schema_type(kind.clone()).build();
+        let header: Header = HeaderBuilder::new().schema(Some(schema)).description(Some(*description)).build();
+        response.headers.insert((*name).to_owned(), header.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use utoipa::openapi::path::{HttpMethod, OperationBuilder};
+    use utoipa::openapi::{OpenApiBuilder, PathsBuilder};
+
+    #[test]
+    fn operations_of_one_name_get_ids_of_their_own() {
+        let list = || OperationBuilder::new().operation_id(Some("list")).build();
+        let paths = PathsBuilder::new()
+            .path("/v1/events", PathItem::new(HttpMethod::Get, list()))
+            .path("/v1/events/{id}/seats.csv", PathItem::new(HttpMethod::Get, list()));
+        let mut api = OpenApiBuilder::new().paths(paths.build()).build();
+        complete(&mut api);
+        let items = api.paths.paths.values_mut().flat_map(operations);
+        let ids: Vec<_> = items.filter_map(|(_, operation)| operation.operation_id.as_deref()).collect();
+        assert_eq!(ids, ["get_v1_events", "get_v1_events_id_seats_csv"]);
+    }
 }

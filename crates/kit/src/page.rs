@@ -3,17 +3,22 @@
 //! A cursor holds the position behind the last row of a page and the filters it was made with. It is signed: a caller
 //! can neither read a meaning into it nor make one up, and one used with other filters is refused.
 
+use std::sync::Arc;
+
+use axum::extract::FromRequestParts;
 use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use hmac::{Hmac, Mac};
+use http::request::Parts;
 use http::{Uri, header};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::extract::Json;
-use crate::problem::{FieldError, Place, Problem};
+use crate::extract::{Json, parse_query, query_problem};
+use crate::problem::Problem;
 
 pub const LIMIT_DEFAULT: u32 = 20;
 pub const LIMIT_MAX: u32 = 100;
@@ -22,20 +27,28 @@ const VERSION: u8 = 1;
 const SCOPE_BYTES: usize = 8;
 const MAC_BYTES: usize = 16;
 
-/// Makes and opens cursors.
+/// Makes cursors with the first key, opens those of any: a cursor outlives a change of the secret key.
 #[derive(Clone)]
-pub struct CursorKey([u8; 32]);
+pub struct CursorKey(Arc<[[u8; 32]]>);
 
-/// The part of a list's query that every list has; flatten it or take it beside the filters.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub struct PageQuery {
-    /// How many items a page has: 1 to 100.
-    #[param(default = 20, minimum = 1, maximum = 100)]
-    pub limit: Option<u32>,
-    /// `next_cursor` of the page before.
+/// The query of a list: `limit` and `cursor`, which every list has, and its own filters. It extracts all of them, and
+/// as `params(Listing<Filters>)` describes all of them; `F` may deny unknown fields.
+#[derive(Debug)]
+pub struct Listing<F> {
+    pub filters: F,
+    pub limit: u32,
     pub cursor: Option<String>,
+}
+
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "it only describes what `Listing` reads")]
+struct PageParams {
+    /// How many items a page has.
+    #[param(default = 20, minimum = 1, maximum = 100)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
 }
 
 /// One page of a list.
@@ -47,19 +60,51 @@ pub struct Page<T> {
     pub next_cursor: Option<String>,
 }
 
-impl PageQuery {
-    pub fn limit(&self) -> Result<u32, Problem> {
-        match self.limit {
-            None => Ok(LIMIT_DEFAULT),
-            Some(limit @ 1..=LIMIT_MAX) => Ok(limit),
-            Some(_) => Err(refused("/limit", format!("takes a number from 1 to {LIMIT_MAX}"))),
+impl<F: DeserializeOwned> Listing<F> {
+    fn parse(query: &str) -> Result<Listing<F>, Problem> {
+        let (mut limit, mut cursor) = (None, None);
+        // Serde's own way, a flattened struct, reads no numbers from a query and lets unknown fields pass.
+        let mut filters = form_urlencoded::Serializer::new(String::new());
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            let slot = match &*name {
+                "limit" => &mut limit,
+                "cursor" => &mut cursor,
+                _ => {
+                    filters.append_pair(&name, &value);
+                    continue;
+                }
+            };
+            if slot.replace(value.into_owned()).is_some() {
+                return Err(query_problem(&format!("/{name}"), "is there twice"));
+            }
         }
+        let limit = match limit.map(|text| text.parse()) {
+            None => LIMIT_DEFAULT,
+            Some(Ok(limit @ 1..=LIMIT_MAX)) => limit,
+            Some(_) => return Err(query_problem("/limit", format!("takes a number from 1 to {LIMIT_MAX}"))),
+        };
+        Ok(Listing { filters: parse_query(&filters.finish())?, limit, cursor })
+    }
+}
+
+impl<S: Send + Sync, F: DeserializeOwned> FromRequestParts<S> for Listing<F> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Listing<F>, Problem> {
+        Listing::parse(parts.uri.query().unwrap_or_default())
+    }
+}
+
+impl<F: IntoParams> IntoParams for Listing<F> {
+    fn into_params(place: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        [F::into_params(&place), PageParams::into_params(&place)].concat()
     }
 }
 
 impl CursorKey {
-    pub fn new(key: [u8; 32]) -> CursorKey {
-        CursorKey(key)
+    /// The current key first; there is at least one.
+    pub fn new(keys: Vec<[u8; 32]>) -> CursorKey {
+        CursorKey(keys.into())
     }
 
     /// The cursor for `position`, good only for lists of the same `scope` (route and filters).
@@ -69,35 +114,27 @@ impl CursorKey {
         let mut sealed = vec![VERSION];
         sealed.extend(scope_digest(scope));
         sealed.extend(position);
-        let mac = self.mac(&sealed);
+        let mac = mac(&self.0[0], &sealed);
         sealed.extend(mac);
         BASE64_URL_SAFE_NO_PAD.encode(sealed)
     }
 
     pub fn open<P: DeserializeOwned>(&self, scope: &str, cursor: &str) -> Result<P, Problem> {
-        let forged = || refused("/cursor", "is not one of ours: pass `next_cursor` of the page before, unchanged");
+        let forged =
+            || query_problem("/cursor", "is not one of ours: pass `next_cursor` of the page before, unchanged");
         let sealed = BASE64_URL_SAFE_NO_PAD.decode(cursor).map_err(|_| forged())?;
         if sealed.len() < 1 + SCOPE_BYTES + MAC_BYTES || sealed[0] != VERSION {
             return Err(forged());
         }
-        let (content, mac) = sealed.split_at(sealed.len() - MAC_BYTES);
-        if !bool::from(subtle::ConstantTimeEq::ct_eq(self.mac(content).as_slice(), mac)) {
+        let (content, given) = sealed.split_at(sealed.len() - MAC_BYTES);
+        let made_with = |key| bool::from(subtle::ConstantTimeEq::ct_eq(mac(key, content).as_slice(), given));
+        if !self.0.iter().any(made_with) {
             return Err(forged());
         }
         if content[1..=SCOPE_BYTES] != scope_digest(scope) {
-            return Err(refused("/cursor", "belongs to a list with other filters: start again without it"));
+            return Err(query_problem("/cursor", "belongs to a list with other filters: start again without it"));
         }
         serde_json::from_slice(&content[1 + SCOPE_BYTES..]).map_err(|_| forged())
-    }
-
-    fn mac(&self, content: &[u8]) -> [u8; MAC_BYTES] {
-        let mut out = [0; MAC_BYTES];
-        // HMAC takes a key of any length.
-        if let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(&self.0) {
-            mac.update(content);
-            out.copy_from_slice(&mac.finalize().into_bytes()[..MAC_BYTES]);
-        }
-        out
     }
 }
 
@@ -147,27 +184,73 @@ pub(crate) fn link_next(uri: &Uri, response: &mut Response) {
     }
 }
 
+fn mac(key: &[u8; 32], content: &[u8]) -> [u8; MAC_BYTES] {
+    let mut out = [0; MAC_BYTES];
+    // HMAC takes a key of any length.
+    if let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(key) {
+        mac.update(content);
+        out.copy_from_slice(&mac.finalize().into_bytes()[..MAC_BYTES]);
+    }
+    out
+}
+
 fn scope_digest(scope: &str) -> [u8; SCOPE_BYTES] {
     let mut out = [0; SCOPE_BYTES];
     out.copy_from_slice(&Sha256::digest(scope.as_bytes())[..SCOPE_BYTES]);
     out
 }
 
-fn refused(pointer: &str, detail: impl std::fmt::Display) -> Problem {
-    let name = pointer.trim_start_matches('/');
-    Problem::bad_request("malformed-query", format!("{name} {detail}")).with_errors(vec![FieldError::at(
-        Place::Query,
-        pointer,
-        detail,
-    )])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::Deserialize;
 
     fn key() -> CursorKey {
-        CursorKey::new([7; 32])
+        CursorKey::new(vec![[7; 32]])
+    }
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Filters {
+        city: Option<String>,
+        seats: Option<u32>,
+    }
+
+    #[test]
+    fn a_listing_takes_the_page_and_leaves_the_filters() {
+        let listing = Listing::<Filters>::parse("cursor=abc&city=S%C3%A3o+%26&limit=7&seats=3").unwrap();
+        assert_eq!((listing.limit, listing.cursor.as_deref()), (7, Some("abc")));
+        assert_eq!(listing.filters, Filters { city: Some("São &".to_owned()), seats: Some(3) });
+        let listing = Listing::<Filters>::parse("").unwrap();
+        assert_eq!((listing.limit, listing.cursor), (LIMIT_DEFAULT, None));
+    }
+
+    #[test]
+    fn a_listing_refuses_what_it_does_not_know_what_is_there_twice_and_limits_out_of_bounds() {
+        for (query, pointer) in [
+            ("limit=0", "/limit"),
+            ("limit=101", "/limit"),
+            ("limit=ten", "/limit"),
+            ("limit=", "/limit"),
+            ("limit=1&limit=1", "/limit"),
+            ("cursor=a&cursor=b", "/cursor"),
+            ("seats=many", "/seats"),
+            ("city=a%00b", ""),
+        ] {
+            let problem = Listing::<Filters>::parse(query).unwrap_err();
+            assert_eq!((problem.code(), problem.errors()[0].pointer.as_str()), ("malformed-query", pointer), "{query}");
+        }
+        for query in ["colour=red", "city=a&city=b"] {
+            assert_eq!(Listing::<Filters>::parse(query).unwrap_err().code(), "malformed-query", "{query}");
+        }
+    }
+
+    #[test]
+    fn a_cursor_outlives_a_change_of_the_key() {
+        let (old, both) = (key(), CursorKey::new(vec![[8; 32], [7; 32]]));
+        let cursor = old.seal("s", &42);
+        assert_eq!(both.open::<i32>("s", &cursor).unwrap(), 42);
+        assert!(old.open::<i32>("s", &both.seal("s", &42)).is_err(), "new ones are sealed with the current key");
     }
 
     #[test]
@@ -180,7 +263,7 @@ mod tests {
     fn other_filters_other_keys_and_every_changed_bit_are_refused() {
         let cursor = key().seal("events?city=Oslo", &42);
         assert!(key().open::<i32>("events?city=Rome", &cursor).is_err());
-        assert!(CursorKey::new([8; 32]).open::<i32>("events?city=Oslo", &cursor).is_err());
+        assert!(CursorKey::new(vec![[8; 32]]).open::<i32>("events?city=Oslo", &cursor).is_err());
         let sealed = BASE64_URL_SAFE_NO_PAD.decode(&cursor).unwrap();
         for bit in 0..sealed.len() * 8 {
             let mut forged = sealed.clone();

@@ -1,8 +1,8 @@
-//! The loop under every worker, and the supervisor over every task.
+//! The loop under every worker.
 //!
-//! The wake-up is armed before a round looks for work, so what commits while it looks is not missed. Stop is looked at
-//! between rounds only, so a round need not be cancel-safe. A round that fails or panics is logged, counted and tried
-//! again with backoff; while it fails, readiness says so.
+//! A wake-up during a round is kept until the round ends, so what commits while it looks for work is not missed. Stop is
+//! looked at between rounds only, so a round need not be cancel-safe. A round that fails or panics is logged, counted
+//! and tried again with backoff; while it fails, readiness says so.
 
 use std::any::Any;
 use std::future::Future;
@@ -34,7 +34,7 @@ pub struct Wake(Arc<Notify>);
 
 impl Wake {
     pub fn wake(&self) {
-        // One waiter, and a permit is kept when it is not waiting.
+        // Keeps one permit while the worker is not waiting; `notify_waiters` would keep none.
         self.0.notify_one();
     }
 }
@@ -58,8 +58,8 @@ impl Worker {
     {
         let mut failures = 0;
         while !self.stop.is_cancelled() {
-            let woken = self.wake.0.notified();
-            let outcome = AssertUnwindSafe(round()).catch_unwind().await;
+            // Called inside, so that a panic before the first await is caught as well.
+            let outcome = AssertUnwindSafe(async { round().await }).catch_unwind().await;
             let pause = match outcome {
                 Ok(Ok(found)) => {
                     failures = 0;
@@ -75,7 +75,7 @@ impl Worker {
                 Err(panic) => self.failed(&mut failures, &format!("panic: {}", panic_text(&*panic))),
             };
             tokio::select! {
-                () = woken, if failures == 0 => {}
+                () = self.wake.0.notified(), if failures == 0 => {}
                 () = tokio::time::sleep(pause) => {}
                 () = self.stop.cancelled() => {}
             }
@@ -124,10 +124,8 @@ mod tests {
             probe: health.task("test"),
         };
         let counted = rounds.clone();
-        let task = tokio::spawn(worker.run(move || {
-            let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| round(counted.fetch_add(1, Ordering::SeqCst))));
-            async move { outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) }
-        }));
+        // The round runs before its future is made: what panics there must be caught, too.
+        let task = tokio::spawn(worker.run(move || std::future::ready(round(counted.fetch_add(1, Ordering::SeqCst)))));
         Fixture { stop, rounds, health, task }
     }
 

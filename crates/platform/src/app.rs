@@ -116,7 +116,7 @@ pub async fn start(
     let app = App {
         db: db.clone(),
         clock: clock.clone(),
-        cursor_key: CursorKey::new(master_keys[0].derive("page cursor")),
+        cursor_key: CursorKey::new(master_keys.iter().map(|key| key.derive("page cursor")).collect()),
         keys: KeyRing::new(db.clone(), clock.clone(), settings.admin_key.as_ref()),
         health: health.clone(),
         metrics: telemetry::metrics()?,

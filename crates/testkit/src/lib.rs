@@ -36,7 +36,7 @@ pub use client::{Answer, Client};
 pub use drain::{Progress, drain};
 pub use fault::FaultProxy;
 pub use postgres::TestDatabase;
-pub use process::Pillarbox;
+pub use process::{Pillarbox, command};
 pub use rabbit::TestVhost;
 pub use redis::TestRedis;
 

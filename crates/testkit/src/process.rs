@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -13,6 +13,7 @@ use crate::drain;
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const DRAINS_WITHIN: Duration = Duration::from_secs(30);
+const READS_WITHIN: Duration = Duration::from_secs(2);
 
 /// A running `pillarbox`. Killed when dropped.
 pub struct Pillarbox {
@@ -25,17 +26,23 @@ struct Output {
     open_streams: usize,
 }
 
-impl Pillarbox {
-    /// Starts the binary, which a test names by `env!("CARGO_BIN_EXE_pillarbox")`. Of the caller's environment it gets
-    /// everything but `PILLARBOX_*`: the settings of a developer's shell are not those of a test.
-    pub fn start(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Pillarbox {
-        let mut command = Command::new(binary.as_ref());
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("PILLARBOX_") {
-                command.env_remove(name);
-            }
+/// The binary with its arguments. Of the caller's environment it gets everything but `PILLARBOX_*`: the settings of a
+/// developer's shell are not those of a test.
+pub fn command(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(binary.as_ref());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("PILLARBOX_") {
+            command.env_remove(name);
         }
-        command.args(args).envs(env.iter().copied());
+    }
+    command.args(args).envs(env.iter().copied());
+    command
+}
+
+impl Pillarbox {
+    /// Starts the binary, which a test names by `env!("CARGO_BIN_EXE_pillarbox")`, as [`command`] does.
+    pub fn start(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Pillarbox {
+        let mut command = command(binary.as_ref(), args, env);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", binary.as_ref().display()));
 
@@ -70,7 +77,7 @@ impl Pillarbox {
         line.unwrap_or_else(|| panic!("it ended before the line came:\n{}", self.logs()))
     }
 
-    /// Everything it has printed so far.
+    /// Everything it has printed so far; after [`terminate`](Self::terminate) or [`kill9`](Self::kill9), everything.
     pub fn logs(&self) -> String {
         self.output.lock().expect("no reader panics").lines.join("\n")
     }
@@ -86,6 +93,7 @@ impl Pillarbox {
     pub fn kill9(&mut self) {
         self.child.kill().expect("SIGKILL");
         self.child.wait().expect("the child is ours");
+        self.read_to_the_end();
     }
 
     /// Asks it to end, and waits while it finishes its work.
@@ -95,11 +103,22 @@ impl Pillarbox {
         if self.child.try_wait().expect("the child is ours").is_none() {
             kill(pid, Signal::SIGTERM).expect("SIGTERM");
         }
-        drain("the process ends after SIGTERM", DRAINS_WITHIN, async || {
+        let status = drain("the process ends after SIGTERM", DRAINS_WITHIN, async || {
             let ended = self.child.try_wait().expect("the child is ours");
             ended.ok_or_else(|| Verbatim(self.output.lock().expect("no reader panics").lines.join("\n")))
         })
-        .await
+        .await;
+        self.read_to_the_end();
+        status
+    }
+
+    /// What an ended process wrote last may still be in the pipe, or in the hands of a reader. Bounded, because a child
+    /// that it left behind may hold the pipe open for good.
+    fn read_to_the_end(&self) {
+        let ends_at = Instant::now() + READS_WITHIN;
+        while self.output.lock().expect("no reader panics").open_streams > 0 && Instant::now() < ends_at {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -162,6 +181,21 @@ mod tests {
         assert!(process.rss_bytes() > 0);
         process.kill9();
         assert_eq!(process.logs(), "ready");
+    }
+
+    #[tokio::test]
+    async fn logs_after_the_end_have_what_was_written_last() {
+        // The child it leaves behind stands for a slow reader: the line comes after the process has ended.
+        let late = "(sleep 0.3; echo late) & exit 0";
+        let mut process = shell(&format!("trap '{late}' TERM; echo ready; while :; do sleep 0.01; done"));
+        process.wait_for_line(|line| line == "ready", SOON).await;
+        process.terminate().await;
+        assert_eq!(process.logs(), "ready\nlate");
+
+        let mut process = shell("(sleep 0.3; echo late) & echo ready; while :; do sleep 0.01; done");
+        process.wait_for_line(|line| line == "ready", SOON).await;
+        process.kill9();
+        assert_eq!(process.logs(), "ready\nlate");
     }
 
     #[tokio::test]

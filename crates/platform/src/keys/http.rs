@@ -3,9 +3,9 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use chrono::{DateTime, Utc};
 use kit::auth::{Caller, Role, Tenant};
-use kit::extract::{Path, Query};
+use kit::extract::Path;
 use kit::idempotency::{Answer, JsonBody, Mutation};
-use kit::page::{Page, PageQuery};
+use kit::page::{Listing, Page};
 use kit::problem::Problem;
 use mailbox::idempotency::{self, Keep};
 use serde::{Deserialize, Serialize};
@@ -44,25 +44,22 @@ struct CreatedKey {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct ListKeys {
+struct KeyFilters {
     /// Only this tenant's.
     tenant: Option<Tenant>,
-    /// How many items a page has.
-    #[param(default = 20, minimum = 1, maximum = 100)]
-    limit: Option<u32>,
-    /// `next_cursor` of the page before.
-    cursor: Option<String>,
 }
 
 /// List API keys, newest first
-#[utoipa::path(get, path = "/admin/v1/keys", tag = "admin", params(ListKeys), security(("bearer" = [])),
+#[utoipa::path(get, path = "/admin/v1/keys", tag = "admin", params(Listing<KeyFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<ApiKey>)))]
-async fn list(State(app): State<App>, caller: Caller, Query(query): Query<ListKeys>) -> Result<Page<ApiKey>, Problem> {
-    let tenant = governed(&caller, query.tenant)?;
-    let page = PageQuery { limit: query.limit, cursor: query.cursor };
-    let limit = page.limit()?;
+async fn list(
+    State(app): State<App>,
+    caller: Caller,
+    Listing { filters, limit, cursor }: Listing<KeyFilters>,
+) -> Result<Page<ApiKey>, Problem> {
+    let tenant = governed(&caller, filters.tenant)?;
     let scope = format!("keys?tenant={}", tenant.as_ref().map_or("*", Tenant::as_str));
-    let before = page.cursor.map(|cursor| app.cursor_key.open(&scope, &cursor)).transpose()?;
+    let before = cursor.map(|cursor| app.cursor_key.open(&scope, &cursor)).transpose()?;
     let keys = flow::list(&app.db, tenant.as_ref(), before, limit + 1).await?;
     Ok(Page::cut(keys, limit, &app.cursor_key, &scope, |key| key.id))
 }

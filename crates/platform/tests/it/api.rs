@@ -1,5 +1,7 @@
 //! What holds for every route.
 
+use std::collections::BTreeSet;
+
 use hyper::Method;
 use mailbox::database::migrations;
 use serde_json::{Value, json};
@@ -56,21 +58,40 @@ async fn the_description_is_complete() {
     let description = app.anyone().get("/openapi.json").await.json();
     assert_eq!(description["openapi"], "3.1.0");
     assert_eq!(description["components"]["securitySchemes"]["bearer"]["scheme"], "bearer");
+    let mut ids = BTreeSet::new();
     for (method, path, operation) in operations(&app.anyone()).await {
         let what = format!("{method} {path}");
+        let id = operation["operationId"].as_str().unwrap().to_owned();
+        assert!(ids.insert(id.clone()), "{what}: {id} is taken");
         assert!(operation["summary"].as_str().is_some_and(|text| !text.is_empty()), "{what}");
         let responses = operation["responses"].as_object().unwrap();
         let problem = "#/components/schemas/Problem";
         let is_problem =
             |status: &str| responses[status]["content"]["application/problem+json"]["schema"]["$ref"] == problem;
-        assert!(is_problem("500"), "{what}");
+        let errors: Vec<_> = responses.keys().filter(|status| status.starts_with(['4', '5'])).collect();
+        assert!(errors.iter().any(|status| *status == "500"), "{what}");
+        for status in errors {
+            // Not ready is an answer to the question that was asked, not a problem with asking it.
+            let own_body = path == "/readyz" && status == "503";
+            assert!(own_body || is_problem(status), "{what} {status}");
+        }
+        let has_header = |status: &str, name: &str| responses[status]["headers"][name].is_object();
         if operation["security"].is_array() {
             assert!(["401", "403", "429", "503"].into_iter().all(is_problem), "{what}");
+            assert!(has_header("401", "WWW-Authenticate") && has_header("503", "Retry-After"), "{what}");
+            assert!(has_header("429", "Retry-After") && has_header("429", "RateLimit-Limit"), "{what}");
         }
         if operation["requestBody"].is_object() {
             assert!(["400", "413", "415", "422"].into_iter().all(is_problem), "{what}");
         }
+        let parameters: Vec<_> = operation["parameters"].as_array().into_iter().flatten().collect();
+        let takes = |name: &str| parameters.iter().any(|parameter| parameter["name"] == name);
+        assert_eq!(takes("limit"), takes("cursor"), "{what}");
+        assert_eq!(takes("cursor"), responses.contains_key("200") && has_header("200", "Link"), "{what}");
     }
+    let keys = &description["paths"]["/admin/v1/keys"]["get"]["parameters"];
+    let names: Vec<_> = keys.as_array().unwrap().iter().map(|parameter| parameter["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["tenant", "limit", "cursor"]);
     assert_every_reference_resolves(&description, &description);
     app.stop().await;
 }

@@ -51,7 +51,7 @@ async fn act(
 #[tokio::test]
 async fn fifty_at_once_have_one_effect_and_one_answer() {
     let database = counted().await;
-    let racing = (0..50).map(|_| act(database.pool(), &IDENTITY, None, Duration::from_millis(50)));
+    let racing = (0..50).map(|_| act(database.pool(), &IDENTITY, None, Duration::from_millis(500)));
     let answers: Vec<Answer> = futures_util::future::join_all(racing).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(effects(database.pool()).await, 1);
     assert!(answers.iter().all(|answer| answer.body() == answers[0].body()));

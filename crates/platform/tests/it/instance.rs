@@ -43,9 +43,7 @@ pub(crate) fn serve(folder: &DataFolder, database: &TestDatabase, env: &[(&str, 
 
 /// A command that ends: its exit code, standard output and standard error.
 pub(crate) fn run(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
-    let mut command = std::process::Command::new(BINARY);
-    command.args(args).envs(env.iter().copied()).current_dir(std::env::temp_dir());
-    let output = command.output().unwrap();
+    let output = testkit::command(BINARY, args, env).current_dir(std::env::temp_dir()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }

@@ -42,7 +42,11 @@ async fn a_data_folder_in_use_is_refused_and_a_killed_instance_leaves_no_lock() 
     assert_eq!(code, Some(1));
     assert!(error.contains("in use by process") && error.contains(&base) && error.contains("--data-dir"), "{error}");
 
+    let postmaster = std::fs::read_to_string(folder.path().join("postgres/postmaster.pid")).unwrap();
+    let postmaster = format!("/proc/{}/cwd", postmaster.lines().next().unwrap());
     holder.kill9();
+    let ended = async || std::fs::read_link(&postmaster).is_err();
+    drain("PostgreSQL ends with the one that started it", Duration::from_secs(20), ended).await;
     let mut next = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
     assert_eq!(admin_of(&next).await.get("/readyz").await.status, 200);
     assert!(next.terminate().await.success());

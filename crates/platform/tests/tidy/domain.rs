@@ -1,0 +1,92 @@
+//! A `domain.rs` holds values and rules: no clock, no I/O, no waiting.
+
+use crate::paths::{paths, tokens};
+
+const MAY_USE: [&str; 9] = ["std", "core", "crate", "super", "self", "chrono", "contracts", "serde", "thiserror"];
+
+const MAY_NOT_USE: [&str; 8] = [
+    "std::fs",
+    "std::net",
+    "std::process",
+    "std::thread",
+    "std::time::SystemTime",
+    "std::time::Instant",
+    "std::env",
+    "std::io",
+];
+
+const PRINTING: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
+
+pub(crate) fn does_something(text: &str) -> Vec<String> {
+    // Its unit tests may use what they like. They stand at the end: clippy refuses code behind them.
+    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+    let mut violations = Vec::new();
+    for path in paths(text) {
+        let root = path.split("::").next().unwrap();
+        let is_or_is_in = |refused: &&str| path == **refused || path.starts_with(&format!("{refused}::"));
+        if !MAY_USE.contains(&root) {
+            violations.push(format!("a domain does not use `{root}` (`{path}`)"));
+        } else if MAY_NOT_USE.iter().any(is_or_is_in) || path == "std::*" || path == "std::time::*" {
+            violations.push(format!("a domain does not use `{path}`"));
+        } else if path.ends_with("::now") {
+            violations.push(format!("time comes in as a parameter (`{path}`)"));
+        }
+    }
+    let tokens = tokens(text);
+    if tokens.iter().any(|token| token == "async" || token == "await") {
+        violations.push("a domain does not wait".to_owned());
+    }
+    if tokens.windows(2).any(|pair| PRINTING.contains(&pair[0].as_str()) && pair[1] == "!") {
+        violations.push("a domain does not print".to_owned());
+    }
+    violations
+}
+
+mod samples {
+    use super::*;
+
+    #[test]
+    fn values_and_rules_pass() {
+        let good = "
+            //! Uses no sqlx::query and no async.
+            use std::collections::BTreeMap;
+            use std::time::Duration;
+            use chrono::{DateTime, Utc};
+            use serde::Serialize;
+            use super::Event;
+            #[derive(Debug, thiserror::Error)]
+            #[error(\"std::fs is away\")]
+            pub struct Refused;
+            mod status { pub fn of(x: u32) -> u32 { u32::max(x, 1) } }
+            pub fn late(now: DateTime<Utc>, at: DateTime<Utc>) -> bool { status::of(1) > 0 && now > at }
+            #[cfg(test)]\nmod tests { use tokio::time; }";
+        assert_eq!(does_something(good), [""; 0]);
+    }
+
+    #[test]
+    fn whatever_acts_is_refused() {
+        for bad in [
+            "use sqlx::PgPool;",
+            "pub use sqlx::PgPool;",
+            "pub(crate) use {chrono::Utc, kit::clock::Clock};",
+            "use std::{collections::BTreeMap, fs};",
+            "use std::fs as files;",
+            "use std::*;",
+            "use std::time::{Duration, Instant};",
+            "use std::time; fn f() { time::SystemTime::now(); }",
+            "fn f() { std::env::var(\"HOME\"); }",
+            "fn f() { ::std::thread::sleep(x); }",
+            "fn f(stream: std::net::TcpStream) {}",
+            "fn f() -> std::io::Result<()> { Ok(()) }",
+            "fn f() { tokio::spawn(x); }",
+            "fn f() { std::process::exit(1) }",
+            "use chrono::Utc; fn f() { Utc::now(); }",
+            "fn f() { chrono::Local::now(); }",
+            "async fn f() {}",
+            "fn f() { async move { 1 }; }",
+            "fn f() { println!(\"x\") }",
+        ] {
+            assert!(!does_something(bad).is_empty(), "{bad}");
+        }
+    }
+}

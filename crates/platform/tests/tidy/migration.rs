@@ -1,0 +1,108 @@
+//! A migration says in its first line which schema it is for, and touches no other.
+
+/// What is created, altered or dropped by name. An index and a trigger live in their table's schema, so for them it is
+/// the table behind `on` that counts.
+const KINDS: [&str; 8] = ["table", "view", "function", "procedure", "type", "sequence", "domain", "aggregate"];
+/// Words that may stand between the verb and what it is about, or between that and the name.
+const FILLERS: [&str; 11] =
+    ["or", "replace", "unlogged", "materialized", "recursive", "constraint", "unique", "if", "not", "exists", "only"];
+
+pub(crate) fn outside_its_schema(text: &str) -> Vec<String> {
+    let Some(declared) = text.lines().next().and_then(|line| line.strip_prefix("-- schema: ")) else {
+        return vec!["the first line is `-- schema: NAME`".to_owned()];
+    };
+    let words = words(text);
+    let mut violations = Vec::new();
+    for (at, word) in words.iter().enumerate() {
+        let schema = match word.split_once('.') {
+            Some((schema, _)) => schema,
+            None if at > 0 && words[at - 1] == "schema" => word,
+            None => continue,
+        };
+        if (schema.starts_with("pillarbox") || schema == "public") && schema != declared.trim() {
+            violations.push(format!("touches schema `{schema}`, but is for `{declared}`"));
+        }
+    }
+    for statement in words.split(|word| word == ";") {
+        violations.extend(named_without_schema(statement).map(|name| format!("`{name}` has no schema")));
+    }
+    violations
+}
+
+/// The names in a statement that the search path would place.
+fn named_without_schema(statement: &[String]) -> impl Iterator<Item = &str> {
+    (0..statement.len()).filter_map(move |at| {
+        let rest = || statement[at + 1..].iter().map(String::as_str).filter(|word| !FILLERS.contains(word));
+        let name = match statement[at].as_str() {
+            "create" | "alter" | "drop" => match rest().next()? {
+                kind if KINDS.contains(&kind) => rest().nth(1)?,
+                "index" | "trigger" if statement[at] == "create" => rest().skip_while(|word| *word != "on").nth(1)?,
+                _ => return None,
+            },
+            "references" => rest().next()?,
+            "execute" if matches!(rest().next(), Some("function" | "procedure")) => rest().nth(1)?,
+            _ => return None,
+        };
+        (!name.contains('.')).then_some(name)
+    })
+}
+
+/// Lower-case words (with their dots) and `;`, without comments and quotes.
+fn words(text: &str) -> Vec<String> {
+    let uncommented: Vec<&str> = text.lines().map(|line| line.split("--").next().unwrap()).collect();
+    let spaced = uncommented.join("\n").to_lowercase().replace('"', "").replace(';', " ; ");
+    let is_part = |c: char| c.is_alphanumeric() || "_.;".contains(c);
+    spaced.split(|c: char| !is_part(c)).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+}
+
+mod samples {
+    use super::*;
+
+    const FIRST_LINE: &str = "-- schema: pillarbox_a\n";
+
+    #[test]
+    fn a_migration_that_stays_at_home_passes() {
+        for good in [
+            "create schema pillarbox_a;",
+            "create table pillarbox_a.t (id int primary key, other int references pillarbox_a.o, at timestamptz);",
+            "create table if not exists pillarbox_a.t (public boolean); -- not public.t",
+            "create unique index t_at on pillarbox_a.t (at desc);",
+            "create index concurrently if not exists t_at on only pillarbox_a.t (at);",
+            "create or replace function pillarbox_a.f() returns trigger language plpgsql as $$ begin return new; end $$;",
+            "create trigger t_f after insert or update on pillarbox_a.t for each row execute function pillarbox_a.f();",
+            "create type pillarbox_a.status as enum ('draft');",
+            "create temporary table scratch (id int);",
+            "alter table only pillarbox_a.t add column x int;",
+            "insert into pillarbox_a.t select o.id from pillarbox_a.o o;",
+        ] {
+            assert_eq!(outside_its_schema(&format!("{FIRST_LINE}{good}")), [""; 0], "{good}");
+        }
+    }
+
+    #[test]
+    fn a_migration_that_strays_is_refused() {
+        assert!(!outside_its_schema("create schema pillarbox_a;").is_empty(), "no first line");
+        for bad in [
+            "create schema pillarbox_b;",
+            "create table pillarbox_b.t (id int);",
+            "insert into pillarbox_a.t select id from pillarbox_b.t;",
+            "create table public.t (id int);",
+            "CREATE TABLE \"public\".t (id int);",
+            "create table t (id int);",
+            "create unlogged table if not exists t (id int);",
+            "create or replace view v as select 1;",
+            "create materialized view v as select 1;",
+            "create function f() returns int language sql as 'select 1';",
+            "create type status as enum ('draft');",
+            "create sequence s;",
+            "create index t_at on t (at);",
+            "create trigger f after insert on t for each row execute function pillarbox_a.f();",
+            "create trigger f after insert on pillarbox_a.t for each row execute function f();",
+            "create table pillarbox_a.t (id int references o);",
+            "alter table t add column x int;",
+            "drop table if exists t;",
+        ] {
+            assert!(!outside_its_schema(&format!("{FIRST_LINE}{bad}")).is_empty(), "{bad}");
+        }
+    }
+}
