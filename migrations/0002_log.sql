@@ -106,7 +106,9 @@ create function pillarbox.post(
     tenant         text  default 'main'
 ) returns uuid
 language plpgsql security definer
+-- The caller's session must not change what this means.
 set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 declare
     message_id uuid := pillarbox.uuid_v7();
@@ -122,17 +124,24 @@ begin
         raise exception 'payload has % bytes; at most 262144 are taken', octet_length(payload::text)
             using errcode = 'invalid_parameter_value', hint = 'Store what is larger elsewhere and post a reference to it.';
     end if;
-    -- The cast refuses the escape of NUL, which PostgreSQL's text and most consumers cannot take; it is dear, so it is
-    -- made only where one may be.
-    if position('\u0000' in payload::text) > 0 then
+    -- The cast refuses escapes of NUL and of half characters, which text and most consumers cannot take; it is dear, so
+    -- it is made only where there is an escape.
+    if position('\u' in payload::text) > 0 then
         perform payload::jsonb;
     end if;
     if tenant is null or tenant !~ '^[a-z0-9][a-z0-9_-]{0,62}$' then
         raise exception 'tenant takes 1 to 63 of a-z, 0-9, - and _, with a letter or digit first'
             using errcode = 'invalid_parameter_value';
     end if;
+    -- Strings only: what is deeper or larger than a reader's JSON takes would stop it for good.
     if jsonb_typeof(coalesce(headers, '{}')) <> 'object' or octet_length(headers::text) > 16384 then
         raise exception 'headers take a JSON object of at most 16384 bytes' using errcode = 'invalid_parameter_value';
+    end if;
+    if exists (select from jsonb_each(coalesce(headers, '{}')) header where jsonb_typeof(header.value) <> 'string') then
+        raise exception 'headers take strings as values' using errcode = 'invalid_parameter_value';
+    end if;
+    if length(aggregate_id) not between 1 and 255 then
+        raise exception 'aggregate_id takes 1 to 255 characters' using errcode = 'invalid_parameter_value';
     end if;
     insert into pillarbox.log (shard, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload)
     values (pillarbox.shard_of(tenant, coalesce(key, message_id::text)), message_id, 'sql', tenant, topic,

@@ -166,6 +166,9 @@ type Looking<'a> = Pin<Box<dyn Future<Output = Result<Option<Caller>, Problem>> 
 /// Finds the caller behind the SHA-256 of an API key.
 pub trait KeyStore: Send + Sync + 'static {
     fn find(&self, digest: [u8; 32]) -> Looking<'_>;
+
+    /// Whether the answer is at hand, at no cost.
+    fn is_at_hand(&self, digest: &[u8; 32]) -> bool;
 }
 
 /// The gate that every API request passes: who is it, and is it not too often?
@@ -177,7 +180,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    async fn caller(&self, headers: &HeaderMap) -> Result<Option<Caller>, Problem> {
+    async fn caller(&self, headers: &HeaderMap, address: &str) -> Result<Option<Caller>, Problem> {
         let Some(value) = single_header(headers, &header::AUTHORIZATION)? else { return Ok(None) };
         let credential =
             bearer(value).ok_or_else(|| Problem::unauthorized("send `Authorization: Bearer <JWT or API key>`"))?;
@@ -185,7 +188,15 @@ impl Gate {
         if credential.contains('.') {
             return self.tokens.verify(credential).map(Some);
         }
-        match self.keys.find(digest(credential)).await? {
+        let digest = digest(credential);
+        // Who guesses too fast is not looked up any more; keys that are known go on, from the same address, too.
+        if let Some(limit) = &self.rate_limit
+            && limit.is_exhausted(address)
+            && !self.keys.is_at_hand(&digest)
+        {
+            limit.check(address)?;
+        }
+        match self.keys.find(digest).await? {
             Some(caller) => Ok(Some(caller)),
             None => Err(Problem::unauthorized("this API key is unknown, expired or revoked")),
         }
@@ -194,9 +205,13 @@ impl Gate {
 
 /// The layer: puts a [`Caller`] on the request, or answers 401 or 429.
 pub async fn pass_gate(State(gate): State<Gate>, mut request: Request, next: Next) -> Result<Response, Problem> {
-    let caller = gate.caller(request.headers()).await;
+    let address = address_name(&request);
+    let caller = gate.caller(request.headers(), &address).await;
     // Who is refused counts, too, or guessing would be free.
-    let name = limit_name(caller.as_ref().ok().and_then(Option::as_ref), &request);
+    let name = match &caller {
+        Ok(Some(caller)) => caller.principal.to_string(),
+        Ok(None) | Err(_) => address,
+    };
     let counted = gate.rate_limit.as_ref().map(|limit| limit.check(&name)).transpose()?;
     if let Some(caller) = caller? {
         request.extensions_mut().insert(caller);
@@ -206,12 +221,9 @@ pub async fn pass_gate(State(gate): State<Gate>, mut request: Request, next: Nex
     Ok(response)
 }
 
-fn limit_name(caller: Option<&Caller>, request: &Request) -> String {
-    match (caller, request.extensions().get::<crate::serve::Peer>()) {
-        (Some(caller), _) => caller.principal.to_string(),
-        (None, Some(peer)) => format!("ip:{}", network(peer.0.ip())),
-        (None, None) => "unknown".to_owned(),
-    }
+fn address_name(request: &Request) -> String {
+    let peer = request.extensions().get::<crate::serve::Peer>();
+    peer.map_or_else(|| "unknown".to_owned(), |peer| format!("ip:{}", network(peer.0.ip())))
 }
 
 /// One host can use a whole IPv6 /64.

@@ -23,11 +23,17 @@ use crate::problem::{FieldError, Place, Problem};
 pub struct RequestLimits {
     pub body_bytes_max: usize,
     pub body_time_max: Duration,
+    /// From the end of the head to the start of the answer.
+    pub request_time_max: Duration,
 }
 
 impl Default for RequestLimits {
     fn default() -> RequestLimits {
-        RequestLimits { body_bytes_max: 1024 * 1024, body_time_max: Duration::from_secs(15) }
+        RequestLimits {
+            body_bytes_max: 1024 * 1024,
+            body_time_max: Duration::from_secs(15),
+            request_time_max: Duration::from_secs(30),
+        }
     }
 }
 

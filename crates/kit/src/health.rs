@@ -55,8 +55,8 @@ impl Health {
     }
 
     /// A background task of this process: up until it fails.
-    pub fn task(&self, name: &'static str) -> Probe {
-        self.add(Entry { name, kind: Kind::Task, required: true, error: None })
+    pub fn task(&self, name: &'static str, required: bool) -> Probe {
+        self.add(Entry { name, kind: Kind::Task, required, error: None })
     }
 
     pub fn report(&self) -> Vec<State> {

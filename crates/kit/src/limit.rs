@@ -1,8 +1,9 @@
 //! Rate limits per caller, answered as the HTTP rate-limit headers say.
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use governor::clock::{Clock as _, DefaultClock};
 use governor::middleware::StateInformationMiddleware;
@@ -23,12 +24,14 @@ const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 pub struct RateLimit {
     limiter: Arc<Limiter>,
     clock: DefaultClock,
+    /// Who is over the limit, and until when.
+    exhausted: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
 impl RateLimit {
     pub fn per_second(rate: NonZeroU32) -> RateLimit {
         let limiter = RateLimiter::keyed(Quota::per_second(rate)).with_middleware::<StateInformationMiddleware>();
-        RateLimit { limiter: Arc::new(limiter), clock: DefaultClock::default() }
+        RateLimit { limiter: Arc::new(limiter), clock: DefaultClock::default(), exhausted: Arc::default() }
     }
 
     /// Counts one request of `caller`: headers for its answer, or the 429.
@@ -37,6 +40,7 @@ impl RateLimit {
             Ok(state) => Ok(headers(state.quota(), state.remaining_burst_capacity(), Duration::from_secs(1))),
             Err(refused) => {
                 let wait = refused.wait_time_from(self.clock.now());
+                self.exhausted().insert(caller.to_owned(), Instant::now() + wait);
                 let detail = format!("more than {} requests in a second", refused.quota().burst_size());
                 let mut problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", detail).retry_after(wait);
                 for (name, value) in &headers(refused.quota(), 0, wait) {
@@ -47,8 +51,18 @@ impl RateLimit {
         }
     }
 
+    /// Whether a caller is over the limit now; counts nothing.
+    pub fn is_exhausted(&self, caller: &str) -> bool {
+        self.exhausted().get(caller).is_some_and(|until| *until > Instant::now())
+    }
+
+    fn exhausted(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.exhausted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Forgets callers that have been quiet, so that memory follows the callers of now.
     pub fn forget_quiet(&self) {
+        self.exhausted().retain(|_, until| *until > Instant::now());
         self.limiter.retain_recent();
         self.limiter.shrink_to_fit();
     }

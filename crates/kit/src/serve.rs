@@ -129,7 +129,8 @@ async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, limits:
     if timed_out && !parts.read_buf.is_empty() {
         let detail = format!("the request's head took longer than {} s", limits.head_time_max.as_secs());
         let problem = Problem::new(StatusCode::REQUEST_TIMEOUT, "head-timeout", detail);
-        let _ = stream.write_all(&raw_answer(&problem)).await; // nobody to tell if it fails
+        // Nobody to tell if it fails.
+        let _ = tokio::time::timeout(limits.write_time_max, stream.write_all(&raw_answer(&problem))).await;
     }
     linger(stream).await;
 }
@@ -200,13 +201,19 @@ impl Courteous {
     }
 
     fn poll_replacing(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some((answer, written)) = &mut self.replacing {
-            if *written == answer.len() {
-                self.replacing = None;
-                break;
+        while let Some((answer, written)) = self.replacing.take() {
+            let progress = Pin::new(&mut self.stream).poll_write(cx, &answer[written..]);
+            match self.patiently(cx, progress) {
+                Poll::Ready(Ok(count)) if written + count < answer.len() => {
+                    self.replacing = Some((answer, written + count))
+                }
+                Poll::Ready(Ok(_)) => break,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    self.replacing = Some((answer, written));
+                    return Poll::Pending;
+                }
             }
-            let progress = Pin::new(&mut self.stream).poll_write(cx, &answer[*written..]);
-            *written += ready!(progress)?;
         }
         Poll::Ready(Ok(()))
     }

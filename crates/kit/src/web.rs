@@ -8,10 +8,10 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
-use http::{HeaderValue, Method, StatusCode, Uri, header};
+use http::{HeaderValue, Method, StatusCode, Uri, Version, header};
 use tracing::Instrument;
 
-use crate::extract::RequestLimits;
+use crate::extract::{RequestLimits, single_header};
 use crate::page::link_next;
 use crate::problem::Problem;
 use crate::telemetry::join_trace;
@@ -47,8 +47,16 @@ async fn observe(State(limits): State<RequestLimits>, mut request: Request, next
     let span = tracing::info_span!("request", method, route, trace_id = trace.trace_id());
     join_trace(&span, trace);
     let answering = trace.scope(async {
-        let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-        answered.unwrap_or_else(|panic| Problem::internal(&format!("panic: {}", panic_text(&*panic))).into_response())
+        if let Err(problem) = check_host(&request) {
+            return problem.into_response();
+        }
+        // A server below that hangs must not hold the request, nor what it holds, for ever.
+        let answering = AssertUnwindSafe(next.run(request)).catch_unwind();
+        match tokio::time::timeout(limits.request_time_max, answering).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(panic)) => Problem::internal(&format!("panic: {}", panic_text(&*panic))).into_response(),
+            Err(_) => Problem::unavailable(&format!("no answer within {:?}", limits.request_time_max)).into_response(),
+        }
     });
     let mut response = answering.instrument(span.clone()).await;
 
@@ -61,6 +69,15 @@ async fn observe(State(limits): State<RequestLimits>, mut request: Request, next
     metrics::counter!("pillarbox_http_requests_total", &labels).increment(1);
     metrics::histogram!("pillarbox_http_request_duration_seconds", &labels[..2]).record(elapsed.as_secs_f64());
     response
+}
+
+/// RFC 9112: exactly one Host. Two are how one request is made to look like another.
+fn check_host(request: &Request) -> Result<(), Problem> {
+    let present = single_header(request.headers(), &header::HOST)?.is_some();
+    if present || request.version() != Version::HTTP_11 {
+        return Ok(());
+    }
+    Err(Problem::bad_request("malformed-header", "host: an HTTP/1.1 request has one"))
 }
 
 fn incoming_trace(request: &Request) -> TraceContext {
@@ -88,14 +105,17 @@ mod tests {
     use axum::body::Body;
     use axum::routing::{get, post};
     use http_body_util::BodyExt;
+    use std::time::Duration;
     use tower::ServiceExt;
 
     async fn call(request: http::request::Builder) -> (http::response::Parts, String) {
+        let limits = RequestLimits { request_time_max: Duration::from_millis(200), ..RequestLimits::default() };
         let router = Router::new()
             .route("/ok", get(|| async { "ok" }))
+            .route("/hang", get(|| async { std::future::pending::<&str>().await }))
             .route("/panic", post(|| async { panic!("secret-in-panic") as &'static str }));
         let response =
-            finish(router, RequestLimits::default()).oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+            finish(router, limits).oneshot(request.header("host", "x").body(Body::empty()).unwrap()).await.unwrap();
         let (parts, body) = response.into_parts();
         (parts, String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap())
     }
@@ -112,6 +132,18 @@ mod tests {
                 assert_eq!(parts.headers[header::ALLOW], "GET,HEAD");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_handler_that_hangs_is_given_up() {
+        let (parts, _) = call(Request::builder().uri("/hang")).await;
+        assert_eq!(parts.status, StatusCode::SERVICE_UNAVAILABLE);
+    }
+
+    #[tokio::test]
+    async fn a_second_host_is_refused() {
+        let (parts, _) = call(Request::builder().uri("/ok").header("host", "y")).await;
+        assert_eq!(parts.status, StatusCode::BAD_REQUEST);
     }
 
     #[tokio::test]

@@ -121,7 +121,7 @@ mod tests {
             pause: Duration::from_secs(3600),
             wake,
             stop: stop.clone(),
-            probe: health.task("test"),
+            probe: health.task("test", true),
         };
         let counted = rounds.clone();
         // The round runs before its future is made: what panics there must be caught, too.

@@ -90,6 +90,11 @@ pub fn problem(error: &sqlx::Error) -> Problem {
         }
         // Shutting down or starting up; out of resources; connection lost.
         (_, Some("57P01" | "57P02" | "57P03")) => Problem::unavailable(error),
+        (_, Some("53100")) => {
+            tracing::error!(%error, "the database's disk is full");
+            let detail = "the database has no room left; an operator must make some";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "database-full", detail)
+        }
         (_, Some(code)) if code.starts_with("53") || code.starts_with("08") => Problem::unavailable(error),
         (_, Some("57014")) => {
             tracing::warn!(%error, "a statement took too long");

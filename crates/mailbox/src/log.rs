@@ -128,7 +128,8 @@ pub struct Message {
     pub key: Option<String>,
     pub aggregate_type: Option<String>,
     pub aggregate_id: Option<AggregateId>,
-    pub headers: serde_json::Value,
+    /// As they were posted: a reader does not stumble over what it does not use.
+    pub headers: Box<RawValue>,
     /// The text as it was posted.
     pub payload: Box<RawValue>,
     pub at: DateTime<Utc>,
@@ -140,7 +141,7 @@ pub async fn make_partitions(db: &mut PgConnection, days: i32) -> sqlx::Result<i
 }
 
 fn message(row: &PgRow) -> sqlx::Result<Message> {
-    let Json(payload): Json<Box<RawValue>> = row.try_get("payload")?;
+    let raw = |column| row.try_get::<Json<Box<RawValue>>, _>(column).map(|Json(text)| text);
     Ok(Message {
         id: row.try_get("id")?,
         message_id: row.try_get("message_id")?,
@@ -150,8 +151,8 @@ fn message(row: &PgRow) -> sqlx::Result<Message> {
         key: row.try_get("key")?,
         aggregate_type: row.try_get("aggregate_type")?,
         aggregate_id: row.try_get::<Option<Json<AggregateId>>, _>("aggregate_id")?.map(|Json(id)| id),
-        headers: row.try_get("headers")?,
-        payload,
+        headers: raw("headers")?,
+        payload: raw("payload")?,
         at: row.try_get("at")?,
     })
 }

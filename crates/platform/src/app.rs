@@ -136,22 +136,35 @@ pub async fn start(
     let now = app.clock.now();
     let first_admin_key = settle_installation(&db, master_keys, settings.admin_key.is_some(), now).await?;
 
+    tokio::spawn(warm(db.clone(), settings.pool_min));
     let stop = CancellationToken::new();
     let (serving, workers) = (TaskTracker::new(), TaskTracker::new());
-    let worker =
-        |name, pause| Worker { name, pause, wake: Wake::default(), stop: stop.clone(), probe: health.task(name) };
-    let upkeep = worker("upkeep", CHECK_PAUSE);
+    let worker = |name, pause, required| Worker {
+        name,
+        pause,
+        wake: Wake::default(),
+        stop: stop.clone(),
+        probe: health.task(name, required),
+    };
+    let upkeep = worker("upkeep", CHECK_PAUSE, true);
     let upkeeping =
         Upkeep { checks: checks.clone(), rate_limit: gate.rate_limit.clone(), metrics: app.metrics.clone() };
     workers.spawn(async move { upkeep.run(|| upkeeping.round()).await });
     if settings.has_role(Role::Maintain) {
-        let (maintaining, db, clock) = (worker("maintain", MAINTAIN_PAUSE), db.clone(), app.clock.clone());
+        let (maintaining, db, clock) = (worker("maintain", MAINTAIN_PAUSE, false), db.clone(), app.clock.clone());
         workers.spawn(async move { maintaining.run(|| maintain::round(&db, clock.now())).await });
     }
 
     let router = web::finish(router(settings, app, gate), settings.request_limits());
     serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
     Ok(Running { address, first_admin_key, stop, serving, workers, db, checks })
+}
+
+/// Opens the connections that the pool keeps: a lazy pool opens none before it is asked.
+async fn warm(db: PgPool, connections: u32) {
+    // Held together and then let go: taken one by one, it would be the same one each time.
+    let held = futures_util::future::join_all((0..connections).map(|_| db.acquire())).await;
+    drop(held);
 }
 
 /// What every process does beside its roles.

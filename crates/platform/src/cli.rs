@@ -161,6 +161,8 @@ enum Failure {
     Migrate(#[from] sqlx::migrate::MigrateError),
     #[error("the database: {0}")]
     Database(#[from] sqlx::Error),
+    #[error("cannot print: {0}")]
+    Print(#[from] std::io::Error),
     #[error("{0}")]
     Other(String),
 }

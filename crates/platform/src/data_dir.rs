@@ -56,7 +56,8 @@ impl DataDir {
     pub fn lock(&self) -> Result<Locked, DataDirError> {
         self.create()?;
         let path = self.0.join(LOCK);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o644).open(&path);
+        // Nobody else may open it: a stranger's lock would keep us from starting.
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = file.map_err(|error| self.failed(error))?;
         let mut file = file;
         for attempt in 0.. {

@@ -105,7 +105,6 @@ impl Embedded {
             check_reachable(data_dir.path(), account)?;
         }
         let install = install::find(&folders.data)?;
-        make_private_dir(&folders.socket, account.as_ref())?;
         let making = (install.clone(), folders.clone(), account.clone());
         let made = tokio::task::spawn_blocking(move || make_cluster(&making.0, &making.1, making.2.as_ref())).await;
         made.map_err(|error| EmbeddedError::Tool { what: "initdb", why: error.to_string() })??;
@@ -229,13 +228,23 @@ fn give(path: &Path, account: Option<&Account>) -> Result<(), EmbeddedError> {
         .map_err(|error| EmbeddedError::Io(path.to_owned(), error.into()))
 }
 
-/// Removes what a killed `initdb` left.
+/// Removes what a killed `initdb` left. Its children may still be ending, and write meanwhile: then for a bounded while.
 fn sweep_halves(cluster: &Path) -> io::Result<()> {
+    const ATTEMPTS: u32 = 50;
     let Some(parent) = cluster.parent() else { return Ok(()) };
     for entry in fs::read_dir(parent)? {
         let entry = entry?;
-        if entry.file_name().as_encoded_bytes().starts_with(b"postgres.new-") {
-            fs::remove_dir_all(entry.path())?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b"postgres.new-") {
+            continue;
+        }
+        for _ in 0..ATTEMPTS {
+            match fs::remove_dir_all(entry.path()) {
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => break,
+            }
         }
     }
     Ok(())
@@ -246,7 +255,7 @@ fn make_cluster(install: &Install, folders: &Folders, account: Option<&Account>)
     if folders.data.join("PG_VERSION").exists() {
         return Ok(());
     }
-    let aside = folders.data.with_extension(format!("new-{}", std::process::id()));
+    let aside = folders.data.with_extension(format!("new-{}", uuid::Uuid::new_v4().simple()));
     let failed = |error| EmbeddedError::Io(aside.clone(), error);
     sweep_halves(&folders.data).map_err(failed)?;
     make_private_dir(&aside, account)?;

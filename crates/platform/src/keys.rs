@@ -45,7 +45,7 @@ pub struct NewKey {
 pub enum Error {
     #[error("there is no such key")]
     NotFound,
-    #[error("a name has 1 to 100 characters")]
+    #[error("a name has 1 to 100 characters, not all of them blank, and no control characters")]
     BadName,
     #[error("expires_at must be in the future")]
     ExpiresInThePast,

@@ -54,6 +54,7 @@ pub struct Settings {
     pub body_timeout_ms: u32,
     pub head_timeout_ms: u32,
     pub write_timeout_ms: u32,
+    pub request_timeout_ms: u32,
     pub drain_timeout_ms: u32,
 
     /// A level, or levels by target.
@@ -74,6 +75,9 @@ pub enum Role {
     Dispatch,
     Maintain,
 }
+
+/// The private PostgreSQL takes 100 connections, some of them for operators.
+const EMBEDDED_POOL_MAX: u32 = 80;
 
 /// The services in this binary, in the order in which they stand on each other.
 pub const SERVICES: [&str; 0] = [];
@@ -103,6 +107,7 @@ impl Default for Settings {
             body_timeout_ms: 15_000,
             head_timeout_ms: 10_000,
             write_timeout_ms: 20_000,
+            request_timeout_ms: 30_000,
             drain_timeout_ms: 20_000,
             log: "info".to_owned(),
             log_format: LogFormat::Pretty,
@@ -117,11 +122,22 @@ impl Settings {
         if self.pool_max == 0 || self.pool_min > self.pool_max {
             return Err(BadSetting::new("pool_max", "takes a number from 1, and not below pool_min"));
         }
-        if self.statement_timeout_ms == 0 {
-            return Err(BadSetting::new("statement_timeout_ms", "takes a number from 1"));
+        if self.database_url.is_none() && self.pool_max > EMBEDDED_POOL_MAX {
+            let takes = format!("takes at most {EMBEDDED_POOL_MAX} with the private PostgreSQL");
+            return Err(BadSetting::new("pool_max", takes));
         }
-        if self.connections_max == 0 {
-            return Err(BadSetting::new("connections_max", "takes a number from 1"));
+        for (name, value) in [
+            ("statement_timeout_ms", self.statement_timeout_ms),
+            ("connections_max", self.connections_max),
+            ("body_bytes_max", self.body_bytes_max),
+            ("body_timeout_ms", self.body_timeout_ms),
+            ("head_timeout_ms", self.head_timeout_ms),
+            ("write_timeout_ms", self.write_timeout_ms),
+            ("request_timeout_ms", self.request_timeout_ms),
+        ] {
+            if !(1..=i32::MAX as u32).contains(&value) {
+                return Err(BadSetting::new(name, format!("takes a number from 1 to {}", i32::MAX)));
+            }
         }
         if let Some(unknown) = self.services.iter().find(|name| !SERVICES.contains(&name.as_str())) {
             let known = if SERVICES.is_empty() { "none yet".to_owned() } else { SERVICES.join(", ") };
@@ -160,7 +176,11 @@ impl Settings {
     }
 
     pub fn request_limits(&self) -> RequestLimits {
-        RequestLimits { body_bytes_max: self.body_bytes_max as usize, body_time_max: millis(self.body_timeout_ms) }
+        RequestLimits {
+            body_bytes_max: self.body_bytes_max as usize,
+            body_time_max: millis(self.body_timeout_ms),
+            request_time_max: millis(self.request_timeout_ms),
+        }
     }
 
     pub fn serve_limits(&self) -> ServeLimits {

@@ -1,5 +1,6 @@
 //! The commands for operators: they run beside a server and end.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -21,11 +22,16 @@ use crate::embedded;
 use crate::keys::{NewKey, flow};
 use crate::settings::Settings;
 
+/// One line on standard output; `println!` would panic when nobody reads it.
+fn say(line: &str) -> Result<(), std::io::Error> {
+    writeln!(std::io::stdout(), "{line}")
+}
+
 pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
     database::migrate(&direct_database_options(settings, &data_dir)?).await?;
-    println!("The database's schema is up to date.");
+    say("The database's schema is up to date.")?;
     Ok(())
 }
 
@@ -36,7 +42,7 @@ pub(super) fn token(settings: &Settings, user: Uuid, role: Option<Role>, ttl_sec
     };
     let ttl = Duration::from_secs(u64::from(ttl_seconds));
     let token = TokenSigner::new(&master).sign(user, role, Utc::now(), ttl);
-    println!("{}", token.map_err(|error| Failure::Other(format!("signing: {error}")))?);
+    say(&token.map_err(|error| Failure::Other(format!("signing: {error}")))?)?;
     Ok(())
 }
 
@@ -45,7 +51,12 @@ pub(super) async fn create_key(settings: &Settings, role: Role, tenant: Tenant, 
     let new = NewKey { name, role, tenant, expires_at: None };
     let (key, secret) = flow::create(&mut *db.acquire().await?, new, Utc::now()).await?;
     // The key alone on standard output, so that a script can take it.
-    println!("{}", secret.reveal());
+    say(secret.reveal()).map_err(|error| {
+        let id = key.id;
+        Failure::Other(format!(
+            "the key was made, but could not be shown ({error}); revoke it: pillarbox key revoke {id}"
+        ))
+    })?;
     eprintln!("key {} with the role {} in tenant {}; it is not shown again", key.id, key.role, key.tenant.as_str());
     Ok(())
 }
@@ -53,7 +64,7 @@ pub(super) async fn create_key(settings: &Settings, role: Role, tenant: Tenant, 
 pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>) -> Result<(), Failure> {
     const PAGE: u32 = 100;
     let db = connect(settings)?;
-    println!("{:36}  {:8}  {:6}  {:12}  {:20}  {:7}  NAME", "ID", "HINT", "ROLE", "TENANT", "CREATED", "STATE");
+    say(&format!("{:36}  {:8}  {:6}  {:12}  {:20}  {:7}  NAME", "ID", "HINT", "ROLE", "TENANT", "CREATED", "STATE"))?;
     let mut before = None;
     loop {
         let keys = flow::list(&db, tenant.as_ref(), before, PAGE).await?;
@@ -65,7 +76,7 @@ pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>) -> Re
             };
             let created = key.created_at.format("%Y-%m-%d %H:%M:%SZ");
             let (role, tenant) = (key.role.as_str(), key.tenant.as_str());
-            println!("{}  {:8}  {role:6}  {tenant:12}  {created}  {state:7}  {}", key.id, key.hint, key.name);
+            say(&format!("{}  {:8}  {role:6}  {tenant:12}  {created}  {state:7}  {}", key.id, key.hint, key.name))?;
         }
         match keys.last() {
             Some(last) if keys.len() == PAGE as usize => before = Some(last.id),
@@ -76,7 +87,7 @@ pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>) -> Re
 
 pub(super) async fn revoke_key(settings: &Settings, id: Uuid) -> Result<(), Failure> {
     flow::revoke(&connect(settings)?, id, None, Utc::now()).await?;
-    println!("Key {id} is revoked; servers refuse it within 2 s.");
+    say(&format!("Key {id} is revoked; servers refuse it within 2 s."))?;
     Ok(())
 }
 
@@ -84,24 +95,24 @@ pub(super) async fn revoke_key(settings: &Settings, id: Uuid) -> Result<(), Fail
 pub(super) async fn status(settings: &Settings) -> Result<ExitCode, Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     let server = data_dir.holder().unwrap_or_else(|| "not running from this data folder".to_owned());
-    println!("data      {}", data_dir.path().display());
-    println!("server    {server}");
+    say(&format!("data      {}", data_dir.path().display()))?;
+    say(&format!("server    {server}"))?;
     if settings.database_url.is_none() {
-        println!("database  {}", embedded::address(&data_dir));
+        say(&format!("database  {}", embedded::address(&data_dir)))?;
     }
     let db = pool(database_options(settings, &data_dir)?);
     let health = Health::default();
     Checks::new(settings, &db, &health)?.run().await;
     let report = health.report();
     for check in &report {
-        println!("{:9} {}", check.name, check.error.as_deref().unwrap_or("up"));
+        say(&format!("{:9} {}", check.name, check.error.as_deref().unwrap_or("up")))?;
     }
     if report.iter().any(|check| check.required && !check.up) {
         return Ok(ExitCode::FAILURE);
     }
     let missing = database::missing_migrations(&db).await?;
     let schema = if missing.is_empty() { "up to date".to_owned() } else { format!("lacks migrations {missing:?}") };
-    println!("schema    {schema}");
+    say(&format!("schema    {schema}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,7 +6,7 @@ use kit::config::BadSetting;
 use kit::telemetry;
 use mailbox::database;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Failure;
@@ -18,6 +18,7 @@ use crate::settings::Settings;
 
 pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
     let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
+    let settings = &fit_file_handles(settings);
     let mut stop = StopSignal::listen()?;
     let listener = bind(settings).await?;
     let data_dir = DataDir::at(&settings.data_dir)?;
@@ -57,6 +58,7 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
         let takes = "is needed by `serve` (--database-url postgres://user:password@host/name); `pillarbox up` brings a database of its own";
         return Err(BadSetting::new("database_url", takes).into());
     }
+    let settings = &fit_file_handles(settings);
     let mut stop = StopSignal::listen()?;
     let listener = bind(settings).await?;
     let data_dir = DataDir::at(&settings.data_dir)?;
@@ -84,17 +86,23 @@ async fn run(
     greet(&running);
     stop.wait().await;
     tracing::info!("stopping: finishing what is in flight");
-    running.stop().await;
+    tokio::select! {
+        () = running.stop() => {}
+        () = stop.wait() => tracing::warn!("asked again: not waiting any longer"),
+    }
     Ok(())
 }
 
 async fn bind(settings: &Settings) -> Result<TcpListener, Failure> {
-    // Each connection is a file handle; many systems allow few unless asked.
-    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most); // then fewer connections, no more
-    }
-    TcpListener::bind(settings.listen).await.map_err(|error| {
-        let listen = settings.listen;
+    const BACKLOG: u32 = 1024;
+    let listen = settings.listen;
+    let bound = async {
+        let socket = if listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(listen)?;
+        socket.listen(BACKLOG)
+    };
+    bound.await.map_err(|error: std::io::Error| {
         let advice = match error.kind() {
             std::io::ErrorKind::AddrInUse => {
                 "another program listens there: stop it, or choose another --listen ADDR:PORT"
@@ -103,6 +111,20 @@ async fn bind(settings: &Settings) -> Result<TcpListener, Failure> {
         };
         Failure::Other(format!("cannot listen on {listen}: {error}; {advice}"))
     })
+}
+
+/// Each connection is a file handle, and the database needs some, too: strangers must not take them all.
+fn fit_file_handles(settings: &Settings) -> Settings {
+    const OTHERS: u64 = 64;
+    let mut settings = settings.clone();
+    let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return settings };
+    let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most); // then the lower limit holds
+    let free = most.saturating_sub(u64::from(settings.pool_max) + OTHERS).max(1);
+    if u64::from(settings.connections_max) > free {
+        tracing::warn!(connections_max = free, "fewer connections than set: this process may open {most} files");
+        settings.connections_max = free as u32;
+    }
+    settings
 }
 
 /// Tells a person where it is. On standard output: the log goes to standard error, and the key must not be in it.
@@ -117,26 +139,35 @@ fn greet(running: &Running, data_dir: &DataDir, has_embedded: bool) {
         text += &format!("  admin key {}\n            (shown this once; only its hash is kept)\n", key.reveal());
     }
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush()); // nobody reads it, then
+    let shown = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let (Err(error), Some(_)) = (shown, &running.first_admin_key) {
+        tracing::error!(%error, "the first admin key could not be shown; make one with `pillarbox key create --role admin`");
+    }
     tracing::info!(%address, "ready");
 }
 
-/// SIGTERM or Ctrl-C, from the moment it is made.
+/// SIGTERM, Ctrl-C or a closed terminal, from the moment it is made.
 struct StopSignal {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
+    hang_up: tokio::signal::unix::Signal,
 }
 
 impl StopSignal {
     fn listen() -> Result<StopSignal, Failure> {
         let listen = |kind| signal(kind).map_err(|error| Failure::Other(format!("signals: {error}")));
-        Ok(StopSignal { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+        Ok(StopSignal {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hang_up: listen(SignalKind::hangup())?,
+        })
     }
 
     async fn wait(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            _ = self.hang_up.recv() => {}
         }
     }
 }

@@ -64,7 +64,7 @@ struct Line<'a> {
     key: Option<&'a str>,
     aggregate_type: Option<&'a str>,
     aggregate_id: Option<&'a AggregateId>,
-    headers: &'a serde_json::Value,
+    headers: &'a RawValue,
     payload: &'a RawValue,
 }
 

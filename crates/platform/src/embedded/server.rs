@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::install::Install;
-use super::{Account, EmbeddedError, Folders};
+use super::{Account, EmbeddedError, Folders, make_private_dir};
 
 const LOG_BYTES_MAX: u64 = 10 * 1024 * 1024;
 /// A fast shutdown writes a checkpoint first.
@@ -110,6 +110,8 @@ fn keep(state: &State, spawn: impl Fn() -> io::Result<Child>) {
 }
 
 fn spawn(install: &Install, folders: &Folders, account: Option<&Account>) -> io::Result<Child> {
+    // It may be swept away while we run, where it had to be in /tmp.
+    make_private_dir(&folders.socket, account).map_err(io::Error::other)?;
     if fs::metadata(&folders.log).is_ok_and(|log| log.len() > LOG_BYTES_MAX) {
         fs::remove_file(&folders.log)?;
     }

@@ -68,7 +68,9 @@ pub async fn settle_installation(
 }
 
 fn make(new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
-    if !(1..=100).contains(&new.name.chars().count()) || new.name.contains('\0') {
+    // Names are printed on operators' screens, where a control character would act.
+    let printable = !new.name.trim().is_empty() && !new.name.chars().any(char::is_control);
+    if !printable || new.name.chars().count() > 100 {
         return Err(Error::BadName);
     }
     if new.expires_at.is_some_and(|at| at <= now) {

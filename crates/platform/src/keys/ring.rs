@@ -45,6 +45,10 @@ impl KeyRing {
 }
 
 impl KeyStore for KeyRing {
+    fn is_at_hand(&self, digest: &[u8; 32]) -> bool {
+        self.given.as_ref() == Some(digest) || self.remembered.contains_key(digest)
+    }
+
     fn find(
         &self,
         digest: [u8; 32],

@@ -162,6 +162,16 @@ async fn a_caller_over_the_limit_is_told_when_to_come_back() {
         app.anyone().bearer(&format!("pbx_a_guess_of_a_key_no_{number}")).get("/admin/v1/keys").await.status
     }));
     assert!(guesses.await.contains(&429), "guessing is limited");
+    // Whoever guesses too fast is not even looked up.
+    let lookups = "select coalesce(sum(idx_scan), 0)::bigint from pg_stat_user_indexes where indexrelname = 'api_key_digest_unique'";
+    let before: i64 = sqlx::query_scalar(lookups).fetch_one(database.pool()).await.unwrap();
+    for number in 0..300 {
+        app.anyone().bearer(&format!("pbx_another_guess_no_{number}")).get("/admin/v1/keys").await;
+    }
+    app.stop().await;
+    let after: i64 = sqlx::query_scalar(lookups).fetch_one(database.pool()).await.unwrap();
+    assert!(after - before < 100, "300 guesses made {} look-ups", after - before);
+    let app = TestApp::start_with(&database, |settings| settings.rate_limit_per_second = 5).await;
     assert_eq!(
         app.user(uuid::Uuid::now_v7(), None).get("/admin/v1/keys").await.status,
         403,

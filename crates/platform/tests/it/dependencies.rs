@@ -156,3 +156,17 @@ async fn a_broker_that_never_answers_costs_one_connection() {
     readiness(&app.anyone(), "ready").await;
     app.stop().await;
 }
+
+#[tokio::test]
+async fn the_pool_keeps_the_connections_that_it_is_told_to() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start_with(&database, |settings| (settings.pool_min, settings.pool_max) = (4, 5)).await;
+    let count =
+        "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'pillarbox'";
+    drain("four, and one for the checks", SOON, async || {
+        let open: i64 = sqlx::query_scalar(count).fetch_one(database.pool()).await.unwrap();
+        open >= 5
+    })
+    .await;
+    app.stop().await;
+}

@@ -284,6 +284,9 @@ async fn a_bad_post_is_refused_with_what_it_takes() {
         ("pillarbox.post('a', '1', tenant => '../etc')", "tenant takes"),
         ("pillarbox.post('a', '1', headers => '[]')", "headers take"),
         ("pillarbox.post('a', '1', key => '')", "log_key_check"),
+        X("pillarbox.post('a', '1', headers => '{\"a\": 1e400}')", "headers take strings"),
+        ("pillarbox.post('a', '1', headers => '{\"a\": [[[]]]}')", "headers take strings"),
+        ("pillarbox.post('a', '1', aggregate_id => '')", "aggregate_id takes"),
     ] {
         let error =
             sqlx::query(sqlx::AssertSqlSafe(format!("select {call}"))).execute(database.pool()).await.unwrap_err();
@@ -319,4 +322,19 @@ async fn partitions_are_made_ahead_and_a_missing_one_fails_no_post() {
         make_partitions(&mut db, 45).await.unwrap() >= 34,
         "the day that overflowed is left out, the others are made"
     );
+}
+
+#[tokio::test]
+async fn no_payload_that_is_taken_stops_a_reader() {
+    let database = TestDatabase::new(&migrations()).await;
+    let deep = format!("{}{}", "[".repeat(4000), "]".repeat(4000));
+    for payload in [deep.as_str(), "1e400", "{\"a\": 1, \"a\": 2}", "\"\\u00e9\""] {
+        sqlx::query("select pillarbox.post('a', $1::json)").bind(payload).execute(database.pool()).await.unwrap();
+    }
+    let mut session = database.pool().acquire().await.unwrap();
+    sqlx::raw_sql("set standard_conforming_strings = off; select pillarbox.post('a', '1')")
+        .execute(&mut *session)
+        .await
+        .unwrap();
+    assert_eq!(Reader::from_the_beginning().read(database.pool(), 2).await.len(), 5);
 }

@@ -76,6 +76,8 @@ async fn a_database_server_that_dies_is_started_again() {
         text.lines().next()?.parse::<i32>().ok()
     };
     let killed = postmaster().unwrap();
+    // A sweeper of temporary files takes the socket's folder with it.
+    std::fs::remove_dir_all(folder.path().join("run")).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(killed), nix::sys::signal::Signal::SIGKILL).unwrap();
     drain("another one", Duration::from_secs(30), async || postmaster().is_some_and(|pid| pid != killed)).await;
     drain("ready", Duration::from_secs(30), async || client.get("/readyz").await.status == 200).await;
