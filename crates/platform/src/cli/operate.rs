@@ -22,11 +22,6 @@ use crate::embedded;
 use crate::keys::{NewKey, flow};
 use crate::settings::Settings;
 
-/// One line on standard output; `println!` would panic when nobody reads it.
-fn say(line: &str) -> Result<(), std::io::Error> {
-    writeln!(std::io::stdout(), "{line}")
-}
-
 pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
@@ -169,4 +164,9 @@ pub(super) fn connect(settings: &Settings) -> Result<PgPool, Failure> {
 
 fn pool(options: PgConnectOptions) -> PgPool {
     database::pool(options, PoolLimits { connections_min: 0, connections_max: 2, ..PoolLimits::default() })
+}
+
+/// One line on standard output; `println!` would panic when nobody reads it.
+fn say(line: &str) -> Result<(), std::io::Error> {
+    writeln!(std::io::stdout(), "{line}")
 }
