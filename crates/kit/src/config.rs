@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub const ENV_PREFIX: &str = "PILLARBOX_";
+const ENVIRONMENT: &str = "the environment";
 
 /// A setting that the process cannot start with.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +101,12 @@ impl Environment {
             let value = match defaults.find_value(&key) {
                 Ok(Value::String(..) | Value::Empty(..)) => Value::from(text.clone()),
                 Ok(_) => text.parse().unwrap_or_else(|_| Value::from(text.clone())),
-                Err(_) => return Err(BadSetting::new(&key, format!("is unknown (set as {ENV_PREFIX}{name})"))),
+                Err(_) => {
+                    return Err(BadSetting::new(
+                        &key,
+                        format!("is unknown (in {ENVIRONMENT} as {ENV_PREFIX}{name}, or in --set)"),
+                    ));
+                }
             };
             insert(&mut settings, &key, value);
         }
@@ -121,7 +127,7 @@ fn insert(settings: &mut Dict, key: &str, value: Value) {
 
 impl Provider for Environment {
     fn metadata(&self) -> Metadata {
-        Metadata::named("the environment")
+        Metadata::named(ENVIRONMENT)
     }
 
     fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
@@ -138,16 +144,29 @@ fn explain(error: &figment::Error) -> BadSetting {
             (setting, format!("is unknown; there are {}", known.join(", ")))
         }
         // What was found is not shown: it may be a secret in the wrong place.
-        Kind::InvalidType(_, expected) => (path, format!("takes {expected}")),
-        Kind::InvalidValue(_, expected) => (path, format!("takes {expected}")),
+        Kind::InvalidType(_, expected) | Kind::InvalidValue(_, expected) => {
+            (path, format!("takes {}", in_words(expected)))
+        }
+        Kind::UnknownVariant(_, known) => (path, format!("takes {}", known.join(", "))),
         other => (path, other.to_string()),
     };
     let setting = if setting.is_empty() { "settings".to_owned() } else { format!("setting `{setting}`") };
     let origin = error.metadata.as_ref().map(|metadata| match &metadata.source {
         Some(figment::Source::File(file)) => format!(" (in {})", file.display()),
-        _ => format!(" (in {})", metadata.name),
+        // A `--set` is read like a variable, and flags have the name of their type.
+        _ if metadata.name == ENVIRONMENT => format!(" (in {ENVIRONMENT} or --set)"),
+        _ => " (on the command line)".to_owned(),
     });
     BadSetting { setting, origin: origin.unwrap_or_default(), takes }
+}
+
+/// serde names Rust's types; people do not.
+fn in_words(expected: &impl ToString) -> String {
+    match expected.to_string().as_str() {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0".to_owned(),
+        "i8" | "i16" | "i32" | "i64" => "a whole number".to_owned(),
+        other => other.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -212,7 +231,7 @@ mod tests {
     #[test]
     fn errors_name_the_setting_and_what_it_takes() {
         let error = load("", &[("PILLARBOX_POOL_MAX", "many")], None).unwrap_err();
-        assert!(error.contains("pool_max") && error.contains("u32") && !error.contains("many"), "{error}");
+        assert!(error.contains("pool_max") && error.contains("a whole number") && !error.contains("many"), "{error}");
         let error = load("colour = 1", &[], None).unwrap_err();
         assert!(error.contains("colour") && error.contains("unknown") && error.contains(".toml"), "{error}");
         let error = load("", &[("PILLARBOX_COLOUR", "red")], None).unwrap_err();

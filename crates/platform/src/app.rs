@@ -18,8 +18,8 @@ use kit::worker::{Round, Wake, Worker};
 use kit::{openapi, serve, telemetry, web};
 use mailbox::database::{self, PoolLimits};
 use mailbox::maintain;
-use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection, PgPool};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -60,6 +60,8 @@ pub enum StartError {
     Telemetry(#[from] telemetry::TelemetryError),
     #[error("the database lacks migrations {0:?}: run `pillarbox migrate` with the same --database-url")]
     NotMigrated(Vec<i64>),
+    #[error("the database at {0} cannot be reached: {1}; is it running, and is --database-url right?")]
+    Unreachable(String, #[source] sqlx::Error),
     #[error("the database: {0}")]
     Database(#[from] sqlx::Error),
     #[error(transparent)]
@@ -107,6 +109,7 @@ pub async fn start(
     master_keys: &[MasterKey],
 ) -> Result<Running, StartError> {
     let clock = Clock::system();
+    reach(&database).await?;
     let db = database::pool(database.clone(), settings.pool_limits());
     let missing = database::missing_migrations(&db).await?;
     if !missing.is_empty() {
@@ -158,6 +161,14 @@ pub async fn start(
     let router = web::finish(router(settings, app, gate), settings.request_limits());
     serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
     Ok(Running { address, first_admin_key, stop, serving, workers, db, checks })
+}
+
+/// Fails with the cause; a pool would only say that it waited.
+async fn reach(database: &PgConnectOptions) -> Result<(), StartError> {
+    match PgConnection::connect_with(database).await {
+        Ok(connection) => Ok(connection.close().await?),
+        Err(error) => Err(StartError::Unreachable(format!("{}:{}", database.get_host(), database.get_port()), error)),
+    }
 }
 
 /// Opens the connections that the pool keeps: a lazy pool opens none before it is asked.

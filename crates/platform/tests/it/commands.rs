@@ -58,6 +58,7 @@ fn a_bad_setting_stops_the_start_by_name() {
     refused(&["up"], &[("PILLARBOX_STATEMENT_TIMEOUT_MS", "-1")], "statement_timeout_ms");
     refused(&["up", "--roles", "api,king"], &[], "roles");
     refused(&["up", "--services", "nope"], &[], "services");
+    refused(&["up", "--roles", "api,king"], &[], "takes api, relay");
     refused(&["serve"], &[], "database_url");
     refused(&["up", "--config", "absent.toml"], &[], "absent.toml");
 }
@@ -72,6 +73,17 @@ fn a_bad_address_is_refused_without_showing_its_password() {
         assert!(error.contains(&flag[2..].replace('-', "_")), "{flag}: {error}");
         assert!(!error.contains("hunter2") && !out.contains("hunter2"), "{flag}: {error}");
     }
+}
+
+#[test]
+fn a_database_that_is_not_there_is_named_with_the_cause() {
+    let folder = DataFolder::new();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("postgres://me:hunter2@{free}/x");
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text(), "--database-url", &url];
+    let (code, _, error) = run(&args, &[]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains(&free.to_string()) && error.contains("refused") && !error.contains("hunter2"), "{error}");
 }
 
 #[test]
