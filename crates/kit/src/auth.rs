@@ -161,7 +161,8 @@ impl Caller {
     }
 }
 
-type Looking<'a> = Pin<Box<dyn Future<Output = Result<Option<Caller>, Problem>> + Send + 'a>>;
+/// A look-up under way.
+pub type Looking<'a> = Pin<Box<dyn Future<Output = Result<Option<Caller>, Problem>> + Send + 'a>>;
 
 /// Finds the caller behind the SHA-256 of an API key.
 pub trait KeyStore: Send + Sync + 'static {

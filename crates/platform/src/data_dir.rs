@@ -58,25 +58,17 @@ impl DataDir {
         let path = self.0.join(LOCK);
         // Nobody else may open it: a stranger's lock would keep us from starting.
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.map_err(|error| self.failed(error))?;
-        let mut file = file;
-        for attempt in 0.. {
+        let mut file = file.map_err(|error| self.failed(error))?;
+        // Again for a moment: a command that looks who holds it holds it meanwhile itself.
+        for _ in 0..LOCK_ATTEMPTS {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Locked(lock)),
-                // A command that looks who holds it holds it for a moment itself.
-                Err((unlocked, _)) if attempt < LOCK_ATTEMPTS => file = unlocked,
-                Err((unlocked, _)) => {
-                    file = unlocked;
-                    break;
-                }
+                Err((unlocked, _)) => file = unlocked,
             }
             std::thread::sleep(LOCK_PAUSE);
         }
-        let mut holder = String::new();
-        let _ = file.read_to_string(&mut holder); // only to be helpful
-        let holder = holder.trim();
-        let holder = if holder.is_empty() { "another process" } else { holder };
-        Err(DataDirError::InUse(self.0.clone(), holder.to_owned()))
+        let holder = description(&mut file).unwrap_or_else(|| "another process".to_owned());
+        Err(DataDirError::InUse(self.0.clone(), holder))
     }
 
     /// Who serves from the folder now, as it described itself.
@@ -84,11 +76,7 @@ impl DataDir {
         let file = File::open(self.0.join(LOCK)).ok()?;
         match Flock::lock(file, FlockArg::LockSharedNonblock) {
             Ok(_) => None,
-            Err((mut file, _)) => {
-                let mut holder = String::new();
-                file.read_to_string(&mut holder).ok()?;
-                Some(holder.trim().to_owned())
-            }
+            Err((mut file, _)) => Some(description(&mut file).unwrap_or_default()),
         }
     }
 
@@ -159,6 +147,14 @@ impl DataDir {
     fn failed(&self, error: io::Error) -> DataDirError {
         DataDirError::Io(self.0.clone(), error)
     }
+}
+
+/// What the holder left word of; None when it did not.
+fn description(file: &mut File) -> Option<String> {
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 impl Locked {

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kit::auth::{Caller, KeyStore, Principal, Role, Tenant};
+use kit::auth::{Caller, KeyStore, Looking, Principal, Role, Tenant};
 use kit::clock::Clock;
-use kit::problem::Problem;
 use kit::secret::{Secret, digest};
 use moka::future::Cache;
 use sqlx::PgPool;
@@ -49,10 +48,7 @@ impl KeyStore for KeyRing {
         self.given.as_ref() == Some(digest) || self.remembered.contains_key(digest)
     }
 
-    fn find(
-        &self,
-        digest: [u8; 32],
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<Option<Caller>, Problem>> + Send + '_>> {
+    fn find(&self, digest: [u8; 32]) -> Looking<'_> {
         Box::pin(async move {
             // Comparing digests leaks nothing: what an attacker learns of one says nothing of the key.
             if self.given == Some(digest) {

@@ -275,3 +275,21 @@ async fn stopping_while_it_starts_is_a_clean_stop() {
         std::fs::remove_dir_all(folder.path()).unwrap();
     }
 }
+
+#[tokio::test]
+async fn nobody_else_can_open_the_lock_or_the_secret_key() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = DataFolder::new();
+    let mut process = up(&folder, &[]);
+    process.base_url().await;
+    let mode = |name| std::fs::metadata(folder.path().join(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("lock"), mode("secret.key"), mode("postgres.log")), (0o600, 0o600, 0o600));
+    assert!(process.terminate().await.success());
+
+    let key = folder.path().join("secret.key");
+    std::fs::set_permissions(key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let user = uuid::Uuid::now_v7().to_string();
+    let (code, out, error) = run(&["token", "--user", &user, "--data-dir", folder.text()], &[]);
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(error.contains("others can read") && error.contains("chmod 600"), "{error}");
+}
