@@ -15,7 +15,7 @@ pub struct Health {
 
 #[derive(Debug)]
 struct Entry {
-    name: &'static str,
+    name: String,
     kind: Kind,
     required: bool,
     /// Why it is down; None while it is up.
@@ -33,7 +33,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct State {
     #[schema(example = "postgres")]
-    pub name: &'static str,
+    pub name: String,
     pub kind: Kind,
     pub required: bool,
     pub up: bool,
@@ -50,19 +50,24 @@ pub struct Probe {
 
 impl Health {
     /// A server that this process talks to; unknown counts as down until it is first reported.
-    pub fn dependency(&self, name: &'static str, required: bool) -> Probe {
-        self.add(Entry { name, kind: Kind::Dependency, required, error: Some("not checked yet".to_owned()) })
+    pub fn dependency(&self, name: impl Into<String>, required: bool) -> Probe {
+        self.add(Entry {
+            name: name.into(),
+            kind: Kind::Dependency,
+            required,
+            error: Some("not checked yet".to_owned()),
+        })
     }
 
     /// A background task of this process: up until it fails.
-    pub fn task(&self, name: &'static str, required: bool) -> Probe {
-        self.add(Entry { name, kind: Kind::Task, required, error: None })
+    pub fn task(&self, name: impl Into<String>, required: bool) -> Probe {
+        self.add(Entry { name: name.into(), kind: Kind::Task, required, error: None })
     }
 
     pub fn report(&self) -> Vec<State> {
         self.with(|entries| {
             let state = |entry: &Entry| State {
-                name: entry.name,
+                name: entry.name.clone(),
                 kind: entry.kind,
                 required: entry.required,
                 up: entry.error.is_none(),
@@ -97,7 +102,7 @@ impl Probe {
     fn set(&self, error: Option<String>) {
         let (name, was) = self.health.with(|entries| {
             let entry = &mut entries[self.index];
-            (entry.name, std::mem::replace(&mut entry.error, error.clone()))
+            (entry.name.clone(), std::mem::replace(&mut entry.error, error.clone()))
         });
         match (was, error) {
             (None, Some(error)) => tracing::warn!(name, error, "down"),

@@ -37,11 +37,19 @@ impl Wake {
         // Keeps one permit while the worker is not waiting; `notify_waiters` would keep none.
         self.0.notify_one();
     }
+
+    /// Waits for a wake-up, at most so long.
+    pub async fn waited(&self, most: Duration) {
+        tokio::select! {
+            () = self.0.notified() => {}
+            () = tokio::time::sleep(most) => {}
+        }
+    }
 }
 
 /// A worker's name, its rhythm and its way to be stopped.
 pub struct Worker {
-    pub name: &'static str,
+    pub name: String,
     /// How long an idle worker waits when nothing wakes it.
     pub pause: Duration,
     pub wake: Wake,
@@ -85,8 +93,8 @@ impl Worker {
     fn failed(&self, failures: &mut u32, error: &str) -> Duration {
         let pause = FAILURE_PAUSE_MIN.saturating_mul(1 << (*failures).min(10)).min(FAILURE_PAUSE_MAX);
         *failures += 1;
-        metrics::counter!("pillarbox_worker_failures_total", "worker" => self.name).increment(1);
-        tracing::warn!(worker = self.name, error, failures, ?pause, "round failed; will try again");
+        metrics::counter!("pillarbox_worker_failures_total", "worker" => self.name.clone()).increment(1);
+        tracing::warn!(worker = %self.name, error, failures, ?pause, "round failed; will try again");
         self.probe.down(error);
         pause
     }
@@ -117,7 +125,7 @@ mod tests {
     fn start(wake: Wake, round: impl Fn(u32) -> Result<Round, String> + Send + 'static) -> Fixture {
         let (stop, rounds, health) = (CancellationToken::new(), Arc::<AtomicU32>::default(), Health::default());
         let worker = Worker {
-            name: "test",
+            name: "test".to_owned(),
             pause: Duration::from_secs(3600),
             wake,
             stop: stop.clone(),

@@ -1,17 +1,37 @@
-//! What is kept: everything that speaks to PostgreSQL below the services.
+//! The log and its readers. PostgreSQL only: nothing here knows a route or a broker.
 //!
-//! - [`database`]: the pool that every role shares, and the one timeline of migrations.
-//! - [`idempotency`]: a repeated request is answered again, and does nothing more.
-//! - [`post`]: a message, in the transaction that it tells of.
-//! - [`log`]: reading what was posted, without missing or stalling. [`maintain`]: its partitions, made ahead.
+//! | to do                                | take                                                                       |
+//! |--------------------------------------|----------------------------------------------------------------------------|
+//! | post in the transaction that it tells of | [`post`]                                                               |
+//! | act once on every message            | [`handler::Handler`] in a [`lane::Lane`] of a [`cursor::Cursor`]            |
+//! | carry messages elsewhere             | your own [`lane::Work`] in a lane                                          |
+//! | answer a repeated request once       | [`idempotency`]                                                            |
+//! | mend                                 | [`dead_letter`], [`replay`], [`home`]                                      |
 //!
-//! Owns the schema `pillarbox`: `log` and its partitions, `idempotency`. Nothing here knows a route or a broker.
-//!
-//! Invariants: a log row is never updated or deleted. A row takes its transaction id before its id. What is posted is
-//! posted by [`post`] or by the SQL function of the same name, which set `source`; a caller cannot.
+//! Owns the schema `pillarbox`. Invariants: a log row is never updated or deleted. A row takes its transaction id before
+//! its id. What is posted is posted by [`post`] or by the SQL function of the same name, which set `source`; a caller
+//! cannot. A shard of a consumer has one owner, and only what its owner keeps counts. What a batch led to is kept together
+//! with the new places, or not at all.
 
+pub mod cursor;
 pub mod database;
+pub mod dead_letter;
+pub mod filter;
+pub mod handler;
+pub mod home;
 pub mod idempotency;
+pub mod inbox;
+pub mod lane;
+mod lease;
 pub mod log;
 pub mod maintain;
+pub mod moment;
+mod parked;
 pub mod post;
+pub mod replay;
+pub mod replica;
+pub mod retry;
+pub mod runtime;
+mod settle;
+pub mod status;
+pub mod watch;

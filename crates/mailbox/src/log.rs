@@ -7,6 +7,8 @@
 //! are read by xid. A window is read in chunks by id, so a chunk costs the same at any backlog. Order per key holds: within a
 //! window by id, and between windows because what committed earlier is in an earlier one.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use sqlx::postgres::PgRow;
@@ -14,54 +16,22 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
+use crate::filter::Filter;
+use crate::moment::Moment;
 use crate::post::AggregateId;
 
 pub const SHARDS: i16 = 16;
 
-/// A moment of the log: what is visible then, and an id below all that begins later.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Moment {
-    snapshot: String,
-    /// Of the sequence, read before the snapshot was taken.
-    id_before: i64,
-}
-
-impl Moment {
-    /// Before the first message.
-    pub fn beginning() -> Moment {
-        // 3 is the first transaction id that a row can have.
-        Moment { snapshot: "3:3:".to_owned(), id_before: 0 }
-    }
-
-    /// This moment. Needs a connection that is not in a transaction.
-    ///
-    /// Three steps, in this order. Read the sequence. Begin and end a transaction W. Take the snapshot. A snapshot's
-    /// xmax is not the next transaction id, but the one behind the last that ENDED: without W, transactions in progress
-    /// could be above it, unlisted, with ids that the sequence has already given out. W ends before the snapshot is
-    /// taken, so what is at or above xmax began after W, and took its ids after the sequence was read.
-    pub async fn now(db: &mut PgConnection) -> sqlx::Result<Moment> {
-        // W writes nothing, so there is nothing to wait for on disk.
-        let rows = sqlx::raw_sql(
-            "select last_value::text from pillarbox.log_id;
-             begin; set local synchronous_commit = off; select pg_current_xact_id()::text; commit;
-             select pg_current_snapshot()::text",
-        )
-        .fetch_all(db)
-        .await?;
-        let [sequence, _, snapshot] = rows.as_slice() else { return Err(sqlx::Error::RowNotFound) };
-        let id_before =
-            sequence.try_get::<&str, _>(0)?.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-        Ok(Moment { snapshot: snapshot.try_get(0)?, id_before })
-    }
-}
+/// What a shard with nothing ahead may bring at once; the others share the rest.
+const CALM_SHARE: u32 = 4;
 
 /// A reader's place in one shard: a window, and how far it has been read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    old: Moment,
-    new: Moment,
+    pub(crate) old: Moment,
+    pub(crate) new: Moment,
     /// Within the window; starts again with each.
-    last_id: i64,
+    pub(crate) last_id: i64,
 }
 
 impl Place {
@@ -70,57 +40,150 @@ impl Place {
         Place { old: moment.clone(), new: moment, last_id: 0 }
     }
 
-    /// True when the window has been read to its end; [`Place::open`] opens the next.
+    /// True when the window has been read to its end.
     pub fn is_done(&self) -> bool {
         self.old == self.new
     }
+}
 
-    /// Opens the window up to `now`. A window that is not done stays as it is: cutting one short breaks the order.
-    pub fn open(&mut self, now: Moment) {
-        if self.is_done() {
-            self.new = now;
-            self.last_id = 0;
+/// Reads some shards of the log, each from its own place.
+#[derive(Debug, Clone)]
+pub struct Reader {
+    filter: Filter,
+    places: BTreeMap<i16, Place>,
+    /// Shards that brought as much as they were asked for: there is more.
+    full: Vec<i16>,
+}
+
+impl Reader {
+    pub fn new(filter: Filter) -> Reader {
+        Reader { filter, places: BTreeMap::new(), full: Vec::new() }
+    }
+
+    /// Reads all shards from the same moment.
+    pub fn of_all_shards(filter: Filter, start: &Moment) -> Reader {
+        let mut reader = Reader::new(filter);
+        (0..SHARDS).for_each(|shard| reader.put(shard, Place::behind(start.clone())));
+        reader
+    }
+
+    pub(crate) fn put(&mut self, shard: i16, place: Place) {
+        self.places.insert(shard, place);
+    }
+
+    pub(crate) fn remove(&mut self, shard: i16) {
+        self.places.remove(&shard);
+    }
+
+    pub(crate) fn places(&self) -> &BTreeMap<i16, Place> {
+        &self.places
+    }
+
+    /// True when every window has been read to its end; [`Reader::open`] opens the next.
+    pub fn is_done(&self) -> bool {
+        self.places.values().all(Place::is_done)
+    }
+
+    /// Opens windows up to `now`. One that is not done stays as it is: cutting it short breaks the order.
+    pub fn open(&mut self, now: &Moment) {
+        for place in self.places.values_mut().filter(|place| place.is_done()) {
+            place.new = now.clone();
+            place.last_id = 0;
         }
     }
 
-    /// Reads the next messages of the window and moves behind them. Fewer than `limit`: the window is done.
-    pub async fn read(&mut self, db: &mut PgConnection, shard: i16, limit: u32) -> sqlx::Result<Vec<Message>> {
-        let rows = sqlx::query(
-            "(select * from pillarbox.log
-              where shard = $1 and id > greatest($4, $5)
-                and xid >= pg_snapshot_xmax($2::pg_snapshot) and pg_visible_in_snapshot(xid, $3::pg_snapshot)
-              order by id limit $6)
-             union all
-             (select late.* from pg_snapshot_xip($2::pg_snapshot) as in_progress (xid)
-              cross join lateral (
-                  select * from pillarbox.log
-                  where xid = in_progress.xid and shard = $1 and id > $5
-                    and pg_visible_in_snapshot(xid, $3::pg_snapshot)
-                  order by id limit $6
-              ) late)
-             order by id limit $6",
-        )
-        .bind(shard)
-        .bind(&self.old.snapshot)
-        .bind(&self.new.snapshot)
-        .bind(self.old.id_before)
-        .bind(self.last_id)
-        .bind(i64::from(limit))
-        .fetch_all(db)
-        .await?;
-        let messages = rows.iter().map(message).collect::<sqlx::Result<Vec<Message>>>()?;
-        match messages.last() {
-            Some(last) if messages.len() == limit as usize => self.last_id = last.id,
-            _ => self.old = self.new.clone(),
+    /// Reads the next messages of the open windows, about `limit` rows of the log, and moves behind them. Each shard's
+    /// are in its order; what the filter does not want is passed over.
+    pub async fn read(&mut self, db: &mut PgConnection, limit: u32) -> sqlx::Result<Vec<Message>> {
+        let open: Vec<(i16, Place)> =
+            self.places.iter().filter(|(_, place)| !place.is_done()).map(|(s, place)| (*s, place.clone())).collect();
+        if open.is_empty() {
+            return Ok(Vec::new());
+        }
+        let shares = self.shares(&open, limit);
+        let rows = sqlx::query(READ)
+            .bind(open.iter().map(|(shard, _)| *shard).collect::<Vec<_>>())
+            .bind(open.iter().map(|(_, place)| place.old.snapshot.as_str()).collect::<Vec<_>>())
+            .bind(open.iter().map(|(_, place)| place.old.id_before).collect::<Vec<_>>())
+            .bind(open.iter().map(|(_, place)| place.new.snapshot.as_str()).collect::<Vec<_>>())
+            .bind(open.iter().map(|(_, place)| place.last_id).collect::<Vec<_>>())
+            .bind(&shares)
+            .bind(self.filter.wants())
+            .bind(self.filter.leaves())
+            .fetch_all(db)
+            .await?;
+        let mut scanned: BTreeMap<i16, (i32, i64)> = BTreeMap::new();
+        let mut messages = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let (shard, id): (i16, i64) = (row.try_get("shard")?, row.try_get("id")?);
+            let so_far = scanned.entry(shard).or_default();
+            *so_far = (so_far.0 + 1, id);
+            if row.try_get("wanted")? {
+                messages.push(message(row)?);
+            }
+        }
+        self.full.clear();
+        for ((shard, _), share) in open.iter().zip(shares) {
+            let Some(place) = self.places.get_mut(shard) else { continue };
+            match scanned.get(shard) {
+                Some((rows, last_id)) if *rows == share => {
+                    place.last_id = *last_id;
+                    self.full.push(*shard);
+                }
+                _ => *place = Place::behind(place.new.clone()),
+            }
         }
         Ok(messages)
     }
+
+    /// How many rows each open shard may bring: the full ones most, so that one busy shard is read as fast as sixteen.
+    fn shares(&self, open: &[(i16, Place)], limit: u32) -> Vec<i32> {
+        let full = open.iter().filter(|(shard, _)| self.full.contains(shard)).count() as u32;
+        let calm = open.len() as u32 - full;
+        let (calm_share, full_share) = match full {
+            0 => (limit / calm.max(1), 0),
+            _ => (CALM_SHARE, limit.saturating_sub(calm * CALM_SHARE) / full),
+        };
+        let share = |shard: &i16| if self.full.contains(shard) { full_share } else { calm_share };
+        open.iter().map(|(shard, _)| share(shard).max(1) as i32).collect()
+    }
 }
+
+// The snapshots are cast as arrays, once, and not for each row. An unwanted row brings no content.
+const READ: &str = "
+select ahead.shard, ahead.id, ahead.wanted, ahead.message_id, ahead.source, ahead.tenant, ahead.topic, ahead.key,
+       ahead.aggregate_type, ahead.aggregate_id, ahead.at,
+       case when ahead.wanted then ahead.headers end as headers,
+       case when ahead.wanted then ahead.payload end as payload
+from unnest($1::smallint[], $2::text[]::pg_snapshot[], $3::bigint[], $4::text[]::pg_snapshot[], $5::bigint[],
+            $6::integer[]) as place (shard, old, old_id, new, last_id, share)
+cross join lateral (
+    select found.*,
+           pillarbox.subject(found.source, found.topic, found.aggregate_type) ~ $7
+           and ($8::text is null or pillarbox.subject(found.source, found.topic, found.aggregate_type) !~ $8) as wanted
+    from (
+        (select * from pillarbox.log
+         where shard = place.shard and id > greatest(place.old_id, place.last_id)
+           and xid >= pg_snapshot_xmax(place.old) and pg_visible_in_snapshot(xid, place.new)
+         order by id limit place.share)
+        union all
+        (select late.* from pg_snapshot_xip(place.old) as in_progress (xid)
+         cross join lateral (
+             select * from pillarbox.log
+             where xid = in_progress.xid and shard = place.shard and id > place.last_id
+               and id > (select floor_id from pillarbox.home) and pg_visible_in_snapshot(xid, place.new)
+             order by id limit place.share
+         ) late)
+        order by id limit place.share
+    ) found
+) ahead
+order by ahead.id";
 
 /// A message as the log has it.
 #[derive(Debug, Clone)]
 pub struct Message {
     pub id: i64,
+    pub shard: i16,
     pub message_id: Uuid,
     pub source: String,
     pub tenant: String,
@@ -135,15 +198,17 @@ pub struct Message {
     pub at: DateTime<Utc>,
 }
 
-/// Makes partitions for today and so many days ahead; returns how many it made.
+/// Makes the log's partitions for today and so many days ahead; returns how many it made.
 pub async fn make_partitions(db: &mut PgConnection, days: i32) -> sqlx::Result<i32> {
     sqlx::query_scalar("select pillarbox.make_log_partitions($1)").bind(days).fetch_one(db).await
 }
 
-fn message(row: &PgRow) -> sqlx::Result<Message> {
+/// From columns of these names.
+pub(crate) fn message(row: &PgRow) -> sqlx::Result<Message> {
     let raw = |column| row.try_get::<Json<Box<RawValue>>, _>(column).map(|Json(text)| text);
     Ok(Message {
         id: row.try_get("id")?,
+        shard: row.try_get("shard")?,
         message_id: row.try_get("message_id")?,
         source: row.try_get("source")?,
         tenant: row.try_get("tenant")?,

@@ -60,7 +60,7 @@ pub enum PostError {
 }
 
 impl AggregateId {
-    fn to_json(&self) -> String {
+    pub(crate) fn to_json(&self) -> String {
         match self {
             AggregateId::Number(number) => number.to_string(),
             AggregateId::Text(text) => serde_json::Value::from(text.as_str()).to_string(),

@@ -142,8 +142,8 @@ pub async fn start(
     tokio::spawn(warm(db.clone(), settings.pool_min));
     let stop = CancellationToken::new();
     let (serving, workers) = (TaskTracker::new(), TaskTracker::new());
-    let worker = |name, pause, required| Worker {
-        name,
+    let worker = |name: &str, pause, required| Worker {
+        name: name.to_owned(),
         pause,
         wake: Wake::default(),
         stop: stop.clone(),
@@ -155,7 +155,9 @@ pub async fn start(
     workers.spawn(async move { upkeep.run(|| upkeeping.round()).await });
     if settings.has_role(Role::Maintain) {
         let (maintaining, db, clock) = (worker("maintain", MAINTAIN_PAUSE, false), db.clone(), app.clock.clone());
-        workers.spawn(async move { maintaining.run(|| maintain::round(&db, clock.now())).await });
+        workers.spawn(
+            async move { maintaining.run(|| maintain::round(&db, maintain::Keep::default(), clock.now())).await },
+        );
     }
 
     let router = web::finish(router(settings, app, gate), settings.request_limits());

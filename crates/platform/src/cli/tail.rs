@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use contracts::EventId;
-use mailbox::log::{Message, Moment, Place, SHARDS};
+use mailbox::filter::{Filter, Matching};
+use mailbox::log::{Message, Reader};
+use mailbox::moment::Moment;
 use mailbox::post::AggregateId;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -14,8 +16,8 @@ use super::Failure;
 use super::operate::connect;
 use crate::settings::Settings;
 
-/// Of each shard at a time: a long log is printed as it is read.
-const CHUNK: u32 = 100;
+/// A long log is printed as it is read.
+const CHUNK: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) async fn tail(
@@ -26,19 +28,20 @@ pub(super) async fn tail(
 ) -> Result<(), Failure> {
     let pool = connect(settings)?;
     let mut db = pool.acquire().await?;
-    let start = if from_beginning { Moment::beginning() } else { Moment::now(&mut db).await? };
-    let mut places = vec![Place::behind(start); SHARDS as usize];
+    let start = if from_beginning { Moment::beginning(&mut db).await? } else { Moment::now(&mut db).await? };
+    let filter = match topic {
+        Some(topic) => {
+            let under = Matching::topic(&format!("{topic}.#"));
+            under.check().map_err(Failure::Other)?;
+            Filter::matching(&under)
+        }
+        None => Filter::everything(),
+    };
+    let mut reader = Reader::of_all_shards(filter, &start);
     loop {
-        let now = Moment::now(&mut db).await?;
-        places.iter_mut().for_each(|place| place.open(now.clone()));
-        while !places.iter().all(Place::is_done) {
-            let mut messages = Vec::new();
-            for (shard, place) in (0..).zip(&mut places).filter(|(_, place)| !place.is_done()) {
-                messages.extend(place.read(&mut db, shard, CHUNK).await?);
-            }
-            messages.retain(|message| topic.as_deref().is_none_or(|topic| is_under(&message.topic, topic)));
-            messages.sort_by_key(|message| message.id);
-            if print(&messages).is_err() {
+        reader.open(&Moment::now(&mut db).await?);
+        while !reader.is_done() {
+            if print(&reader.read(&mut db, CHUNK).await?).is_err() {
                 return Ok(()); // whoever read it has enough
             }
         }
@@ -47,10 +50,6 @@ pub(super) async fn tail(
         }
         tokio::time::sleep(PAUSE).await;
     }
-}
-
-fn is_under(topic: &str, wanted: &str) -> bool {
-    topic.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[derive(Serialize)]
@@ -88,15 +87,4 @@ fn print(messages: &[Message]) -> std::io::Result<()> {
         out.write_all(b"\n")?;
     }
     out.flush()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_topic_covers_itself_and_what_is_below_it() {
-        assert!(is_under("order", "order") && is_under("order.created", "order"));
-        assert!(!is_under("orders.created", "order") && !is_under("order", "order.created"));
-    }
 }

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mailbox::database::migrations;
-use mailbox::log::{Message, Moment, Place, SHARDS, make_partitions};
+use mailbox::filter::{Filter, Matching};
+use mailbox::log::{Message, Reader, make_partitions};
+use mailbox::moment::Moment;
 use mailbox::post::{AggregateId, Post, Source, post, post_all};
 use serde_json::value::RawValue;
 use sqlx::{PgPool, Postgres, Transaction};
@@ -20,25 +22,25 @@ fn raw(text: &str) -> Box<RawValue> {
 }
 
 /// Reads all shards, window by window.
-struct Reader {
-    places: Vec<Place>,
-}
+struct Everything(Option<Reader>);
 
-impl Reader {
-    fn from_the_beginning() -> Reader {
-        Reader { places: (0..SHARDS).map(|_| Place::behind(Moment::beginning())).collect() }
+impl Everything {
+    fn from_the_beginning() -> Everything {
+        Everything(None)
     }
 
     /// Everything that has become visible since the last call, in chunks of `limit`.
     async fn read(&mut self, db: &PgPool, limit: u32) -> Vec<Message> {
         let mut db = db.acquire().await.unwrap();
-        let now = Moment::now(&mut db).await.unwrap();
+        if self.0.is_none() {
+            let beginning = Moment::beginning(&mut db).await.unwrap();
+            self.0 = Some(Reader::of_all_shards(Filter::everything(), &beginning));
+        }
+        let reader = self.0.as_mut().unwrap();
+        reader.open(&Moment::now(&mut db).await.unwrap());
         let mut messages = Vec::new();
-        for (shard, place) in (0..).zip(&mut self.places) {
-            place.open(now.clone());
-            while !place.is_done() {
-                messages.extend(place.read(&mut db, shard, limit).await.unwrap());
-            }
+        while !reader.is_done() {
+            messages.extend(reader.read(&mut db, limit).await.unwrap());
         }
         messages
     }
@@ -64,7 +66,7 @@ async fn a_message_is_read_as_it_was_posted() {
     message.aggregate_id = Some(AggregateId::Text("5".to_owned()));
     post(&mut tx, SOURCE, &message).await.unwrap();
     tx.commit().await.unwrap();
-    let read = Reader::from_the_beginning().read(database.pool(), 10).await;
+    let read = Everything::from_the_beginning().read(database.pool(), 10).await;
     assert_eq!(payloads(&read), [text, text]);
     assert_eq!((read[0].message_id, read[0].source.as_str(), read[0].tenant.as_str()), (id, "test", "main"));
     assert_eq!((read[0].key.as_deref(), read[0].aggregate_type.as_deref()), (Some("order 5"), Some("RESTAURANT")));
@@ -75,7 +77,7 @@ async fn a_message_is_read_as_it_was_posted() {
 #[tokio::test]
 async fn what_was_rolled_back_is_never_seen() {
     let database = TestDatabase::new(&migrations()).await;
-    let mut reader = Reader::from_the_beginning();
+    let mut reader = Everything::from_the_beginning();
     let mut tx = database.pool().begin().await.unwrap();
     post_one(&mut tx, "1").await;
     assert!(reader.read(database.pool(), 10).await.is_empty(), "not before the commit");
@@ -93,7 +95,7 @@ async fn what_was_rolled_back_is_never_seen() {
 #[tokio::test]
 async fn a_late_commit_is_not_lost_and_delays_nobody() {
     let database = TestDatabase::new(&migrations()).await;
-    let mut reader = Reader::from_the_beginning();
+    let mut reader = Everything::from_the_beginning();
     let mut late = database.pool().begin().await.unwrap();
     post_one(&mut late, "\"late\"").await;
     for round in 0..3 {
@@ -108,11 +110,82 @@ async fn a_late_commit_is_not_lost_and_delays_nobody() {
 }
 
 #[tokio::test]
+async fn the_first_message_of_all_is_not_lost_to_who_waited_for_it() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut reader = Everything::from_the_beginning();
+    assert!(reader.read(database.pool(), 10).await.is_empty());
+    let mut db = database.pool().acquire().await.unwrap();
+    let before = Moment::now(&mut db).await.unwrap();
+    assert!(!before.has_passed(&mut db).await.unwrap());
+    let mut tx = database.pool().begin().await.unwrap();
+    post_one(&mut tx, "1").await;
+    assert!(before.has_passed(&mut db).await.unwrap(), "an id was given out");
+    let during = Moment::now(&mut db).await.unwrap();
+    assert!(!during.has_passed(&mut db).await.unwrap());
+    tx.commit().await.unwrap();
+    assert!(during.has_passed(&mut db).await.unwrap(), "what was in progress has ended");
+    assert_eq!(payloads(&reader.read(database.pool(), 10).await), ["1"]);
+}
+
+#[tokio::test]
+async fn a_reader_takes_what_it_is_for_and_leaves_what_others_take() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut tx = database.pool().begin().await.unwrap();
+    for (topic, aggregate_type) in
+        [("order", None), ("order.created", None), ("order.line.added", Some("A|B")), ("orders.created", Some("B"))]
+    {
+        let mut message = Post::new(topic, raw(&format!("\"{topic}\"")));
+        message.aggregate_type = aggregate_type.map(str::to_owned);
+        post(&mut tx, SOURCE, &message).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    let all = ["order", "order.created", "order.line.added", "orders.created"];
+    let topics = |patterns: &[&str]| Matching {
+        topics: patterns.iter().map(|pattern| (*pattern).to_owned()).collect(),
+        ..Matching::default()
+    };
+    let of = |sources: &[&str], types: &[&str]| Matching {
+        sources: sources.iter().map(|source| (*source).to_owned()).collect(),
+        aggregate_types: types.iter().map(|kind| (*kind).to_owned()).collect(),
+        ..Matching::default()
+    };
+    for (filter, expected) in [
+        (Filter::everything(), &all[..]),
+        (Filter::matching(&Matching::default()), &all[..]),
+        (Filter::matching(&topics(&["#"])), &all[..]),
+        (Filter::matching(&topics(&["order.#"])), &all[..3]),
+        (Filter::matching(&topics(&["order.*"])), &all[1..2]),
+        (Filter::matching(&topics(&["*"])), &all[..1]),
+        (Filter::matching(&topics(&["#.created", "order"])), &[all[0], all[1], all[3]]),
+        (Filter::matching(&topics(&["order.#.added"])), &all[2..3]),
+        (Filter::matching(&topics(&["#.order.created.#"])), &all[1..2]),
+        (Filter::matching(&of(&["test"], &[])), &all[..]),
+        (Filter::matching(&of(&["hub"], &[])), &[]),
+        (Filter::matching(&of(&[], &["A|B"])), &all[2..3]),
+        (Filter::matching(&of(&[], &["A", "B"])), &all[3..]),
+        (Filter::matching(&Matching::default()).leaving([&topics(&["order.#"])]), &all[3..]),
+        (Filter::everything().leaving([&topics(&["order"]), &of(&[], &["B"])]), &all[1..3]),
+    ] {
+        let mut db = database.pool().acquire().await.unwrap();
+        let beginning = Moment::beginning(&mut db).await.unwrap();
+        let mut reader = Reader::of_all_shards(filter.clone(), &beginning);
+        reader.open(&Moment::now(&mut db).await.unwrap());
+        let mut seen = Vec::new();
+        while !reader.is_done() {
+            seen.extend(reader.read(&mut db, 16).await.unwrap());
+        }
+        seen.sort_by_key(|message| message.id);
+        let seen: Vec<&str> = seen.iter().map(|message| message.topic.as_str()).collect();
+        assert_eq!(seen, expected, "{filter:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_large_window_is_read_in_chunks_without_a_gap() {
     let database = TestDatabase::new(&migrations()).await;
     let mut late = database.pool().begin().await.unwrap();
     post_one(&mut late, "0").await;
-    let mut reader = Reader::from_the_beginning();
+    let mut reader = Everything::from_the_beginning();
     assert!(reader.read(database.pool(), 7).await.is_empty());
     let mut tx = database.pool().begin().await.unwrap();
     let batch: Vec<Post> = (1..500).map(|number| Post::new("a", raw(&number.to_string())).with_key("k")).collect();
@@ -182,7 +255,7 @@ async fn racing_writers_are_seen_once_and_in_order_beside_a_transaction_that_sta
     let writers: Vec<_> =
         (0..12).map(|writer| tokio::spawn(write(pool.clone(), writer, until.clone(), committed.clone()))).collect();
     let enough = if std::env::var_os("PBX_SOAK").is_some() { 20_000 } else { 1_000 };
-    let mut reader = Reader::from_the_beginning();
+    let mut reader = Everything::from_the_beginning();
     let mut seen: Vec<Message> = Vec::new();
     let started = std::time::Instant::now();
     while seen.len() < enough && started.elapsed() < Duration::from_secs(120) {
@@ -223,11 +296,10 @@ async fn a_chunk_of_a_long_backlog_is_read_by_index() {
     .execute(database.pool())
     .await
     .unwrap();
-    let mut reader = Reader::from_the_beginning();
     let mut db = database.pool().acquire().await.unwrap();
-    let now = Moment::now(&mut db).await.unwrap();
-    let place = &mut reader.places[3];
-    place.open(now);
+    let beginning = Moment::beginning(&mut db).await.unwrap();
+    let mut reader = Reader::of_all_shards(Filter::everything(), &beginning);
+    reader.open(&Moment::now(&mut db).await.unwrap());
     // Buffers touched say what a chunk costs: an index's few pages, not the table's thousands.
     let touched = async |db: &mut sqlx::PgConnection| -> i64 {
         sqlx::query("select pg_stat_force_next_flush()").execute(&mut *db).await.unwrap();
@@ -237,9 +309,9 @@ async fn a_chunk_of_a_long_backlog_is_read_by_index() {
             .unwrap()
     };
     let before = touched(&mut db).await;
-    assert_eq!(place.read(&mut db, 3, 100).await.unwrap().len(), 100);
+    assert_eq!(reader.read(&mut db, 160).await.unwrap().len(), 160);
     let after = touched(&mut db).await;
-    assert!(after - before < 400, "a chunk of 100 touched {} blocks", after - before);
+    assert!(after - before < 500, "a chunk of 160 touched {} blocks", after - before);
 }
 
 #[tokio::test]
@@ -253,7 +325,7 @@ async fn a_producer_may_post_and_nothing_else() {
         .unwrap();
     sqlx::query("select pillarbox.post('order.created', '2', aggregate_id => '007')").execute(&mut *tx).await.unwrap();
     tx.commit().await.unwrap();
-    let read = Reader::from_the_beginning().read(database.pool(), 10).await;
+    let read = Everything::from_the_beginning().read(database.pool(), 10).await;
     let first = read.iter().find(|message| message.payload.get() == "{\"n\": 1}").unwrap();
     assert_eq!((first.source.as_str(), &first.aggregate_id), ("sql", &Some(AggregateId::Number(5))));
     let second = read.iter().find(|message| message.payload.get() == "2").unwrap();
@@ -293,7 +365,7 @@ async fn a_bad_post_is_refused_with_what_it_takes() {
             sqlx::query(sqlx::AssertSqlSafe(format!("select {call}"))).execute(database.pool()).await.unwrap_err();
         assert!(error.to_string().contains(says), "{call}: {error}");
     }
-    assert!(Reader::from_the_beginning().read(database.pool(), 10).await.is_empty());
+    assert!(Everything::from_the_beginning().read(database.pool(), 10).await.is_empty());
 }
 
 #[tokio::test]
@@ -318,7 +390,7 @@ async fn partitions_are_made_ahead_and_a_missing_one_fails_no_post() {
     let far = "insert into pillarbox.log (shard, message_id, source, tenant, topic, payload, at)
                values (0, gen_random_uuid(), 'test', 'main', 'a', '1', now() + interval '40 days')";
     sqlx::query(far).execute(&mut *db).await.unwrap();
-    assert_eq!(Reader::from_the_beginning().read(database.pool(), 10).await.len(), 1);
+    assert_eq!(Everything::from_the_beginning().read(database.pool(), 10).await.len(), 1);
     assert!(
         make_partitions(&mut db, 45).await.unwrap() >= 34,
         "the day that overflowed is left out, the others are made"
@@ -337,5 +409,5 @@ async fn no_payload_that_is_taken_stops_a_reader() {
         .execute(&mut *session)
         .await
         .unwrap();
-    assert_eq!(Reader::from_the_beginning().read(database.pool(), 2).await.len(), 5);
+    assert_eq!(Everything::from_the_beginning().read(database.pool(), 2).await.len(), 5);
 }

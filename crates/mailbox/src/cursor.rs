@@ -1,0 +1,150 @@
+//! Consumers of the log, and how far they have come.
+
+use std::collections::BTreeMap;
+
+use sqlx::{Acquire, PgConnection, PgPool, Row};
+
+use crate::filter::Filter;
+use crate::log::{Place, SHARDS};
+use crate::moment::Moment;
+
+/// Where a new consumer begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    Beginning,
+    Now,
+}
+
+/// What a consumer does with messages: who shows it says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Relay,
+    Handler,
+}
+
+/// A named reader of the log.
+#[derive(Debug, Clone)]
+pub struct Cursor {
+    pub consumer: String,
+    pub kind: Kind,
+    pub filter: Filter,
+    pub start: Start,
+}
+
+impl Kind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Kind::Relay => "relay",
+            Kind::Handler => "handler",
+        }
+    }
+}
+
+impl Cursor {
+    /// Makes it known. A consumer that is known keeps its place; what it wants may have changed.
+    pub async fn register(&self, db: &PgPool) -> sqlx::Result<()> {
+        let mut db = db.acquire().await?;
+        let now = Moment::now(&mut db).await?;
+        let mut tx = db.begin().await?;
+        let insert = "insert into pillarbox.cursor (consumer, kind, wants, leaves) values ($1, $2, $3, $4)
+                      on conflict (consumer) do nothing";
+        let is_new = sqlx::query(insert)
+            .bind(&self.consumer)
+            .bind(self.kind.as_str())
+            .bind(self.filter.wants())
+            .bind(self.filter.leaves())
+            .execute(&mut *tx)
+            .await?
+            .rows_affected()
+            == 1;
+        if is_new && self.start == Start::Now {
+            let places = (0..SHARDS).map(|shard| (shard, Place::behind(now.clone()))).collect();
+            append(&mut tx, &self.consumer, &places).await?;
+        }
+        sqlx::query(
+            "update pillarbox.cursor set kind = $2, wants = $3, leaves = $4
+             where consumer = $1 and (kind, wants, leaves) is distinct from ($2, $3, $4)",
+        )
+        .bind(&self.consumer)
+        .bind(self.kind.as_str())
+        .bind(self.filter.wants())
+        .bind(self.filter.leaves())
+        .execute(&mut *tx)
+        .await?;
+        sqlx::query(
+            "insert into pillarbox.lease (consumer, shard) select $1, generate_series(0, $2 - 1)
+             on conflict (consumer, shard) do nothing",
+        )
+        .bind(&self.consumer)
+        .bind(i32::from(SHARDS))
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await
+    }
+}
+
+/// Whether it has been behind for too long to go on by itself, and the newest run; None if there is no such consumer.
+pub(crate) async fn is_lapsed(db: &mut PgConnection, consumer: &str) -> sqlx::Result<Option<bool>> {
+    let query = "select lapsed_at is not null from pillarbox.cursor where consumer = $1";
+    sqlx::query_scalar(query).bind(consumer).fetch_optional(db).await
+}
+
+/// The newest places of these shards; a shard without one is at the beginning.
+pub(crate) async fn places(
+    db: &mut PgConnection,
+    consumer: &str,
+    shards: &[i16],
+) -> sqlx::Result<BTreeMap<i16, Place>> {
+    let rows = sqlx::query(
+        "select shard.shard, newest.*
+         from unnest($2::smallint[]) as shard (shard)
+         cross join lateral (
+             select old_id, old::text as old, old_at, new_id, new::text as new, new_at,
+                    last_ids[array_position(shards, shard.shard)] as last_id
+             from pillarbox.position where consumer = $1 and shard.shard = any (shards) order by n desc limit 1
+         ) newest",
+    )
+    .bind(consumer)
+    .bind(shards)
+    .fetch_all(&mut *db)
+    .await?;
+    let beginning = Moment::beginning(db).await?;
+    let mut places: BTreeMap<i16, Place> =
+        shards.iter().map(|shard| (*shard, Place::behind(beginning.clone()))).collect();
+    for row in rows {
+        let old =
+            Moment { id_before: row.try_get("old_id")?, snapshot: row.try_get("old")?, at: row.try_get("old_at")? };
+        let new =
+            Moment { id_before: row.try_get("new_id")?, snapshot: row.try_get("new")?, at: row.try_get("new_at")? };
+        places.insert(row.try_get("shard")?, Place { old, new, last_id: row.try_get("last_id")? });
+    }
+    Ok(places)
+}
+
+/// Writes down new places: a row for each window, which most often is one row for all.
+pub(crate) async fn append(db: &mut PgConnection, consumer: &str, places: &BTreeMap<i16, Place>) -> sqlx::Result<()> {
+    let mut windows: BTreeMap<(&Moment, &Moment), (Vec<i16>, Vec<i64>)> = BTreeMap::new();
+    for (shard, place) in places {
+        let (shards, last_ids) = windows.entry((&place.old, &place.new)).or_default();
+        shards.push(*shard);
+        last_ids.push(place.last_id);
+    }
+    for ((old, new), (shards, last_ids)) in windows {
+        sqlx::query(
+            "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
+             values ($1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9)",
+        )
+        .bind(consumer)
+        .bind(shards)
+        .bind(last_ids)
+        .bind(&old.snapshot)
+        .bind(old.id_before)
+        .bind(old.at)
+        .bind(&new.snapshot)
+        .bind(new.id_before)
+        .bind(new.at)
+        .execute(&mut *db)
+        .await?;
+    }
+    Ok(())
+}

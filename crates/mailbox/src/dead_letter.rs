@@ -1,0 +1,185 @@
+//! Messages that were given up: to be looked at, tried again or thrown away.
+
+use chrono::{DateTime, Utc};
+use contracts::{EventId, MESSAGE_BYTES_MAX};
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, PgPool, Postgres, Row, Transaction};
+
+use crate::log::{self, Message};
+use crate::post::{AggregateId, Post, PostError, Source, post};
+
+/// What the mailbox itself posts.
+const SOURCE: Source = Source::new("mailbox");
+
+#[derive(Debug)]
+pub struct DeadLetter {
+    pub id: i64,
+    pub consumer: String,
+    pub attempts: i32,
+    pub last_error: String,
+    pub died_at: DateTime<Utc>,
+    pub message: Message,
+}
+
+/// Which of them; None is any.
+#[derive(Debug, Clone, Default)]
+pub struct Which {
+    pub id: Option<i64>,
+    pub consumer: Option<String>,
+    /// This topic and what is below it.
+    pub topic: Option<String>,
+    pub tenant: Option<String>,
+    pub from: Option<DateTime<Utc>>,
+    pub to: Option<DateTime<Utc>>,
+}
+
+const IS_MEANT: &str = "
+    ($1::bigint is null or id = $1) and ($2::text is null or consumer = $2)
+    and ($3::text is null or topic = $3 or starts_with(topic, $3 || '.'))
+    and ($4::text is null or tenant = $4)
+    and ($5::timestamptz is null or died_at >= $5) and ($6::timestamptz is null or died_at < $6)";
+
+/// Oldest first, behind `after`.
+pub async fn list(db: &PgPool, which: &Which, after: Option<i64>, limit: i64) -> sqlx::Result<Vec<DeadLetter>> {
+    let query = format!(
+        "select * from pillarbox.dead_letter
+         where {IS_MEANT} and id > $7 order by id limit $8"
+    );
+    let rows = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(after.unwrap_or(0)).bind(limit);
+    rows.fetch_all(db).await?.iter().map(dead_letter).collect()
+}
+
+/// How many there are for each consumer.
+pub async fn counts(db: &PgPool) -> sqlx::Result<Vec<(String, i64)>> {
+    sqlx::query_as("select consumer, count(*) from pillarbox.dead_letter group by consumer").fetch_all(db).await
+}
+
+/// Gives them to their consumer again, oldest first, with all their retries; returns how many. At most `limit` at a time.
+pub async fn retry(db: &PgPool, which: &Which, limit: i64) -> sqlx::Result<u64> {
+    let query = format!(
+        "with chosen as (
+             select id from pillarbox.dead_letter
+             where {IS_MEANT} and exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
+             order by id limit $7 for update skip locked
+         ), back as (delete from pillarbox.dead_letter using chosen where dead_letter.id = chosen.id returning dead_letter.*)
+         insert into pillarbox.parked (consumer, shard, run, attempts, next_at, last_error, log_id, message_id, source,
+             tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
+         select consumer, shard, run, 0, now(), last_error, log_id, message_id, source, tenant, topic, key,
+             aggregate_type, aggregate_id, headers, payload, at
+         from back order by id
+         on conflict (consumer, message_id, run) do nothing"
+    );
+    let done = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).execute(db).await?;
+    Ok(done.rows_affected())
+}
+
+/// Throws them away; returns how many. At most `limit` at a time.
+pub async fn discard(db: &PgPool, which: &Which, limit: i64) -> sqlx::Result<u64> {
+    let query = format!(
+        "delete from pillarbox.dead_letter where id in
+             (select id from pillarbox.dead_letter where {IS_MEANT} order by id limit $7)"
+    );
+    let done = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).execute(db).await?;
+    Ok(done.rows_affected())
+}
+
+/// What could not even be posted, for those who keep what a broker hands them.
+pub struct Unusable<'a> {
+    pub consumer: &'a str,
+    pub source: &'a str,
+    pub topic: &'a str,
+    pub payload: &'a RawValue,
+    pub error: &'a str,
+}
+
+/// Keeps it as a dead letter.
+pub async fn keep_unusable(db: &mut PgConnection, unusable: &Unusable<'_>) -> sqlx::Result<()> {
+    sqlx::query(
+        "insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source,
+             tenant, topic, headers, payload, at)
+         values ($1, 0, 0, 1, $2, 0, pillarbox.uuid_v7(), $3, 'main', $4, '{}', $5::json, now())",
+    )
+    .bind(unusable.consumer)
+    .bind(unusable.error)
+    .bind(unusable.source)
+    .bind(unusable.topic)
+    .bind(unusable.payload.get())
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// Posts that a message died, for whoever watches.
+pub(crate) async fn announce(
+    tx: &mut Transaction<'_, Postgres>,
+    consumer: &str,
+    message: &Message,
+    attempts: i32,
+    error: &str,
+) -> sqlx::Result<()> {
+    // A topic has words of letters, digits and `_`.
+    let topic = format!("dead_letter.{}", consumer.replace(['-', ':'], "_"));
+    let announced = [Some(message.payload.as_ref()), None].into_iter().find_map(|payload| {
+        let death = Death {
+            consumer,
+            attempts,
+            error,
+            event_id: EventId(message.message_id),
+            event_type: &message.topic,
+            timestamp: message.at,
+            aggregate_type: message.aggregate_type.as_deref(),
+            aggregate_id: message.aggregate_id.as_ref(),
+            payload,
+        };
+        // The content stays with the dead letter when it is too large to be told.
+        to_raw_value(&death).ok().filter(|text| text.get().len() <= MESSAGE_BYTES_MAX)
+    });
+    let Some(payload) = announced else { return Ok(()) };
+    match post(tx, SOURCE, &Post::new(topic, payload)).await {
+        Ok(_) => Ok(()),
+        Err(PostError::Database(error)) => Err(error),
+        Err(refused) => {
+            tracing::warn!(consumer, %refused, "a dead letter could not be announced");
+            Ok(())
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Death<'a> {
+    consumer: &'a str,
+    attempts: i32,
+    error: &'a str,
+    event_id: EventId,
+    event_type: &'a str,
+    timestamp: DateTime<Utc>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aggregate_type: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aggregate_id: Option<&'a AggregateId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<&'a RawValue>,
+}
+
+type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
+
+impl Which {
+    fn bind<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+        query.bind(self.id).bind(&self.consumer).bind(&self.topic).bind(&self.tenant).bind(self.from).bind(self.to)
+    }
+}
+
+fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
+    let mut message = log::message(row)?;
+    message.id = row.try_get("log_id")?;
+    Ok(DeadLetter {
+        id: row.try_get("id")?,
+        consumer: row.try_get("consumer")?,
+        attempts: row.try_get("attempts")?,
+        last_error: row.try_get("last_error")?,
+        died_at: row.try_get("died_at")?,
+        message,
+    })
+}

@@ -1,0 +1,138 @@
+//! Which messages a reader is for.
+
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+/// Messages by source, topic and aggregate type; an empty list means any.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Matching {
+    /// Who posted it: the sources that are trusted.
+    pub sources: Vec<String>,
+    /// As RabbitMQ binds: words joined by dots, `*` for one word, `#` for any number of them.
+    pub topics: Vec<String>,
+    pub aggregate_types: Vec<String>,
+}
+
+/// What a reader takes, and what of that it leaves to others. It is applied where the log is read, as a regular expression
+/// over `source topic aggregate_type`; the first two hold no blank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    wants: String,
+    leaves: Option<String>,
+}
+
+impl Filter {
+    pub fn everything() -> Filter {
+        Filter { wants: String::new(), leaves: None }
+    }
+
+    pub fn matching(wanted: &Matching) -> Filter {
+        Filter { wants: wanted.regex(), leaves: None }
+    }
+
+    /// Leaves what any of these match.
+    pub fn leaving<'a>(mut self, left: impl IntoIterator<Item = &'a Matching>) -> Filter {
+        let all: Vec<String> = left.into_iter().map(Matching::regex).collect();
+        self.leaves = (!all.is_empty()).then(|| all.join("|"));
+        self
+    }
+
+    pub(crate) fn wants(&self) -> &str {
+        &self.wants
+    }
+
+    pub(crate) fn leaves(&self) -> Option<&str> {
+        self.leaves.as_deref()
+    }
+}
+
+impl Matching {
+    pub fn topic(pattern: &str) -> Matching {
+        Matching { topics: vec![pattern.to_owned()], ..Matching::default() }
+    }
+
+    /// What is wrong with it, if anything.
+    pub fn check(&self) -> Result<(), String> {
+        let word = |word: &str| {
+            word == "*"
+                || word == "#"
+                || (!word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_'))
+        };
+        if let Some(bad) = self.topics.iter().find(|topic| !topic.split('.').all(word)) {
+            return Err(format!("topic `{bad}` takes words joined by dots; * is any word, # any number of them"));
+        }
+        match self.sources.iter().find(|source| source.is_empty() || source.contains(' ')) {
+            Some(bad) => Err(format!("source `{bad}` takes a name without blanks")),
+            None => Ok(()),
+        }
+    }
+
+    fn regex(&self) -> String {
+        let any_of = |list: &[String], one: fn(&str) -> String, otherwise: &str| match list {
+            [] => otherwise.to_owned(),
+            list => list.iter().map(|item| one(item)).collect::<Vec<_>>().join("|"),
+        };
+        let sources = any_of(&self.sources, escaped, "[^ ]*");
+        let topics = any_of(&self.topics, topic_regex, "[^ ]*");
+        let aggregate_types = any_of(&self.aggregate_types, escaped, ".*");
+        format!("^(?:{sources}) (?:{topics}) (?:{aggregate_types})$")
+    }
+}
+
+fn topic_regex(pattern: &str) -> String {
+    let mut regex = String::new();
+    // Whether a dot is due before the next word; `#` may stand for nothing, and then there is none.
+    let mut dot_due = false;
+    let words: Vec<&str> = pattern.split('.').collect();
+    for (at, word) in words.iter().enumerate() {
+        match *word {
+            "#" if words.len() == 1 => regex.push_str("[^ ]*"),
+            "#" if dot_due => regex.push_str(r"(?:\.[^. ]+)*"),
+            "#" if at + 1 == words.len() => regex.push_str(r"(?:[^. ]+(?:\.[^. ]+)*)?"),
+            "#" => regex.push_str(r"(?:[^. ]+\.)*"),
+            word => {
+                if dot_due {
+                    regex.push_str(r"\.");
+                }
+                regex.push_str(&if word == "*" { "[^. ]+".to_owned() } else { escaped(word) });
+                dot_due = true;
+            }
+        }
+    }
+    regex
+}
+
+/// Letters, digits and `_` as they are; anything else by its code, which no regular expression takes for more.
+fn escaped(text: &str) -> String {
+    let mut regex = String::new();
+    for character in text.chars() {
+        if character.is_ascii_alphanumeric() || character == '_' {
+            regex.push(character);
+        } else {
+            let _ = write!(regex, r"\U{:08x}", character as u32);
+        }
+    }
+    regex
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_is_checked_before_it_is_used() {
+        for good in ["#", "*", "order.#", "#.created", "a.*.b", "a_1.#.b"] {
+            assert!(Matching::topic(good).check().is_ok(), "{good}");
+        }
+        for bad in ["", "a..b", ".a", "a.", "a b", "a*", "é"] {
+            assert!(Matching::topic(bad).check().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_special_in_a_regular_expression_is_plain_in_a_name() {
+        assert_eq!(escaped("a.b|c"), r"a\U0000002eb\U0000007cc");
+    }
+}

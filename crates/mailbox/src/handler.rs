@@ -1,0 +1,147 @@
+//! Consumers that act in this database: inbox, effect, posts and place commit together.
+
+use std::collections::HashSet;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use kit::trace::TraceContext;
+use kit::worker::panic_text;
+use serde::Deserialize;
+use sqlx::{Postgres, Transaction};
+
+use crate::inbox;
+use crate::lane::{Item, LaneError, LaneId, Outcome, Work, Worked};
+use crate::log::Message;
+use crate::parked::{Key, key_of};
+
+/// When so many keys of a batch fail, and they are most of it, it is not the messages that are bad: the consumer stalls
+/// instead of parking everything.
+const STALL_KEYS: usize = 10;
+
+/// Why a message could not be handled. Any error will do: it is shown to an operator.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type Handling<'t> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 't>>;
+
+/// What a consumer does with one message. All that it does in the transaction happens once; it does nothing else, since
+/// what is outside may happen again.
+pub trait Handler: Send + Sync + 'static {
+    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t>;
+}
+
+impl<F> Handler for F
+where
+    F: for<'t> Fn(&'t mut Transaction<'static, Postgres>, &'t Message) -> Handling<'t> + Send + Sync + 'static,
+{
+    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
+        self(tx, message)
+    }
+}
+
+/// The work of a consumer with a handler.
+pub struct Handle(pub Arc<dyn Handler>);
+
+impl Work for Handle {
+    /// All in one transaction; if one fails, one by one.
+    async fn run(&mut self, lane: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
+        if lane.careful && items.len() > 1 {
+            return self.one_by_one(lane, items).await;
+        }
+        let mut tx = lane.db.begin().await?;
+        let fresh = self.enter(&mut tx, lane, items).await?;
+        for item in items.iter().filter(|item| fresh.contains(&(item.message.message_id, item.run))) {
+            if let Err(error) = self.handle(&mut tx, &item.message).await {
+                tx.rollback().await?;
+                return match items {
+                    [_] => Ok(Worked { outcomes: vec![Outcome::Failed(error)], tx: None }),
+                    items => self.one_by_one(lane, items).await,
+                };
+            }
+        }
+        Ok(Worked { outcomes: vec![Outcome::Done; items.len()], tx: Some(tx) })
+    }
+}
+
+impl Handle {
+    async fn one_by_one(&self, lane: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
+        let mut failed: HashSet<Key> = HashSet::new();
+        let mut outcomes = Vec::with_capacity(items.len());
+        let (mut failures, mut last_error) = (0, String::new());
+        for item in items {
+            let key = key_of(&item.message);
+            let outcome = match &key {
+                Some(key) if failed.contains(key) => Outcome::Behind,
+                _ => self.one(lane, item).await?,
+            };
+            if let Outcome::Failed(error) = &outcome {
+                failures += 1;
+                last_error.clone_from(error);
+                failed.extend(key);
+            }
+            outcomes.push(outcome);
+        }
+        let tried = outcomes.iter().filter(|outcome| **outcome != Outcome::Behind).count();
+        if failures >= STALL_KEYS && failures * 2 > tried {
+            let error = format!("{failures} of {tried} messages failed, so none is parked; the last: {last_error}");
+            return Err(LaneError::Work(error));
+        }
+        Ok(Worked { outcomes, tx: None })
+    }
+
+    /// In a transaction of its own. If the process ends before the place is kept, the inbox knows that it is done.
+    async fn one(&self, lane: &LaneId, item: &Item) -> Result<Outcome, LaneError> {
+        let mut tx = lane.db.begin().await?;
+        if !self.enter(&mut tx, lane, &[item]).await?.is_empty()
+            && let Err(error) = self.handle(&mut tx, &item.message).await
+        {
+            tx.rollback().await?;
+            return Ok(Outcome::Failed(error));
+        }
+        // A handler may have broken the transaction and not said so, or left a constraint to be checked at the commit.
+        let kept = match lane.hold(&mut tx).await {
+            Ok(()) => tx.commit().await.map_err(LaneError::Database),
+            Err(error) => Err(error),
+        };
+        match kept {
+            Ok(()) => Ok(Outcome::Done),
+            Err(LaneError::Database(sqlx::Error::Database(error))) => Ok(Outcome::Failed(error.to_string())),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn enter(
+        &self,
+        tx: &mut Transaction<'static, Postgres>,
+        lane: &LaneId,
+        items: &[&Item],
+    ) -> Result<HashSet<(uuid::Uuid, i32)>, LaneError> {
+        let ids: Vec<_> = items.iter().map(|item| (item.message.message_id, item.run)).collect();
+        Ok(inbox::enter(tx, &lane.consumer, &ids).await?)
+    }
+
+    async fn handle(&self, tx: &mut Transaction<'static, Postgres>, message: &Message) -> Result<(), String> {
+        let handling = async {
+            let outcome = AssertUnwindSafe(async { self.0.handle(tx, message).await }).catch_unwind().await;
+            match outcome {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(panic) => Err(format!("panic: {}", panic_text(&*panic))),
+            }
+        };
+        match trace_of(message) {
+            Some(trace) => trace.scope(handling).await,
+            None => handling.await,
+        }
+    }
+}
+
+/// The trace that the message was posted in.
+pub fn trace_of(message: &Message) -> Option<TraceContext> {
+    #[derive(Deserialize)]
+    struct Headers {
+        traceparent: Option<String>,
+    }
+    let headers: Headers = serde_json::from_str(message.headers.get()).ok()?;
+    headers.traceparent?.parse().ok()
+}

@@ -1,0 +1,110 @@
+//! Whether this log is where it was written.
+//!
+//! Transaction ids, and with them every position, mean nothing in another cluster; and a copy (a staging system, say) must
+//! not send what the original sends. So a log that finds itself elsewhere is silent until an operator says how to go on.
+
+use chrono::{DateTime, Utc};
+use sqlx::{Acquire, PgConnection, PgPool};
+
+use crate::moment::Moment;
+
+const IS_ELSEWHERE: &str = "
+    home.database_oid <> (select oid from pg_database where datname = current_database())
+    or home.system_identifier <> pillarbox.system_identifier()";
+
+/// Where a restored log goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recover {
+    /// What was posted from this time on is read again by everyone; inboxes keep their effects to one.
+    From(DateTime<Utc>),
+    /// Nothing that was restored is sent; what was parked is set aside as dead letters.
+    Skip,
+}
+
+/// Marks a log that is not where it was written. Called before anything is posted here: what was there before is what was
+/// restored.
+pub async fn settle(db: &PgPool) -> sqlx::Result<()> {
+    let mut db = db.acquire().await?;
+    if !is_elsewhere(&mut db).await? {
+        return Ok(());
+    }
+    let here = Moment::now(&mut db).await?;
+    sqlx::query(sqlx::AssertSqlSafe(format!(
+        "update pillarbox.home
+         set system_identifier = pillarbox.system_identifier(),
+             database_oid = (select oid from pg_database where datname = current_database()),
+             floor = $1::pg_snapshot, floor_id = $2, floor_at = $3, restored_at = $3
+         where {IS_ELSEWHERE}"
+    )))
+    .bind(&here.snapshot)
+    .bind(here.id_before)
+    .bind(here.at)
+    .execute(&mut *db)
+    .await?;
+    tracing::warn!("this database was restored or copied: nothing is sent until `pillarbox recover` says how to go on");
+    Ok(())
+}
+
+/// True until an operator has said how to go on.
+pub async fn is_restored(db: &mut PgConnection) -> sqlx::Result<bool> {
+    let query = format!("select restored_at is not null or {IS_ELSEWHERE} from pillarbox.home");
+    Ok(sqlx::query_scalar::<_, Option<bool>>(sqlx::AssertSqlSafe(query)).fetch_one(db).await?.unwrap_or(false))
+}
+
+/// Lets the readers go on. False if the log was not restored: then nothing changes.
+pub async fn recover(db: &PgPool, way: Recover) -> sqlx::Result<bool> {
+    settle(db).await?;
+    let mut db = db.acquire().await?;
+    let mut tx = db.begin().await?;
+    let query = "update pillarbox.home set restored_at = null where restored_at is not null returning floor_at";
+    let floor_at: Option<DateTime<Utc>> = sqlx::query_scalar(query).fetch_optional(&mut *tx).await?;
+    let Some(floor_at) = floor_at else { return Ok(false) };
+    sqlx::raw_sql(
+        "delete from pillarbox.lane;
+         delete from pillarbox.replica;
+         delete from pillarbox.replay_shard;
+         delete from pillarbox.replay;
+         update pillarbox.lease set owner = null, epoch = epoch + 1;
+         update pillarbox.cursor set lapsed_at = null;
+         insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
+         select cursor.consumer, array_agg(shard::smallint), array_agg(0), floor, floor_id, floor_at,
+                floor, floor_id, floor_at
+         from pillarbox.cursor cross join pillarbox.home cross join generate_series(0, 15) as shard
+         group by cursor.consumer, floor, floor_id, floor_at",
+    )
+    .execute(&mut *tx)
+    .await?;
+    match way {
+        Recover::From(from) => {
+            sqlx::query(
+                "with made as (
+                     insert into pillarbox.replay (consumer, run, from_at, to_at)
+                     select consumer, 0, $1, $2 from pillarbox.cursor where $1 < $2 returning id)
+                 insert into pillarbox.replay_shard (replay, shard) select id, generate_series(0, 15) from made",
+            )
+            .bind(from)
+            .bind(floor_at)
+            .execute(&mut *tx)
+            .await?;
+        }
+        Recover::Skip => {
+            sqlx::raw_sql(
+                "with aside as (delete from pillarbox.parked returning *)
+                 insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id,
+                     source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
+                 select consumer, shard, run, attempts, 'set aside by pillarbox recover --skip', log_id, message_id,
+                     source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at
+                 from aside order by place",
+            )
+            .execute(&mut *tx)
+            .await?;
+        }
+    }
+    tx.commit().await?;
+    Ok(true)
+}
+
+async fn is_elsewhere(db: &mut PgConnection) -> sqlx::Result<bool> {
+    let query = format!("select {IS_ELSEWHERE} from pillarbox.home");
+    Ok(sqlx::query_scalar::<_, Option<bool>>(sqlx::AssertSqlSafe(query)).fetch_one(db).await?.unwrap_or(false))
+}

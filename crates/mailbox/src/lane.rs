@@ -1,0 +1,393 @@
+//! The loop under every consumer: one lane of one consumer.
+//!
+//! A round keeps the leases, runs what is parked and due, a chunk of a replay, and the next messages of the log. What a
+//! batch led to is kept in one transaction with the new places: parked, dead, done. A round that fails keeps nothing, and the
+//! next one begins with what the database has.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use kit::clock::Clock;
+use kit::worker::Round;
+use sqlx::{PgPool, Postgres, Transaction};
+use uuid::Uuid;
+
+use crate::cursor::{self, Cursor};
+use crate::home;
+use crate::lease;
+use crate::log::{Message, Place, Reader};
+use crate::parked::{self, Key, key_of};
+use crate::replay::{self, Replaying};
+use crate::replica::Replica;
+use crate::retry::Retry;
+use crate::settle::Settlement;
+use crate::watch::Watcher;
+
+/// How often leases are shared out, and parked and replays looked for.
+const LEASE_PAUSE: Duration = Duration::from_secs(1);
+/// How often a place is written down that moved past nothing of interest.
+const QUIET_SAVE_PAUSE: Duration = Duration::from_secs(1);
+
+/// A message at work.
+pub struct Item {
+    pub message: Message,
+    /// 0 is live; a replay that repeats has a run of its own.
+    pub run: i32,
+    pub(crate) origin: Origin,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Origin {
+    Log,
+    Parked { place: i64, attempts: i32, discarded: bool },
+}
+
+/// What came of a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// It was taken, and nobody there wanted it.
+    Unrouted,
+    Failed(String),
+    /// It was not tried: an earlier one of its key failed.
+    Behind,
+}
+
+/// What came of a batch.
+pub struct Worked {
+    /// One for each item, in order.
+    pub outcomes: Vec<Outcome>,
+    /// Holds the effects, if they are in this database: the outcomes commit with them.
+    pub tx: Option<Transaction<'static, Postgres>>,
+}
+
+/// What a consumer does with messages.
+pub trait Work: Send {
+    /// Does these in order. An error means that nothing is known of the batch: it is done again.
+    fn run(&mut self, lane: &LaneId, items: &[&Item]) -> impl Future<Output = Result<Worked, LaneError>> + Send;
+}
+
+/// Who works, and where.
+#[derive(Clone)]
+pub struct LaneId {
+    pub db: PgPool,
+    pub consumer: String,
+    /// The last batch could not be kept: whatever is wrong, it must be found one by one.
+    pub careful: bool,
+    owner: Uuid,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct LaneOptions {
+    /// How many messages at a time.
+    pub batch: u32,
+    pub retry: Retry,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LaneError {
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+    #[error("others have taken over")]
+    TakenOver,
+    #[error(
+        "database-restored: this database was restored or copied; say how to go on with `pillarbox recover --from TIME` or `--skip`"
+    )]
+    Restored,
+    #[error(
+        "{0} is lapsed: it was behind for too long, and the log has gone on; say where it goes on with `pillarbox cursors reset {0}`"
+    )]
+    Lapsed(String),
+    #[error("{0}")]
+    Work(String),
+}
+
+pub struct Lane<W> {
+    id: LaneId,
+    cursor: Cursor,
+    options: LaneOptions,
+    replica: Arc<Replica>,
+    watcher: Watcher,
+    clock: Clock,
+    work: W,
+    is_registered: bool,
+    reader: Reader,
+    /// The places that the database has.
+    saved: BTreeMap<i16, Place>,
+    saved_at: Instant,
+    /// Keys that have something parked.
+    blocked: HashMap<i16, HashSet<Key>>,
+    parked_due: Option<DateTime<Utc>>,
+    replays: Vec<Replaying>,
+    shared_out_at: Option<Instant>,
+}
+
+impl LaneId {
+    /// Keeps others from taking over until the transaction ends.
+    pub(crate) async fn hold(&self, tx: &mut Transaction<'_, Postgres>) -> Result<(), LaneError> {
+        match lease::hold(tx, &self.consumer, self.owner).await? {
+            true => Ok(()),
+            false => Err(LaneError::TakenOver),
+        }
+    }
+}
+
+impl<W: Work> Lane<W> {
+    pub fn new(
+        db: PgPool,
+        cursor: Cursor,
+        options: LaneOptions,
+        replica: Arc<Replica>,
+        watcher: Watcher,
+        clock: Clock,
+        work: W,
+    ) -> Lane<W> {
+        Lane {
+            id: LaneId { db, consumer: cursor.consumer.clone(), careful: false, owner: Uuid::now_v7() },
+            reader: Reader::new(cursor.filter.clone()),
+            cursor,
+            options,
+            replica,
+            watcher,
+            clock,
+            work,
+            is_registered: false,
+            saved: BTreeMap::new(),
+            saved_at: Instant::now(),
+            blocked: HashMap::new(),
+            parked_due: None,
+            replays: Vec::new(),
+            shared_out_at: None,
+        }
+    }
+
+    pub async fn round(&mut self) -> Result<Round, LaneError> {
+        match self.try_round().await {
+            Ok(round) => Ok(round),
+            Err(error) => {
+                self.forget();
+                self.id.careful = true;
+                match error {
+                    LaneError::TakenOver => {
+                        tracing::info!(consumer = self.id.consumer, "others have taken over; joining again");
+                        self.is_registered = false;
+                        Ok(Round::Busy)
+                    }
+                    error => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Gives up its shards at once.
+    pub async fn leave(&mut self) -> Result<(), LaneError> {
+        self.forget();
+        let mut db = self.id.db.acquire().await?;
+        Ok(lease::leave(&mut db, &self.id.consumer, self.id.owner).await?)
+    }
+
+    async fn try_round(&mut self) -> Result<Round, LaneError> {
+        if self.shared_out_at.is_none_or(|at| at.elapsed() > LEASE_PAUSE) {
+            self.share_out().await?;
+        }
+        let parked = self.run_parked().await?;
+        let replayed = self.run_replay().await?;
+        let live = self.run_live().await?;
+        Ok(if parked || replayed || live { Round::Busy } else { Round::Idle })
+    }
+
+    /// Forgets what it knew: it may be wrong.
+    fn forget(&mut self) {
+        self.reader = Reader::new(self.cursor.filter.clone());
+        self.saved.clear();
+        self.blocked.clear();
+        self.replays.clear();
+        self.parked_due = None;
+        self.shared_out_at = None;
+    }
+
+    async fn share_out(&mut self) -> Result<(), LaneError> {
+        if !self.is_registered {
+            self.register().await?;
+        }
+        let consumer = &self.id.consumer;
+        let mut db = self.id.db.acquire().await?;
+        if home::is_restored(&mut db).await? {
+            return Err(LaneError::Restored);
+        }
+        match cursor::is_lapsed(&mut db, consumer).await? {
+            Some(false) => {}
+            Some(true) => return Err(LaneError::Lapsed(consumer.clone())),
+            None => return Err(LaneError::TakenOver), // it was dropped; it registers again
+        }
+        let Some(held) = lease::share_out(&mut db, consumer, self.id.owner).await? else {
+            return Err(LaneError::TakenOver);
+        };
+        let had: BTreeSet<i16> = self.saved.keys().copied().collect();
+        for shard in had.difference(&held) {
+            self.reader.remove(*shard);
+            self.saved.remove(shard);
+            self.blocked.remove(shard);
+        }
+        let new: Vec<i16> = held.difference(&had).copied().collect();
+        if !new.is_empty() {
+            for (shard, place) in cursor::places(&mut db, consumer, &new).await? {
+                self.reader.put(shard, place.clone());
+                self.saved.insert(shard, place);
+            }
+            for (shard, key) in parked::keys(&mut db, consumer, &new).await? {
+                self.blocked.entry(shard).or_default().insert(key);
+            }
+        }
+        let held: Vec<i16> = held.into_iter().collect();
+        self.parked_due = parked::next_due(&mut db, consumer, &held).await?;
+        self.replays = replay::unfinished(&mut db, consumer, &held).await?;
+        self.shared_out_at = Some(Instant::now());
+        Ok(())
+    }
+
+    async fn register(&mut self) -> Result<(), LaneError> {
+        if home::is_restored(&mut *self.id.db.acquire().await?).await? {
+            return Err(LaneError::Restored);
+        }
+        self.cursor.register(&self.id.db).await?;
+        let mut db = self.id.db.acquire().await?;
+        self.replica.beat_on(&mut db).await?;
+        // A new name each time: who took over from the old one must not be taken for us.
+        self.id.owner = Uuid::now_v7();
+        lease::join(&mut db, &self.id.consumer, self.id.owner, self.replica.id()).await?;
+        self.is_registered = true;
+        Ok(())
+    }
+
+    /// Runs what is parked and due; true if there may be more.
+    async fn run_parked(&mut self) -> Result<bool, LaneError> {
+        let now = self.clock.now();
+        if self.parked_due.is_none_or(|due| due > now) {
+            return Ok(false);
+        }
+        let shards: Vec<i16> = self.saved.keys().copied().collect();
+        let mut db = self.id.db.acquire().await?;
+        let due = parked::due(&mut db, &self.id.consumer, &shards, now, self.options.batch).await?;
+        drop(db);
+        let item = |parked: parked::Parked| Item {
+            run: parked.run,
+            origin: Origin::Parked { place: parked.place, attempts: parked.attempts, discarded: parked.discarded },
+            message: parked.message,
+        };
+        let items: Vec<Item> = due.into_iter().map(item).collect();
+        if !items.is_empty() {
+            self.run(items, &[]).await?;
+        }
+        let mut db = self.id.db.acquire().await?;
+        self.parked_due = parked::next_due(&mut db, &self.id.consumer, &shards).await?;
+        Ok(self.parked_due.is_some_and(|due| due <= self.clock.now()))
+    }
+
+    /// Runs a chunk of the oldest replay; true if there is more.
+    async fn run_replay(&mut self) -> Result<bool, LaneError> {
+        let Some(first) = self.replays.first().map(|replaying| replaying.replay) else { return Ok(false) };
+        let (mut chunk, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.replays).into_iter().partition(|replaying| replaying.replay == first);
+        let limit = (self.options.batch / chunk.len() as u32).max(1);
+        let mut items = Vec::new();
+        let mut db = self.id.db.acquire().await?;
+        for replaying in &mut chunk {
+            let Some(place) = self.saved.get(&replaying.shard) else { continue };
+            let messages = replay::read(&mut db, replaying, &self.cursor.filter, place, limit).await?;
+            let run = replaying.run;
+            items.extend(messages.into_iter().map(|message| Item { message, run, origin: Origin::Log }));
+        }
+        drop(db);
+        self.run(items, &chunk).await?;
+        self.replays = chunk.into_iter().filter(|replaying| !replaying.done).chain(rest).collect();
+        Ok(!self.replays.is_empty())
+    }
+
+    /// Runs the next messages of the log; true if there is more.
+    async fn run_live(&mut self) -> Result<bool, LaneError> {
+        let Some(now) = self.watcher.newest() else { return Ok(false) };
+        self.reader.open(&now);
+        if self.reader.is_done() {
+            return Ok(false);
+        }
+        let mut db = self.id.db.acquire().await?;
+        let messages = self.reader.read(&mut db, self.options.batch).await?;
+        drop(db);
+        if !messages.is_empty() || self.saved_at.elapsed() > QUIET_SAVE_PAUSE {
+            let item = |message| Item { message, run: 0, origin: Origin::Log };
+            self.run(messages.into_iter().map(item).collect(), &[]).await?;
+        }
+        Ok(!self.reader.is_done())
+    }
+
+    /// Does what can be done now of these, and keeps what came of it.
+    async fn run(&mut self, items: Vec<Item>, replayed: &[Replaying]) -> Result<(), LaneError> {
+        let todo: Vec<&Item> = items.iter().filter(|item| self.is_free(item)).collect();
+        let worked = match todo.as_slice() {
+            [] => Worked { outcomes: Vec::new(), tx: None },
+            todo => self.work.run(&self.id, todo).await?,
+        };
+        if worked.outcomes.len() != todo.len() {
+            return Err(LaneError::Work("not every message has an outcome".to_owned()));
+        }
+        let mut outcomes = worked.outcomes.into_iter();
+        let mut settlement = Settlement::new(&self.id.consumer, self.options.retry, self.clock.now());
+        for item in &items {
+            let outcome = match item.origin {
+                Origin::Parked { discarded: true, .. } => Some(Outcome::Done),
+                _ if self.is_free(item) => outcomes.next(),
+                _ => Some(Outcome::Behind),
+            };
+            settlement.add(item, outcome.unwrap_or(Outcome::Behind));
+        }
+        let moved: BTreeMap<i16, Place> = self
+            .reader
+            .places()
+            .iter()
+            .filter(|(shard, place)| self.saved.get(shard) != Some(place))
+            .map(|(shard, place)| (*shard, place.clone()))
+            .collect();
+
+        let mut tx = match worked.tx {
+            Some(tx) => tx,
+            None => self.id.db.begin().await?,
+        };
+        self.id.hold(&mut tx).await?;
+        let still_blocked = settlement.keep(&mut tx).await?;
+        for replaying in replayed {
+            replay::advance(&mut tx, replaying).await?;
+        }
+        cursor::append(&mut tx, &self.id.consumer, &moved).await?;
+        tx.commit().await?;
+
+        self.id.careful = false;
+        self.saved.extend(moved);
+        self.saved_at = Instant::now();
+        for (shard, key, is_blocked) in still_blocked {
+            let keys = self.blocked.entry(shard).or_default();
+            if is_blocked {
+                keys.insert(key);
+            } else {
+                keys.remove(&key);
+            }
+        }
+        self.parked_due = [self.parked_due, settlement.next_due()].into_iter().flatten().min();
+        settlement.count();
+        Ok(())
+    }
+
+    /// Whether nothing of its key is parked before it, and nobody has discarded it.
+    fn is_free(&self, item: &Item) -> bool {
+        match item.origin {
+            Origin::Parked { discarded, .. } => !discarded,
+            Origin::Log => match (key_of(&item.message), self.blocked.get(&item.message.shard)) {
+                (Some(key), Some(blocked)) => !blocked.contains(&key),
+                (None, _) | (_, None) => true,
+            },
+        }
+    }
+}

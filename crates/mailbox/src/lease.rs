@@ -1,0 +1,102 @@
+//! Who works on which shard.
+//!
+//! The lanes of a consumer, in all processes, share its shards evenly. A lane lasts while its process beats; whoever takes
+//! over from a silent one deletes its row first. Every effect and every position is kept in a transaction that holds the
+//! lane's row ([`hold`]): a late owner finds that it is gone, and a taker waits for what is being kept.
+
+use std::collections::BTreeSet;
+
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use crate::log::SHARDS;
+
+/// A lane enters the share-out.
+pub(crate) async fn join(db: &mut PgConnection, consumer: &str, owner: Uuid, replica: Uuid) -> sqlx::Result<()> {
+    let query = "insert into pillarbox.lane (consumer, owner, replica) values ($1, $2, $3)";
+    sqlx::query(query).bind(consumer).bind(owner).bind(replica).execute(db).await.map(drop)
+}
+
+/// Takes what is free up to the lane's share and gives up what is above it. Returns what it holds; None if the lane is
+/// no longer in the share-out.
+pub(crate) async fn share_out(
+    db: &mut PgConnection,
+    consumer: &str,
+    owner: Uuid,
+) -> sqlx::Result<Option<BTreeSet<i16>>> {
+    end_silent(db, consumer, owner).await?;
+    let row = sqlx::query(
+        "select (select count(*) from pillarbox.lane where consumer = $1) as lanes,
+                exists (select from pillarbox.lane where consumer = $1 and owner = $2) as is_in,
+                (select array_agg(shard) from pillarbox.lease where consumer = $1 and owner = $2) as shards",
+    )
+    .bind(consumer)
+    .bind(owner)
+    .fetch_one(&mut *db)
+    .await?;
+    if !row.try_get("is_in")? {
+        return Ok(None);
+    }
+    let lanes = row.try_get::<i64, _>("lanes")?.max(1) as usize;
+    let mut mine: Vec<i16> = row.try_get::<Option<Vec<i16>>, _>("shards")?.unwrap_or_default();
+    let share = (SHARDS as usize).div_ceil(lanes);
+    if mine.len() < share {
+        mine.extend(take(db, consumer, owner, (share - mine.len()) as i64).await?);
+    } else {
+        release(db, consumer, owner, &mine.split_off(share)).await?;
+    }
+    Ok(Some(mine.into_iter().collect()))
+}
+
+/// Ends the other lanes whose process no longer beats. One that is keeping something right now is not silent.
+async fn end_silent(db: &mut PgConnection, consumer: &str, owner: Uuid) -> sqlx::Result<()> {
+    sqlx::query(
+        "delete from pillarbox.lane where consumer = $1 and owner in (
+             select owner from pillarbox.lane as silent
+             where consumer = $1 and owner <> $2
+               and not exists (select from pillarbox.replica where id = silent.replica and until > now())
+             for update skip locked)",
+    )
+    .bind(consumer)
+    .bind(owner)
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+async fn take(db: &mut PgConnection, consumer: &str, owner: Uuid, count: i64) -> sqlx::Result<Vec<i16>> {
+    sqlx::query_scalar(
+        "update pillarbox.lease set owner = $2, epoch = epoch + 1
+         where consumer = $1 and shard in (
+             select shard from pillarbox.lease as free
+             where consumer = $1
+               and not exists (select from pillarbox.lane where consumer = $1 and lane.owner = free.owner)
+             order by random() limit $3 for update skip locked)
+         returning shard",
+    )
+    .bind(consumer)
+    .bind(owner)
+    .bind(count)
+    .fetch_all(db)
+    .await
+}
+
+async fn release(db: &mut PgConnection, consumer: &str, owner: Uuid, shards: &[i16]) -> sqlx::Result<()> {
+    if shards.is_empty() {
+        return Ok(());
+    }
+    let query = "update pillarbox.lease set owner = null where consumer = $1 and owner = $2 and shard = any($3)";
+    sqlx::query(query).bind(consumer).bind(owner).bind(shards).execute(db).await.map(drop)
+}
+
+/// Leaves the share-out: others take over at once.
+pub(crate) async fn leave(db: &mut PgConnection, consumer: &str, owner: Uuid) -> sqlx::Result<()> {
+    let query = "delete from pillarbox.lane where consumer = $1 and owner = $2";
+    sqlx::query(query).bind(consumer).bind(owner).execute(db).await.map(drop)
+}
+
+/// Keeps others from taking over until the transaction ends; false if they already have.
+pub(crate) async fn hold(tx: &mut PgConnection, consumer: &str, owner: Uuid) -> sqlx::Result<bool> {
+    let query = "select owner from pillarbox.lane where consumer = $1 and owner = $2 for key share";
+    Ok(sqlx::query(query).bind(consumer).bind(owner).fetch_optional(tx).await?.is_some())
+}

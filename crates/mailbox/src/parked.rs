@@ -1,0 +1,227 @@
+//! Messages that a consumer could not take, and what waits behind them. Only a shard's owner runs them.
+
+use std::collections::HashSet;
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Row};
+
+use crate::log::{self, Message};
+use crate::post::AggregateId;
+
+/// A tenant's key.
+pub(crate) type Key = (String, String);
+
+pub(crate) fn key_of(message: &Message) -> Option<Key> {
+    message.key.as_ref().map(|key| (message.tenant.clone(), key.clone()))
+}
+
+/// To be parked.
+pub(crate) struct Parking<'a> {
+    pub(crate) message: &'a Message,
+    pub(crate) run: i32,
+    pub(crate) attempts: i32,
+    /// None: it waits behind an earlier one of its key.
+    pub(crate) next_at: Option<DateTime<Utc>>,
+    pub(crate) last_error: Option<&'a str>,
+}
+
+/// Is parked.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    pub(crate) place: i64,
+    pub(crate) run: i32,
+    pub(crate) attempts: i32,
+    pub(crate) discarded: bool,
+    pub(crate) message: Message,
+}
+
+/// Parks these, in this order.
+pub(crate) async fn park(tx: &mut PgConnection, consumer: &str, parking: &[Parking<'_>]) -> sqlx::Result<()> {
+    if parking.is_empty() {
+        return Ok(());
+    }
+    let text = |of: fn(&Message) -> Option<&str>| parking.iter().map(|one| of(one.message)).collect::<Vec<_>>();
+    sqlx::query(
+        "insert into pillarbox.parked (consumer, shard, run, attempts, next_at, last_error, log_id, message_id, source,
+             tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
+         select $1, shard, run, attempts, next_at, last_error, log_id, message_id, source, tenant, topic, key,
+             aggregate_type, aggregate_id::json, headers::jsonb, payload::json, at
+         from unnest($2::smallint[], $3::integer[], $4::integer[], $5::timestamptz[], $6::text[], $7::bigint[],
+             $8::uuid[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[],
+             $16::text[], $17::timestamptz[]) with ordinality
+             as new (shard, run, attempts, next_at, last_error, log_id, message_id, source, tenant, topic, key,
+                     aggregate_type, aggregate_id, headers, payload, at, place)
+         order by new.place
+         on conflict (consumer, message_id, run) do nothing",
+    )
+    .bind(consumer)
+    .bind(parking.iter().map(|one| one.message.shard).collect::<Vec<_>>())
+    .bind(parking.iter().map(|one| one.run).collect::<Vec<_>>())
+    .bind(parking.iter().map(|one| one.attempts).collect::<Vec<_>>())
+    .bind(parking.iter().map(|one| one.next_at).collect::<Vec<_>>())
+    .bind(parking.iter().map(|one| one.last_error).collect::<Vec<_>>())
+    .bind(parking.iter().map(|one| one.message.id).collect::<Vec<_>>())
+    .bind(parking.iter().map(|one| one.message.message_id).collect::<Vec<_>>())
+    .bind(text(|message| Some(&message.source)))
+    .bind(text(|message| Some(&message.tenant)))
+    .bind(text(|message| Some(&message.topic)))
+    .bind(text(|message| message.key.as_deref()))
+    .bind(text(|message| message.aggregate_type.as_deref()))
+    .bind(parking.iter().map(|one| one.message.aggregate_id.as_ref().map(AggregateId::to_json)).collect::<Vec<_>>())
+    .bind(text(|message| Some(message.headers.get())))
+    .bind(text(|message| Some(message.payload.get())))
+    .bind(parking.iter().map(|one| one.message.at).collect::<Vec<_>>())
+    .execute(tx)
+    .await
+    .map(drop)
+}
+
+/// The keys of these shards that have something parked: what follows must wait.
+pub(crate) async fn keys(db: &mut PgConnection, consumer: &str, shards: &[i16]) -> sqlx::Result<Vec<(i16, Key)>> {
+    let rows = sqlx::query(
+        "select distinct shard, tenant, key from pillarbox.parked
+         where consumer = $1 and shard = any($2::smallint[]) and key is not null",
+    )
+    .bind(consumer)
+    .bind(shards)
+    .fetch_all(db)
+    .await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?)))).collect()
+}
+
+/// Which of these keys still have something parked.
+pub(crate) async fn still_parked(
+    db: &mut PgConnection,
+    consumer: &str,
+    keys: &HashSet<Key>,
+) -> sqlx::Result<HashSet<Key>> {
+    let (tenants, keys): (Vec<&str>, Vec<&str>) = keys.iter().map(|(t, k)| (t.as_str(), k.as_str())).unzip();
+    let found: Vec<Key> = sqlx::query_as(
+        "select tenant, key from unnest($2::text[], $3::text[]) as asked (tenant, key)
+         where exists (select from pillarbox.parked
+                       where parked.consumer = $1 and parked.tenant = asked.tenant and parked.key = asked.key)",
+    )
+    .bind(consumer)
+    .bind(tenants)
+    .bind(keys)
+    .fetch_all(db)
+    .await?;
+    Ok(found.into_iter().collect())
+}
+
+/// What is due, each with some of what waits behind it, so that a long tail does not go one by one.
+pub(crate) async fn due(
+    db: &mut PgConnection,
+    consumer: &str,
+    shards: &[i16],
+    now: DateTime<Utc>,
+    limit: u32,
+) -> sqlx::Result<Vec<Parked>> {
+    let rows = sqlx::query(
+        "with head as (
+             select * from pillarbox.parked
+             where consumer = $1 and shard = any($2::smallint[]) and next_at <= $3 order by next_at limit $4
+         ), behind as (
+             select follower.* from head cross join lateral (
+                 select * from pillarbox.parked
+                 where consumer = $1 and tenant = head.tenant and key = head.key and place > head.place
+                   and next_at is null
+                 order by place limit greatest(1, $4 / (select count(*) from head))
+             ) follower
+         )
+         select *, log_id as id from head union all select *, log_id as id from behind order by place",
+    )
+    .bind(consumer)
+    .bind(shards)
+    .bind(now)
+    .bind(i64::from(limit))
+    .fetch_all(db)
+    .await?;
+    let parked = |row| -> sqlx::Result<Parked> {
+        Ok(Parked {
+            place: Row::try_get(row, "place")?,
+            run: Row::try_get(row, "run")?,
+            attempts: Row::try_get(row, "attempts")?,
+            discarded: Row::try_get(row, "discarded")?,
+            message: log::message(row)?,
+        })
+    };
+    rows.iter().map(parked).collect()
+}
+
+/// When the next is due.
+pub(crate) async fn next_due(
+    db: &mut PgConnection,
+    consumer: &str,
+    shards: &[i16],
+) -> sqlx::Result<Option<DateTime<Utc>>> {
+    sqlx::query_scalar(
+        "select min(next_at) from pillarbox.parked
+         where consumer = $1 and shard = any($2::smallint[]) and next_at is not null",
+    )
+    .bind(consumer)
+    .bind(shards)
+    .fetch_one(db)
+    .await
+}
+
+/// It failed again, and will be tried again.
+pub(crate) async fn put_off(
+    tx: &mut PgConnection,
+    place: i64,
+    attempts: i32,
+    next_at: DateTime<Utc>,
+    error: &str,
+) -> sqlx::Result<()> {
+    let query = "update pillarbox.parked set attempts = $2, next_at = $3, last_error = $4 where place = $1";
+    sqlx::query(query).bind(place).bind(attempts).bind(next_at).bind(error).execute(tx).await.map(drop)
+}
+
+/// They are done.
+pub(crate) async fn finish(tx: &mut PgConnection, places: &[i64]) -> sqlx::Result<()> {
+    sqlx::query("delete from pillarbox.parked where place = any($1)").bind(places).execute(tx).await.map(drop)
+}
+
+/// It is given up.
+pub(crate) async fn bury(tx: &mut PgConnection, place: i64, attempts: i32, error: &str) -> sqlx::Result<()> {
+    sqlx::query(
+        "with given_up as (delete from pillarbox.parked where place = $1 returning *)
+         insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source,
+             tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
+         select consumer, shard, run, $2, $3, log_id, message_id, source, tenant, topic, key, aggregate_type,
+             aggregate_id, headers, payload, at
+         from given_up",
+    )
+    .bind(place)
+    .bind(attempts)
+    .bind(error)
+    .execute(tx)
+    .await
+    .map(drop)
+}
+
+/// The first of each of these keys is due now, if none is already.
+pub(crate) async fn promote(
+    tx: &mut PgConnection,
+    consumer: &str,
+    keys: &HashSet<Key>,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let (tenants, keys): (Vec<&str>, Vec<&str>) = keys.iter().map(|(t, k)| (t.as_str(), k.as_str())).unzip();
+    sqlx::query(
+        "update pillarbox.parked set next_at = $4
+         from unnest($2::text[], $3::text[]) as freed (tenant, key)
+         cross join lateral (
+             select place from pillarbox.parked
+             where consumer = $1 and tenant = freed.tenant and key = freed.key order by place limit 1
+         ) as head
+         where parked.place = head.place and parked.next_at is null",
+    )
+    .bind(consumer)
+    .bind(tenants)
+    .bind(keys)
+    .bind(now)
+    .execute(tx)
+    .await
+    .map(drop)
+}

@@ -1,0 +1,132 @@
+//! Reading a time range again, for one consumer.
+//!
+//! A replay of run 0 repairs: what has an inbox row is left alone. One of a new run repeats. The shard's owner reads it
+//! between its live batches, so a key is never worked on in two places. It covers what the consumer has already passed; the
+//! rest comes to it anyway.
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, PgPool, Row};
+
+use crate::filter::Filter;
+use crate::log::{self, Message, Place};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    pub consumer: String,
+    pub from: DateTime<Utc>,
+    pub to: DateTime<Utc>,
+    /// Repeat what has taken effect already.
+    pub again: bool,
+}
+
+/// One shard of a replay.
+#[derive(Debug, Clone)]
+pub(crate) struct Replaying {
+    pub(crate) replay: i64,
+    pub(crate) run: i32,
+    pub(crate) shard: i16,
+    pub(crate) from: DateTime<Utc>,
+    pub(crate) to: DateTime<Utc>,
+    pub(crate) last_id: i64,
+    pub(crate) done: bool,
+}
+
+/// Asks for a replay; returns its id, or None if there is no such consumer.
+pub async fn request(db: &PgPool, request: &Request) -> sqlx::Result<Option<i64>> {
+    let mut tx = db.begin().await?;
+    let run = if request.again {
+        "update pillarbox.cursor set run = run + 1 where consumer = $1 returning run"
+    } else {
+        "select 0 from pillarbox.cursor where consumer = $1"
+    };
+    let run: Option<i32> = sqlx::query_scalar(run).bind(&request.consumer).fetch_optional(&mut *tx).await?;
+    let Some(run) = run else { return Ok(None) };
+    let insert = "with made as (
+                      insert into pillarbox.replay (consumer, run, from_at, to_at) values ($1, $2, $3, $4) returning id),
+                  shards as (
+                      insert into pillarbox.replay_shard (replay, shard) select id, generate_series(0, 15) from made)
+                  select id from made";
+    let id = sqlx::query_scalar(insert)
+        .bind(&request.consumer)
+        .bind(run)
+        .bind(request.from)
+        .bind(request.to)
+        .fetch_one(&mut *tx)
+        .await?;
+    tx.commit().await?;
+    Ok(Some(id))
+}
+
+/// What is left to be replayed of these shards.
+pub(crate) async fn unfinished(db: &mut PgConnection, consumer: &str, shards: &[i16]) -> sqlx::Result<Vec<Replaying>> {
+    let rows = sqlx::query(
+        "select replay.id, run, shard, from_at, to_at, last_id
+         from pillarbox.replay join pillarbox.replay_shard on replay_shard.replay = replay.id
+         where consumer = $1 and shard = any($2) and not done order by replay.id, shard",
+    )
+    .bind(consumer)
+    .bind(shards)
+    .fetch_all(db)
+    .await?;
+    let replaying = |row| -> sqlx::Result<Replaying> {
+        Ok(Replaying {
+            replay: Row::try_get(row, "id")?,
+            run: Row::try_get(row, "run")?,
+            shard: Row::try_get(row, "shard")?,
+            from: Row::try_get(row, "from_at")?,
+            to: Row::try_get(row, "to_at")?,
+            last_id: Row::try_get(row, "last_id")?,
+            done: false,
+        })
+    };
+    rows.iter().map(replaying).collect()
+}
+
+/// Reads the next messages and moves behind them.
+pub(crate) async fn read(
+    db: &mut PgConnection,
+    replaying: &mut Replaying,
+    filter: &Filter,
+    place: &Place,
+    limit: u32,
+) -> sqlx::Result<Vec<Message>> {
+    let rows = sqlx::query(
+        "select *, pillarbox.subject(source, topic, aggregate_type) ~ $6
+                   and ($7::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $7) as wanted
+         from pillarbox.log
+         where shard = $1 and id > $2 and at >= $3 and at < $4
+           and (id <= (select floor_id from pillarbox.home) or pg_visible_in_snapshot(xid, $5::text::pg_snapshot))
+         order by id limit $8",
+    )
+    .bind(replaying.shard)
+    .bind(replaying.last_id)
+    .bind(replaying.from)
+    .bind(replaying.to)
+    .bind(&place.old.snapshot)
+    .bind(filter.wants())
+    .bind(filter.leaves())
+    .bind(i64::from(limit))
+    .fetch_all(db)
+    .await?;
+    let mut messages = Vec::new();
+    for row in &rows {
+        replaying.last_id = row.try_get("id")?;
+        if row.try_get("wanted")? {
+            messages.push(log::message(row)?);
+        }
+    }
+    replaying.done = rows.len() < limit as usize;
+    Ok(messages)
+}
+
+pub(crate) async fn advance(tx: &mut PgConnection, replaying: &Replaying) -> sqlx::Result<()> {
+    let query = "update pillarbox.replay_shard set last_id = $3, done = $4 where replay = $1 and shard = $2";
+    sqlx::query(query)
+        .bind(replaying.replay)
+        .bind(replaying.shard)
+        .bind(replaying.last_id)
+        .bind(replaying.done)
+        .execute(tx)
+        .await
+        .map(drop)
+}

@@ -1,0 +1,113 @@
+//! How the consumers are doing, for people and for metrics.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::{PgPool, Row};
+use utoipa::ToSchema;
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ConsumerStatus {
+    #[schema(example = "relay.default")]
+    pub consumer: String,
+    /// `relay` carries to the broker, `handler` acts in this database.
+    pub kind: String,
+    /// How old the oldest message is that it has not read; 0 when it has read all.
+    pub lag_seconds: f64,
+    /// How far it is from the log's end, in messages of the log, whether they are for it or not.
+    pub lag_messages: i64,
+    pub parked: i64,
+    pub dead: i64,
+    /// Replays that are not finished.
+    pub replays: i64,
+    /// The processes that work for it, with the number of shards that each holds.
+    pub workers: Vec<WorkerStatus>,
+    /// It was behind for too long, and needs `cursors reset` or `drop`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lapsed_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct WorkerStatus {
+    #[schema(example = "web-1:4711")]
+    pub name: String,
+    pub shards: i64,
+}
+
+/// Every consumer, by name. It costs the same at any backlog.
+pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
+    let rows = sqlx::query(
+        "with place as (
+             select cursor.consumer, shard::smallint as shard, newest.*
+             from pillarbox.cursor cross join generate_series(0, 15) as shard
+             left join lateral (
+                 select old, old_id, last_ids[array_position(shards, shard::smallint)] as last_id
+                 from pillarbox.position
+                 where position.consumer = cursor.consumer and shard::smallint = any (position.shards)
+                 order by n desc limit 1
+             ) newest on true
+         ), ahead as (
+             select place.consumer, oldest.at, oldest.id
+             from place left join lateral (
+                 select id, at from pillarbox.log
+                 where log.shard = place.shard and id > greatest(coalesce(old_id, 0), coalesce(last_id, 0))
+                 order by id limit 1
+             ) oldest on true
+         )
+         select cursor.consumer, cursor.kind, cursor.lapsed_at,
+                coalesce(extract(epoch from clock_timestamp() - min(ahead.at)), 0)::float8 as lag_seconds,
+                coalesce((select last_value from pillarbox.log_id) - min(ahead.id) + 1, 0) as lag_messages,
+                (select count(*) from pillarbox.parked where parked.consumer = cursor.consumer) as parked,
+                (select count(*) from pillarbox.dead_letter where dead_letter.consumer = cursor.consumer) as dead,
+                (select count(distinct replay.id) from pillarbox.replay
+                 join pillarbox.replay_shard on replay_shard.replay = replay.id and not done
+                 where replay.consumer = cursor.consumer) as replays,
+                (select coalesce(json_agg(json_build_object('name', name, 'shards', shards) order by name), '[]')::text
+                 from (select replica.name, count(lease.shard) as shards
+                       from pillarbox.lane join pillarbox.replica on replica.id = lane.replica
+                       left join pillarbox.lease on lease.consumer = lane.consumer and lease.owner = lane.owner
+                       where lane.consumer = cursor.consumer and replica.until > now()
+                       group by replica.name) as worker) as workers
+         from pillarbox.cursor join ahead on ahead.consumer = cursor.consumer
+         group by cursor.consumer order by cursor.consumer",
+    )
+    .fetch_all(db)
+    .await?;
+    let status = |row| -> sqlx::Result<ConsumerStatus> {
+        let workers: String = Row::try_get(row, "workers")?;
+        Ok(ConsumerStatus {
+            consumer: Row::try_get(row, "consumer")?,
+            kind: Row::try_get(row, "kind")?,
+            lag_seconds: Row::try_get(row, "lag_seconds")?,
+            lag_messages: Row::try_get(row, "lag_messages")?,
+            parked: Row::try_get(row, "parked")?,
+            dead: Row::try_get(row, "dead")?,
+            replays: Row::try_get(row, "replays")?,
+            workers: workers_of(&workers)?,
+            lapsed_at: Row::try_get(row, "lapsed_at")?,
+        })
+    };
+    rows.iter().map(status).collect()
+}
+
+fn workers_of(text: &str) -> sqlx::Result<Vec<WorkerStatus>> {
+    #[derive(serde::Deserialize)]
+    struct Found {
+        name: String,
+        shards: i64,
+    }
+    let found: Vec<Found> = serde_json::from_str(text).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    Ok(found.into_iter().map(|Found { name, shards }| WorkerStatus { name, shards }).collect())
+}
+
+/// Sets the gauges.
+pub async fn measure(db: &PgPool) -> sqlx::Result<()> {
+    for status in consumers(db).await? {
+        let labels = [("consumer", status.consumer)];
+        metrics::gauge!("pillarbox_consumer_lag_seconds", &labels).set(status.lag_seconds);
+        metrics::gauge!("pillarbox_consumer_lag_messages", &labels).set(status.lag_messages as f64);
+        metrics::gauge!("pillarbox_consumer_parked", &labels).set(status.parked as f64);
+        metrics::gauge!("pillarbox_consumer_dead_letters", &labels).set(status.dead as f64);
+        metrics::gauge!("pillarbox_consumer_lapsed", &labels).set(f64::from(u8::from(status.lapsed_at.is_some())));
+    }
+    Ok(())
+}
