@@ -10,7 +10,8 @@ create table pillarbox.home (
     only_one          boolean     primary key default true check (only_one),
     -- Null: this installation may not ask for it.
     system_identifier bigint,
-    database_oid      oid         not null,
+    -- Null: nobody has started here yet.
+    database_oid      oid,
     floor             pg_snapshot not null default '3:3:',
     floor_id          bigint      not null default 0,
     floor_at          timestamptz not null default 'epoch',
@@ -28,8 +29,7 @@ exception
 end
 $$;
 
-insert into pillarbox.home (system_identifier, database_oid)
-select pillarbox.system_identifier(), oid from pg_database where datname = current_database();
+insert into pillarbox.home default values;
 
 -- ---- readers
 
@@ -48,7 +48,8 @@ create table pillarbox.cursor (
     leaves     text,
     -- The newest run: 0 is live, each `replay --again` opens another.
     run        integer     not null default 0,
-    created_at timestamptz not null default now(),
+    -- Since when it holds the log, or was reset.
+    since      timestamptz not null default now(),
     -- Behind for too long: it holds nothing back any more, and reads nothing until an operator resets it.
     lapsed_at  timestamptz
 );

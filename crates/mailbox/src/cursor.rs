@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use chrono::{DateTime, Utc};
 use sqlx::{Acquire, PgConnection, PgPool, Row};
 
 use crate::filter::Filter;
 use crate::log::{Place, SHARDS};
 use crate::moment::Moment;
+use crate::{parked, replay};
 
 /// Where a new consumer begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +85,69 @@ impl Cursor {
     }
 }
 
-/// Whether it has been behind for too long to go on by itself, and the newest run; None if there is no such consumer.
+/// Lets a consumer go on from now, and with `from` also read again what was posted since. Whoever works for it begins
+/// anew. False if there is no such consumer.
+pub async fn reset(db: &PgPool, consumer: &str, from: Option<DateTime<Utc>>) -> sqlx::Result<bool> {
+    let mut db = db.acquire().await?;
+    let now = Moment::now(&mut db).await?;
+    let mut tx = db.begin().await?;
+    let query = "update pillarbox.cursor set lapsed_at = null, since = now() where consumer = $1";
+    if sqlx::query(query).bind(consumer).execute(&mut *tx).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
+    // An owner whose lane is gone keeps nothing any more.
+    sqlx::query("delete from pillarbox.lane where consumer = $1").bind(consumer).execute(&mut *tx).await?;
+    let places = (0..SHARDS).map(|shard| (shard, Place::behind(now.clone()))).collect();
+    append(&mut tx, consumer, &places).await?;
+    if let Some(from) = from {
+        let request = replay::Request { consumer: consumer.to_owned(), from, to: now.at, again: false };
+        replay::request_in(&mut tx, &request).await?;
+    }
+    tx.commit().await?;
+    Ok(true)
+}
+
+/// What became of a wish to drop a consumer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dropped {
+    Yes,
+    Unknown,
+    /// Somebody works for it: it would be back at once.
+    InUse,
+}
+
+/// Forgets a consumer. What it had parked is set aside as dead letters.
+pub async fn forget(db: &PgPool, consumer: &str) -> sqlx::Result<Dropped> {
+    let mut tx = db.begin().await?;
+    let in_use: bool = sqlx::query_scalar(
+        "select exists (select from pillarbox.lane join pillarbox.replica on replica.id = lane.replica
+                        where lane.consumer = $1 and replica.until > now())",
+    )
+    .bind(consumer)
+    .fetch_one(&mut *tx)
+    .await?;
+    if in_use {
+        return Ok(Dropped::InUse);
+    }
+    let gone = sqlx::query("delete from pillarbox.cursor where consumer = $1").bind(consumer).execute(&mut *tx).await?;
+    if gone.rows_affected() == 0 {
+        return Ok(Dropped::Unknown);
+    }
+    for statement in [
+        "delete from pillarbox.lane where consumer = $1",
+        "delete from pillarbox.lease where consumer = $1",
+        "delete from pillarbox.position where consumer = $1",
+        "with gone as (delete from pillarbox.replay where consumer = $1 returning id)
+         delete from pillarbox.replay_shard using gone where replay = gone.id",
+    ] {
+        sqlx::query(statement).bind(consumer).execute(&mut *tx).await?;
+    }
+    parked::set_aside(&mut tx, Some(consumer), "its consumer was dropped").await?;
+    tx.commit().await?;
+    Ok(Dropped::Yes)
+}
+
+/// Whether it has been behind for too long to go on by itself; None if there is no such consumer.
 pub(crate) async fn is_lapsed(db: &mut PgConnection, consumer: &str) -> sqlx::Result<Option<bool>> {
     let query = "select lapsed_at is not null from pillarbox.cursor where consumer = $1";
     sqlx::query_scalar(query).bind(consumer).fetch_optional(db).await

@@ -32,7 +32,7 @@ impl Default for PoolLimits {
 pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
     let session = format!(
         // A query that is compiled at each execution takes 200 ms instead of 3.
-        "set jit = off; set statement_timeout = {}; set idle_in_transaction_session_timeout = '60s'",
+        "set jit = off; set statement_timeout = {}; set idle_in_transaction_session_timeout = '20s'",
         limits.statement_timeout.as_millis()
     );
     PgPoolOptions::new()

@@ -7,10 +7,15 @@ use chrono::{DateTime, Utc};
 use sqlx::{Acquire, PgConnection, PgPool};
 
 use crate::moment::Moment;
+use crate::parked;
 
 const IS_ELSEWHERE: &str = "
     home.database_oid <> (select oid from pg_database where datname = current_database())
     or home.system_identifier <> pillarbox.system_identifier()";
+
+const HERE: &str = "
+    system_identifier = pillarbox.system_identifier(),
+    database_oid = (select oid from pg_database where datname = current_database())";
 
 /// Where a restored log goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,27 +26,30 @@ pub enum Recover {
     Skip,
 }
 
-/// Marks a log that is not where it was written. Called before anything is posted here: what was there before is what was
-/// restored.
+/// Makes a new log at home here, and marks one that was written elsewhere. Called before anything is posted here: what
+/// is there already is what was restored.
 pub async fn settle(db: &PgPool) -> sqlx::Result<()> {
     let mut db = db.acquire().await?;
-    if !is_elsewhere(&mut db).await? {
-        return Ok(());
-    }
     let here = Moment::now(&mut db).await?;
-    sqlx::query(sqlx::AssertSqlSafe(format!(
+    sqlx::query(sqlx::AssertSqlSafe(format!("update pillarbox.home set {HERE} where database_oid is null")))
+        .execute(&mut *db)
+        .await?;
+    let query = format!(
         "update pillarbox.home
-         set system_identifier = pillarbox.system_identifier(),
-             database_oid = (select oid from pg_database where datname = current_database()),
-             floor = $1::pg_snapshot, floor_id = $2, floor_at = $3, restored_at = $3
+         set {HERE}, floor = $1::pg_snapshot, floor_id = $2, floor_at = $3, restored_at = $3
          where {IS_ELSEWHERE}"
-    )))
-    .bind(&here.snapshot)
-    .bind(here.id_before)
-    .bind(here.at)
-    .execute(&mut *db)
-    .await?;
-    tracing::warn!("this database was restored or copied: nothing is sent until `pillarbox recover` says how to go on");
+    );
+    let marked = sqlx::query(sqlx::AssertSqlSafe(query))
+        .bind(&here.snapshot)
+        .bind(here.id_before)
+        .bind(here.at)
+        .execute(&mut *db)
+        .await?;
+    if marked.rows_affected() > 0 {
+        tracing::warn!(
+            "this database was restored or copied: nothing is sent until `pillarbox recover` says how to go on"
+        );
+    }
     Ok(())
 }
 
@@ -67,10 +75,9 @@ pub async fn recover(db: &PgPool, way: Recover) -> sqlx::Result<bool> {
          update pillarbox.lease set owner = null, epoch = epoch + 1;
          update pillarbox.cursor set lapsed_at = null;
          insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
-         select cursor.consumer, array_agg(shard::smallint), array_agg(0), floor, floor_id, floor_at,
-                floor, floor_id, floor_at
-         from pillarbox.cursor cross join pillarbox.home cross join generate_series(0, 15) as shard
-         group by cursor.consumer, floor, floor_id, floor_at",
+         select consumer, (select array_agg(shard::smallint) from generate_series(0, 15) as shard),
+                array_fill(0::bigint, array[16]), floor, floor_id, floor_at, floor, floor_id, floor_at
+         from pillarbox.cursor cross join pillarbox.home",
     )
     .execute(&mut *tx)
     .await?;
@@ -87,24 +94,8 @@ pub async fn recover(db: &PgPool, way: Recover) -> sqlx::Result<bool> {
             .execute(&mut *tx)
             .await?;
         }
-        Recover::Skip => {
-            sqlx::raw_sql(
-                "with aside as (delete from pillarbox.parked returning *)
-                 insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id,
-                     source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
-                 select consumer, shard, run, attempts, 'set aside by pillarbox recover --skip', log_id, message_id,
-                     source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at
-                 from aside order by place",
-            )
-            .execute(&mut *tx)
-            .await?;
-        }
+        Recover::Skip => parked::set_aside(&mut tx, None, "set aside by pillarbox recover --skip").await?,
     }
     tx.commit().await?;
     Ok(true)
-}
-
-async fn is_elsewhere(db: &mut PgConnection) -> sqlx::Result<bool> {
-    let query = format!("select {IS_ELSEWHERE} from pillarbox.home");
-    Ok(sqlx::query_scalar::<_, Option<bool>>(sqlx::AssertSqlSafe(query)).fetch_one(db).await?.unwrap_or(false))
 }

@@ -182,11 +182,16 @@ impl<W: Work> Lane<W> {
         }
     }
 
-    /// Gives up its shards at once.
+    /// Writes down how far it has come, and gives up its shards at once.
     pub async fn leave(&mut self) -> Result<(), LaneError> {
+        let kept = match self.saved.is_empty() {
+            true => Ok(()),
+            false => self.run(Vec::new(), &[]).await,
+        };
         self.forget();
         let mut db = self.id.db.acquire().await?;
-        Ok(lease::leave(&mut db, &self.id.consumer, self.id.owner).await?)
+        lease::leave(&mut db, &self.id.consumer, self.id.owner).await?;
+        kept
     }
 
     async fn try_round(&mut self) -> Result<Round, LaneError> {

@@ -52,7 +52,7 @@ async fn make_reader_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
 
 /// The newest place of every consumer that still counts: the time of its old moment, and that moment's snapshot.
 const LIVE_PLACES: &str = "
-    select cursor.consumer, coalesce(newest.old_at, cursor.created_at) as old_at,
+    select cursor.consumer, cursor.since, coalesce(newest.old_at, 'epoch') as old_at,
            coalesce(newest.old, '3:3:'::pg_snapshot) as old
     from pillarbox.cursor
     cross join generate_series(0, 15) as shard
@@ -65,7 +65,8 @@ const LIVE_PLACES: &str = "
 async fn lapse(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) -> sqlx::Result<()> {
     let query = format!(
         "update pillarbox.cursor set lapsed_at = $1
-         where consumer in (select consumer from ({LIVE_PLACES}) as place where old_at < $2) returning consumer"
+         where consumer in (select consumer from ({LIVE_PLACES}) as place where greatest(old_at, since) < $2)
+         returning consumer"
     );
     let lapsed: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
         .bind(now)

@@ -225,3 +225,20 @@ pub(crate) async fn promote(
     .await
     .map(drop)
 }
+
+/// Makes dead letters of all that one consumer, or every consumer, has parked.
+pub(crate) async fn set_aside(tx: &mut PgConnection, consumer: Option<&str>, reason: &str) -> sqlx::Result<()> {
+    sqlx::query(
+        "with aside as (delete from pillarbox.parked where $1::text is null or consumer = $1 returning *)
+         insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source,
+             tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
+         select consumer, shard, run, attempts, $2, log_id, message_id, source, tenant, topic, key, aggregate_type,
+             aggregate_id, headers, payload, at
+         from aside order by place",
+    )
+    .bind(consumer)
+    .bind(reason)
+    .execute(tx)
+    .await
+    .map(drop)
+}

@@ -34,6 +34,12 @@ pub(crate) struct Replaying {
 /// Asks for a replay; returns its id, or None if there is no such consumer.
 pub async fn request(db: &PgPool, request: &Request) -> sqlx::Result<Option<i64>> {
     let mut tx = db.begin().await?;
+    let id = request_in(&mut tx, request).await?;
+    tx.commit().await?;
+    Ok(id)
+}
+
+pub(crate) async fn request_in(tx: &mut PgConnection, request: &Request) -> sqlx::Result<Option<i64>> {
     let run = if request.again {
         "update pillarbox.cursor set run = run + 1 where consumer = $1 returning run"
     } else {
@@ -51,9 +57,8 @@ pub async fn request(db: &PgPool, request: &Request) -> sqlx::Result<Option<i64>
         .bind(run)
         .bind(request.from)
         .bind(request.to)
-        .fetch_one(&mut *tx)
+        .fetch_one(tx)
         .await?;
-    tx.commit().await?;
     Ok(Some(id))
 }
 

@@ -5,6 +5,7 @@
 mod api;
 mod auth;
 mod commands;
+mod consumers;
 mod crash;
 mod dependencies;
 mod hostile;
