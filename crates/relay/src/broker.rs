@@ -1,17 +1,27 @@
 //! The connection to RabbitMQ.
 
+use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kit::secret::Secret;
-use lapin::{Connection, ConnectionProperties};
+use lapin::types::ShortString;
+use lapin::uri::AMQPUri;
+use lapin::{Channel, Connection, ConnectionProperties, ErrorKind};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
+use tokio::time::{timeout, timeout_at};
 
 /// How long a caller waits for a connection that is being made.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long making one may take. lapin has a thread per connection, which outlives an attempt that is given up, so
 /// giving up is rare.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(600);
+/// How long RabbitMQ may take to answer a request. A loaded one needs seconds to declare a quorum queue.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+/// Unless the address says otherwise. A peer that vanishes without a word is noticed after twice this time; with
+/// RabbitMQ's own proposal, a minute, it would take two.
+const HEARTBEAT_S: u16 = 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
@@ -20,13 +30,27 @@ pub enum BrokerError {
     Address,
     #[error("RabbitMQ has not answered for {} s", .0.as_secs())]
     Silent(Duration),
+    #[error("RabbitMQ takes no messages, it is short of memory or disk: free some, or raise its limits")]
+    Blocked,
+    #[error("RabbitMQ did not confirm the messages within {} ms: publish them again", .0.as_millis())]
+    Unconfirmed(Duration),
+    #[error("RabbitMQ has no exchange `{0}`: declare it, or correct its name")]
+    NoExchange(String),
+    #[error("RabbitMQ has no queue `{0}`: declare it, or correct its name")]
+    NoQueue(String),
+    #[error("RabbitMQ no longer delivers from queue `{0}`, it was deleted or moved: consume it anew")]
+    Cancelled(String),
+    #[error("the channel of this delivery is gone: it comes again")]
+    Stale,
+    #[error("`{0}` is longer than the 255 bytes that AMQP gives a name")]
+    LongName(String),
     #[error("RabbitMQ: {0}")]
     Amqp(#[from] lapin::Error),
 }
 
 /// One connection per process, shared by what publishes and consumes.
 pub struct Broker {
-    url: Secret<String>,
+    uri: Secret<AMQPUri>,
     state: Mutex<State>,
 }
 
@@ -37,21 +61,42 @@ enum State {
         since: Instant,
         attempt: JoinHandle<lapin::Result<Connection>>,
     },
-    Connected(Connection),
+    Connected(Arc<Connection>),
 }
 
 impl Broker {
     /// Checks the address; connects later, so that a broker that is away delays nothing.
     pub fn new(url: Secret<String>) -> Result<Broker, BrokerError> {
-        url.reveal().parse::<lapin::uri::AMQPUri>().map_err(|_| BrokerError::Address)?;
-        Ok(Broker { url, state: Mutex::new(State::Disconnected) })
+        let mut uri: AMQPUri = url.reveal().parse().map_err(|_| BrokerError::Address)?;
+        uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
+        Ok(Broker { uri: Secret::new(uri), state: Mutex::new(State::Disconnected) })
     }
 
     /// Fails unless there is a live connection, or one can be had soon.
     pub async fn check(&self) -> Result<(), BrokerError> {
-        let mut state = self.state.lock().await;
+        self.connection().await.map(drop)
+    }
+
+    /// A new channel of the one connection. Dropped, it is closed.
+    pub(crate) async fn channel(&self) -> Result<Channel, BrokerError> {
+        let connection = self.connection().await?;
+        // A blocked connection sends nothing, so a request on it would only run into its time limit.
+        if connection.status().blocked() {
+            return Err(BrokerError::Blocked);
+        }
+        // Nothing is done about a connection that does not answer here: it may just be busy. If it is dead, the
+        // heartbeat ends it, and the next call connects again.
+        answer(connection.create_channel()).await
+    }
+
+    async fn connection(&self) -> Result<Arc<Connection>, BrokerError> {
+        let patience_ends = tokio::time::Instant::now() + PATIENCE;
+        // Also bounds the wait for others who wait: they hold the lock meanwhile.
+        let Ok(mut state) = timeout_at(patience_ends, self.state.lock()).await else {
+            return Err(BrokerError::Silent(PATIENCE));
+        };
         match &mut *state {
-            State::Connected(connection) if connection.status().connected() => return Ok(()),
+            State::Connected(connection) if connection.status().connected() => return Ok(Arc::clone(connection)),
             State::Connecting { since, attempt } if since.elapsed() > CONNECT_TIME_MAX => {
                 attempt.abort();
                 *state = State::Disconnected;
@@ -62,23 +107,21 @@ impl Broker {
         let State::Connecting { since, attempt } = &mut *state else {
             return Err(BrokerError::Silent(CONNECT_TIME_MAX));
         };
-        let Ok(finished) = tokio::time::timeout(PATIENCE, attempt).await else {
+        let Ok(finished) = timeout_at(patience_ends, attempt).await else {
             return Err(BrokerError::Silent(since.elapsed()));
         };
         *state = State::Disconnected;
-        match finished {
-            Ok(connected) => *state = State::Connected(connected?),
-            // It panicked, which is lapin's to answer for; the next check tries again.
-            Err(_) => return Err(BrokerError::Silent(Duration::ZERO)),
-        }
-        Ok(())
+        // If it panicked, that is lapin's to answer for; the next call tries again.
+        let connection = Arc::new(finished.map_err(|_| BrokerError::Silent(Duration::ZERO))??);
+        *state = State::Connected(Arc::clone(&connection));
+        Ok(connection)
     }
 
     fn connecting(&self) -> State {
-        let url = self.url.clone();
+        let uri = self.uri.reveal().clone();
         let attempt = tokio::spawn(async move {
             let properties = ConnectionProperties::default().with_connection_name("pillarbox".into());
-            Connection::connect(url.reveal(), properties).await
+            Connection::connect_uri(uri, properties).await
         });
         State::Connecting { since: Instant::now(), attempt }
     }
@@ -94,5 +137,28 @@ impl Broker {
             State::Connecting { attempt, .. } => attempt.abort(),
             State::Disconnected => {}
         }
+    }
+}
+
+/// What RabbitMQ answers, if it does so in time. After an error the channel is of no more use: it is closed, or an
+/// answer is still on its way.
+pub(crate) async fn answer<T>(request: impl Future<Output = lapin::Result<T>>) -> Result<T, BrokerError> {
+    match timeout(ANSWER_TIME_MAX, request).await {
+        Ok(answered) => Ok(answered?),
+        Err(_) => Err(BrokerError::Silent(ANSWER_TIME_MAX)),
+    }
+}
+
+/// lapin's own conversion panics on a name that is too long.
+pub(crate) fn name(text: &str) -> Result<ShortString, BrokerError> {
+    ShortString::try_new(text).map_err(|_| BrokerError::LongName(text.to_owned()))
+}
+
+/// AMQP's code for a refusal (404, 406, ...).
+pub(crate) fn code(error: &BrokerError) -> Option<u16> {
+    let BrokerError::Amqp(error) = error else { return None };
+    match error.kind() {
+        ErrorKind::ProtocolError(refusal) => Some(refusal.get_id()),
+        _ => None,
     }
 }
