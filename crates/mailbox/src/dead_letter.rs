@@ -137,7 +137,7 @@ pub(crate) async fn announce(
         to_raw_value(&death).ok().filter(|text| text.get().len() <= MESSAGE_BYTES_MAX)
     });
     let Some(payload) = announced else { return Ok(()) };
-    match post(tx, SOURCE, &Post::new(topic, payload)).await {
+    match post(tx, &SOURCE, &Post::new(topic, payload)).await {
         Ok(_) => Ok(()),
         Err(PostError::Database(error)) => Err(error),
         Err(refused) => {

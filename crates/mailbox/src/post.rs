@@ -1,5 +1,7 @@
 //! Posting: in the transaction that the message tells of, or not at all.
 
+use std::borrow::Cow;
+
 use contracts::MESSAGE_BYTES_MAX;
 use kit::auth::Tenant;
 use kit::trace::TraceContext;
@@ -12,12 +14,21 @@ const TOPIC_CHARS_MAX: usize = 200;
 const KEY_CHARS_MAX: usize = 255;
 
 /// Who posts. Code names itself; no caller chooses it, so readers can trust it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Source(&'static str);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source(Cow<'static, str>);
 
 impl Source {
     pub const fn new(name: &'static str) -> Source {
-        Source(name)
+        Source(Cow::Borrowed(name))
+    }
+
+    /// What a queue of the broker brings.
+    pub fn from_queue(queue: &str) -> Source {
+        Source(Cow::Owned(format!("amqp:{queue}")))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -33,6 +44,10 @@ pub struct Post {
     pub aggregate_type: Option<String>,
     pub aggregate_id: Option<AggregateId>,
     pub tenant: Tenant,
+    /// Its id, if it has one from before: of version 7.
+    pub id: Option<Uuid>,
+    /// The trace that it belongs to; when absent, that of the task that posts it.
+    pub trace: Option<TraceContext>,
 }
 
 /// 5 and "5" are different ids, and travel as what they are.
@@ -71,8 +86,16 @@ impl AggregateId {
 impl Post {
     /// A message of tenant `main`, without a key.
     pub fn new(topic: impl Into<String>, payload: Box<RawValue>) -> Post {
-        let (key, aggregate_type, aggregate_id) = (None, None, None);
-        Post { topic: topic.into(), payload, key, aggregate_type, aggregate_id, tenant: Tenant::main() }
+        Post {
+            topic: topic.into(),
+            payload,
+            key: None,
+            aggregate_type: None,
+            aggregate_id: None,
+            tenant: Tenant::main(),
+            id: None,
+            trace: None,
+        }
     }
 
     pub fn with_key(mut self, key: impl Into<String>) -> Post {
@@ -109,11 +132,11 @@ impl Post {
 /// It takes a transaction and nothing else, so that a post outside of one does not compile:
 ///
 /// ```compile_fail
-/// # async fn outside(db: &sqlx::PgPool, source: mailbox::post::Source, message: mailbox::post::Post) {
+/// # async fn outside(db: &sqlx::PgPool, source: &mailbox::post::Source, message: mailbox::post::Post) {
 /// mailbox::post::post(db, source, &message).await;
 /// # }
 /// ```
-pub async fn post(tx: &mut Transaction<'_, Postgres>, source: Source, message: &Post) -> Result<Uuid, PostError> {
+pub async fn post(tx: &mut Transaction<'_, Postgres>, source: &Source, message: &Post) -> Result<Uuid, PostError> {
     let ids = post_all(tx, source, std::slice::from_ref(message)).await?;
     Ok(ids[0])
 }
@@ -121,27 +144,27 @@ pub async fn post(tx: &mut Transaction<'_, Postgres>, source: Source, message: &
 /// Posts many in one statement; they keep their order.
 pub async fn post_all(
     tx: &mut Transaction<'_, Postgres>,
-    source: Source,
+    source: &Source,
     messages: &[Post],
 ) -> Result<Vec<Uuid>, PostError> {
     messages.iter().try_for_each(Post::check)?;
-    let ids: Vec<Uuid> = messages.iter().map(|_| Uuid::now_v7()).collect();
-    let headers = match TraceContext::current() {
-        Some(trace) => serde_json::json!({ "traceparent": trace.to_string() }),
-        None => serde_json::json!({}),
-    };
+    let ids: Vec<Uuid> = messages.iter().map(|message| message.id.unwrap_or_else(Uuid::now_v7)).collect();
+    let headers_of = |trace: TraceContext| format!("{{\"traceparent\": \"{trace}\"}}");
+    let current = TraceContext::current().map_or_else(|| "{}".to_owned(), headers_of);
+    let own: Vec<Option<String>> = messages.iter().map(|message| message.trace.map(headers_of)).collect();
     let column = |of: fn(&Post) -> Option<&str>| messages.iter().map(of).collect::<Vec<_>>();
     sqlx::query(
         "insert into pillarbox.log
              (shard, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload)
          select pillarbox.shard_of(m.tenant, coalesce(m.key, m.message_id::text)), m.message_id, $1,
-                m.tenant, m.topic, m.key, m.aggregate_type, m.aggregate_id::json, $2, m.payload::json
-         from unnest($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[])
-              with ordinality as m (message_id, tenant, topic, key, aggregate_type, aggregate_id, payload, place)
+                m.tenant, m.topic, m.key, m.aggregate_type, m.aggregate_id::json,
+                coalesce(m.headers::jsonb, $2::jsonb), m.payload::json
+         from unnest($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[])
+              with ordinality as m (message_id, tenant, topic, key, aggregate_type, aggregate_id, payload, headers, place)
          order by m.place",
     )
-    .bind(source.0)
-    .bind(headers)
+    .bind(source.as_str())
+    .bind(current)
     .bind(&ids)
     .bind(column(|message| Some(message.tenant.as_str())))
     .bind(column(|message| Some(&message.topic)))
@@ -149,6 +172,7 @@ pub async fn post_all(
     .bind(column(|message| message.aggregate_type.as_deref()))
     .bind(messages.iter().map(|message| message.aggregate_id.as_ref().map(AggregateId::to_json)).collect::<Vec<_>>())
     .bind(column(|message| Some(message.payload.get())))
+    .bind(own)
     .execute(&mut **tx)
     .await?;
     Ok(ids)

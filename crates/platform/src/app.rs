@@ -17,7 +17,9 @@ use kit::telemetry::PrometheusHandle;
 use kit::worker::{Round, Wake, Worker};
 use kit::{openapi, serve, telemetry, web};
 use mailbox::database::{self, PoolLimits};
-use mailbox::maintain;
+use mailbox::replica::Replica;
+use mailbox::runtime::Runtime;
+use mailbox::{home, maintain, status};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, PgPool};
 use tokio::net::TcpListener;
@@ -36,6 +38,8 @@ use crate::{edges, keys};
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
 /// How often the log's partitions are looked after.
 const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
+/// How often consumers' lag is measured.
+const LAG_PAUSE: Duration = Duration::from_secs(5);
 /// How long each part may take to end.
 const STEP_TIME_MAX: Duration = Duration::from_secs(5);
 
@@ -76,6 +80,7 @@ pub struct Running {
     stop: CancellationToken,
     serving: TaskTracker,
     workers: TaskTracker,
+    runtime: Runtime,
     db: PgPool,
     checks: Arc<Checks>,
 }
@@ -91,6 +96,7 @@ impl Running {
         self.workers.close();
         for (what, ending) in [
             ("workers", Box::pin(self.workers.wait()) as Pin<Box<dyn Future<Output = ()> + Send>>),
+            ("consumers", Box::pin(self.runtime.ended())),
             ("checks", Box::pin(self.checks.close())),
             ("database connections", Box::pin(self.db.close())),
         ] {
@@ -115,6 +121,8 @@ pub async fn start(
     if !missing.is_empty() {
         return Err(StartError::NotMigrated(missing));
     }
+    home::settle(&db).await?;
+    let broker = settings.broker()?;
     let health = Health::default();
     let app = App {
         db: db.clone(),
@@ -132,7 +140,7 @@ pub async fn start(
     // A connection of its own: a pool that is busy is not a database that is away.
     let checked =
         database::pool(database, PoolLimits { connections_min: 0, connections_max: 1, ..settings.pool_limits() });
-    let checks = Arc::new(Checks::new(settings, &checked, &health)?);
+    let checks = Arc::new(Checks::new(settings, &checked, broker.clone(), &health)?);
     checks.run().await;
     let address = listener.local_addr().map_err(sqlx::Error::Io)?;
     // Last of what can fail: it may make the first admin key, which is shown only if we get to show it.
@@ -155,14 +163,31 @@ pub async fn start(
     workers.spawn(async move { upkeep.run(|| upkeeping.round()).await });
     if settings.has_role(Role::Maintain) {
         let (maintaining, db, clock) = (worker("maintain", MAINTAIN_PAUSE, false), db.clone(), app.clock.clone());
-        workers.spawn(
-            async move { maintaining.run(|| maintain::round(&db, maintain::Keep::default(), clock.now())).await },
-        );
+        let keep = settings.keep();
+        workers.spawn(async move { maintaining.run(|| maintain::round(&db, keep, clock.now())).await });
     }
+    let replica = Replica::new(process_name(), settings.lease_time());
+    let runtime = Runtime::start(db.clone(), app.clock.clone(), replica, health.clone(), stop.clone());
+    if let (true, Some(broker)) = (settings.has_role(Role::Relay), &broker) {
+        relay::start(&runtime, &settings.relay, broker);
+    }
+    let (measuring, measured) = (worker("lag", LAG_PAUSE, false), db.clone());
+    workers.spawn(async move { measuring.run(|| measure(&measured)).await });
 
     let router = web::finish(router(settings, app, gate), settings.request_limits());
     serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
-    Ok(Running { address, first_admin_key, stop, serving, workers, db, checks })
+    Ok(Running { address, first_admin_key, stop, serving, workers, runtime, db, checks })
+}
+
+/// Which machine and process, for people.
+fn process_name() -> String {
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    format!("{}:{}", host.as_deref().unwrap_or("unknown"), std::process::id())
+}
+
+async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
+    status::measure(db).await?;
+    Ok(Round::Idle)
 }
 
 /// Fails with the cause; a pool would only say that it waited.

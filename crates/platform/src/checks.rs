@@ -1,5 +1,6 @@
 //! Looking whether the servers that this process depends on are there.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kit::config::BadSetting;
@@ -26,7 +27,7 @@ struct Check {
 
 enum Server {
     Postgres(PgPool),
-    RabbitMq(Broker),
+    RabbitMq(Arc<Broker>),
     Redis(Redis),
     Smtp(Smtp),
 }
@@ -47,15 +48,19 @@ struct Redis {
 pub(crate) struct Checks(Vec<Check>);
 
 impl Checks {
-    pub(crate) fn new(settings: &Settings, db: &PgPool, health: &Health) -> Result<Checks, BadSetting> {
+    pub(crate) fn new(
+        settings: &Settings,
+        db: &PgPool,
+        broker: Option<Arc<Broker>>,
+        health: &Health,
+    ) -> Result<Checks, BadSetting> {
         let mut checks = Vec::new();
         let mut add = |name, required, server| {
             let next_at = Mutex::new(Instant::now());
             checks.push(Check { probe: health.dependency(name, required), server, next_at });
         };
         add("postgres", true, Server::Postgres(db.clone()));
-        if let Some(url) = &settings.amqp_url {
-            let broker = Broker::new(url.clone()).map_err(|error| BadSetting::new("amqp_url", error))?;
+        if let Some(broker) = broker {
             add("rabbitmq", false, Server::RabbitMq(broker));
         }
         if let Some(url) = &settings.redis_url {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kit::auth::Issuer;
@@ -12,6 +13,8 @@ use kit::secret::{MasterKey, Secret};
 use kit::serve::ServeLimits;
 use kit::telemetry::LogFormat;
 use mailbox::database::PoolLimits;
+use mailbox::maintain::Keep;
+use relay::{Broker, RelaySettings};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -34,6 +37,13 @@ pub struct Settings {
     pub services: Vec<String>,
     /// Empty: all.
     pub roles: Vec<Role>,
+
+    pub relay: RelaySettings,
+    /// How long a process that no longer answers keeps its share of the work.
+    pub lease_ms: u32,
+    /// How long the log is kept, and how long a consumer that is behind can hold it.
+    pub log_days: u32,
+    pub behind_days: u32,
 
     /// An admin key to accept from the start.
     pub admin_key: Option<Secret<String>>,
@@ -94,6 +104,10 @@ impl Default for Settings {
             smtp_url: None,
             services: Vec::new(),
             roles: Vec::new(),
+            relay: RelaySettings::default(),
+            lease_ms: 15_000,
+            log_days: 7,
+            behind_days: 14,
             admin_key: None,
             secret_key: None,
             secret_keys_previous: Vec::new(),
@@ -128,6 +142,7 @@ impl Settings {
         }
         for (name, value) in [
             ("statement_timeout_ms", self.statement_timeout_ms),
+            ("log_days", self.log_days),
             ("connections_max", self.connections_max),
             ("body_bytes_max", self.body_bytes_max),
             ("body_timeout_ms", self.body_timeout_ms),
@@ -139,6 +154,13 @@ impl Settings {
                 return Err(BadSetting::new(name, format!("takes a number from 1 to {}", i32::MAX)));
             }
         }
+        if self.lease_ms < 1_000 {
+            return Err(BadSetting::new("lease_ms", "takes a number from 1000"));
+        }
+        if self.behind_days < self.log_days {
+            return Err(BadSetting::new("behind_days", "takes a number not below log_days"));
+        }
+        self.relay.check().map_err(|(setting, takes)| BadSetting::new(setting, takes))?;
         if let Some(unknown) = self.services.iter().find(|name| !SERVICES.contains(&name.as_str())) {
             let known = if SERVICES.is_empty() { "none yet".to_owned() } else { SERVICES.join(", ") };
             return Err(BadSetting::new("services", format!("has no service `{unknown}`; there are: {known}")));
@@ -173,6 +195,20 @@ impl Settings {
             statement_timeout: millis(self.statement_timeout_ms),
             ..PoolLimits::default()
         }
+    }
+
+    /// The broker, if there is one; it connects when it is first used.
+    pub fn broker(&self) -> Result<Option<Arc<Broker>>, BadSetting> {
+        let broker = self.amqp_url.clone().map(Broker::new).transpose();
+        Ok(broker.map_err(|error| BadSetting::new("amqp_url", error))?.map(Arc::new))
+    }
+
+    pub fn keep(&self) -> Keep {
+        Keep { log_days: self.log_days, behind_days: self.behind_days }
+    }
+
+    pub fn lease_time(&self) -> Duration {
+        millis(self.lease_ms)
     }
 
     pub fn request_limits(&self) -> RequestLimits {

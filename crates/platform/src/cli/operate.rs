@@ -97,7 +97,7 @@ pub(super) async fn status(settings: &Settings) -> Result<ExitCode, Failure> {
     }
     let db = pool(database_options(settings, &data_dir)?);
     let health = Health::default();
-    Checks::new(settings, &db, &health)?.run().await;
+    Checks::new(settings, &db, settings.broker()?, &health)?.run().await;
     let report = health.report();
     for check in &report {
         say(&format!("{:9} {}", check.name, check.error.as_deref().unwrap_or("up")))?;

@@ -117,7 +117,7 @@ async fn post_numbers(db: &PgPool, key: Option<&str>, numbers: impl IntoIterator
     };
     let messages: Vec<Post> = numbers.into_iter().map(message).collect();
     let mut tx = db.begin().await.unwrap();
-    post_all(&mut tx, SOURCE, &messages).await.unwrap();
+    post_all(&mut tx, &SOURCE, &messages).await.unwrap();
     tx.commit().await.unwrap();
 }
 

@@ -47,7 +47,7 @@ impl Everything {
 }
 
 async fn post_one(tx: &mut Transaction<'_, Postgres>, text: &str) {
-    post(tx, SOURCE, &Post::new("test.posted", raw(text)).with_key("k")).await.unwrap();
+    post(tx, &SOURCE, &Post::new("test.posted", raw(text)).with_key("k")).await.unwrap();
 }
 
 fn payloads(messages: &[Message]) -> Vec<&str> {
@@ -62,9 +62,9 @@ async fn a_message_is_read_as_it_was_posted() {
     let mut message = Post::new("order.created", raw(text)).with_key("order 5");
     message.aggregate_type = Some("RESTAURANT".to_owned());
     message.aggregate_id = Some(AggregateId::Number(5));
-    let id = post(&mut tx, SOURCE, &message).await.unwrap();
+    let id = post(&mut tx, &SOURCE, &message).await.unwrap();
     message.aggregate_id = Some(AggregateId::Text("5".to_owned()));
-    post(&mut tx, SOURCE, &message).await.unwrap();
+    post(&mut tx, &SOURCE, &message).await.unwrap();
     tx.commit().await.unwrap();
     let read = Everything::from_the_beginning().read(database.pool(), 10).await;
     assert_eq!(payloads(&read), [text, text]);
@@ -136,7 +136,7 @@ async fn a_reader_takes_what_it_is_for_and_leaves_what_others_take() {
     {
         let mut message = Post::new(topic, raw(&format!("\"{topic}\"")));
         message.aggregate_type = aggregate_type.map(str::to_owned);
-        post(&mut tx, SOURCE, &message).await.unwrap();
+        post(&mut tx, &SOURCE, &message).await.unwrap();
     }
     tx.commit().await.unwrap();
     let all = ["order", "order.created", "order.line.added", "orders.created"];
@@ -189,7 +189,7 @@ async fn a_large_window_is_read_in_chunks_without_a_gap() {
     assert!(reader.read(database.pool(), 7).await.is_empty());
     let mut tx = database.pool().begin().await.unwrap();
     let batch: Vec<Post> = (1..500).map(|number| Post::new("a", raw(&number.to_string())).with_key("k")).collect();
-    post_all(&mut tx, SOURCE, &batch).await.unwrap();
+    post_all(&mut tx, &SOURCE, &batch).await.unwrap();
     tx.commit().await.unwrap();
     late.commit().await.unwrap();
     // What was in progress at the old snapshot merges with what began later, by id.
@@ -221,9 +221,9 @@ async fn write(db: PgPool, writer: usize, until: Arc<AtomicBool>, committed: Arc
             .unwrap();
         let message = |number: i64| Post::new("raced", raw(&number.to_string())).with_key(&key);
         let mut posted = vec![first];
-        post(&mut tx, SOURCE, &message(first)).await.unwrap();
+        post(&mut tx, &SOURCE, &message(first)).await.unwrap();
         sqlx::query("savepoint s").execute(&mut *tx).await.unwrap();
-        post(&mut tx, SOURCE, &message(first + 1)).await.unwrap();
+        post(&mut tx, &SOURCE, &message(first + 1)).await.unwrap();
         if next(2) == 0 {
             sqlx::query("rollback to s").execute(&mut *tx).await.unwrap();
         } else {
@@ -249,7 +249,7 @@ async fn racing_writers_are_seen_once_and_in_order_beside_a_transaction_that_sta
         .unwrap();
     let pool = sqlx::postgres::PgPoolOptions::new().max_connections(20).connect_lazy_with(database.connect_options());
     let mut open = pool.begin().await.unwrap();
-    post(&mut open, SOURCE, &Post::new("open", raw("0")).with_key("open")).await.unwrap();
+    post(&mut open, &SOURCE, &Post::new("open", raw("0")).with_key("open")).await.unwrap();
 
     let (until, committed) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<HashMap<String, Vec<i64>>>>::default());
     let writers: Vec<_> =
