@@ -4,6 +4,7 @@
 
 mod api;
 mod auth;
+mod broker;
 mod commands;
 mod consumers;
 mod crash;
@@ -13,6 +14,7 @@ mod idempotency;
 mod instance;
 mod keys;
 mod log;
+mod relay;
 mod secrets;
 mod starting;
 mod traces;

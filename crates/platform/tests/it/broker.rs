@@ -1,0 +1,127 @@
+//! The other side of the broker: a program that is not ours.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
+    ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
+};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
+use serde_json::Value;
+use testkit::TestVhost;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Outside {
+    _connection: Connection,
+    channel: Channel,
+}
+
+/// What a queue held.
+#[derive(Debug, Clone)]
+pub struct Received {
+    pub message_id: String,
+    pub routing_key: String,
+    pub body: Value,
+    pub headers: HashMap<String, String>,
+    pub persistent: bool,
+}
+
+impl Outside {
+    pub async fn of(vhost: &TestVhost) -> Outside {
+        let connection = Connection::connect(&vhost.amqp_url(), ConnectionProperties::default()).await.unwrap();
+        let channel = connection.create_channel().await.unwrap();
+        channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+        Outside { _connection: connection, channel }
+    }
+
+    pub async fn exchange(&self, name: &str, kind: ExchangeKind) {
+        let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
+        self.channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await.unwrap();
+    }
+
+    pub async fn queue(&self, name: &str, exchange: &str, routing_key: &str) {
+        let options = QueueDeclareOptions { durable: true, ..Default::default() };
+        self.channel.queue_declare(name.into(), options, FieldTable::default()).await.unwrap();
+        if !exchange.is_empty() {
+            let options = QueueBindOptions::default();
+            self.channel
+                .queue_bind(name.into(), exchange.into(), routing_key.into(), options, FieldTable::default())
+                .await
+                .unwrap();
+        }
+    }
+
+    pub async fn depth(&self, queue: &str) -> u32 {
+        let options = QueueDeclareOptions { passive: true, ..Default::default() };
+        self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.unwrap().message_count()
+    }
+
+    pub async fn publish(
+        &self,
+        queue: &str,
+        message_id: Option<&str>,
+        kind: Option<&str>,
+        key: Option<&str>,
+        body: &[u8],
+    ) {
+        let mut properties = BasicProperties::default().with_delivery_mode(2);
+        if let Some(id) = message_id {
+            properties = properties.with_message_id(id.into());
+        }
+        if let Some(kind) = kind {
+            properties = properties.with_type(kind.into());
+        }
+        if let Some(key) = key {
+            let mut headers = FieldTable::default();
+            headers.insert("pillarbox-key".into(), AMQPValue::LongString(key.into()));
+            properties = properties.with_headers(headers);
+        }
+        let confirm =
+            self.channel.basic_publish("".into(), queue.into(), BasicPublishOptions::default(), body, properties).await;
+        confirm.unwrap().await.unwrap();
+    }
+
+    /// Takes so many messages from the queue.
+    pub async fn take(&self, queue: &str, count: usize) -> Vec<Received> {
+        let mut received = Vec::new();
+        self.take_until(queue, &mut received, |received| received.len() >= count).await;
+        received
+    }
+
+    /// Takes messages from the queue until it is enough.
+    pub async fn take_until(&self, queue: &str, received: &mut Vec<Received>, enough: impl Fn(&[Received]) -> bool) {
+        self.channel.basic_qos(500, BasicQosOptions::default()).await.unwrap();
+        let tag = format!("tag-{}", uuid::Uuid::new_v4());
+        let options = BasicConsumeOptions::default();
+        let mut consumer = self
+            .channel
+            .basic_consume(queue.into(), tag.as_str().into(), options, FieldTable::default())
+            .await
+            .unwrap();
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while !enough(received) {
+            let delivery = tokio::time::timeout_at(deadline, consumer.next()).await;
+            let Ok(Some(delivery)) = delivery else { panic!("{queue} held only {} messages", received.len()) };
+            let delivery = delivery.unwrap();
+            delivery.ack(BasicAckOptions::default()).await.unwrap();
+            let headers = delivery.properties.headers().iter().flat_map(FieldTable::inner).filter_map(
+                |(name, value)| match value {
+                    AMQPValue::LongString(text) => Some((name.to_string(), text.to_string())),
+                    _ => None,
+                },
+            );
+            received.push(Received {
+                message_id: delivery.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default(),
+                routing_key: delivery.routing_key.to_string(),
+                body: serde_json::from_slice(&delivery.data).unwrap(),
+                headers: headers.collect(),
+                persistent: *delivery.properties.delivery_mode() == Some(2),
+            });
+        }
+        self.channel.basic_cancel(tag.as_str().into(), Default::default()).await.unwrap();
+    }
+}

@@ -1,0 +1,367 @@
+//! The log to RabbitMQ and back.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kit::secret::Secret;
+use lapin::ExchangeKind;
+use mailbox::database::migrations;
+use pillarbox::settings::{Role, Settings};
+use relay::{IntakeQueue, Route};
+use serde_json::json;
+use sqlx::PgPool;
+use testkit::{FaultProxy, TestApp, TestDatabase, TestVhost, drain};
+
+use crate::broker::{Outside, Received};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Relays to the vhost, and begins at once.
+fn relaying(vhost: &TestVhost) -> impl Fn(&mut Settings) + '_ {
+    move |settings| {
+        settings.amqp_url = Some(Secret::new(vhost.amqp_url()));
+        settings.relay.initial_delay_ms = 0;
+        settings.roles = vec![Role::Api, Role::Relay];
+        settings.pool_max = 12;
+        settings.lease_ms = 2_000;
+    }
+}
+
+/// One route for everything under `test`.
+fn one_route(vhost: &TestVhost) -> impl Fn(&mut Settings) + '_ {
+    move |settings| {
+        relaying(vhost)(settings);
+        settings.relay.routes =
+            vec![Route { topics: vec!["test.#".to_owned()], ..Route::new("test", "test.exchange") }];
+    }
+}
+
+async fn post(db: &PgPool, topic: &str, key: Option<&str>, number: usize) {
+    sqlx::query("select pillarbox.post($1, to_json($2::bigint), key => $3)")
+        .bind(topic)
+        .bind(number as i64)
+        .bind(key)
+        .execute(db)
+        .await
+        .unwrap();
+}
+
+/// The numbers of each key in the order of their first appearance.
+fn firsts(received: &[Received]) -> HashMap<String, Vec<u64>> {
+    let mut seen = HashSet::new();
+    let mut by_key: HashMap<String, Vec<u64>> = HashMap::new();
+    for message in received.iter().filter(|message| seen.insert(&message.message_id)) {
+        let key = message.headers.get("pillarbox-key").cloned().unwrap_or_default();
+        by_key.entry(key).or_default().push(message.body["payload"].as_u64().unwrap());
+    }
+    by_key
+}
+
+fn distinct(received: &[Received]) -> usize {
+    received.iter().map(|message| &message.message_id).collect::<HashSet<_>>().len()
+}
+
+#[tokio::test]
+async fn ten_thousand_events_reach_the_queue_of_their_aggregate_type_once() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let app = TestApp::start_with(&database, relaying(&vhost)).await;
+    sqlx::query(
+        "select pillarbox.post('RESERVATION_REQUESTED', json_build_object('n', n), key => 'r' || n % 100,
+             aggregate_type => (array['RESTAURANT', 'CUSTOMER', 'AGENCY', 'ADMIN'])[n % 4 + 1], aggregate_id => (n % 7)::text)
+         from generate_series(0, 9999) as n",
+    )
+    .execute(database.pool())
+    .await
+    .unwrap();
+    let outside = Outside::of(&vhost).await;
+    drain("the queues are there", PATIENCE, async || relayed(database.pool(), "relay.notifications").await).await;
+    let mut all = HashSet::new();
+    for (at, kind) in ["RESTAURANT", "CUSTOMER", "AGENCY", "ADMIN"].iter().enumerate() {
+        let queue = format!("notification.{}", kind.to_lowercase());
+        let received = outside.take(&queue, 2_500).await;
+        assert_eq!(outside.depth(&queue).await, 0, "nothing twice");
+        for message in &received {
+            let number = message.body["payload"]["n"].as_u64().unwrap();
+            assert_eq!(number as usize % 4, at, "the right queue");
+            assert_eq!(message.body["aggregate_type"], *kind);
+            assert_eq!(message.body["aggregate_id"], number % 7, "a number stays a number");
+            assert_eq!(message.body["event_type"], "RESERVATION_REQUESTED");
+            assert_eq!(message.body["event_id"], message.message_id);
+            assert_eq!((message.routing_key.as_str(), message.persistent), (queue.as_str(), true));
+            let fields: Vec<&str> = message.body.as_object().unwrap().keys().map(String::as_str).collect();
+            assert_eq!(
+                fields,
+                [
+                    "event_id",
+                    "event_type",
+                    "timestamp",
+                    "aggregate_type",
+                    "aggregate_id",
+                    "trace_id",
+                    "schema_version",
+                    "payload"
+                ]
+                .into_iter()
+                .collect::<std::collections::BTreeSet<_>>()
+                .into_iter()
+                .collect::<Vec<_>>(),
+                "no recipients, preferences or channels"
+            );
+            all.insert(number);
+        }
+    }
+    assert_eq!(all.len(), 10_000);
+    let pending: i64 =
+        sqlx::query_scalar("select count(*) from pillarbox.outbox_status where status <> 'sent' or sent_at is null")
+            .fetch_one(database.pool())
+            .await
+            .unwrap();
+    assert_eq!(pending, 0);
+    let metrics = app.anyone().get("/metrics").await.text;
+    assert!(metrics.contains("pillarbox_relay_published_total{route=\"notifications\"}"), "{metrics}");
+    assert!(metrics.contains("event_publish_duration_seconds"), "{metrics}");
+    app.stop().await;
+}
+
+/// Whether everything that was posted for this consumer is sent.
+async fn relayed(db: &PgPool, consumer: &str) -> Result<(), i64> {
+    let waiting: i64 =
+        sqlx::query_scalar("select count(*) from pillarbox.outbox_status where consumer = $1 and status <> 'sent'")
+            .bind(consumer)
+            .fetch_one(db)
+            .await
+            .unwrap();
+    let known: bool = sqlx::query_scalar("select exists (select from pillarbox.position where consumer = $1)")
+        .bind(consumer)
+        .fetch_one(db)
+        .await
+        .unwrap();
+    if waiting == 0 && known { Ok(()) } else { Err(waiting) }
+}
+
+#[tokio::test]
+async fn unroutable_among_routable_waits_with_its_key_and_the_others_go() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let outside = Outside::of(&vhost).await;
+    outside.exchange("test.exchange", ExchangeKind::Topic).await;
+    outside.queue("good", "test.exchange", "test.good").await;
+    let db = database.pool();
+    // In one pipeline: of each key, a routable one, one that nobody wants, and another routable one.
+    for number in 0..50 {
+        let key = format!("key{number}");
+        post(db, "test.good", Some(&key), 1).await;
+        post(db, if number % 5 == 0 { "test.lost" } else { "test.good" }, Some(&key), 2).await;
+        post(db, "test.good", Some(&key), 3).await;
+    }
+    let app = TestApp::start_with(&database, |settings| {
+        one_route(&vhost)(settings);
+        settings.relay.routes[0].required = true;
+    })
+    .await;
+    let received = outside.take("good", 130).await;
+    drain("the others are parked", PATIENCE, async || parked(db).await == (10, 20)).await;
+    assert_eq!(outside.depth("good").await, 0);
+    for (key, numbers) in firsts(&received) {
+        let number: usize = key[3..].parse().unwrap();
+        let expected: &[u64] = if number % 5 == 0 { &[1] } else { &[1, 2, 3] };
+        assert_eq!(numbers, expected, "{key}");
+    }
+    // Once there is a queue for it, it goes, and what waited behind it follows.
+    outside.queue("found", "test.exchange", "test.lost").await;
+    assert_eq!(outside.take("found", 10).await.len(), 10);
+    assert_eq!(outside.take("good", 10).await.len(), 10);
+    drain("nothing is parked", PATIENCE, async || parked(db).await == (0, 0)).await;
+    app.stop().await;
+}
+
+/// How many have failed, and how many are parked in all.
+async fn parked(db: &PgPool) -> (i64, i64) {
+    sqlx::query_as("select count(*) filter (where attempts > 0), count(*) from pillarbox.parked")
+        .fetch_one(db)
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn what_nobody_wants_on_a_route_that_is_not_required_is_counted_and_passed() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let app = TestApp::start_with(&database, one_route(&vhost)).await;
+    post(database.pool(), "test.lost", None, 1).await;
+    drain("it is counted", PATIENCE, async || {
+        app.anyone()
+            .get("/metrics")
+            .await
+            .text
+            .contains("pillarbox_consumer_messages_total{consumer=\"relay.test\",outcome=\"unrouted\"}")
+    })
+    .await;
+    assert_eq!(parked(database.pool()).await, (0, 0));
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_broker_and_a_database_that_come_and_go_lose_nothing_and_keep_the_order() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let (broker, postgres) =
+        (FaultProxy::in_front_of(&vhost.amqp_url()).await, FaultProxy::in_front_of(&database.url()).await);
+    let outside = Outside::of(&vhost).await;
+    outside.exchange("test.exchange", ExchangeKind::Topic).await;
+    outside.queue("all", "test.exchange", "test.#").await;
+    let app = TestApp::start_with(&database, |settings| {
+        one_route(&vhost)(settings);
+        settings.amqp_url = Some(Secret::new(broker.url(&vhost.amqp_url())));
+        settings.database_url = Some(Secret::new(postgres.url(&database.url())));
+        settings.relay.batch_size = 20;
+    })
+    .await;
+    let (keys, rounds) = (5, 200);
+    let db = database.pool();
+    let posting = async {
+        for number in 0..rounds {
+            for key in 0..keys {
+                post(db, "test.posted", Some(&format!("key{key}")), number).await;
+            }
+        }
+    };
+    let is_over = AtomicBool::new(false);
+    let breaking = async {
+        let mut round = 0;
+        while !is_over.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(150)).await; // the rhythm of the faults, not a hope
+            match round % 4 {
+                0 => broker.cut(),
+                1 => postgres.cut(),
+                2 => broker.refuse(),
+                _ => broker.pass(),
+            }
+            round += 1;
+        }
+        broker.pass();
+    };
+    let (received, ()) = tokio::join!(
+        async {
+            posting.await;
+            is_over.store(true, Ordering::SeqCst);
+            let mut received = Vec::new();
+            outside.take_until("all", &mut received, |received| distinct(received) == keys * rounds).await;
+            received
+        },
+        breaking
+    );
+    let by_key = firsts(&received);
+    assert_eq!(by_key.len(), keys);
+    let expected: Vec<u64> = (0..rounds as u64).collect();
+    assert!(by_key.values().all(|numbers| *numbers == expected), "first sight is in order");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn dual_publish_with_its_exchange_missing_holds_up_nobody_and_catches_up() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let outside = Outside::of(&vhost).await;
+    outside.exchange("smap.events", ExchangeKind::Topic).await;
+    outside.queue("smtp_send_email_v2", "smap.events", "email.#").await;
+    let app = TestApp::start_with(&database, |settings| {
+        relaying(&vhost)(settings);
+        settings.relay.enable_dual_publish = true;
+    })
+    .await;
+    let db = database.pool();
+    drain("the legacy route is known", PATIENCE, async || relayed(db, "relay.legacy").await).await;
+    post(db, "email.verification.requested", Some("u1"), 1).await;
+    post(db, "subscription.created", Some("u1"), 2).await;
+    post(db, "email.verification.requested", Some("u1"), 3).await;
+    let new = outside.take("smtp_send_email_v2", 2).await;
+    assert_eq!(firsts(&new)["u1"], [1, 3]);
+    let readiness = app.anyone().get("/readyz").await.text;
+    drain("readiness names the exchange", PATIENCE, async || {
+        app.anyone().get("/readyz").await.text.contains("smtp_send_email_exc")
+    })
+    .await;
+    assert!(!readiness.contains("unready"));
+
+    outside.exchange("smtp_send_email_exc", ExchangeKind::Fanout).await;
+    outside.queue("smtp_send_email", "smtp_send_email_exc", "").await;
+    let old = outside.take("smtp_send_email", 2).await;
+    assert_eq!(
+        old.iter().map(|message| message.body.clone()).collect::<Vec<_>>(),
+        [json!(1), json!(3)],
+        "bare payloads"
+    );
+    assert_eq!(
+        old.iter().map(|message| &message.message_id).collect::<Vec<_>>(),
+        new.iter().map(|message| &message.message_id).collect::<Vec<_>>()
+    );
+    app.stop().await;
+
+    // Off for a while, and on again: what was missed comes.
+    let off = TestApp::start_with(&database, relaying(&vhost)).await;
+    post(db, "email.verification.requested", Some("u1"), 4).await;
+    outside.take("smtp_send_email_v2", 1).await;
+    off.stop().await;
+    assert_eq!(outside.depth("smtp_send_email").await, 0);
+    let on = TestApp::start_with(&database, |settings| {
+        relaying(&vhost)(settings);
+        settings.relay.enable_dual_publish = true;
+    })
+    .await;
+    assert_eq!(outside.take("smtp_send_email", 1).await[0].body, json!(4));
+    on.stop().await;
+}
+
+#[tokio::test]
+async fn a_queue_of_the_users_is_read_into_the_log_once_and_not_sent_back() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let outside = Outside::of(&vhost).await;
+    outside.queue("orders", "", "").await;
+    outside.exchange("pillarbox.events", ExchangeKind::Topic).await;
+    outside.queue("back", "pillarbox.events", "#").await;
+    let app = TestApp::start_with(&database, |settings| {
+        relaying(&vhost)(settings);
+        settings.relay.intake = vec![IntakeQueue::new("orders")];
+    })
+    .await;
+    let db = database.pool();
+    for number in 0..30 {
+        let (id, body) = (format!("any id {number}"), number.to_string());
+        outside.publish("orders", Some(&id), Some("order.placed"), Some("k"), body.as_bytes()).await;
+        outside.publish("orders", Some(&id), Some("order.placed"), Some("k"), body.as_bytes()).await;
+    }
+    let in_log = async || -> Vec<i64> {
+        sqlx::query_scalar("select payload::text::bigint from pillarbox.log where source = 'amqp:orders' order by id")
+            .fetch_all(db)
+            .await
+            .unwrap()
+    };
+    drain("all are in the log", PATIENCE, async || in_log().await.len() >= 30).await;
+    // A repeat after midnight: as if the first had come yesterday.
+    sqlx::query("update pillarbox.inbox_foreign set at = at - interval '1 day'").execute(db).await.unwrap();
+    outside.publish("orders", Some("any id 7"), Some("order.placed"), Some("k"), b"7").await;
+    // What cannot be posted is kept, and holds up nothing: no JSON, no topic, NUL, and nested beyond measure.
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    outside.publish("orders", Some("bad 1"), Some("order.placed"), None, b"not json").await;
+    outside.publish("orders", Some("bad 2"), Some("no topic"), None, b"1").await;
+    outside.publish("orders", Some("bad\03"), Some("order.placed"), None, b"1").await;
+    outside.publish("orders", Some("bad 4"), Some("order.placed"), None, deep.as_bytes()).await;
+    outside.publish("orders", None, Some("order.placed"), Some("k"), b"30").await;
+    drain("the last is in the log", PATIENCE, async || in_log().await.len() >= 31).await;
+    assert_eq!(in_log().await, (0..31).collect::<Vec<_>>(), "each once, in order");
+    let dead: Vec<(String, String)> = sqlx::query_as(
+        "select payload::text, last_error from pillarbox.dead_letter where consumer = 'amqp:orders' order by id",
+    )
+    .fetch_all(db)
+    .await
+    .unwrap();
+    assert_eq!(dead.len(), 4, "{dead:?}");
+    assert_eq!(dead[0].0, "\"not json\"");
+    drain("all is acknowledged", PATIENCE, async || outside.depth("orders").await == 0).await;
+    post(db, "order.placed", None, 99).await;
+    let back = outside.take("back", 1).await;
+    assert_eq!(
+        (back[0].body["payload"].clone(), outside.depth("back").await),
+        (json!(99), 0),
+        "only what was posted here"
+    );
+    app.stop().await;
+}
