@@ -5,6 +5,7 @@
 
 mod foundation;
 mod load;
+mod relay;
 mod report;
 mod server;
 
@@ -34,6 +35,12 @@ struct Cli {
 enum Command {
     /// Start to ready, idle memory, and the rate of an empty request
     Foundation,
+    /// The log and the relay to RabbitMQ
+    Relay {
+        /// Only these parts [default: all]
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<relay::Part>,
+    },
     /// The raw limit for HTTP, as a process of its own
     #[command(hide = true)]
     RawServer,
@@ -53,12 +60,12 @@ async fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Outcome<()> {
+    let beside = std::env::current_exe()?.with_file_name("pillarbox");
+    let pillarbox = cli.pillarbox.unwrap_or(beside);
     let report = match cli.command.unwrap_or(Command::Foundation) {
         Command::RawServer => return server::run_raw().await,
-        Command::Foundation => {
-            let beside = std::env::current_exe()?.with_file_name("pillarbox");
-            foundation::measure(&cli.pillarbox.unwrap_or(beside), cli.pairs).await?
-        }
+        Command::Foundation => foundation::measure(&pillarbox, cli.pairs).await?,
+        Command::Relay { only } => relay::measure(&pillarbox, cli.pairs, &only).await?,
     };
     report.print();
     if let Some(file) = cli.json {

@@ -52,6 +52,11 @@ impl Server {
         Ok(kib.ok_or("no VmRSS")? * 1024)
     }
 
+    pub(crate) fn cpu_seconds(&self) -> Outcome<f64> {
+        let pid = self.child.id().ok_or("it has ended")?;
+        cpu_in(&std::fs::read_to_string(format!("/proc/{pid}/stat"))?)
+    }
+
     /// Ends it as an operator does.
     pub(crate) async fn stop(mut self) -> Outcome<()> {
         let pid = self.child.id().ok_or("it has ended")?;
@@ -59,6 +64,14 @@ impl Server {
         self.child.wait().await?;
         Ok(())
     }
+}
+
+/// What a process and its ended children have used, from its `stat`.
+pub(crate) fn cpu_in(stat: &str) -> Outcome<f64> {
+    const TICKS_A_SECOND: f64 = 100.0;
+    let (_, fields) = stat.rsplit_once(')').ok_or("not a stat")?;
+    let ticks: Result<Vec<u64>, _> = fields.split_whitespace().skip(11).take(4).map(str::parse).collect();
+    Ok(ticks?.into_iter().sum::<u64>() as f64 / TICKS_A_SECOND)
 }
 
 /// The least that an HTTP server can do: hyper, and the same answer each time.

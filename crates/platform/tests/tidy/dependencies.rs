@@ -15,7 +15,7 @@ const MAY_USE: [(&str, &[&str]); 7] = [
         "pillarbox-testkit",
         &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox", "pillarbox-relay", "pillarbox"],
     ),
-    ("pillarbox-bench", &["pillarbox-contracts", "pillarbox-kit"]),
+    ("pillarbox-bench", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
 ];
 
 /// `kit` and `contracts` know no table, no broker and no cache.

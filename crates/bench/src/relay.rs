@@ -1,0 +1,164 @@
+//! The log and the relay: posting, reading, and carrying to RabbitMQ.
+
+mod fixture;
+mod limits;
+mod runs;
+
+use std::path::Path;
+
+use clap::ValueEnum;
+
+use crate::Outcome;
+use crate::report::Report;
+use fixture::Fixture;
+use limits::{NullSink, RawInserts, RawPublishing};
+use runs::{backlog, latency, post_backlog, relayed};
+
+/// Messages of a run.
+const RUN: u64 = 20_000;
+const BACKLOG: u64 = 1_000_000;
+const BACKLOG_PART: u64 = 100_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// A backlog to one exchange, between runs of raw publishing
+    Ratio,
+    /// The same to two exchanges
+    Dual,
+    /// Posting and reading at once, into nothing, between runs of raw inserts
+    Null,
+    /// Commit to queue at 200 a second
+    Latency,
+    /// A million
+    Backlog,
+    /// While a transaction pins xmin
+    Pinned,
+}
+
+pub(crate) async fn measure(pillarbox: &Path, pairs: usize, only: &[Part]) -> Outcome<Report> {
+    let mut report = Report::default();
+    let wanted = |part: Part| only.is_empty() || only.contains(&part);
+    let fixture = Fixture::new(pillarbox).await?;
+    let mut rss = Vec::new();
+    if wanted(Part::Ratio) {
+        rss.push(carrying(&fixture, pairs, false, &mut report).await?);
+    }
+    if wanted(Part::Dual) {
+        rss.push(carrying(&fixture, pairs, true, &mut report).await?);
+    }
+    if wanted(Part::Null) {
+        null_sink(&fixture, pairs, &mut report).await?;
+    }
+    if wanted(Part::Latency) {
+        eprintln!("latency at 200 a second");
+        let relay = fixture.relay(false).await?;
+        let (p50, p99) = latency(&fixture).await?;
+        report.add("commit to queue at 200/s, p50", "ms", p50);
+        report.add("commit to queue at 200/s, p99", "ms", p99);
+        rss.push(relay.rss_mib()?);
+        relay.stop().await?;
+    }
+    if wanted(Part::Pinned) {
+        rss.push(pinned(&fixture, pairs, &mut report).await?);
+    }
+    if wanted(Part::Backlog) {
+        eprintln!("a backlog of {BACKLOG}");
+        let (first, last, most) = backlog(&fixture, BACKLOG, BACKLOG_PART).await?;
+        report.add("backlog of 1,000,000, first 100,000", "msg/s", vec![first]);
+        report.add("backlog of 1,000,000, last 100,000", "msg/s", vec![last]);
+        report.add("last to first", "", vec![last / first]);
+        rss.push(most);
+    }
+    report.add("memory of the relay, at most", "MiB", vec![rss.into_iter().fold(0.0, f64::max)]);
+    fixture.end().await?;
+    Ok(report)
+}
+
+/// The relay between runs of plain publishing; returns its memory.
+async fn carrying(fixture: &Fixture, pairs: usize, dual: bool, report: &mut Report) -> Outcome<f64> {
+    let what = if dual { "dual publish" } else { "relay" };
+    let relay = fixture.relay(dual).await?;
+    let raw = RawPublishing::new(fixture).await?;
+    let (mut raws, mut rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let mut cpu = [Vec::new(), Vec::new(), Vec::new()];
+    relayed(fixture, RUN / 4, dual).await?; // warm
+    let mut before = raw.run(RUN).await?;
+    for pair in 1..=pairs {
+        let began = fixture.cpu(&relay)?;
+        let mine = relayed(fixture, RUN, dual).await?;
+        for ((samples, began), ended) in cpu.iter_mut().zip(began).zip(fixture.cpu(&relay)?) {
+            samples.push((ended - began) * 1e6 / RUN as f64);
+        }
+        let after = raw.run(RUN).await?;
+        eprintln!("{what}: pair {pair} of {pairs}: raw {before:.0}, ours {mine:.0}, raw {after:.0}");
+        ratios.push(mine / ((before + after) / 2.0));
+        rates.push(mine);
+        raws.push(after);
+        before = after;
+    }
+    report.add(&format!("raw publishing, beside {what}"), "msg/s", raws);
+    report.add(what, "msg/s", rates);
+    report.add(&format!("{what}, ratio to raw"), "", ratios);
+    for (who, samples) in ["relay", "PostgreSQL", "RabbitMQ"].into_iter().zip(cpu) {
+        report.add(&format!("{what}, CPU of {who}"), "us/msg", samples);
+    }
+    let rss = relay.rss_mib()?;
+    relay.stop().await?;
+    Ok(rss)
+}
+
+async fn null_sink(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {
+    let (raw, ours) = (RawInserts::new(fixture).await?, NullSink::start(fixture).await?);
+    let (mut raws, mut rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    ours.run().await?; // warm
+    let mut before = raw.run().await?;
+    for pair in 1..=pairs {
+        let mine = ours.run().await?;
+        let after = raw.run().await?;
+        eprintln!("null sink: pair {pair} of {pairs}: raw {before:.0}, ours {mine:.0}, raw {after:.0}");
+        ratios.push(mine / ((before + after) / 2.0));
+        rates.push(mine);
+        raws.push(after);
+        before = after;
+    }
+    report.add("raw unnest inserts", "msg/s", raws);
+    report.add("posted and read into nothing, at once", "msg/s", rates);
+    report.add("posted and read, ratio to raw inserts", "", ratios);
+    ours.stop().await;
+    Ok(())
+}
+
+/// Runs with a transaction that pins xmin all the time, between runs without.
+async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<f64> {
+    let relay = fixture.relay(false).await?;
+    relayed(fixture, RUN / 4, false).await?; // warm
+    let mut ratios = Vec::new();
+    for pair in 1..=pairs {
+        let before = relayed(fixture, RUN, false).await?;
+        let pin = fixture.pin().await?;
+        let mine = relayed(fixture, RUN, false).await?;
+        pin.rollback().await?;
+        let after = relayed(fixture, RUN, false).await?;
+        eprintln!("pinned xmin: pair {pair} of {pairs}: free {before:.0}, pinned {mine:.0}, free {after:.0}");
+        ratios.push(mine / ((before + after) / 2.0));
+    }
+    report.add("relay with a pinned xmin, ratio to without", "", ratios);
+    // And pinned for long: many runs under one pin, the last against the first.
+    let pin = fixture.pin().await?;
+    let mut rates = Vec::new();
+    for _ in 0..pairs * 2 {
+        rates.push(relayed(fixture, RUN, false).await?);
+    }
+    pin.rollback().await?;
+    let (early, late) = rates.split_at(rates.len() / 2);
+    let median = |rates: &[f64]| {
+        let mut sorted = rates.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        sorted[sorted.len() / 2]
+    };
+    report.add("one pin throughout, later runs to earlier", "", vec![median(late) / median(early)]);
+    post_backlog(fixture, 0).await?;
+    let rss = relay.rss_mib()?;
+    relay.stop().await?;
+    Ok(rss)
+}
