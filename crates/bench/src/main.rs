@@ -14,6 +14,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// As in `pillarbox` itself: parts of it run in this process.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Measure Pillarbox next to the raw limit of this machine.
 #[derive(Parser)]
 #[command(name = "pillarbox-bench", version)]

@@ -98,7 +98,8 @@ impl Running {
             ("workers", Box::pin(self.workers.wait()) as Pin<Box<dyn Future<Output = ()> + Send>>),
             ("consumers", Box::pin(self.runtime.ended())),
             ("checks", Box::pin(self.checks.close())),
-            ("database connections", Box::pin(self.db.close())),
+            // Not `close()` itself: it closes when it is called, not when it is awaited.
+            ("database connections", Box::pin(async { self.db.close().await })),
         ] {
             if tokio::time::timeout(STEP_TIME_MAX, ending).await.is_err() {
                 tracing::warn!(what, "did not end in time; left behind");

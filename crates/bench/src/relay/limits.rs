@@ -205,9 +205,10 @@ impl NullSink {
 }
 
 async fn post(db: PgPool) -> Outcome<()> {
-    for _ in 0..BATCHES {
-        let message = |_| -> Outcome<Post> {
-            Ok(Post::new("bench.posted", RawValue::from_string(payload())?).with_key(Uuid::new_v4().to_string()))
+    for batch in 0..BATCHES {
+        let message = |number: usize| -> Outcome<Post> {
+            Ok(Post::new("bench.posted", RawValue::from_string(payload())?)
+                .with_key((batch * BATCH + number).to_string()))
         };
         let messages = (0..BATCH).map(message).collect::<Outcome<Vec<Post>>>()?;
         let mut tx = db.begin().await?;

@@ -11,9 +11,10 @@ use pillarbox::settings::{Role, Settings};
 use relay::{IntakeQueue, Route};
 use serde_json::json;
 use sqlx::PgPool;
-use testkit::{FaultProxy, TestApp, TestDatabase, TestVhost, drain};
+use testkit::{FaultProxy, Pillarbox, TestApp, TestDatabase, TestVhost, drain};
 
 use crate::broker::{Outside, Received};
+use crate::instance::{DataFolder, serve};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -364,4 +365,66 @@ async fn a_queue_of_the_users_is_read_into_the_log_once_and_not_sent_back() {
         "only what was posted here"
     );
     app.stop().await;
+}
+
+/// A relay as a process of its own.
+fn relay_process(database: &TestDatabase, vhost: &TestVhost, folder: &DataFolder) -> Pillarbox {
+    let url = vhost.amqp_url();
+    let routes = r#"[{name="test", exchange="test.exchange", topics=["test.#"]}]"#;
+    let env = [
+        ("PILLARBOX_ROLES", r#"["relay"]"#),
+        ("PILLARBOX_AMQP_URL", &url),
+        ("PILLARBOX_RELAY__ROUTES", routes),
+        ("PILLARBOX_RELAY__INITIAL_DELAY_MS", "0"),
+        ("PILLARBOX_RELAY__LANES", "1"),
+        ("PILLARBOX_LEASE_MS", "1000"),
+        ("PILLARBOX_POOL_MIN", "0"),
+        ("PILLARBOX_POOL_MAX", "6"),
+    ];
+    serve(folder, database, &env)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_replicas_killed_at_random_lose_nothing_and_keep_the_order_of_each_key() {
+    let (database, vhost, folder) = (TestDatabase::new(&migrations()).await, TestVhost::new().await, DataFolder::new());
+    let outside = Outside::of(&vhost).await;
+    outside.exchange("test.exchange", ExchangeKind::Topic).await;
+    outside.queue("all", "test.exchange", "test.#").await;
+    let mut replicas: Vec<Pillarbox> = (0..8).map(|_| relay_process(&database, &vhost, &folder)).collect();
+    let (keys, rounds) = (20, if std::env::var_os("PBX_SOAK").is_some() { 500 } else { 100 });
+    let db = database.pool().clone();
+    let posting = tokio::spawn(async move {
+        for number in 0..rounds {
+            for key in 0..keys {
+                post(&db, "test.posted", Some(&format!("key{key}")), number).await;
+            }
+        }
+    });
+    let mut kills = 0;
+    while !posting.is_finished() {
+        tokio::time::sleep(Duration::from_millis(400)).await; // the rhythm of the kills
+        let victim = (uuid::Uuid::new_v4().as_u128() % 8) as usize;
+        replicas[victim].kill9();
+        replicas[victim] = relay_process(&database, &vhost, &folder);
+        kills += 1;
+    }
+    posting.await.unwrap();
+    assert!(kills >= 3, "{kills} kills prove little");
+    let mut received = Vec::new();
+    outside.take_until("all", &mut received, |received| distinct(received) == keys * rounds).await;
+    let by_key = firsts(&received);
+    let expected: Vec<u64> = (0..rounds as u64).collect();
+    assert_eq!(by_key.len(), keys);
+    for (key, numbers) in by_key {
+        assert_eq!(numbers, expected, "{key}: all, and at first sight in order");
+    }
+    for mut replica in replicas {
+        assert!(replica.terminate().await.success(), "{}", replica.logs());
+    }
+    let left: i64 =
+        sqlx::query_scalar("select count(*) from pillarbox.lane join pillarbox.replica on replica.id = lane.replica where until > now()")
+            .fetch_one(database.pool())
+            .await
+            .unwrap();
+    assert_eq!(left, 0, "who is asked to stop gives up its leases");
 }
