@@ -5,6 +5,7 @@
 //! - [`Publisher`]: messages to an exchange, each confirmed, in order.
 //! - [`Intake`]: a queue's messages, in batches.
 //! - [`Route`]: which messages of the log go to which exchange; each route is a consumer of its own.
+//! - [`bus`]: a consumer whose messages come over the broker.
 //! - [`start`]: all of it, in the lanes of a [`mailbox::runtime::Runtime`]: the log to exchanges, queues to the log.
 //!
 //! Absences: nothing below [`Route`] retries or knows the database. What fails is dropped with its channel, and the
@@ -12,6 +13,7 @@
 
 mod bridge;
 mod broker;
+pub mod bus;
 mod intake;
 mod publish;
 mod relay;

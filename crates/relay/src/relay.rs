@@ -124,11 +124,7 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
         pause: Duration::from_millis(settings.poll_interval_ms.into()),
         delay: Duration::from_millis(settings.initial_delay_ms.into()),
     };
-    let (topology, broker_of) = (settings.topology(), broker.clone());
-    let declaring = runtime.worker("topology".to_owned(), TOPOLOGY_PAUSE);
-    runtime.spawn(async move {
-        declaring.run(async || declare(&topology, &broker_of).await).await;
-    });
+    keep_declared(runtime, settings.topology(), broker);
     for at in 0..routes.len() {
         let route = Arc::new(routes[at].clone());
         runtime.consume(&Route::cursor(&routes, at), rhythm, || Carry::new(route.clone(), broker.clone()));
@@ -147,6 +143,12 @@ pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>
         worker.run(async || bridge.lock().await.round().await).await;
         bridge.into_inner().close().await;
     });
+}
+
+/// Declares it, and again now and then.
+pub(crate) fn keep_declared(runtime: &Runtime, topology: Topology, broker: &Arc<Broker>) {
+    let (worker, broker) = (runtime.worker("topology".to_owned(), TOPOLOGY_PAUSE), broker.clone());
+    runtime.spawn(async move { worker.run(async || declare(&topology, &broker).await).await });
 }
 
 async fn declare(topology: &Topology, broker: &Broker) -> Result<Round, BrokerError> {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::to_raw_value;
 
 use crate::broker::Broker;
+use crate::bus::DEAD_LETTERS;
 use crate::publish::{Outgoing, Publisher, Sent};
 use crate::topology::{Exchange, ExchangeKind};
 
@@ -112,7 +113,7 @@ impl Route {
             Route {
                 sources: topics(&["mailbox"]),
                 topics: topics(&["dead_letter.#"]),
-                ..Route::new("dead-letters", "pillarbox.dead_letters")
+                ..Route::new("dead-letters", DEAD_LETTERS)
             },
             Route::new("default", "pillarbox.events"),
         ]

@@ -16,7 +16,7 @@ use testkit::TestVhost;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Outside {
-    _connection: Connection,
+    connection: Connection,
     channel: Channel,
 }
 
@@ -35,7 +35,7 @@ impl Outside {
         let connection = Connection::connect(&vhost.amqp_url(), ConnectionProperties::default()).await.unwrap();
         let channel = connection.create_channel().await.unwrap();
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
-        Outside { _connection: connection, channel }
+        Outside { connection, channel }
     }
 
     pub async fn exchange(&self, name: &str, kind: ExchangeKind) {
@@ -53,6 +53,17 @@ impl Outside {
                 .await
                 .unwrap();
         }
+    }
+
+    /// Waits until somebody has made the queue.
+    pub async fn until_there(&self, queue: &str) {
+        testkit::drain(queue, PATIENCE, async || {
+            // A channel of its own: asking for what is not there ends it.
+            let channel = self.connection.create_channel().await.unwrap();
+            let options = QueueDeclareOptions { passive: true, ..Default::default() };
+            channel.queue_declare(queue.into(), options, FieldTable::default()).await.is_ok()
+        })
+        .await;
     }
 
     pub async fn depth(&self, queue: &str) -> u32 {
