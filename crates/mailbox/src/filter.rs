@@ -2,7 +2,10 @@
 
 use std::fmt::Write;
 
+use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
+
+use crate::log::Message;
 
 /// Messages by source, topic and aggregate type; an empty list means any.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,37 +18,51 @@ pub struct Matching {
     pub aggregate_types: Vec<String>,
 }
 
-/// What a reader takes, and what of that it leaves to others. It is applied where the log is read, as a regular expression
-/// over `source topic aggregate_type`; the first two hold no blank.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a reader takes, and what of that it leaves to others. It is applied where the log is read, in PostgreSQL or in
+/// memory, as a regular expression over `source topic aggregate_type`; the first two hold no blank.
+#[derive(Debug, Clone)]
 pub struct Filter {
-    wants: String,
-    leaves: Option<String>,
+    wants: Regex,
+    leaves: Option<Regex>,
 }
 
 impl Filter {
     pub fn everything() -> Filter {
-        Filter { wants: String::new(), leaves: None }
+        Filter::matching(&Matching::default())
     }
 
     pub fn matching(wanted: &Matching) -> Filter {
-        Filter { wants: wanted.regex(), leaves: None }
+        Filter { wants: compiled(&wanted.regex()), leaves: None }
     }
 
     /// Leaves what any of these match.
     pub fn leaving<'a>(mut self, left: impl IntoIterator<Item = &'a Matching>) -> Filter {
         let all: Vec<String> = left.into_iter().map(Matching::regex).collect();
-        self.leaves = (!all.is_empty()).then(|| all.join("|"));
+        self.leaves = (!all.is_empty()).then(|| compiled(&all.join("|")));
         self
     }
 
+    /// The same answer as PostgreSQL gives.
+    pub fn takes(&self, message: &Message) -> bool {
+        let subject =
+            format!("{} {} {}", message.source, message.topic, message.aggregate_type.as_deref().unwrap_or_default());
+        self.wants.is_match(&subject) && !self.leaves.as_ref().is_some_and(|leaves| leaves.is_match(&subject))
+    }
+
     pub(crate) fn wants(&self) -> &str {
-        &self.wants
+        self.wants.as_str()
     }
 
     pub(crate) fn leaves(&self) -> Option<&str> {
-        self.leaves.as_deref()
+        self.leaves.as_ref().map(Regex::as_str)
     }
+}
+
+/// Everything in it was escaped, so it compiles; one that is too large for the compiler takes nothing.
+fn compiled(regex: &str) -> Regex {
+    // In PostgreSQL a dot is any character, a line's end, too.
+    let build = |regex: &str| RegexBuilder::new(regex).dot_matches_new_line(true).build();
+    build(regex).or_else(|_| build("[^\\s\\S]")).unwrap_or_else(|error| unreachable!("{error}"))
 }
 
 impl Matching {

@@ -99,7 +99,7 @@ impl Handle {
             return Ok(Outcome::Failed(error));
         }
         // A handler may have broken the transaction and not said so, or left a constraint to be checked at the commit.
-        let kept = match lane.hold(&mut tx).await {
+        let kept = match lane.hold(&mut tx, true).await {
             Ok(()) => tx.commit().await.map_err(LaneError::Database),
             Err(error) => Err(error),
         };

@@ -127,8 +127,8 @@ pub struct Lane<W> {
 
 impl LaneId {
     /// Keeps others from taking over until the transaction ends.
-    pub(crate) async fn hold(&self, tx: &mut Transaction<'_, Postgres>) -> Result<(), LaneError> {
-        match lease::hold(tx, &self.consumer, self.owner).await? {
+    pub(crate) async fn hold(&self, tx: &mut Transaction<'_, Postgres>, durably: bool) -> Result<(), LaneError> {
+        match lease::hold(tx, &self.consumer, self.owner, durably).await? {
             true => Ok(()),
             false => Err(LaneError::TakenOver),
         }
@@ -314,14 +314,18 @@ impl<W: Work> Lane<W> {
 
     /// Runs the next messages of the log; true if there is more.
     async fn run_live(&mut self) -> Result<bool, LaneError> {
-        let Some(now) = self.watcher.newest() else { return Ok(false) };
-        self.reader.open(&now);
-        if self.reader.is_done() {
-            return Ok(false);
-        }
-        let mut db = self.id.db.acquire().await?;
-        let messages = self.reader.read(&mut db, self.options.batch).await?;
-        drop(db);
+        let Some((now, ahead)) = self.watcher.newest() else { return Ok(false) };
+        let followed = ahead.and_then(|ahead| self.reader.follow(&ahead, self.options.batch));
+        let messages = match followed {
+            Some(messages) => messages,
+            None => {
+                self.reader.open(&now);
+                if self.reader.is_done() {
+                    return Ok(false);
+                }
+                self.reader.read(&mut *self.id.db.acquire().await?, self.options.batch).await?
+            }
+        };
         if !messages.is_empty() || self.saved_at.elapsed() > QUIET_SAVE_PAUSE {
             let item = |message| Item { message, run: 0, origin: Origin::Log };
             self.run(messages.into_iter().map(item).collect(), &[]).await?;
@@ -357,11 +361,12 @@ impl<W: Work> Lane<W> {
             .map(|(shard, place)| (*shard, place.clone()))
             .collect();
 
+        let has_effects = worked.tx.is_some();
         let mut tx = match worked.tx {
             Some(tx) => tx,
             None => self.id.db.begin().await?,
         };
-        self.id.hold(&mut tx).await?;
+        self.id.hold(&mut tx, has_effects).await?;
         let still_blocked = settlement.keep(&mut tx).await?;
         for replaying in replayed {
             replay::advance(&mut tx, replaying).await?;

@@ -95,8 +95,15 @@ pub(crate) async fn leave(db: &mut PgConnection, consumer: &str, owner: Uuid) ->
     sqlx::query(query).bind(consumer).bind(owner).execute(db).await.map(drop)
 }
 
-/// Keeps others from taking over until the transaction ends; false if they already have.
-pub(crate) async fn hold(tx: &mut PgConnection, consumer: &str, owner: Uuid) -> sqlx::Result<bool> {
-    let query = "select owner from pillarbox.lane where consumer = $1 and owner = $2 for key share";
+/// Keeps others from taking over until the transaction ends; false if they already have. A transaction that says only
+/// where a reader is need not wait for the disk: if it is lost, something is done again.
+pub(crate) async fn hold(tx: &mut PgConnection, consumer: &str, owner: Uuid, durably: bool) -> sqlx::Result<bool> {
+    let query = match durably {
+        true => "select owner from pillarbox.lane where consumer = $1 and owner = $2 for key share",
+        false => {
+            "select owner, set_config('synchronous_commit', 'off', true) from pillarbox.lane
+             where consumer = $1 and owner = $2 for key share"
+        }
+    };
     Ok(sqlx::query(query).bind(consumer).bind(owner).fetch_optional(tx).await?.is_some())
 }

@@ -19,6 +19,7 @@ use uuid::Uuid;
 use crate::filter::Filter;
 use crate::moment::Moment;
 use crate::post::AggregateId;
+use crate::watch::Ahead;
 
 pub const SHARDS: i16 = 16;
 
@@ -84,12 +85,27 @@ impl Reader {
         self.places.values().all(Place::is_done)
     }
 
-    /// Opens windows up to `now`. One that is not done stays as it is: cutting it short breaks the order.
+    /// Opens windows up to `now`. One that is not done stays as it is: cutting it short breaks the order. A place that was
+    /// taken over may be ahead of what this process has seen, and must not go back.
     pub fn open(&mut self, now: &Moment) {
-        for place in self.places.values_mut().filter(|place| place.is_done()) {
+        for place in self.places.values_mut().filter(|place| place.is_done() && now.is_after(&place.new)) {
             place.new = now.clone();
             place.last_id = 0;
         }
+    }
+
+    /// Takes what is for this reader of what was read ahead, if it continues where every place is, and is at most `limit`.
+    pub(crate) fn follow(&mut self, ahead: &Ahead, limit: u32) -> Option<Vec<Message>> {
+        if !self.places.values().all(|place| place.is_done() && place.new == ahead.old) {
+            return None;
+        }
+        let is_mine = |message: &&Message| self.places.contains_key(&message.shard) && self.filter.takes(message);
+        let mine: Vec<Message> = ahead.messages.iter().filter(is_mine).take(limit as usize + 1).cloned().collect();
+        if mine.len() > limit as usize {
+            return None;
+        }
+        self.places.values_mut().for_each(|place| *place = Place::behind(ahead.new.clone()));
+        Some(mine)
     }
 
     /// Reads the next messages of the open windows, about `limit` rows of the log, and moves behind them. Each shard's

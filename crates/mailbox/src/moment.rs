@@ -50,8 +50,30 @@ impl Moment {
         sqlx::query_scalar(query).bind(self.id_before).bind(&self.snapshot).fetch_one(db).await
     }
 
+    /// Whether this one was taken later. Each moment ends a transaction of its own, so xmax tells.
+    pub(crate) fn is_after(&self, other: &Moment) -> bool {
+        self.xmax() > other.xmax()
+    }
+
+    fn xmax(&self) -> u64 {
+        self.snapshot.split(':').nth(1).and_then(|xmax| xmax.parse().ok()).unwrap_or(0)
+    }
+
     /// From columns in this order: id, snapshot, time.
     fn from_row(row: &PgRow) -> sqlx::Result<Moment> {
         Ok(Moment { id_before: row.try_get(0)?, snapshot: row.try_get(1)?, at: row.try_get(2)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_later_moment_is_the_one_with_more_transactions_behind_it() {
+        let moment = |snapshot: &str| Moment { id_before: 1, snapshot: snapshot.to_owned(), at: DateTime::UNIX_EPOCH };
+        assert!(moment("9:101:9,10").is_after(&moment("9:20:9,10")));
+        assert!(!moment("9:20:9,10").is_after(&moment("9:101:9,10")));
+        assert!(!moment("3:3:").is_after(&moment("3:3:")));
     }
 }

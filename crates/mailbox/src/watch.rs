@@ -1,11 +1,15 @@
-//! One watcher per process looks how far the log has come, and wakes the readers.
+//! One watcher per process looks how far the log has come, reads what is new, and wakes the readers. So a quiet log costs
+//! one small query a tick, and one with traffic two, however many consumers there are: who has kept up finds what is new in
+//! memory, who has not reads for itself.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use kit::worker::{Round, Wake};
 use sqlx::{PgConnection, PgPool};
 
+use crate::filter::Filter;
+use crate::log::{Message, Reader};
 use crate::moment::Moment;
 
 /// How often it looks while there is traffic, and after a while without.
@@ -16,6 +20,26 @@ const IDLE_AFTER: Duration = Duration::from_secs(2);
 /// Also a log in which nothing happens has new moments: positions move on with them, and old partitions can go.
 const REFRESH: Duration = Duration::from_secs(30);
 
+/// What is read ahead at a time; a log that brings more is read by each reader at its own pace.
+const AHEAD: u32 = 512;
+/// After so much at once, this long not.
+const AHEAD_PAUSE: Duration = Duration::from_secs(1);
+
+/// What became visible between two moments that follow each other.
+pub(crate) struct Ahead {
+    pub(crate) old: Moment,
+    pub(crate) new: Moment,
+    pub(crate) messages: Vec<Message>,
+}
+
+/// The newest moment, and what came with it if that was not too much.
+#[derive(Clone)]
+struct Seen {
+    moment: Moment,
+    at: Instant,
+    ahead: Option<Arc<Ahead>>,
+}
+
 /// Shared by what watches, what reads and what posts.
 #[derive(Clone, Default)]
 pub struct Watcher {
@@ -24,7 +48,9 @@ pub struct Watcher {
 
 #[derive(Default)]
 struct Inner {
-    newest: RwLock<Option<(Moment, Instant)>>,
+    newest: RwLock<Option<Seen>>,
+    /// When there was too much to read ahead.
+    overrun_at: RwLock<Option<Instant>>,
     readers: RwLock<Vec<Wake>>,
     /// Wakes the watcher itself.
     wake: Wake,
@@ -44,22 +70,22 @@ impl Watcher {
     /// To be woken with each new moment.
     pub fn subscribe(&self) -> Wake {
         let wake = Wake::default();
-        self.inner.readers.write().unwrap_or_else(PoisonError::into_inner).push(wake.clone());
+        write(&self.inner.readers).push(wake.clone());
         wake
     }
 
-    /// The newest moment, once there is one.
-    pub fn newest(&self) -> Option<Moment> {
-        self.look().map(|(moment, _)| moment)
+    /// The newest moment, once there is one, and perhaps what came with it.
+    pub(crate) fn newest(&self) -> Option<(Moment, Option<Arc<Ahead>>)> {
+        self.look().map(|seen| (seen.moment, seen.ahead))
     }
 
     /// Takes a new moment if anything has happened.
     pub async fn round(&self, db: &PgPool) -> sqlx::Result<Round> {
         let mut db = db.acquire().await?;
         let quiet_for = match self.look() {
-            Some((newest, taken)) if taken.elapsed() < REFRESH && !newest.has_passed(&mut db).await? => taken.elapsed(),
-            _ => {
-                self.take(&mut db).await?;
+            Some(seen) if seen.at.elapsed() < REFRESH && !seen.moment.has_passed(&mut db).await? => seen.at.elapsed(),
+            last => {
+                self.take(&mut db, last.map(|seen| seen.moment)).await?;
                 Duration::ZERO
             }
         };
@@ -71,14 +97,42 @@ impl Watcher {
         Ok(Round::Idle)
     }
 
-    async fn take(&self, db: &mut PgConnection) -> sqlx::Result<()> {
+    async fn take(&self, db: &mut PgConnection, last: Option<Moment>) -> sqlx::Result<()> {
         let moment = Moment::now(db).await?;
-        *self.inner.newest.write().unwrap_or_else(PoisonError::into_inner) = Some((moment, Instant::now()));
-        self.inner.readers.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(Wake::wake);
+        let ahead = match last {
+            Some(last) if self.reads_ahead() => self.read_ahead(db, last, &moment).await?,
+            _ => None,
+        };
+        *write(&self.inner.newest) = Some(Seen { moment, at: Instant::now(), ahead });
+        read(&self.inner.readers).iter().for_each(Wake::wake);
         Ok(())
     }
 
-    fn look(&self) -> Option<(Moment, Instant)> {
-        self.inner.newest.read().unwrap_or_else(PoisonError::into_inner).clone()
+    async fn read_ahead(&self, db: &mut PgConnection, old: Moment, new: &Moment) -> sqlx::Result<Option<Arc<Ahead>>> {
+        let mut reader = Reader::of_all_shards(Filter::everything(), &old);
+        reader.open(new);
+        let messages = reader.read(db, AHEAD).await?;
+        if !reader.is_done() {
+            *write(&self.inner.overrun_at) = Some(Instant::now());
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(Ahead { old, new: new.clone(), messages })))
     }
+
+    fn reads_ahead(&self) -> bool {
+        !read(&self.inner.readers).is_empty()
+            && read(&self.inner.overrun_at).is_none_or(|overrun_at| overrun_at.elapsed() > AHEAD_PAUSE)
+    }
+
+    fn look(&self) -> Option<Seen> {
+        read(&self.inner.newest).clone()
+    }
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }

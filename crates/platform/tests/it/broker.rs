@@ -15,35 +15,35 @@ use testkit::TestVhost;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Outside {
+pub(crate) struct Outside {
     connection: Connection,
     channel: Channel,
 }
 
 /// What a queue held.
 #[derive(Debug, Clone)]
-pub struct Received {
-    pub message_id: String,
-    pub routing_key: String,
-    pub body: Value,
-    pub headers: HashMap<String, String>,
-    pub persistent: bool,
+pub(crate) struct Received {
+    pub(crate) message_id: String,
+    pub(crate) routing_key: String,
+    pub(crate) body: Value,
+    pub(crate) headers: HashMap<String, String>,
+    pub(crate) persistent: bool,
 }
 
 impl Outside {
-    pub async fn of(vhost: &TestVhost) -> Outside {
+    pub(crate) async fn of(vhost: &TestVhost) -> Outside {
         let connection = Connection::connect(&vhost.amqp_url(), ConnectionProperties::default()).await.unwrap();
         let channel = connection.create_channel().await.unwrap();
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
         Outside { connection, channel }
     }
 
-    pub async fn exchange(&self, name: &str, kind: ExchangeKind) {
+    pub(crate) async fn exchange(&self, name: &str, kind: ExchangeKind) {
         let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
         self.channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await.unwrap();
     }
 
-    pub async fn queue(&self, name: &str, exchange: &str, routing_key: &str) {
+    pub(crate) async fn queue(&self, name: &str, exchange: &str, routing_key: &str) {
         let options = QueueDeclareOptions { durable: true, ..Default::default() };
         self.channel.queue_declare(name.into(), options, FieldTable::default()).await.unwrap();
         if !exchange.is_empty() {
@@ -56,7 +56,7 @@ impl Outside {
     }
 
     /// Waits until somebody has made the queue.
-    pub async fn until_there(&self, queue: &str) {
+    pub(crate) async fn until_there(&self, queue: &str) {
         testkit::drain(queue, PATIENCE, async || {
             // A channel of its own: asking for what is not there ends it.
             let channel = self.connection.create_channel().await.unwrap();
@@ -66,12 +66,12 @@ impl Outside {
         .await;
     }
 
-    pub async fn depth(&self, queue: &str) -> u32 {
+    pub(crate) async fn depth(&self, queue: &str) -> u32 {
         let options = QueueDeclareOptions { passive: true, ..Default::default() };
         self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.unwrap().message_count()
     }
 
-    pub async fn publish(
+    pub(crate) async fn publish(
         &self,
         queue: &str,
         message_id: Option<&str>,
@@ -97,14 +97,19 @@ impl Outside {
     }
 
     /// Takes so many messages from the queue.
-    pub async fn take(&self, queue: &str, count: usize) -> Vec<Received> {
+    pub(crate) async fn take(&self, queue: &str, count: usize) -> Vec<Received> {
         let mut received = Vec::new();
         self.take_until(queue, &mut received, |received| received.len() >= count).await;
         received
     }
 
     /// Takes messages from the queue until it is enough.
-    pub async fn take_until(&self, queue: &str, received: &mut Vec<Received>, enough: impl Fn(&[Received]) -> bool) {
+    pub(crate) async fn take_until(
+        &self,
+        queue: &str,
+        received: &mut Vec<Received>,
+        enough: impl Fn(&[Received]) -> bool,
+    ) {
         self.channel.basic_qos(500, BasicQosOptions::default()).await.unwrap();
         let tag = format!("tag-{}", uuid::Uuid::new_v4());
         let options = BasicConsumeOptions::default();

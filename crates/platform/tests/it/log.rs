@@ -116,12 +116,10 @@ async fn the_first_message_of_all_is_not_lost_to_who_waited_for_it() {
     assert!(reader.read(database.pool(), 10).await.is_empty());
     let mut db = database.pool().acquire().await.unwrap();
     let before = Moment::now(&mut db).await.unwrap();
-    assert!(!before.has_passed(&mut db).await.unwrap());
     let mut tx = database.pool().begin().await.unwrap();
     post_one(&mut tx, "1").await;
     assert!(before.has_passed(&mut db).await.unwrap(), "an id was given out");
     let during = Moment::now(&mut db).await.unwrap();
-    assert!(!during.has_passed(&mut db).await.unwrap());
     tx.commit().await.unwrap();
     assert!(during.has_passed(&mut db).await.unwrap(), "what was in progress has ended");
     assert_eq!(payloads(&reader.read(database.pool(), 10).await), ["1"]);
@@ -132,7 +130,7 @@ async fn a_reader_takes_what_it_is_for_and_leaves_what_others_take() {
     let database = TestDatabase::new(&migrations()).await;
     let mut tx = database.pool().begin().await.unwrap();
     for (topic, aggregate_type) in
-        [("order", None), ("order.created", None), ("order.line.added", Some("A|B")), ("orders.created", Some("B"))]
+        [("order", None), ("order.created", None), ("order.line.added", Some("A|B\n")), ("orders.created", Some("B"))]
     {
         let mut message = Post::new(topic, raw(&format!("\"{topic}\"")));
         message.aggregate_type = aggregate_type.map(str::to_owned);
@@ -149,6 +147,7 @@ async fn a_reader_takes_what_it_is_for_and_leaves_what_others_take() {
         aggregate_types: types.iter().map(|kind| (*kind).to_owned()).collect(),
         ..Matching::default()
     };
+    let everything = Everything::from_the_beginning().read(database.pool(), 100).await;
     for (filter, expected) in [
         (Filter::everything(), &all[..]),
         (Filter::matching(&Matching::default()), &all[..]),
@@ -161,7 +160,7 @@ async fn a_reader_takes_what_it_is_for_and_leaves_what_others_take() {
         (Filter::matching(&topics(&["#.order.created.#"])), &all[1..2]),
         (Filter::matching(&of(&["test"], &[])), &all[..]),
         (Filter::matching(&of(&["hub"], &[])), &[]),
-        (Filter::matching(&of(&[], &["A|B"])), &all[2..3]),
+        (Filter::matching(&of(&[], &["A|B\n"])), &all[2..3]),
         (Filter::matching(&of(&[], &["A", "B"])), &all[3..]),
         (Filter::matching(&Matching::default()).leaving([&topics(&["order.#"])]), &all[3..]),
         (Filter::everything().leaving([&topics(&["order"]), &of(&[], &["B"])]), &all[1..3]),
@@ -174,6 +173,8 @@ async fn a_reader_takes_what_it_is_for_and_leaves_what_others_take() {
         while !reader.is_done() {
             seen.extend(reader.read(&mut db, 16).await.unwrap());
         }
+        let in_memory = everything.iter().filter(|message| filter.takes(message)).count();
+        assert_eq!(in_memory, expected.len(), "in memory as in PostgreSQL: {filter:?}");
         seen.sort_by_key(|message| message.id);
         let seen: Vec<&str> = seen.iter().map(|message| message.topic.as_str()).collect();
         assert_eq!(seen, expected, "{filter:?}");
