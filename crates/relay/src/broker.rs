@@ -10,15 +10,19 @@ use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties, ErrorKind};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::{sleep, timeout, timeout_at};
 
 /// How long a caller waits for a connection that is being made.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long making one may take. lapin has a thread per connection, which outlives an attempt that is given up, so
-/// giving up is rare.
+/// How long making one may take at first; twice as long after each attempt that is given up. lapin never answers if the
+/// connection is cut at certain moments of the handshake, so giving up has to be possible; and it has a thread per
+/// connection, which may outlive an attempt that is given up, so it has to be rare.
+const CONNECT_TIME_MIN: Duration = Duration::from_secs(5);
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(600);
 /// How long RabbitMQ may take to answer a request. A loaded one needs seconds to declare a quorum queue.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+/// How often to look whether the connection is still there, while a channel is opened.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Unless the address says otherwise. A peer that vanishes without a word is noticed after twice this time; with
 /// RabbitMQ's own proposal, a minute, it would take two.
 const HEARTBEAT_S: u16 = 10;
@@ -30,6 +34,8 @@ pub enum BrokerError {
     Address,
     #[error("RabbitMQ has not answered for {} s", .0.as_secs())]
     Silent(Duration),
+    #[error("the connection to RabbitMQ is lost: try again")]
+    Lost,
     #[error("RabbitMQ takes no messages, it is short of memory or disk: free some, or raise its limits")]
     Blocked,
     #[error("RabbitMQ did not confirm the messages within {} ms: publish them again", .0.as_millis())]
@@ -59,6 +65,7 @@ enum State {
     /// In a task of its own, one at a time: dropping an attempt halfway would leave its thread and socket behind.
     Connecting {
         since: Instant,
+        time_max: Duration,
         attempt: JoinHandle<lapin::Result<Connection>>,
     },
     Connected(Arc<Connection>),
@@ -84,9 +91,12 @@ impl Broker {
         if connection.status().blocked() {
             return Err(BrokerError::Blocked);
         }
-        // Nothing is done about a connection that does not answer here: it may just be busy. If it is dead, the
-        // heartbeat ends it, and the next call connects again.
-        answer(connection.create_channel()).await
+        // Nothing is done about a connection that does not answer: it may just be busy. If it is dead, the heartbeat
+        // ends it, and the next call connects again.
+        tokio::select! {
+            opened = answer(connection.create_channel()) => opened,
+            () = lost(&connection) => Err(BrokerError::Lost),
+        }
     }
 
     async fn connection(&self) -> Result<Arc<Connection>, BrokerError> {
@@ -97,14 +107,14 @@ impl Broker {
         };
         match &mut *state {
             State::Connected(connection) if connection.status().connected() => return Ok(Arc::clone(connection)),
-            State::Connecting { since, attempt } if since.elapsed() > CONNECT_TIME_MAX => {
+            State::Connecting { since, time_max, attempt } if since.elapsed() > *time_max => {
                 attempt.abort();
-                *state = State::Disconnected;
+                *state = self.connecting((*time_max * 2).min(CONNECT_TIME_MAX));
             }
             State::Connecting { .. } => {}
-            State::Connected(_) | State::Disconnected => *state = self.connecting(),
+            State::Connected(_) | State::Disconnected => *state = self.connecting(CONNECT_TIME_MIN),
         }
-        let State::Connecting { since, attempt } = &mut *state else {
+        let State::Connecting { since, attempt, .. } = &mut *state else {
             return Err(BrokerError::Silent(CONNECT_TIME_MAX));
         };
         let Ok(finished) = timeout_at(patience_ends, attempt).await else {
@@ -117,26 +127,33 @@ impl Broker {
         Ok(connection)
     }
 
-    fn connecting(&self) -> State {
+    fn connecting(&self, time_max: Duration) -> State {
         let uri = self.uri.reveal().clone();
         let attempt = tokio::spawn(async move {
             let properties = ConnectionProperties::default().with_connection_name("pillarbox".into());
             Connection::connect_uri(uri, properties).await
         });
-        State::Connecting { since: Instant::now(), attempt }
+        State::Connecting { since: Instant::now(), time_max, attempt }
     }
 
     /// Says goodbye, so that the broker's log has no lost connection.
     pub async fn close(&self) {
         match std::mem::replace(&mut *self.state.lock().await, State::Disconnected) {
             State::Connected(connection) => {
-                if let Err(error) = connection.close(200, "bye".into()).await {
+                if let Err(error) = answer(connection.close(200, "bye".into())).await {
                     tracing::debug!(%error, "the broker connection was already gone");
                 }
             }
             State::Connecting { attempt, .. } => attempt.abort(),
             State::Disconnected => {}
         }
+    }
+}
+
+/// lapin forgets a request for a channel if the connection ends at that moment: no answer ever comes.
+async fn lost(connection: &Connection) {
+    while connection.status().connected() {
+        sleep(LOOK_EVERY).await;
     }
 }
 

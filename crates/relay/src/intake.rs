@@ -8,6 +8,7 @@ use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Consumer};
+use tokio::task::JoinHandle;
 
 use crate::broker::{Broker, BrokerError, answer, code, name};
 
@@ -42,6 +43,9 @@ pub struct Intake {
     queue: String,
     prefetch: u16,
     channels: u64,
+    /// In a task of its own, because lapin forgets a consumer whose caller stops waiting for it, and RabbitMQ goes on
+    /// delivering to it: those messages would be stuck.
+    starting: Option<JoinHandle<Result<Open, BrokerError>>>,
     open: Option<Open>,
 }
 
@@ -57,7 +61,7 @@ struct Open {
 impl Intake {
     /// At most `prefetch` messages are delivered and not yet acknowledged.
     pub fn new(broker: Arc<Broker>, queue: String, prefetch: u16) -> Intake {
-        Intake { broker, queue, prefetch, channels: 0, open: None }
+        Intake { broker, queue, prefetch, channels: 0, starting: None, open: None }
     }
 
     /// Waits for a message, then takes what else is there, at most `max` in all. Nothing is lost if the caller stops
@@ -70,9 +74,15 @@ impl Intake {
         let open = match &mut self.open {
             Some(open) => open,
             None => {
-                self.channels += 1;
-                let open = Open::start(&self.broker, &self.queue, self.prefetch, self.channels).await?;
-                self.open.insert(open)
+                let starting = self.starting.get_or_insert_with(|| {
+                    self.channels += 1;
+                    let (broker, queue) = (Arc::clone(&self.broker), self.queue.clone());
+                    tokio::spawn(Open::start(broker, queue, self.prefetch, self.channels))
+                });
+                let started = starting.await;
+                self.starting = None;
+                // It panicked, or the runtime is ending.
+                self.open.insert(started.map_err(|_| BrokerError::Lost)??)
             }
         };
         let number = open.number;
@@ -124,7 +134,7 @@ impl Intake {
         self.settled(rejected)
     }
 
-    /// Stops consuming. What is not acknowledged goes back to the queue at once.
+    /// Stops consuming. What is not acknowledged goes back to the queue, as it also does, a little later, on a drop.
     pub async fn close(self) {
         let Some(Open { channel, .. }) = self.open else { return };
         if let Err(error) = answer(channel.close(200, "bye".into())).await {
@@ -146,17 +156,20 @@ impl Intake {
 }
 
 impl Open {
-    async fn start(broker: &Broker, queue: &str, prefetch: u16, number: u64) -> Result<Open, BrokerError> {
-        let queue_name = name(queue)?;
+    async fn start(broker: Arc<Broker>, queue: String, prefetch: u16, number: u64) -> Result<Open, BrokerError> {
+        let queue_name = name(&queue)?;
         let channel = broker.channel().await?;
         answer(channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
         let options = BasicConsumeOptions::default();
-        let consumer = answer(channel.basic_consume(queue_name, "".into(), options, FieldTable::default())).await;
-        let consumer = consumer.map_err(|error| match code(&error) {
-            Some(NOT_FOUND) => BrokerError::NoQueue(queue.to_owned()),
-            _ => error,
-        })?;
-        Ok(Open { consumer, channel, number, rejected: HashSet::new(), acknowledged: 0 })
+        match answer(channel.basic_consume(queue_name, "".into(), options, FieldTable::default())).await {
+            Ok(consumer) => Ok(Open { consumer, channel, number, rejected: HashSet::new(), acknowledged: 0 }),
+            Err(error) if code(&error) == Some(NOT_FOUND) => Err(BrokerError::NoQueue(queue)),
+            Err(error) => {
+                // There may be a consumer all the same, if only the answer was late; and then lapin keeps the channel.
+                let _ = answer(channel.close(200, "bye".into())).await;
+                Err(error)
+            }
+        }
     }
 }
 

@@ -1,0 +1,83 @@
+//! The AMQP layer on a real RabbitMQ, on a network that fails when told to.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
+
+mod intake;
+mod publish;
+mod topology;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use kit::secret::Secret;
+use lapin::message::Delivery;
+use lapin::options::{BasicGetOptions, QueueDeclareOptions};
+use lapin::types::FieldTable;
+use lapin::{Channel, Connection, ConnectionProperties};
+use pillarbox_relay::{Binding, Broker, Exchange, ExchangeKind, Outgoing, Queue, Topology};
+use testkit::TestVhost;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn broker(url: &str) -> Arc<Broker> {
+    Arc::new(Broker::new(Secret::new(url.to_owned())).unwrap())
+}
+
+/// The topic exchange `events`, and the queue `all` that gets what is published with a key such as `to.x`.
+fn events_to_all() -> Topology {
+    Topology {
+        exchanges: vec![Exchange { name: "events".into(), kind: ExchangeKind::Topic }],
+        queues: vec![queue("all", "to.#")],
+    }
+}
+
+fn queue(name: &str, routing_key: &str) -> Queue {
+    let binding = Binding { exchange: "events".into(), routing_key: routing_key.into() };
+    Queue { name: name.into(), bindings: vec![binding], single_active_consumer: false }
+}
+
+fn message(id: impl ToString, key: Option<&str>, routing_key: &str) -> Outgoing {
+    Outgoing {
+        message_id: id.to_string(),
+        routing_key: routing_key.into(),
+        key: key.map(Into::into),
+        body: format!("{{\"id\":\"{}\"}}", id.to_string()).into_bytes(),
+        headers: vec![("tenant", "acme".into())],
+        timestamp: DateTime::<Utc>::from_timestamp(1_700_000_000, 0).unwrap(),
+        kind: "order.paid".into(),
+    }
+}
+
+/// The test's own way into a vhost, past the code under test.
+struct Observer {
+    _connection: Connection,
+    channel: Channel,
+}
+
+impl Observer {
+    async fn of(vhost: &TestVhost) -> Observer {
+        let connection = Connection::connect(&vhost.amqp_url(), ConnectionProperties::default()).await.unwrap();
+        let channel = connection.create_channel().await.unwrap();
+        Observer { _connection: connection, channel }
+    }
+
+    /// How many messages wait in a queue, delivered ones not counted.
+    async fn ready(&self, queue: &str) -> u32 {
+        let look_up = QueueDeclareOptions { passive: true, ..Default::default() };
+        self.channel.queue_declare(queue.into(), look_up, FieldTable::default()).await.unwrap().message_count()
+    }
+
+    /// Takes all messages out of a queue.
+    async fn take_all(&self, queue: &str) -> Vec<Delivery> {
+        let mut taken = Vec::new();
+        while let Some(got) = self.channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap() {
+            taken.push(got.delivery);
+        }
+        taken
+    }
+
+    async fn take_all_ids(&self, queue: &str) -> Vec<String> {
+        self.take_all(queue).await.iter().map(|it| it.properties.message_id().clone().unwrap().to_string()).collect()
+    }
+}

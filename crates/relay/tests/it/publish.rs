@@ -1,0 +1,263 @@
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use pillarbox_relay::{BrokerError, Outgoing, Publisher, Sent};
+use testkit::{FaultProxy, TestVhost, drain};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::{DEADLINE, Observer, broker, events_to_all, message};
+
+#[tokio::test]
+async fn confirmed_messages_are_in_the_queue_with_their_properties() {
+    let vhost = TestVhost::new().await;
+    let broker = broker(&vhost.amqp_url());
+    events_to_all().declare(&broker).await.unwrap();
+    let mut publisher = Publisher::new(broker, "events".into(), false);
+
+    let sent = publisher.publish(&[message(1, Some("a"), "to.a"), message(2, None, "to.b")]).await.unwrap();
+    assert_eq!(sent, [Sent::Confirmed, Sent::Confirmed]);
+
+    let observer = Observer::of(&vhost).await;
+    let arrived = observer.take_all("all").await;
+    assert_eq!(arrived.len(), 2);
+    let (first, properties) = (&arrived[0], &arrived[0].properties);
+    assert_eq!((first.exchange.as_str(), first.routing_key.as_str()), ("events", "to.a"));
+    assert_eq!(first.data, br#"{"id":"1"}"#);
+    assert_eq!(properties.message_id().as_ref().unwrap().as_str(), "1");
+    assert_eq!(properties.kind().as_ref().unwrap().as_str(), "order.paid");
+    assert_eq!(properties.content_type().as_ref().unwrap().as_str(), "application/json");
+    assert_eq!((*properties.delivery_mode(), *properties.timestamp()), (Some(2), Some(1_700_000_000)));
+    let headers = properties.headers().as_ref().unwrap().inner();
+    assert_eq!(headers["tenant"], AMQPValue::LongString("acme".into()));
+}
+
+/// lapin ties returns to wrong confirms, above all when RabbitMQ confirms many at once, as it does for a queue that does
+/// not write to disk.
+#[tokio::test(flavor = "multi_thread")]
+async fn exactly_the_unroutable_ones_of_a_pipeline_are_reported() {
+    let vhost = TestVhost::new().await;
+    let broker = broker(&vhost.amqp_url());
+    events_to_all().declare(&broker).await.unwrap();
+    let channel = Observer::of(&vhost).await.channel;
+    channel.queue_declare("fast".into(), QueueDeclareOptions::default(), FieldTable::default()).await.unwrap();
+    let bind = Default::default();
+    channel.queue_bind("fast".into(), "events".into(), "fast".into(), bind, FieldTable::default()).await.unwrap();
+    let mut publisher = Publisher::new(broker, "events".into(), false);
+
+    for (round, routable) in ["to.a", "fast", "to.a", "fast", "fast", "fast"].into_iter().enumerate() {
+        let unroutable: HashSet<u32> = (0..2_000).filter(|_| rand::random_bool(0.1)).collect();
+        let to = |id| if unroutable.contains(&id) { "nowhere" } else { routable };
+        let batch: Vec<_> = (0..2_000).map(|id| message(format!("{round}-{id}"), None, to(id))).collect();
+        let sent = publisher.publish(&batch).await.unwrap();
+
+        let wrong: Vec<_> = (0..2_000)
+            .filter(|id| {
+                let expected = if unroutable.contains(id) { Sent::Unroutable } else { Sent::Confirmed };
+                sent[*id as usize] != expected
+            })
+            .collect();
+        assert!(wrong.is_empty(), "round {round}: {} of 2000 are told wrong: {wrong:?}", wrong.len());
+    }
+}
+
+#[tokio::test]
+async fn strict_sends_nothing_of_a_key_after_one_that_was_not_taken() {
+    let vhost = TestVhost::new().await;
+    let broker = broker(&vhost.amqp_url());
+    events_to_all().declare(&broker).await.unwrap();
+    let mut publisher = Publisher::new(broker, "events".into(), true);
+
+    let batch = [
+        message("a1", Some("a"), "to.a"),
+        message("b1", Some("b"), "to.b"),
+        message("a2", Some("a"), "nowhere"),
+        message("free", None, "to.c"),
+        message("a3", Some("a"), "to.a"),
+        message("b2", Some("b"), "to.b"),
+        message("lost", None, "nowhere"),
+        message("a4", Some("a"), "to.a"),
+        message("b3", Some("b"), "to.b"),
+        message("c1", Some("c"), &"k".repeat(256)),
+        message("c2", Some("c"), "to.c"),
+    ];
+    let sent = publisher.publish(&batch).await.unwrap();
+    let told: HashMap<_, _> = batch.iter().map(|it| it.message_id.as_str()).zip(&sent).collect();
+    for taken in ["a1", "b1", "free", "b2", "b3"] {
+        assert_eq!(told[taken], &Sent::Confirmed, "{taken}");
+    }
+    assert_eq!((told["a2"], told["lost"]), (&Sent::Unroutable, &Sent::Unroutable));
+    assert!(matches!(told["c1"], Sent::Refused(why) if why.contains("routing key")), "{:?}", told["c1"]);
+    assert_eq!([told["a3"], told["a4"], told["c2"]], [&Sent::Behind; 3]);
+
+    let arrived = Observer::of(&vhost).await.take_all_ids("all").await;
+    let of = |key: &str| arrived.iter().filter(|id| id.starts_with(key)).cloned().collect::<Vec<_>>();
+    assert_eq!((of("a"), of("b")), (vec!["a1".to_owned()], vec!["b1".into(), "b2".into(), "b3".into()]));
+    assert_eq!(arrived.len(), 5, "{arrived:?}");
+    // The key is not stuck for good: the caller decides what comes next.
+    assert_eq!(publisher.publish(&[message("a3", Some("a"), "to.a")]).await.unwrap(), [Sent::Confirmed]);
+}
+
+#[tokio::test]
+async fn a_queue_that_is_full_refuses_and_strict_holds_back_what_follows() {
+    let vhost = TestVhost::new().await;
+    let broker = broker(&vhost.amqp_url());
+    let observer = Observer::of(&vhost).await;
+    let mut full = FieldTable::default();
+    full.insert("x-max-length".into(), AMQPValue::LongInt(0));
+    full.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    observer.channel.queue_declare("full".into(), QueueDeclareOptions::default(), full).await.unwrap();
+
+    // The default exchange routes to the queue of that name.
+    let mut publisher = Publisher::new(broker, String::new(), true);
+    let sent = publisher.publish(&[message(1, Some("a"), "full"), message(2, Some("a"), "full")]).await.unwrap();
+    assert!(matches!(&sent[..], [Sent::Refused(_), Sent::Behind]), "{sent:?}");
+}
+
+#[tokio::test]
+async fn a_missing_exchange_is_named_and_once_it_is_declared_messages_flow() {
+    let vhost = TestVhost::new().await;
+    let broker = broker(&vhost.amqp_url());
+    let mut publisher = Publisher::new(broker.clone(), "events".into(), false);
+    let batch = [message(1, None, "to.a")];
+
+    let mut neighbour = Publisher::new(broker.clone(), "amq.topic".into(), false);
+    neighbour.publish(&batch).await.unwrap();
+    for _ in 0..3 {
+        let error = publisher.publish(&large_batch()).await.unwrap_err();
+        assert!(error.to_string().contains("exchange `events`"), "{error}");
+        neighbour.publish(&batch).await.expect("the connection is untouched");
+    }
+    events_to_all().declare(&broker).await.unwrap();
+    assert_eq!(publisher.publish(&batch).await.unwrap(), [Sent::Confirmed]);
+
+    // It may also go away under an open channel.
+    let observer = Observer::of(&vhost).await;
+    observer.channel.exchange_delete("events".into(), Default::default()).await.unwrap();
+    let error = publisher.publish(&batch).await.unwrap_err();
+    assert!(matches!(&error, BrokerError::NoExchange(name) if name == "events"), "{error}");
+    let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    let topic = lapin::ExchangeKind::Topic;
+    observer.channel.exchange_declare("events".into(), topic, durable, FieldTable::default()).await.unwrap();
+    assert_eq!(publisher.publish(&batch).await.unwrap(), [Sent::Unroutable], "its bindings went with it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cut_connections_lose_nothing_and_keep_the_order_of_each_key() {
+    for strict in [false, true] {
+        let vhost = TestVhost::new().await;
+        let proxy = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+        let broker = broker(&proxy.url(&vhost.amqp_url()));
+        events_to_all().declare(&broker).await.unwrap();
+        let mut publisher = Publisher::new(broker, "events".into(), strict).confirm_within(Duration::from_secs(5));
+
+        let (progress, mut batches) = watch::channel(0);
+        let publishing = tokio::spawn(async move {
+            let mut failures = Vec::new();
+            for batch in 0..30 {
+                progress.send_replace(batch);
+                let ids = (0..100).map(|at| batch * 100 + at);
+                let batch: Vec<_> = ids.map(|id| message(id, Some(&format!("k{}", id % 25)), "to.a")).collect();
+                loop {
+                    let began = Instant::now();
+                    match publisher.publish(&batch).await {
+                        Ok(sent) => break assert!(sent.iter().all(|it| *it == Sent::Confirmed), "{sent:?}"),
+                        Err(error) => failures.push((began.elapsed(), error.to_string())),
+                    }
+                }
+            }
+            failures
+        });
+        // At most one cut per batch, at any moment of it, or its repetition would never get through.
+        while batches.changed().await.is_ok() {
+            tokio::time::sleep(Duration::from_micros(rand::random_range(0..20_000))).await;
+            proxy.cut();
+        }
+        let failures = publishing.await.unwrap();
+        let (slowest, why) = failures.iter().max().expect("a publish was cut");
+        assert!(*slowest < Duration::from_secs(4), "a failure took {slowest:?}: {why}");
+
+        let mut first_copies: HashMap<u32, Vec<u32>> = HashMap::new();
+        let mut seen = HashSet::new();
+        for id in Observer::of(&vhost).await.take_all_ids("all").await {
+            let id: u32 = id.parse().unwrap();
+            if seen.insert(id) {
+                first_copies.entry(id % 25).or_default().push(id);
+            }
+        }
+        assert_eq!(seen.len(), 3_000);
+        for (key, ids) in first_copies {
+            assert!(ids.is_sorted(), "strict {strict}, k{key}: {ids:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stalled_network_fails_within_the_bound_and_works_again_after() {
+    let vhost = TestVhost::new().await;
+    let proxy = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+    let broker = broker(&proxy.url(&vhost.amqp_url()));
+    events_to_all().declare(&broker).await.unwrap();
+    let mut publisher = Publisher::new(broker, "events".into(), false).confirm_within(Duration::from_millis(300));
+    publisher.publish(&[message(1, None, "to.a")]).await.unwrap();
+
+    proxy.stall();
+    let began = Instant::now();
+    let error = publisher.publish(&[message(2, None, "nowhere")]).await.unwrap_err();
+    assert!(matches!(error, BrokerError::Unconfirmed(_)), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+
+    // The answer to the first attempt, which says unroutable, is not taken for the answer to the second.
+    proxy.pass();
+    assert_eq!(publisher.publish(&[message(2, None, "to.a")]).await.unwrap(), [Sent::Confirmed]);
+}
+
+#[tokio::test]
+async fn a_connection_that_dies_in_silence_is_noticed_and_replaced() {
+    let vhost = TestVhost::new().await;
+    let proxy = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+    let broker = broker(&format!("{}?heartbeat=1", proxy.url(&vhost.amqp_url())));
+    events_to_all().declare(&broker).await.unwrap();
+    let mut publisher = Publisher::new(broker.clone(), "events".into(), false);
+
+    proxy.stall();
+    drain("the dead connection is noticed", DEADLINE, async || broker.check().await.is_err()).await;
+    proxy.pass();
+    drain("messages flow again", DEADLINE, async || publisher.publish(&[message(1, None, "to.a")]).await).await;
+}
+
+/// Messages of a channel that is given up may still wait to be written. lapin sends the channel's end before them, and
+/// RabbitMQ answers a message on an ended channel with the end of the connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_is_given_up_halfway_does_not_harm_the_connection() {
+    let vhost = TestVhost::new().await;
+    let proxy = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+    let broker = broker(&proxy.url(&vhost.amqp_url()));
+    events_to_all().declare(&broker).await.unwrap();
+    let mut hasty = Publisher::new(broker.clone(), "events".into(), false).confirm_within(Duration::from_millis(200));
+    let mut patient = Publisher::new(broker, "events".into(), false);
+    hasty.publish(&[message("h", None, "to.a")]).await.unwrap();
+    patient.publish(&[message("p", None, "to.a")]).await.unwrap();
+
+    let large = large_batch();
+    proxy.stall();
+    hasty.publish(&large).await.unwrap_err();
+    let dropped = timeout(Duration::from_millis(50), Box::pin(hasty.publish(&large))).await;
+    assert!(dropped.is_err(), "given up by the caller");
+    proxy.pass();
+
+    for id in 0..50 {
+        let sent = patient.publish(&[message(format!("p{id}"), None, "to.a")]).await;
+        assert_eq!(sent.expect("the connection is untouched"), [Sent::Confirmed]);
+    }
+    assert_eq!(hasty.confirm_within(DEADLINE).publish(&large[..2]).await.unwrap(), [Sent::Confirmed, Sent::Confirmed]);
+}
+
+/// More than lapin and the sockets hold: some of it waits to be written for a while.
+fn large_batch() -> Vec<Outgoing> {
+    let mut batch: Vec<_> = (0..40).map(|id| message(id, None, "to.a")).collect();
+    batch.iter_mut().for_each(|message| message.body = vec![b' '; 1024 * 1024]);
+    batch
+}
