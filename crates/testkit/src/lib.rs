@@ -10,6 +10,7 @@
 //! | Redis                    | [`TestRedis`]: a key prefix of its own                                |
 //! | something to become true | [`drain`]: waits for a condition, with a deadline                     |
 //! | a network that fails     | [`FaultProxy`]: refuses, cuts, stalls or delays connections           |
+//! | servers to kill          | [`OwnServers`]: a PostgreSQL and a RabbitMQ of its own, restarted at will |
 //! | a server                 | [`TestApp`]: the real roles in this process, and a [`Client`] to call it |
 //! | the program itself       | [`Pillarbox`]: the real binary, which can be killed at any moment     |
 //!
@@ -25,6 +26,7 @@ mod app;
 mod client;
 mod drain;
 mod fault;
+mod own_servers;
 mod postgres;
 mod process;
 mod rabbit;
@@ -35,6 +37,7 @@ pub use app::TestApp;
 pub use client::{Answer, Client};
 pub use drain::{Progress, drain};
 pub use fault::FaultProxy;
+pub use own_servers::OwnServers;
 pub use postgres::TestDatabase;
 pub use process::{Pillarbox, command};
 pub use rabbit::TestVhost;

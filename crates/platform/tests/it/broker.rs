@@ -32,7 +32,15 @@ pub(crate) struct Received {
 
 impl Outside {
     pub(crate) async fn of(vhost: &TestVhost) -> Outside {
-        let connection = Connection::connect(&vhost.amqp_url(), ConnectionProperties::default()).await.unwrap();
+        Outside::at(&vhost.amqp_url()).await
+    }
+
+    /// Waits for a broker that is just starting.
+    pub(crate) async fn at(url: &str) -> Outside {
+        let connection = testkit::drain("the broker", PATIENCE, async || {
+            Connection::connect(url, ConnectionProperties::default()).await
+        })
+        .await;
         let channel = connection.create_channel().await.unwrap();
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
         Outside { connection, channel }
@@ -43,9 +51,20 @@ impl Outside {
         self.channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await.unwrap();
     }
 
+    /// A queue that keeps what was confirmed, also when the broker is killed.
+    pub(crate) async fn quorum_queue(&self, name: &str, exchange: &str, routing_key: &str) {
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+        self.declare(name, exchange, routing_key, arguments).await;
+    }
+
     pub(crate) async fn queue(&self, name: &str, exchange: &str, routing_key: &str) {
+        self.declare(name, exchange, routing_key, FieldTable::default()).await;
+    }
+
+    async fn declare(&self, name: &str, exchange: &str, routing_key: &str, arguments: FieldTable) {
         let options = QueueDeclareOptions { durable: true, ..Default::default() };
-        self.channel.queue_declare(name.into(), options, FieldTable::default()).await.unwrap();
+        self.channel.queue_declare(name.into(), options, arguments).await.unwrap();
         if !exchange.is_empty() {
             let options = QueueBindOptions::default();
             self.channel

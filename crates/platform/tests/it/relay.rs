@@ -19,12 +19,13 @@ use mailbox::runtime::{Rhythm, Runtime, Subscription};
 use pillarbox::settings::{Role, Settings};
 use relay::{Broker, IntakeQueue, Route};
 use serde_json::json;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Postgres, Transaction};
-use testkit::{FaultProxy, Pillarbox, TestApp, TestDatabase, TestVhost, drain};
+use testkit::{FaultProxy, OwnServers, Pillarbox, TestApp, TestDatabase, TestVhost, drain};
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::{Outside, Received};
-use crate::instance::{DataFolder, serve};
+use crate::instance::{BINARY, DataFolder};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -378,12 +379,12 @@ async fn a_queue_of_the_users_is_read_into_the_log_once_and_not_sent_back() {
 }
 
 /// A relay as a process of its own.
-fn relay_process(database: &TestDatabase, vhost: &TestVhost, folder: &DataFolder) -> Pillarbox {
-    let url = vhost.amqp_url();
+fn relay_process(database_url: &str, amqp_url: &str, folder: &DataFolder) -> Pillarbox {
     let routes = r#"[{name="test", exchange="test.exchange", topics=["test.#"]}]"#;
     let env = [
         ("PILLARBOX_ROLES", r#"["relay"]"#),
-        ("PILLARBOX_AMQP_URL", &url),
+        ("PILLARBOX_DATABASE_URL", database_url),
+        ("PILLARBOX_AMQP_URL", amqp_url),
         ("PILLARBOX_RELAY__ROUTES", routes),
         ("PILLARBOX_RELAY__INITIAL_DELAY_MS", "0"),
         ("PILLARBOX_RELAY__LANES", "1"),
@@ -391,7 +392,8 @@ fn relay_process(database: &TestDatabase, vhost: &TestVhost, folder: &DataFolder
         ("PILLARBOX_POOL_MIN", "0"),
         ("PILLARBOX_POOL_MAX", "6"),
     ];
-    serve(folder, database, &env)
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text()];
+    Pillarbox::start(BINARY, &args, &env)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -400,7 +402,8 @@ async fn eight_replicas_killed_at_random_lose_nothing_and_keep_the_order_of_each
     let outside = Outside::of(&vhost).await;
     outside.exchange("test.exchange", ExchangeKind::Topic).await;
     outside.queue("all", "test.exchange", "test.#").await;
-    let mut replicas: Vec<Pillarbox> = (0..8).map(|_| relay_process(&database, &vhost, &folder)).collect();
+    let mut replicas: Vec<Pillarbox> =
+        (0..8).map(|_| relay_process(&database.url(), &vhost.amqp_url(), &folder)).collect();
     let (keys, rounds) = (20, if std::env::var_os("PBX_SOAK").is_some() { 500 } else { 100 });
     let db = database.pool().clone();
     let posting = tokio::spawn(async move {
@@ -415,7 +418,7 @@ async fn eight_replicas_killed_at_random_lose_nothing_and_keep_the_order_of_each
         tokio::time::sleep(Duration::from_millis(400)).await; // the rhythm of the kills
         let victim = (uuid::Uuid::new_v4().as_u128() % 8) as usize;
         replicas[victim].kill9();
-        replicas[victim] = relay_process(&database, &vhost, &folder);
+        replicas[victim] = relay_process(&database.url(), &vhost.amqp_url(), &folder);
         kills += 1;
     }
     posting.await.unwrap();
@@ -570,4 +573,61 @@ async fn the_same_handler_works_over_the_broker_with_a_database_of_its_own() {
         runtime.ended().await;
     }
     app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_and_a_database_that_are_killed_and_started_again_lose_nothing() {
+    let (servers, folder) = (OwnServers::start().await, DataFolder::new());
+    let options: PgConnectOptions = servers.postgres_url().parse().unwrap();
+    mailbox::database::migrate(&options).await.unwrap();
+    let db = PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect_lazy_with(options);
+    let outside = Outside::at(servers.amqp_url()).await;
+    outside.exchange("test.exchange", ExchangeKind::Topic).await;
+    outside.quorum_queue("all", "test.exchange", "test.#").await;
+    drop(outside);
+    let mut relay = relay_process(servers.postgres_url(), servers.amqp_url(), &folder);
+    relay.base_url().await;
+    let rounds = 60;
+    let posting = async {
+        for number in 0..rounds {
+            for key in 0..5 {
+                let key = format!("key{key}");
+                // A database that is away says so, and then it was not committed.
+                while sqlx::query("select pillarbox.post('test.posted', to_json($1::bigint), key => $2)")
+                    .bind(number as i64)
+                    .bind(&key)
+                    .execute(&db)
+                    .await
+                    .is_err()
+                {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await; // so that it goes on during the restarts
+        }
+    };
+    let restarting = async {
+        servers.restart_postgres().await;
+        servers.restart_broker().await;
+    };
+    tokio::join!(posting, restarting);
+    let outside = Outside::at(servers.amqp_url()).await;
+    let mut received = Vec::new();
+    let all: HashSet<(String, u64)> =
+        (0..5).flat_map(|key| (0..rounds).map(move |n| (format!("key{key}"), n))).collect();
+    outside
+        .take_until("all", &mut received, |received| {
+            let seen: HashSet<(String, u64)> = received
+                .iter()
+                .map(|message| (message.headers["pillarbox-key"].clone(), message.body["payload"].as_u64().unwrap()))
+                .collect();
+            seen == all
+        })
+        .await;
+    for (key, mut numbers) in firsts(&received) {
+        // A post whose answer was lost with the server was repeated by the producer, under a new id.
+        numbers.dedup();
+        assert_eq!(numbers, (0..rounds).collect::<Vec<_>>(), "{key}");
+    }
+    assert!(relay.terminate().await.success());
 }
