@@ -34,7 +34,7 @@ soak: ## the same tests, longer and larger
 bench: ## measure (BENCH_ARGS="--flags")
 	@scripts/setup test
 	cargo build --release --locked --package pillarbox --package pillarbox-bench
-	scripts/with-servers $(TARGET)/release/pillarbox-bench $(BENCH_ARGS)
+	PBX_TEST_FSYNC=on scripts/with-servers $(TARGET)/release/pillarbox-bench $(BENCH_ARGS)
 
 servers: ## a shell next to the test servers, for running one test again and again
 	@scripts/setup test

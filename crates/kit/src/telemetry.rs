@@ -29,6 +29,9 @@ pub enum LogFormat {
 const DURATION_BUCKETS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
+/// Targets that are never logged: they would show what messages hold.
+const HUSHED: [&str; 1] = ["lapin::returned_messages"];
+
 /// Traces that are still to be sent when the process ends.
 pub struct Traces(Option<SdkTracerProvider>);
 
@@ -44,7 +47,9 @@ pub enum TelemetryError {
 
 /// Starts the logs on standard error and, with an endpoint, the traces. Needs a runtime.
 pub fn start_logs(filter: &str, format: LogFormat, otlp_endpoint: Option<&str>) -> Result<Traces, TelemetryError> {
-    let filter = EnvFilter::try_new(filter)?;
+    let filter = HUSHED.iter().try_fold(EnvFilter::try_new(filter)?, |filter, target| {
+        Ok::<_, TelemetryError>(filter.add_directive(format!("{target}=off").parse()?))
+    })?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match format {
         LogFormat::Pretty => {

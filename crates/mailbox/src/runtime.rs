@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cursor::{Cursor, Kind, Start};
+use crate::database::{self, PoolLimits};
 use crate::filter::{Filter, Matching};
 use crate::handler::{Handle, Handler};
 use crate::home;
@@ -56,6 +57,8 @@ impl Default for Rhythm {
 
 pub struct Runtime {
     db: PgPool,
+    /// For the watcher and the heartbeat alone: a busy pool must not cost a process its leases.
+    vital: PgPool,
     clock: Clock,
     watcher: Watcher,
     replica: Arc<Replica>,
@@ -70,7 +73,9 @@ pub struct Runtime {
 impl Runtime {
     /// Starts the watcher and the heartbeat.
     pub fn start(db: PgPool, clock: Clock, replica: Replica, health: Health, stop: CancellationToken) -> Runtime {
+        let limits = PoolLimits { connections_min: 0, connections_max: 2, ..PoolLimits::default() };
         let runtime = Runtime {
+            vital: database::pool((*db.connect_options()).clone(), limits),
             db,
             clock,
             watcher: Watcher::default(),
@@ -89,11 +94,11 @@ impl Runtime {
             probe: runtime.health.task(name, true),
         };
         let (watching, db, watcher) =
-            (worker("watcher", watch::PAUSE, runtime.watcher.wake()), runtime.db.clone(), runtime.watcher.clone());
+            (worker("watcher", watch::PAUSE, runtime.watcher.wake()), runtime.vital.clone(), runtime.watcher.clone());
         runtime.supports.spawn(async move { watching.run(|| watcher.round(&db)).await });
         let (beating, db, replica) = (
             worker("heartbeat", runtime.replica.pause(), Wake::default()),
-            runtime.db.clone(),
+            runtime.vital.clone(),
             runtime.replica.clone(),
         );
         runtime.supports.spawn(async move { beating.run(|| beat(&db, &replica)).await });
@@ -167,9 +172,10 @@ impl Runtime {
         self.supports_stop.cancel();
         self.supports.close();
         self.supports.wait().await;
-        if let Err(error) = self.replica.leave(&self.db).await {
+        if let Err(error) = self.replica.leave(&self.vital).await {
             tracing::warn!(%error, "leases are not given up; they end by themselves");
         }
+        self.vital.close().await;
     }
 }
 

@@ -1,7 +1,6 @@
 //! From settings to a running server, and back down.
 
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,6 +81,7 @@ pub struct Running {
     workers: TaskTracker,
     runtime: Runtime,
     db: PgPool,
+    work_db: PgPool,
     checks: Arc<Checks>,
 }
 
@@ -94,17 +94,16 @@ impl Running {
         self.serving.close();
         self.serving.wait().await; // bounded by the drain time
         self.workers.close();
-        for (what, ending) in [
-            ("workers", Box::pin(self.workers.wait()) as Pin<Box<dyn Future<Output = ()> + Send>>),
-            ("consumers", Box::pin(self.runtime.ended())),
-            ("checks", Box::pin(self.checks.close())),
-            // Not `close()` itself: it closes when it is called, not when it is awaited.
-            ("database connections", Box::pin(async { self.db.close().await })),
-        ] {
-            if tokio::time::timeout(STEP_TIME_MAX, ending).await.is_err() {
-                tracing::warn!(what, "did not end in time; left behind");
-            }
-        }
+        let (workers, consumers) = (self.workers.wait(), self.runtime.ended());
+        bounded("workers", async { tokio::join!(workers, consumers) }).await;
+        bounded("checks", self.checks.close()).await;
+        bounded("database connections", async { tokio::join!(self.db.close(), self.work_db.close()) }).await;
+    }
+}
+
+async fn bounded<T>(what: &str, ending: impl Future<Output = T>) {
+    if tokio::time::timeout(STEP_TIME_MAX, ending).await.is_err() {
+        tracing::warn!(what, "did not end in time; left behind");
     }
 }
 
@@ -118,6 +117,10 @@ pub async fn start(
     let clock = Clock::system();
     reach(&database).await?;
     let db = database::pool(database.clone(), settings.pool_limits());
+    // Apart, so that requests and work in the background do not starve each other.
+    let work_limits =
+        PoolLimits { connections_min: 0, connections_max: settings.worker_pool_max, ..settings.pool_limits() };
+    let work_db = database::pool(database.clone(), work_limits);
     let missing = database::missing_migrations(&db).await?;
     if !missing.is_empty() {
         return Err(StartError::NotMigrated(missing));
@@ -163,21 +166,21 @@ pub async fn start(
         Upkeep { checks: checks.clone(), rate_limit: gate.rate_limit.clone(), metrics: app.metrics.clone() };
     workers.spawn(async move { upkeep.run(|| upkeeping.round()).await });
     if settings.has_role(Role::Maintain) {
-        let (maintaining, db, clock) = (worker("maintain", MAINTAIN_PAUSE, false), db.clone(), app.clock.clone());
+        let (maintaining, db, clock) = (worker("maintain", MAINTAIN_PAUSE, false), work_db.clone(), app.clock.clone());
         let keep = settings.keep();
         workers.spawn(async move { maintaining.run(|| maintain::round(&db, keep, clock.now())).await });
     }
     let replica = Replica::new(process_name(), settings.lease_time());
-    let runtime = Runtime::start(db.clone(), app.clock.clone(), replica, health.clone(), stop.clone());
+    let runtime = Runtime::start(work_db.clone(), app.clock.clone(), replica, health.clone(), stop.clone());
     if let (true, Some(broker)) = (settings.has_role(Role::Relay), &broker) {
         relay::start(&runtime, &settings.relay, broker);
     }
-    let (measuring, measured) = (worker("lag", LAG_PAUSE, false), db.clone());
+    let (measuring, measured) = (worker("lag", LAG_PAUSE, false), work_db.clone());
     workers.spawn(async move { measuring.run(|| measure(&measured)).await });
 
     let router = web::finish(router(settings, app, gate), settings.request_limits());
     serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
-    Ok(Running { address, first_admin_key, stop, serving, workers, runtime, db, checks })
+    Ok(Running { address, first_admin_key, stop, serving, workers, runtime, db, work_db, checks })
 }
 
 /// Which machine and process, for people.

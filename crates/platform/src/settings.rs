@@ -56,6 +56,8 @@ pub struct Settings {
 
     pub pool_min: u32,
     pub pool_max: u32,
+    /// For work in the background, besides.
+    pub worker_pool_max: u32,
     pub statement_timeout_ms: u32,
     /// Requests a second for each caller; 0 for no limit.
     pub rate_limit_per_second: u32,
@@ -114,6 +116,7 @@ impl Default for Settings {
             issuers: Vec::new(),
             pool_min: 10,
             pool_max: 20,
+            worker_pool_max: 10,
             statement_timeout_ms: 10_000,
             rate_limit_per_second: 0,
             connections_max: 10_000,
@@ -136,8 +139,12 @@ impl Settings {
         if self.pool_max == 0 || self.pool_min > self.pool_max {
             return Err(BadSetting::new("pool_max", "takes a number from 1, and not below pool_min"));
         }
-        if self.database_url.is_none() && self.pool_max > EMBEDDED_POOL_MAX {
-            let takes = format!("takes at most {EMBEDDED_POOL_MAX} with the private PostgreSQL");
+        if self.worker_pool_max == 0 {
+            return Err(BadSetting::new("worker_pool_max", "takes a number from 1"));
+        }
+        let connections = self.pool_max.saturating_add(self.worker_pool_max);
+        if self.database_url.is_none() && connections > EMBEDDED_POOL_MAX {
+            let takes = format!("takes, with worker_pool_max, at most {EMBEDDED_POOL_MAX} with the private PostgreSQL");
             return Err(BadSetting::new("pool_max", takes));
         }
         for (name, value) in [

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -18,6 +20,7 @@ pub struct FaultProxy {
     addr: SocketAddr,
     state: watch::Sender<State>,
     acceptor: JoinHandle<()>,
+    accepted: Arc<AtomicUsize>,
 }
 
 #[derive(Clone, Copy)]
@@ -40,8 +43,9 @@ impl FaultProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("a bound listener has an address");
         let (state, watched) = watch::channel(State { mode: Mode::Pass, cuts: 0 });
-        let acceptor = tokio::spawn(accept(listener, upstream, watched));
-        FaultProxy { addr, state, acceptor }
+        let accepted = Arc::<AtomicUsize>::default();
+        let acceptor = tokio::spawn(accept(listener, upstream, watched, accepted.clone()));
+        FaultProxy { addr, state, acceptor, accepted }
     }
 
     /// A proxy in front of the server that a URL names. Clients then use [`FaultProxy::url`] of the same URL.
@@ -49,6 +53,11 @@ impl FaultProxy {
         let (_, host_and_port, _) = split(url);
         let upstream = host_and_port.to_socket_addrs().ok().and_then(|mut found| found.next());
         FaultProxy::start(upstream.unwrap_or_else(|| panic!("no address for {host_and_port}"))).await
+    }
+
+    /// How many connections were ever opened to it.
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
     }
 
     pub fn addr(&self) -> SocketAddr {
@@ -93,9 +102,15 @@ impl Drop for FaultProxy {
     }
 }
 
-async fn accept(listener: TcpListener, upstream: SocketAddr, state: watch::Receiver<State>) {
+async fn accept(
+    listener: TcpListener,
+    upstream: SocketAddr,
+    state: watch::Receiver<State>,
+    accepted: Arc<AtomicUsize>,
+) {
     loop {
         let (client, _) = listener.accept().await.expect("the listener accepts");
+        accepted.fetch_add(1, Ordering::SeqCst);
         let now = *state.borrow();
         if now.mode == Mode::Refuse {
             reset(&client);

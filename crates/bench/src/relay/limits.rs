@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use chrono::Utc;
 use contracts::{Envelope, EventId, SCHEMA_VERSION};
+use futures_util::future::try_join_all;
 use kit::clock::Clock;
 use kit::health::Health;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
-use lapin::{BasicProperties, Channel};
+use lapin::{BasicProperties, Channel, PublisherConfirm};
 use mailbox::cursor::{Cursor, Kind, Start};
 use mailbox::filter::Filter;
 use mailbox::lane::{Item, LaneError, LaneId, Outcome as Came, Work, Worked};
@@ -27,6 +28,7 @@ use crate::Outcome;
 
 /// So many are unconfirmed at a time; more brings nothing.
 const WINDOW: usize = 200;
+const GROUP: usize = 50;
 /// Rows of an insert, and how many writers insert at once.
 const BATCH: usize = 1_000;
 const WRITERS: usize = 2;
@@ -55,28 +57,11 @@ impl RawPublishing<'_> {
         self.fixture.purge().await?;
         let began = Instant::now();
         let mut unconfirmed = VecDeque::with_capacity(WINDOW);
-        for _ in 0..count {
-            let id = EventId(Uuid::now_v7());
-            let body = serde_json::to_vec(&Envelope {
-                event_id: id,
-                event_type: "bench.posted".to_owned(),
-                timestamp: Utc::now(),
-                aggregate_type: None,
-                aggregate_id: None,
-                trace_id: Some(id.0.simple().to_string()),
-                schema_version: SCHEMA_VERSION,
-                payload: RawValue::from_string(payload())?,
-            })?;
-            let properties = BasicProperties::default()
-                .with_content_type("application/json".into())
-                .with_delivery_mode(2)
-                .with_message_id(id.to_string().into())
-                .with_type("bench.posted".into());
-            let options = BasicPublishOptions { mandatory: true, ..Default::default() };
-            let confirm =
-                self.channel.basic_publish(EXCHANGE.into(), "bench.posted".into(), options, &body, properties).await?;
-            unconfirmed.push_back(confirm);
-            if unconfirmed.len() == WINDOW
+        for _ in 0..count / GROUP as u64 {
+            // Handed over together: one by one, each would wait until it is written.
+            let sending = (0..GROUP).map(|_| self.send());
+            unconfirmed.extend(try_join_all(sending).await?);
+            while unconfirmed.len() > WINDOW - GROUP
                 && let Some(first) = unconfirmed.pop_front()
             {
                 first.await?;
@@ -88,6 +73,27 @@ impl RawPublishing<'_> {
         let rate = count as f64 / began.elapsed().as_secs_f64();
         self.fixture.purge().await?;
         Ok(rate)
+    }
+
+    async fn send(&self) -> Outcome<PublisherConfirm> {
+        let id = EventId(Uuid::now_v7());
+        let body = serde_json::to_vec(&Envelope {
+            event_id: id,
+            event_type: "bench.posted".to_owned(),
+            timestamp: Utc::now(),
+            aggregate_type: None,
+            aggregate_id: None,
+            trace_id: Some(id.0.simple().to_string()),
+            schema_version: SCHEMA_VERSION,
+            payload: RawValue::from_string(payload())?,
+        })?;
+        let properties = BasicProperties::default()
+            .with_content_type("application/json".into())
+            .with_delivery_mode(2)
+            .with_message_id(id.to_string().into())
+            .with_type("bench.posted".into());
+        let options = BasicPublishOptions { mandatory: true, ..Default::default() };
+        Ok(self.channel.basic_publish(EXCHANGE.into(), "bench.posted".into(), options, &body, properties).await?)
     }
 }
 

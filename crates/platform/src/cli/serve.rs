@@ -119,7 +119,7 @@ fn fit_file_handles(settings: &Settings) -> Settings {
     let mut settings = settings.clone();
     let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return settings };
     let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most); // then the lower limit holds
-    let free = most.saturating_sub(u64::from(settings.pool_max) + OTHERS).max(1);
+    let free = most.saturating_sub(u64::from(settings.pool_max + settings.worker_pool_max) + OTHERS).max(1);
     if u64::from(settings.connections_max) > free {
         tracing::warn!(connections_max = free, "fewer connections than set: this process may open {most} files");
         settings.connections_max = free as u32;

@@ -205,17 +205,18 @@ async fn a_handler_that_fails_twice_and_then_works_takes_effect_once_and_holds_u
         (Some("bad"), 1) if tried.fetch_add(1, Ordering::SeqCst) < 3 => Err("not yet".into()),
         _ => Ok(()),
     });
-    post_numbers(db, Some("bad"), 1..=5).await;
+    // More than a batch: what waits is run in several.
+    post_numbers(db, Some("bad"), 1..=100).await;
     post_numbers(db, Some("good"), 1..=5).await;
     let process = Process::start(db, Arc::new(handler));
-    until_effects(db, 10).await;
+    until_effects(db, 105).await;
     until_count(db, "parked", 0).await;
     process.stop().await;
     let of = |all: &[(Option<String>, i64)], key: &str| -> Vec<i64> {
         all.iter().filter(|(of, _)| of.as_deref() == Some(key)).map(|(_, number)| *number).collect()
     };
     let all = effects(db).await;
-    assert_eq!(of(&all, "bad"), [1, 2, 3, 4, 5], "in order, each once");
+    assert_eq!(of(&all, "bad"), (1..=100).collect::<Vec<_>>(), "in order, each once");
     assert_eq!(of(&all, "good"), [1, 2, 3, 4, 5]);
     let first_bad = all.iter().position(|(key, _)| key.as_deref() == Some("bad")).unwrap();
     assert_eq!(first_bad, 5, "the other key did not wait: {all:?}");
@@ -624,6 +625,9 @@ async fn what_each_consumer_made_of_each_message_can_be_looked_up() {
     post_numbers(db, Some("a"), [1]).await;
     post_numbers(db, Some("b"), [-1, 2]).await;
     until_count(db, "parked", 2).await;
+    // What comes later waits behind them.
+    post_numbers(db, Some("b"), [5]).await;
+    until_count(db, "parked", 3).await;
     process.stop().await;
     post_numbers(db, Some("c"), [3]).await;
     sqlx::query("select pillarbox.post('test.posted', '4')").execute(db).await.unwrap();
@@ -643,10 +647,11 @@ async fn what_each_consumer_made_of_each_message_can_be_looked_up() {
             row(1, "sent", true, 1, None),
             row(-1, "parked", false, 1, Some("negative")),
             row(2, "parked", false, 0, None),
+            row(5, "parked", false, 0, None),
             row(3, "pending", false, 0, None)
         ]
     );
     let status = &status::consumers(db).await.unwrap()[0];
-    assert_eq!((status.consumer.as_str(), status.parked, status.dead), ("effects", 2, 0));
+    assert_eq!((status.consumer.as_str(), status.parked, status.dead), ("effects", 3, 0));
     assert!(status.lag_messages >= 1 && status.lag_seconds > 0.0, "{status:?}");
 }
