@@ -435,19 +435,29 @@ async fn shards_are_shared_out_evenly_and_what_a_silent_process_held_goes_on() {
         other => Err(other),
     })
     .await;
+    // Nobody takes from who is alive.
+    let changes = async |db: &PgPool| -> i64 {
+        sqlx::query_scalar("select sum(epoch)::bigint from pillarbox.lease").fetch_one(db).await.unwrap()
+    };
+    let settled = changes(db).await;
+    for number in 0..60 {
+        post_numbers(db, None, [number]).await;
+        tokio::time::sleep(Duration::from_millis(50)).await; // three rounds of sharing out
+    }
+    assert_eq!(changes(db).await, settled);
     proxy.stall();
     drain("the others have it all", PATIENCE, async || match shares(db).await {
         found if found == [8, 8] => Ok(()),
         other => Err(other),
     })
     .await;
-    post_numbers(db, None, 0..50).await;
-    until_effects(db, 50).await;
+    post_numbers(db, None, 60..110).await;
+    until_effects(db, 110).await;
     proxy.pass();
     for process in processes {
         process.stop().await;
     }
-    assert_eq!(effects(db).await.len(), 50);
+    assert_eq!(effects(db).await.len(), 110);
 }
 
 #[tokio::test]
