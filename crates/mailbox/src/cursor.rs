@@ -205,7 +205,7 @@ pub(crate) async fn places(
 
 /// Writes down new places: a row for each window, which most often is one row for all.
 pub(crate) async fn append(db: &mut PgConnection, consumer: &str, places: &BTreeMap<i16, Place>) -> sqlx::Result<()> {
-    let mut windows: BTreeMap<(&Moment, &Moment), (Vec<i16>, Vec<i64>)> = BTreeMap::new();
+    let mut windows: BTreeMap<_, (Vec<i16>, Vec<i64>)> = BTreeMap::new();
     for (shard, place) in places {
         let (shards, last_ids) = windows.entry((&place.old, &place.new)).or_default();
         shards.push(*shard);

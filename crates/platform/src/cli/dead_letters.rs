@@ -13,6 +13,9 @@ use crate::settings::Settings;
 
 const PAGE: i64 = 100;
 
+const FILTERS: [&str; 5] = ["consumer", "topic", "tenant", "from", "to"];
+const FILTERS_OR_ALL: [&str; 6] = ["consumer", "topic", "tenant", "from", "to", "all"];
+
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// List them, oldest first
@@ -43,31 +46,30 @@ pub(super) enum Command {
 #[derive(Args)]
 pub(super) struct Filters {
     /// Only this consumer's
-    #[arg(long, value_name = "NAME", group = "filter")]
+    #[arg(long, value_name = "NAME")]
     consumer: Option<String>,
     /// Only this topic and what is below it
-    #[arg(long, value_name = "NAME", group = "filter")]
+    #[arg(long, value_name = "NAME")]
     topic: Option<String>,
-    #[arg(long, group = "filter")]
+    #[arg(long)]
     tenant: Option<Tenant>,
     /// Given up then or later: RFC 3339, or back from now (30m, 2h, 7d)
-    #[arg(long, value_name = "TIME", value_parser = when::time, group = "filter")]
+    #[arg(long, value_name = "TIME", value_parser = when::time)]
     from: Option<DateTime<Utc>>,
     /// Given up before then
-    #[arg(long, value_name = "TIME", value_parser = when::time, group = "filter")]
+    #[arg(long, value_name = "TIME", value_parser = when::time)]
     to: Option<DateTime<Utc>>,
 }
 
 /// One, those that filters mean, or all.
 #[derive(Args)]
-#[command(group = clap::ArgGroup::new("filter").multiple(true))]
-#[command(group = clap::ArgGroup::new("chosen").args(["id", "filter", "all"]).required(true))]
 pub(super) struct Chosen {
+    #[arg(required_unless_present_any = FILTERS_OR_ALL, conflicts_with_all = FILTERS_OR_ALL)]
     id: Option<i64>,
     #[command(flatten)]
     filters: Filters,
     /// All of them
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = FILTERS)]
     all: bool,
 }
 

@@ -1,6 +1,7 @@
 //! A consumer with a handler, as the services' subscriptions run: what several tests need of it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kit::clock::Clock;
@@ -88,6 +89,43 @@ impl<F: Fn(&Message, i64) -> Result<(), Failure> + Send + Sync + 'static> Handle
 
 pub(crate) fn recorder() -> Arc<dyn Handler> {
     Arc::new(Recorder(|_: &Message, _| Ok(())))
+}
+
+/// A consumer `effects` that fails for negative numbers until it is cured.
+pub(crate) struct Patient {
+    cured: Arc<AtomicBool>,
+    pub(crate) process: Process,
+}
+
+impl Patient {
+    /// Retries so late that only an operator brings them forward.
+    pub(crate) fn slow(db: &PgPool) -> Patient {
+        let mut rhythm = quick();
+        rhythm.lane.retry.first = Duration::from_secs(600);
+        rhythm.lane.retry.longest = Duration::from_secs(600);
+        Patient::start(db, rhythm)
+    }
+
+    /// Gives up at once, at the second try.
+    pub(crate) fn hasty(db: &PgPool) -> Patient {
+        let mut rhythm = quick();
+        rhythm.lane.retry.retries = Some(0);
+        Patient::start(db, rhythm)
+    }
+
+    fn start(db: &PgPool, rhythm: Rhythm) -> Patient {
+        let cured = Arc::new(AtomicBool::new(false));
+        let is_cured = cured.clone();
+        let handler = Recorder(move |_: &Message, number| match number < 0 && !is_cured.load(Ordering::SeqCst) {
+            true => Err("negative".into()),
+            false => Ok(()),
+        });
+        Patient { cured, process: Process::start_with(db, Arc::new(handler), Start::Beginning, rhythm) }
+    }
+
+    pub(crate) fn cure(&self) {
+        self.cured.store(true, Ordering::SeqCst);
+    }
 }
 
 pub(crate) async fn database() -> TestDatabase {

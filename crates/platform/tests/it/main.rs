@@ -15,6 +15,7 @@ mod instance;
 mod keys;
 mod log;
 mod operator;
+mod operator_commands;
 mod secrets;
 mod starting;
 mod traces;

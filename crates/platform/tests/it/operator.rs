@@ -1,60 +1,15 @@
 //! The operator's way in, by HTTP: what each route shows and does, and who is kept out.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
 use chrono::Utc;
 use hyper::Method;
 use kit::auth::Role;
-use mailbox::cursor::Start;
-use mailbox::log::Message;
 use serde_json::{Value, json};
-use sqlx::PgPool;
 use testkit::{Client, TestApp, TestDatabase, drain};
 use uuid::Uuid;
 
 use crate::consuming::{
-    PATIENCE, Process, Recorder, count, database, numbers, post_numbers, quick, until_count, until_effects,
-    until_replays_are_done,
+    PATIENCE, Patient, count, database, numbers, post_numbers, until_count, until_effects, until_replays_are_done,
 };
-
-/// A consumer `effects` that fails for negative numbers until it is cured.
-struct Patient {
-    cured: Arc<AtomicBool>,
-    process: Process,
-}
-
-impl Patient {
-    /// Retries so late that only an operator brings them forward.
-    fn slow(db: &PgPool) -> Patient {
-        let mut rhythm = quick();
-        rhythm.lane.retry.first = Duration::from_secs(600);
-        rhythm.lane.retry.longest = Duration::from_secs(600);
-        Patient::start(db, rhythm)
-    }
-
-    /// Gives up at once, at the second try.
-    fn hasty(db: &PgPool) -> Patient {
-        let mut rhythm = quick();
-        rhythm.lane.retry.retries = Some(0);
-        Patient::start(db, rhythm)
-    }
-
-    fn start(db: &PgPool, rhythm: mailbox::runtime::Rhythm) -> Patient {
-        let cured = Arc::new(AtomicBool::new(false));
-        let is_cured = cured.clone();
-        let handler = Recorder(move |_: &Message, number| match number < 0 && !is_cured.load(Ordering::SeqCst) {
-            true => Err("negative".into()),
-            false => Ok(()),
-        });
-        Patient { cured, process: Process::start_with(db, Arc::new(handler), Start::Beginning, rhythm) }
-    }
-
-    fn cure(&self) {
-        self.cured.store(true, Ordering::SeqCst);
-    }
-}
 
 async fn start() -> (TestDatabase, TestApp) {
     let database = database().await;
@@ -350,8 +305,7 @@ async fn a_dead_letter_tried_again_lets_nothing_overtake_what_is_parked_before_i
     .await
     .unwrap();
     // Nobody runs while it is put back, so that the next message is parked behind it.
-    let Patient { cured, process } = patient;
-    process.stop().await;
+    patient.process.stop().await;
     assert_eq!(admin.post("/admin/v1/dead-letters/retry", json!({"all": true})).await.json()["count"], 1);
     sqlx::query(
         "insert into pillarbox.parked (consumer, shard, run, attempts, log_id, message_id, source, tenant, topic, key, headers,
@@ -366,7 +320,6 @@ async fn a_dead_letter_tried_again_lets_nothing_overtake_what_is_parked_before_i
     until_effects(db, 1).await;
     until_count(db, "parked", 3).await;
     assert_eq!(numbers(db).await, [7], "the dead letter alone");
-    drop(cured);
     patient.cure();
     let place = i64s(&items(&admin, "/admin/v1/parked").await, "place")[0];
     assert_eq!(admin.post(&format!("/admin/v1/parked/{place}/retry"), json!({})).await.status, 202);
