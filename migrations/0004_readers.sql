@@ -257,7 +257,10 @@ select log.message_id,
        end                      as status,
        case when newest.passed and parked.place is null and dead.id is null then sent.at end as sent_at,
        coalesce(parked.attempts, dead.attempts, case when newest.passed then 1 else 0 end) as attempts,
-       coalesce(parked.last_error, dead.last_error) as last_error
+       coalesce(parked.last_error, dead.last_error) as last_error,
+       -- By these a message is found quickly: (shard, id) has an index, its message_id has none.
+       log.shard,
+       log.id                   as log_id
 from pillarbox.log
 join pillarbox.cursor
   on pillarbox.subject(log.source, log.topic, log.aggregate_type) ~ cursor.wants

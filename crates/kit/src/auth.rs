@@ -250,6 +250,24 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
+/// An admin of the whole installation. A handler that takes one cannot forget to ask, and nothing else of the request is
+/// looked at before.
+#[derive(Debug, Clone)]
+pub struct Operator(pub Caller);
+
+impl<S: Send + Sync> FromRequestParts<S> for Operator {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Operator, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        caller.require(Role::Admin)?;
+        if !caller.is_operator() {
+            return Err(Problem::forbidden("this is for operators: admins of the tenant main"));
+        }
+        Ok(Operator(caller))
+    }
+}
+
 /// For routes that anyone may call and that show more to some.
 impl<S: Send + Sync> OptionalFromRequestParts<S> for Caller {
     type Rejection = Problem;

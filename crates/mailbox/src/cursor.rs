@@ -91,6 +91,18 @@ pub async fn reset(db: &PgPool, consumer: &str, from: Option<DateTime<Utc>>) -> 
     let mut db = db.acquire().await?;
     let now = Moment::now(&mut db).await?;
     let mut tx = db.begin().await?;
+    let is_reset = reset_in(&mut tx, consumer, from, &now).await?;
+    tx.commit().await?;
+    Ok(is_reset)
+}
+
+/// The same in the caller's transaction, with a moment from before it.
+pub async fn reset_in(
+    tx: &mut PgConnection,
+    consumer: &str,
+    from: Option<DateTime<Utc>>,
+    now: &Moment,
+) -> sqlx::Result<bool> {
     let query = "update pillarbox.cursor set lapsed_at = null, since = now() where consumer = $1";
     if sqlx::query(query).bind(consumer).execute(&mut *tx).await?.rows_affected() == 0 {
         return Ok(false);
@@ -98,12 +110,12 @@ pub async fn reset(db: &PgPool, consumer: &str, from: Option<DateTime<Utc>>) -> 
     // An owner whose lane is gone keeps nothing any more.
     sqlx::query("delete from pillarbox.lane where consumer = $1").bind(consumer).execute(&mut *tx).await?;
     let places = (0..SHARDS).map(|shard| (shard, Place::behind(now.clone()))).collect();
-    append(&mut tx, consumer, &places).await?;
+    append(tx, consumer, &places).await?;
     if let Some(from) = from {
-        let request = replay::Request { consumer: consumer.to_owned(), from, to: now.at, again: false };
-        replay::request_in(&mut tx, &request).await?;
+        let request =
+            replay::Request { consumer: consumer.to_owned(), from, to: now.at + replay::MARGIN, again: false };
+        replay::request_in(tx, &request).await?;
     }
-    tx.commit().await?;
     Ok(true)
 }
 
@@ -119,6 +131,13 @@ pub enum Dropped {
 /// Forgets a consumer. What it had parked is set aside as dead letters.
 pub async fn forget(db: &PgPool, consumer: &str) -> sqlx::Result<Dropped> {
     let mut tx = db.begin().await?;
+    let dropped = forget_in(&mut tx, consumer).await?;
+    tx.commit().await?;
+    Ok(dropped)
+}
+
+/// The same in the caller's transaction.
+pub async fn forget_in(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<Dropped> {
     let in_use: bool = sqlx::query_scalar(
         "select exists (select from pillarbox.lane join pillarbox.replica on replica.id = lane.replica
                         where lane.consumer = $1 and replica.until > now())",
@@ -142,8 +161,7 @@ pub async fn forget(db: &PgPool, consumer: &str) -> sqlx::Result<Dropped> {
     ] {
         sqlx::query(statement).bind(consumer).execute(&mut *tx).await?;
     }
-    parked::set_aside(&mut tx, Some(consumer), "its consumer was dropped").await?;
-    tx.commit().await?;
+    parked::set_aside(tx, Some(consumer), "its consumer was dropped").await?;
     Ok(Dropped::Yes)
 }
 
@@ -187,7 +205,7 @@ pub(crate) async fn places(
 
 /// Writes down new places: a row for each window, which most often is one row for all.
 pub(crate) async fn append(db: &mut PgConnection, consumer: &str, places: &BTreeMap<i16, Place>) -> sqlx::Result<()> {
-    let mut windows: BTreeMap<(&Moment, &Moment), (Vec<i16>, Vec<i64>)> = BTreeMap::new();
+    let mut windows: BTreeMap<_, (Vec<i16>, Vec<i64>)> = BTreeMap::new();
     for (shard, place) in places {
         let (shards, last_ids) = windows.entry((&place.old, &place.new)).or_default();
         shards.push(*shard);

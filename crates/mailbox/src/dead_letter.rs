@@ -5,7 +5,8 @@ use contracts::{EventId, MESSAGE_BYTES_MAX};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, PgPool, Postgres, Row, Transaction};
+use sqlx::{PgConnection, PgExecutor, PgPool, Postgres, Row, Transaction};
+use utoipa::ToSchema;
 
 use crate::log::{self, Message};
 use crate::post::{AggregateId, Post, PostError, Source, post};
@@ -33,19 +34,40 @@ pub struct Which {
     pub tenant: Option<String>,
     pub from: Option<DateTime<Utc>>,
     pub to: Option<DateTime<Utc>>,
+    /// None with a higher id: what dies while others are tried again is not meant.
+    pub id_max: Option<i64>,
+}
+
+/// Bulk goes in steps, each a transaction, and ends here: who wants more asks again.
+const STEP: i64 = 1_000;
+const BULK_MAX: u64 = 100_000;
+
+/// What came of many at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Bulk {
+    /// How many it was done to.
+    pub count: u64,
+    /// There may be more: ask again.
+    pub more: bool,
 }
 
 const IS_MEANT: &str = "
     ($1::bigint is null or id = $1) and ($2::text is null or consumer = $2)
     and ($3::text is null or topic = $3 or starts_with(topic, $3 || '.'))
     and ($4::text is null or tenant = $4)
-    and ($5::timestamptz is null or died_at >= $5) and ($6::timestamptz is null or died_at < $6)";
+    and ($5::timestamptz is null or died_at >= $5) and ($6::timestamptz is null or died_at < $6)
+    and ($7::bigint is null or id <= $7)";
 
 /// Oldest first, behind `after`.
-pub async fn list(db: &PgPool, which: &Which, after: Option<i64>, limit: i64) -> sqlx::Result<Vec<DeadLetter>> {
+pub async fn list(
+    db: impl PgExecutor<'_>,
+    which: &Which,
+    after: Option<i64>,
+    limit: i64,
+) -> sqlx::Result<Vec<DeadLetter>> {
     let query = format!(
         "select * from pillarbox.dead_letter
-         where {IS_MEANT} and id > $7 order by id limit $8"
+         where {IS_MEANT} and id > $8 order by id limit $9"
     );
     let rows = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(after.unwrap_or(0)).bind(limit);
     rows.fetch_all(db).await?.iter().map(dead_letter).collect()
@@ -57,32 +79,65 @@ pub async fn counts(db: &PgPool) -> sqlx::Result<Vec<(String, i64)>> {
 }
 
 /// Gives them to their consumer again, oldest first, with all their retries; returns how many. At most `limit` at a time.
-pub async fn retry(db: &PgPool, which: &Which, limit: i64) -> sqlx::Result<u64> {
+pub async fn retry(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::Result<u64> {
     let query = format!(
         "with chosen as (
              select id from pillarbox.dead_letter
              where {IS_MEANT} and exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
-             order by id limit $7 for update skip locked
-         ), back as (delete from pillarbox.dead_letter using chosen where dead_letter.id = chosen.id returning dead_letter.*)
-         insert into pillarbox.parked (consumer, shard, run, attempts, next_at, last_error, log_id, message_id, source,
+             order by id limit $8 for update skip locked
+         ), back as (delete from pillarbox.dead_letter using chosen where dead_letter.id = chosen.id returning dead_letter.*),
+         parked as (insert into pillarbox.parked (consumer, shard, run, attempts, next_at, last_error, log_id, message_id, source,
              tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
          select consumer, shard, run, 0, now(), last_error, log_id, message_id, source, tenant, topic, key,
              aggregate_type, aggregate_id, headers, payload, at
          from back order by id
-         on conflict (consumer, message_id, run) do nothing"
+         on conflict (consumer, message_id, run) do nothing)
+         select count(*) from back"
+    );
+    // Of two that are the same message one is parked, but both are gone from here, and both count.
+    let row = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).fetch_one(db).await?;
+    Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
+}
+
+/// Throws them away; returns how many. At most `limit` at a time.
+pub async fn discard(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::Result<u64> {
+    let query = format!(
+        "delete from pillarbox.dead_letter where id in
+             (select id from pillarbox.dead_letter where {IS_MEANT} order by id limit $8)"
     );
     let done = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).execute(db).await?;
     Ok(done.rows_affected())
 }
 
-/// Throws them away; returns how many. At most `limit` at a time.
-pub async fn discard(db: &PgPool, which: &Which, limit: i64) -> sqlx::Result<u64> {
-    let query = format!(
-        "delete from pillarbox.dead_letter where id in
-             (select id from pillarbox.dead_letter where {IS_MEANT} order by id limit $7)"
-    );
-    let done = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).execute(db).await?;
-    Ok(done.rows_affected())
+/// [`retry`] for all of them, in steps. Only what is dead when it begins, so that what dies again is not tried for ever.
+pub async fn retry_many(db: &PgPool, which: &Which) -> sqlx::Result<Bulk> {
+    in_steps(db, which, Step::Retry).await
+}
+
+/// [`discard`] for all of them, in steps.
+pub async fn discard_many(db: &PgPool, which: &Which) -> sqlx::Result<Bulk> {
+    in_steps(db, which, Step::Discard).await
+}
+
+enum Step {
+    Retry,
+    Discard,
+}
+
+async fn in_steps(db: &PgPool, which: &Which, step: Step) -> sqlx::Result<Bulk> {
+    let which = which.until_now(db).await?;
+    let mut count = 0;
+    while count < BULK_MAX {
+        let done = match step {
+            Step::Retry => retry(db, &which, STEP).await?,
+            Step::Discard => discard(db, &which, STEP).await?,
+        };
+        count += done;
+        if done < STEP.unsigned_abs() {
+            return Ok(Bulk { count, more: false });
+        }
+    }
+    Ok(Bulk { count, more: true })
 }
 
 /// What could not even be posted, for those who keep what a broker hands them.
@@ -167,7 +222,13 @@ type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
 
 impl Which {
     fn bind<'q>(&'q self, query: Query<'q>) -> Query<'q> {
-        query.bind(self.id).bind(&self.consumer).bind(&self.topic).bind(&self.tenant).bind(self.from).bind(self.to)
+        let query = query.bind(self.id).bind(&self.consumer).bind(&self.topic).bind(&self.tenant);
+        query.bind(self.from).bind(self.to).bind(self.id_max)
+    }
+
+    async fn until_now(&self, db: &PgPool) -> sqlx::Result<Which> {
+        let newest = sqlx::query_scalar("select max(id) from pillarbox.dead_letter").fetch_one(db).await?;
+        Ok(Which { id_max: Some(self.id_max.or(newest).unwrap_or(0)), ..self.clone() })
     }
 }
 

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{Acquire, PgConnection, PgPool};
 
 use crate::moment::Moment;
-use crate::parked;
+use crate::{parked, replay};
 
 const IS_ELSEWHERE: &str = "
     home.database_oid <> (select oid from pg_database where datname = current_database())
@@ -90,7 +90,7 @@ pub async fn recover(db: &PgPool, way: Recover) -> sqlx::Result<bool> {
                  insert into pillarbox.replay_shard (replay, shard) select id, generate_series(0, 15) from made",
             )
             .bind(from)
-            .bind(floor_at)
+            .bind(floor_at + replay::MARGIN)
             .execute(&mut *tx)
             .await?;
         }

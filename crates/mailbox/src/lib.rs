@@ -6,13 +6,15 @@
 //! | act once on every message            | [`handler::Handler`] in a [`lane::Lane`] of a [`cursor::Cursor`]            |
 //! | carry messages elsewhere             | your own [`lane::Work`] in a lane                                          |
 //! | answer a repeated request once       | [`idempotency`]                                                            |
-//! | mend                                 | [`dead_letter`], [`replay`], [`home`]                                      |
+//! | look                                 | [`browse`], [`status`]                                                     |
+//! | mend                                 | [`parked`], [`dead_letter`], [`replay`], [`cursor`], [`home`]              |
 //!
 //! Owns the schema `pillarbox`. Invariants: a log row is never updated or deleted. A row takes its transaction id before
 //! its id. What is posted is posted by [`post`] or by the SQL function of the same name, which set `source`; a caller
 //! cannot. A shard of a consumer has one owner, and only what its owner keeps counts. What a batch led to is kept together
 //! with the new places, or not at all.
 
+pub mod browse;
 pub mod cursor;
 pub mod database;
 pub mod dead_letter;
@@ -26,7 +28,7 @@ mod lease;
 pub mod log;
 pub mod maintain;
 pub mod moment;
-mod parked;
+pub mod parked;
 pub mod post;
 pub mod replay;
 pub mod replica;

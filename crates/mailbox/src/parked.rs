@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Row};
+use sqlx::{PgConnection, PgExecutor, Row};
 
 use crate::log::{self, Message};
 use crate::post::AggregateId;
@@ -34,6 +34,88 @@ pub(crate) struct Parked {
     pub(crate) discarded: bool,
     pub(crate) message: Message,
 }
+
+/// Is parked, for people.
+#[derive(Debug)]
+pub struct ParkedMessage {
+    pub place: i64,
+    pub consumer: String,
+    pub attempts: i32,
+    /// None: it waits behind an earlier one of its key.
+    pub next_at: Option<DateTime<Utc>>,
+    pub last_error: Option<String>,
+    pub parked_at: DateTime<Utc>,
+    /// Somebody has thrown it away, and its owner has not yet passed it.
+    pub discarded: bool,
+    pub message: Message,
+}
+
+/// What became of a wish to try a parked message at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retried {
+    Yes,
+    Unknown,
+    /// An earlier one of its key, at this place, is to be tried first.
+    Behind(i64),
+}
+
+/// In the order of parking, behind `after`; of one consumer, or of all.
+pub async fn list(
+    db: impl PgExecutor<'_>,
+    consumer: Option<&str>,
+    after: Option<i64>,
+    limit: i64,
+) -> sqlx::Result<Vec<ParkedMessage>> {
+    let query = "select *, log_id as id from pillarbox.parked
+                 where ($1::text is null or consumer = $1) and place > $2 order by place limit $3";
+    let rows = sqlx::query(query).bind(consumer).bind(after.unwrap_or(0)).bind(limit).fetch_all(db).await?;
+    let parked = |row| -> sqlx::Result<ParkedMessage> {
+        Ok(ParkedMessage {
+            place: Row::try_get(row, "place")?,
+            consumer: Row::try_get(row, "consumer")?,
+            attempts: Row::try_get(row, "attempts")?,
+            next_at: Row::try_get(row, "next_at")?,
+            last_error: Row::try_get(row, "last_error")?,
+            parked_at: Row::try_get(row, "parked_at")?,
+            discarded: Row::try_get(row, "discarded")?,
+            message: log::message(row)?,
+        })
+    };
+    rows.iter().map(parked).collect()
+}
+
+/// Makes it due now; its owner runs it within seconds.
+pub async fn retry(tx: &mut PgConnection, place: i64) -> sqlx::Result<Retried> {
+    let query = format!("select ({FIRST_OF_ITS_KEY}) from pillarbox.parked where place = $1 for update");
+    let first: Option<Option<i64>> =
+        sqlx::query_scalar(sqlx::AssertSqlSafe(query)).bind(place).fetch_optional(&mut *tx).await?;
+    match first {
+        None => Ok(Retried::Unknown),
+        Some(Some(earlier)) => Ok(Retried::Behind(earlier)),
+        Some(None) => {
+            let query = "update pillarbox.parked set next_at = now() where place = $1";
+            sqlx::query(query).bind(place).execute(tx).await?;
+            Ok(Retried::Yes)
+        }
+    }
+}
+
+/// Throws it away: its owner passes it, now or when its turn comes. False if there is none.
+pub async fn discard(db: impl PgExecutor<'_>, place: i64) -> sqlx::Result<bool> {
+    // One that waits behind another stays where it is: what follows it must not overtake what is before it.
+    let query = format!(
+        "update pillarbox.parked set discarded = true,
+             next_at = case when ({FIRST_OF_ITS_KEY}) is null then now() else next_at end
+         where place = $1"
+    );
+    Ok(sqlx::query(sqlx::AssertSqlSafe(query)).bind(place).execute(db).await?.rows_affected() > 0)
+}
+
+/// The first of a parked row's key, if it is not that row itself.
+const FIRST_OF_ITS_KEY: &str = "
+    select min(earlier.place) from pillarbox.parked as earlier
+    where earlier.consumer = parked.consumer and earlier.tenant = parked.tenant and earlier.key = parked.key
+      and earlier.place < parked.place";
 
 /// Parks these, in this order.
 pub(crate) async fn park(tx: &mut PgConnection, consumer: &str, parking: &[Parking<'_>]) -> sqlx::Result<()> {
@@ -117,6 +199,8 @@ pub(crate) async fn due(
     now: DateTime<Utc>,
     limit: u32,
 ) -> sqlx::Result<Vec<Parked>> {
+    // A dead letter that is tried again is due, and may stand behind others of its key: nothing follows it then, or it
+    // would overtake them.
     let rows = sqlx::query(
         "with head as (
              select * from pillarbox.parked
@@ -126,6 +210,9 @@ pub(crate) async fn due(
                  select * from pillarbox.parked
                  where consumer = $1 and tenant = head.tenant and key = head.key and place > head.place
                    and next_at is null
+                   and not exists (select from pillarbox.parked as earlier
+                                   where consumer = $1 and tenant = head.tenant and key = head.key
+                                     and place < head.place)
                  order by place limit greatest(1, $4 / (select count(*) from head))
              ) follower
          )

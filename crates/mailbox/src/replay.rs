@@ -4,11 +4,18 @@
 //! between its live batches, so a key is never worked on in two places. It covers what the consumer has already passed; the
 //! rest comes to it anyway.
 
-use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, PgPool, Row};
+use chrono::{DateTime, Duration, Utc};
+use serde::Serialize;
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, PgExecutor, PgPool, Row};
+use utoipa::ToSchema;
 
 use crate::filter::Filter;
-use crate::log::{self, Message, Place};
+use crate::log::{self, Message, Place, SHARDS};
+
+/// A moment's time is read before its snapshot is taken: what was posted in between is visible in it, and later than it.
+/// Who replays up to a moment reads this much further, and repeats some rather than losing one.
+pub(crate) const MARGIN: Duration = Duration::minutes(1);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
@@ -39,7 +46,8 @@ pub async fn request(db: &PgPool, request: &Request) -> sqlx::Result<Option<i64>
     Ok(id)
 }
 
-pub(crate) async fn request_in(tx: &mut PgConnection, request: &Request) -> sqlx::Result<Option<i64>> {
+/// The same in the caller's transaction.
+pub async fn request_in(tx: &mut PgConnection, request: &Request) -> sqlx::Result<Option<i64>> {
     let run = if request.again {
         "update pillarbox.cursor set run = run + 1 where consumer = $1 returning run"
     } else {
@@ -60,6 +68,66 @@ pub(crate) async fn request_in(tx: &mut PgConnection, request: &Request) -> sqlx
         .fetch_one(tx)
         .await?;
     Ok(Some(id))
+}
+
+/// A replay that was asked for, and how far it has come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Replay {
+    pub id: i64,
+    #[schema(example = "relay.default")]
+    pub consumer: String,
+    pub from: DateTime<Utc>,
+    pub to: DateTime<Utc>,
+    /// It repeats what has taken effect already.
+    pub again: bool,
+    pub requested_at: DateTime<Utc>,
+    #[schema(example = 16)]
+    pub shards: i16,
+    pub shards_done: i64,
+}
+
+impl Replay {
+    pub fn is_done(&self) -> bool {
+        self.shards_done >= i64::from(self.shards)
+    }
+}
+
+const PROGRESS: &str = "
+    select replay.*, (select count(*) from pillarbox.replay_shard where replay_shard.replay = replay.id and done) as shards_done
+    from pillarbox.replay";
+
+/// Newest first, below `before`; of one consumer, or of all.
+pub async fn list(
+    db: impl PgExecutor<'_>,
+    consumer: Option<&str>,
+    before: Option<i64>,
+    limit: i64,
+) -> sqlx::Result<Vec<Replay>> {
+    let query = format!(
+        "{PROGRESS} where ($1::text is null or consumer = $1) and ($2::bigint is null or id < $2)
+         order by id desc limit $3"
+    );
+    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(consumer).bind(before).bind(limit).fetch_all(db).await?;
+    rows.iter().map(replay).collect()
+}
+
+pub async fn find(db: impl PgExecutor<'_>, id: i64) -> sqlx::Result<Option<Replay>> {
+    let query = format!("{PROGRESS} where id = $1");
+    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
+    row.as_ref().map(replay).transpose()
+}
+
+fn replay(row: &PgRow) -> sqlx::Result<Replay> {
+    Ok(Replay {
+        id: row.try_get("id")?,
+        consumer: row.try_get("consumer")?,
+        from: row.try_get("from_at")?,
+        to: row.try_get("to_at")?,
+        again: row.try_get::<i32, _>("run")? > 0,
+        requested_at: row.try_get("requested_at")?,
+        shards: SHARDS,
+        shards_done: row.try_get("shards_done")?,
+    })
 }
 
 /// What is left to be replayed of these shards.

@@ -2,8 +2,10 @@
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use sqlx::{PgPool, Row};
+use sqlx::{PgExecutor, PgPool, Row};
 use utoipa::ToSchema;
+
+use crate::log::Message;
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ConsumerStatus {
@@ -11,6 +13,8 @@ pub struct ConsumerStatus {
     pub consumer: String,
     /// `relay` carries to the broker, `handler` acts in this database.
     pub kind: String,
+    /// It has read everything up to this id of the log.
+    pub read_to: i64,
     /// How old the oldest message is that it has not read; 0 when it has read all.
     pub lag_seconds: f64,
     /// How far it is from the log's end, in messages of the log, whether they are for it or not.
@@ -56,6 +60,7 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
          select cursor.consumer, cursor.kind, cursor.lapsed_at,
                 coalesce(extract(epoch from clock_timestamp() - min(ahead.at)), 0)::float8 as lag_seconds,
                 coalesce((select last_value from pillarbox.log_id) - min(ahead.id) + 1, 0) as lag_messages,
+                coalesce(min(ahead.id) - 1, (select last_value from pillarbox.log_id)) as read_to,
                 (select count(*) from pillarbox.parked where parked.consumer = cursor.consumer) as parked,
                 (select count(*) from pillarbox.dead_letter where dead_letter.consumer = cursor.consumer) as dead,
                 (select count(distinct replay.id) from pillarbox.replay
@@ -77,6 +82,7 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
         Ok(ConsumerStatus {
             consumer: Row::try_get(row, "consumer")?,
             kind: Row::try_get(row, "kind")?,
+            read_to: Row::try_get(row, "read_to")?,
             lag_seconds: Row::try_get(row, "lag_seconds")?,
             lag_messages: Row::try_get(row, "lag_messages")?,
             parked: Row::try_get(row, "parked")?,
@@ -97,6 +103,44 @@ fn workers_of(text: &str) -> sqlx::Result<Vec<WorkerStatus>> {
     }
     let found: Vec<Found> = serde_json::from_str(text).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
     Ok(found.into_iter().map(|Found { name, shards }| WorkerStatus { name, shards }).collect())
+}
+
+/// What one consumer has made of one message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct MessageStatus {
+    #[schema(example = "relay.default")]
+    pub consumer: String,
+    /// `pending`, `sent`, `parked` or `dead`.
+    #[schema(example = "sent")]
+    pub status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent_at: Option<DateTime<Utc>>,
+    pub attempts: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// What each consumer that the message is for has made of it.
+pub async fn of_message(db: impl PgExecutor<'_>, message: &Message) -> sqlx::Result<Vec<MessageStatus>> {
+    let rows = sqlx::query(
+        "select consumer, status, sent_at, attempts, last_error from pillarbox.outbox_status
+         where shard = $1 and log_id = $2 and created_at = $3 order by consumer",
+    )
+    .bind(message.shard)
+    .bind(message.id)
+    .bind(message.at)
+    .fetch_all(db)
+    .await?;
+    let status = |row| -> sqlx::Result<MessageStatus> {
+        Ok(MessageStatus {
+            consumer: Row::try_get(row, "consumer")?,
+            status: Row::try_get(row, "status")?,
+            sent_at: Row::try_get(row, "sent_at")?,
+            attempts: Row::try_get(row, "attempts")?,
+            last_error: Row::try_get(row, "last_error")?,
+        })
+    };
+    rows.iter().map(status).collect()
 }
 
 /// Sets the gauges.

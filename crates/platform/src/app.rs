@@ -31,7 +31,7 @@ use crate::checks::Checks;
 use crate::keys::flow::settle_installation;
 use crate::keys::ring::KeyRing;
 use crate::settings::{Role, Settings};
-use crate::{edges, keys};
+use crate::{edges, keys, operator};
 
 /// How often dependencies are looked at.
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
@@ -238,7 +238,7 @@ fn router(settings: &Settings, app: App, gate: Gate) -> Router {
 
 /// Every route that needs to know who is calling.
 fn api() -> OpenApiRouter<App> {
-    keys::http::router()
+    keys::http::router().merge(operator::http::router())
 }
 
 #[derive(OpenApi)]

@@ -1,8 +1,14 @@
 //! The commands.
 
+mod cursors;
+mod dead_letters;
 mod operate;
+mod parked;
+mod replay;
 mod serve;
+mod table;
 mod tail;
+mod when;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,8 +23,8 @@ use uuid::Uuid;
 use crate::app::{StartError, api_description};
 use crate::data_dir::DataDirError;
 use crate::embedded::EmbeddedError;
-use crate::keys;
 use crate::settings::{Settings, default_file};
+use crate::{keys, operator};
 
 /// A reliable event platform on PostgreSQL.
 ///
@@ -114,7 +120,21 @@ enum Command {
         #[arg(long, value_name = "NAME")]
         topic: Option<String>,
     },
-    /// Show what runs, and what it depends on
+    /// The consumers of the log, and how far they are
+    Cursors(cursors::Cursors),
+    /// Messages that wait for another try
+    #[command(subcommand)]
+    Parked(parked::Command),
+    /// Messages that were given up
+    #[command(subcommand)]
+    DeadLetters(dead_letters::Command),
+    /// Let a consumer read a time range again
+    Replay(replay::Replay),
+    /// Say how a database that was restored or copied goes on
+    Recover(replay::Way),
+    /// Show whether dual publish's old exchange has all that the new one has
+    Parity,
+    /// Show what runs, what it depends on, and how far the consumers are
     Status,
     /// Print the API's description
     Openapi,
@@ -157,6 +177,8 @@ enum Failure {
     Telemetry(#[from] kit::telemetry::TelemetryError),
     #[error(transparent)]
     Keys(#[from] keys::Error),
+    #[error(transparent)]
+    Operator(#[from] operator::Error),
     #[error("migrations: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
     #[error("the database: {0}")]
@@ -203,6 +225,12 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Key(KeyCommand::List { tenant }) => operate::list_keys(&settings, tenant).await?,
         Command::Key(KeyCommand::Revoke { id }) => operate::revoke_key(&settings, id).await?,
         Command::Tail { from_beginning, once, topic } => tail::tail(&settings, from_beginning, once, topic).await?,
+        Command::Cursors(cursors) => cursors::run(&settings, cursors).await?,
+        Command::Parked(command) => parked::run(&settings, command).await?,
+        Command::DeadLetters(command) => dead_letters::run(&settings, command).await?,
+        Command::Replay(asked) => replay::replay(&settings, asked).await?,
+        Command::Recover(way) => replay::recover(&settings, way).await?,
+        Command::Parity => cursors::parity(&settings).await?,
         Command::Status => return operate::status(&settings).await,
         Command::Openapi => {}
     }

@@ -4,6 +4,7 @@
 //! - [`app`]: dependencies, router, workers; from settings to a running server and back down.
 //! - `embedded`: a private PostgreSQL under the data folder. [`data_dir`]: that folder, its lock and its secret.
 //! - [`keys`]: API keys (schema `pillarbox_platform`).
+//! - `operator`: the log, its consumers, parked messages and dead letters, for operators.
 //! - `edges`: health, readiness, metrics, the API's description.
 
 pub mod app;
@@ -13,6 +14,7 @@ pub mod data_dir;
 mod edges;
 mod embedded;
 pub mod keys;
+mod operator;
 pub mod settings;
 
 pub use cli::run;

@@ -11,11 +11,12 @@ use kit::config::BadSetting;
 use kit::health::Health;
 use kit::secret::{MasterKey, Secret};
 use mailbox::database::{self, PoolLimits};
+use mailbox::{home, status};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
-use super::Failure;
+use super::{Failure, cursors};
 use crate::checks::Checks;
 use crate::data_dir::DataDir;
 use crate::embedded;
@@ -86,7 +87,8 @@ pub(super) async fn revoke_key(settings: &Settings, id: Uuid) -> Result<(), Fail
     Ok(())
 }
 
-/// What runs and what it depends on; fails when something required is down.
+/// What runs, what it depends on, and how far the consumers are; fails when something required is down or an operator is
+/// waited for.
 pub(super) async fn status(settings: &Settings) -> Result<ExitCode, Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     let server = data_dir.holder().unwrap_or_else(|| "not running from this data folder".to_owned());
@@ -108,7 +110,29 @@ pub(super) async fn status(settings: &Settings) -> Result<ExitCode, Failure> {
     let missing = database::missing_migrations(&db).await?;
     let schema = if missing.is_empty() { "up to date".to_owned() } else { format!("lacks migrations {missing:?}") };
     say(&format!("schema    {schema}"))?;
-    Ok(ExitCode::SUCCESS)
+    match missing.is_empty() {
+        true => readers(&db).await,
+        false => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// The consumers; fails when one of them, or all, wait for an operator.
+async fn readers(db: &PgPool) -> Result<ExitCode, Failure> {
+    let is_restored = home::is_restored(&mut *db.acquire().await?).await?;
+    if is_restored {
+        say("log       restored or copied: nothing is sent until `pillarbox recover --from TIME` or `--skip`")?;
+    }
+    let consumers = status::consumers(db).await?;
+    let lapsed: Vec<&str> =
+        consumers.iter().filter(|one| one.lapsed_at.is_some()).map(|one| one.consumer.as_str()).collect();
+    for name in &lapsed {
+        say(&format!("lapsed    {name}: `pillarbox cursors reset {name}` or `pillarbox cursors drop {name}`"))?;
+    }
+    if !consumers.is_empty() {
+        say("")?;
+        cursors::print(&consumers)?;
+    }
+    Ok(if is_restored || !lapsed.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// The current key first, then those it replaced.
@@ -167,6 +191,6 @@ fn pool(options: PgConnectOptions) -> PgPool {
 }
 
 /// One line on standard output; `println!` would panic when nobody reads it.
-fn say(line: &str) -> Result<(), std::io::Error> {
+pub(super) fn say(line: &str) -> Result<(), std::io::Error> {
     writeln!(std::io::stdout(), "{line}")
 }

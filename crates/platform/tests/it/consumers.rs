@@ -6,149 +6,24 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use chrono::Utc;
-use kit::clock::Clock;
-use kit::health::Health;
 use mailbox::cursor::{self, Cursor, Dropped, Kind, Start};
-use mailbox::database::migrations;
 use mailbox::dead_letter::{self, Which};
 use mailbox::filter::{Filter, Matching};
-use mailbox::handler::{Failure, Handler, Handling};
+use mailbox::handler::{Handler, Handling};
 use mailbox::home::{self, Recover};
 use mailbox::lane::{Item, LaneError, LaneId, Outcome, Work, Worked};
 use mailbox::log::Message;
 use mailbox::maintain::{self, Keep};
-use mailbox::post::{Post, Source, post_all};
 use mailbox::replay;
-use mailbox::replica::Replica;
-use mailbox::retry::Retry;
-use mailbox::runtime::{Rhythm, Runtime, Subscription};
 use mailbox::status;
-use serde_json::value::RawValue;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgPool, Postgres, Transaction};
 use testkit::{FaultProxy, TestDatabase, drain};
-use tokio_util::sync::CancellationToken;
 
-const SOURCE: Source = Source::new("test");
-const LEASE_TIME: Duration = Duration::from_secs(2);
-const PATIENCE: Duration = Duration::from_secs(30);
-
-fn raw(text: impl Into<String>) -> Box<RawValue> {
-    RawValue::from_string(text.into()).unwrap()
-}
-
-/// One process, as far as the database can tell.
-struct Process {
-    runtime: Arc<Runtime>,
-    stop: CancellationToken,
-    health: Health,
-}
-
-fn quick() -> Rhythm {
-    let mut rhythm = Rhythm::default();
-    rhythm.lane.batch = 32;
-    rhythm.lane.retry =
-        Retry { retries: Some(3), first: Duration::from_millis(50), longest: Duration::from_millis(400) };
-    rhythm.pause = Duration::from_millis(200);
-    rhythm
-}
-
-impl Process {
-    fn idle(db: &PgPool) -> Process {
-        let (stop, health) = (CancellationToken::new(), Health::default());
-        let replica = Replica::new("test", LEASE_TIME);
-        let runtime = Runtime::start(db.clone(), Clock::system(), replica, health.clone(), stop.clone());
-        Process { runtime: Arc::new(runtime), stop, health }
-    }
-
-    fn start(db: &PgPool, handler: Arc<dyn Handler>) -> Process {
-        Process::start_with(db, handler, Start::Beginning, quick())
-    }
-
-    fn start_with(db: &PgPool, handler: Arc<dyn Handler>, start: Start, rhythm: Rhythm) -> Process {
-        let process = Process::idle(db);
-        let matching = Matching { sources: vec!["test".to_owned()], ..Matching::default() };
-        process.runtime.subscribe(&Subscription { consumer: "effects", matching, start, handler }, rhythm);
-        process
-    }
-
-    async fn stop(self) {
-        self.stop.cancel();
-        self.runtime.ended().await;
-    }
-}
-
-/// Writes each message's number into a table, in the order of handling; `before` may fail or panic first.
-struct Recorder<F>(F);
-
-impl<F: Fn(&Message, i64) -> Result<(), Failure> + Send + Sync + 'static> Handler for Recorder<F> {
-    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
-        Box::pin(async move {
-            let number: i64 = message.payload.get().parse()?;
-            sqlx::query("insert into effect (key, number) values ($1, $2)")
-                .bind(message.key.as_deref())
-                .bind(number)
-                .execute(&mut **tx)
-                .await?;
-            // After the effect: a failure must undo it.
-            (self.0)(message, number)
-        })
-    }
-}
-
-fn recorder() -> Arc<dyn Handler> {
-    Arc::new(Recorder(|_: &Message, _| Ok(())))
-}
-
-async fn database() -> TestDatabase {
-    let database = TestDatabase::new(&migrations()).await;
-    let table = "create table effect (n bigint generated always as identity, key text, number bigint, at timestamptz default clock_timestamp())";
-    sqlx::query(table).execute(database.pool()).await.unwrap();
-    database
-}
-
-async fn post_numbers(db: &PgPool, key: Option<&str>, numbers: impl IntoIterator<Item = i64>) {
-    let message = |number: i64| {
-        let message = Post::new("test.posted", raw(number.to_string()));
-        match key {
-            Some(key) => message.with_key(key),
-            None => message,
-        }
-    };
-    let messages: Vec<Post> = numbers.into_iter().map(message).collect();
-    let mut tx = db.begin().await.unwrap();
-    post_all(&mut tx, &SOURCE, &messages).await.unwrap();
-    tx.commit().await.unwrap();
-}
-
-async fn effects(db: &PgPool) -> Vec<(Option<String>, i64)> {
-    sqlx::query_as("select key, number from effect order by n").fetch_all(db).await.unwrap()
-}
-
-async fn numbers(db: &PgPool) -> Vec<i64> {
-    effects(db).await.into_iter().map(|(_, number)| number).collect()
-}
-
-async fn until_effects(db: &PgPool, count: usize) {
-    drain("the effects", PATIENCE, async || {
-        let so_far = effects(db).await.len();
-        if so_far >= count { Ok(()) } else { Err(format!("{so_far} of {count}")) }
-    })
-    .await;
-}
-
-async fn count(db: &PgPool, table: &str) -> i64 {
-    let query = format!("select count(*) from pillarbox.{table}");
-    sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(db).await.unwrap()
-}
-
-async fn until_count(db: &PgPool, table: &str, expected: i64) {
-    drain(table, PATIENCE, async || {
-        let found = count(db, table).await;
-        if found == expected { Ok(()) } else { Err(format!("{found} in {table}, not {expected}")) }
-    })
-    .await;
-}
+use crate::consuming::{
+    PATIENCE, Process, Recorder, copy_database, count, database, effects, numbers, post_numbers, quick, recorder,
+    until_count, until_effects, until_replays_are_done,
+};
 
 #[tokio::test]
 async fn every_message_takes_effect_once_and_in_the_order_of_its_key() {
@@ -347,16 +222,6 @@ async fn a_replay_repairs_and_again_repeats() {
     assert!(replay::request(db, &request).await.unwrap().is_none());
 }
 
-async fn until_replays_are_done(db: &PgPool) {
-    drain("the replays", PATIENCE, async || {
-        sqlx::query_scalar::<_, bool>("select coalesce(bool_and(done), true) from pillarbox.replay_shard")
-            .fetch_one(db)
-            .await
-            .unwrap()
-    })
-    .await;
-}
-
 /// Remembers what it was given; can be held up between the doing and the keeping, as a process is that stands still.
 struct Sink {
     seen: Arc<std::sync::Mutex<Vec<i64>>>,
@@ -498,20 +363,6 @@ async fn a_restored_database_stays_silent_until_it_is_told_how_to_go_on() {
         assert_eq!(effects(db).await.len(), expected.len(), "each once: {way:?}");
         assert!(!home::recover(db, way).await.unwrap(), "told once");
     }
-}
-
-/// As an operator does it.
-fn copy_database(from: &TestDatabase, to: &TestDatabase) {
-    let dump = std::process::Command::new("pg_dump").arg(from.url()).output().unwrap();
-    assert!(dump.status.success(), "{}", String::from_utf8_lossy(&dump.stderr));
-    let mut restore = std::process::Command::new("psql")
-        .args(["-q", "-v", "ON_ERROR_STOP=1", &to.url()])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    std::io::Write::write_all(&mut restore.stdin.take().unwrap(), &dump.stdout).unwrap();
-    assert!(restore.wait().unwrap().success());
 }
 
 /// A day of the log that is long over.

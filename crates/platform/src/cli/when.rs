@@ -1,0 +1,52 @@
+//! Times as people type them.
+
+use chrono::{DateTime, Duration, Utc};
+
+/// RFC 3339, or a duration back from now.
+pub(super) fn time(text: &str) -> Result<DateTime<Utc>, String> {
+    before(text, Utc::now())
+}
+
+fn before(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, String> {
+    if let Ok(time) = DateTime::parse_from_rfc3339(text) {
+        return Ok(time.to_utc());
+    }
+    ago(text).and_then(|ago| now.checked_sub_signed(ago)).ok_or_else(|| {
+        "takes a time such as 2026-01-31T08:00:00Z, or a duration back from now such as 30m, 2h or 7d".to_owned()
+    })
+}
+
+fn ago(text: &str) -> Option<Duration> {
+    let (at, _) = text.char_indices().last()?;
+    let count: i64 = text[..at].parse().ok().filter(|count| *count >= 0)?;
+    match &text[at..] {
+        "s" => Duration::try_seconds(count),
+        "m" => Duration::try_minutes(count),
+        "h" => Duration::try_hours(count),
+        "d" => Duration::try_days(count),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_moment_or_a_duration_back_from_now() {
+        let now = "2026-02-01T12:00:00Z".parse().unwrap();
+        for (text, expected) in [
+            ("2026-01-31T08:00:00Z", "2026-01-31T08:00:00Z"),
+            ("2026-01-31T08:00:00+02:00", "2026-01-31T06:00:00Z"),
+            ("90s", "2026-02-01T11:58:30Z"),
+            ("30m", "2026-02-01T11:30:00Z"),
+            ("2h", "2026-02-01T10:00:00Z"),
+            ("7d", "2026-01-25T12:00:00Z"),
+        ] {
+            assert_eq!(before(text, now), Ok(expected.parse().unwrap()), "{text}");
+        }
+        for text in ["", "h", "2", "2w", "-2h", "yesterday", "2026-01-31", "2é", "99999999999999999d"] {
+            assert!(before(text, now).unwrap_err().contains("2h"), "{text}");
+        }
+    }
+}
