@@ -168,7 +168,8 @@ pub(crate) async fn read(
                    and ($7::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $7) as wanted
          from pillarbox.log
          where shard = $1 and id > $2 and at >= $3 and at < $4
-           and (id <= (select floor_id from pillarbox.home) or pg_visible_in_snapshot(xid, $5::text::pg_snapshot))
+           and (id <= (select floor_id from pillarbox.home) or pg_visible_in_snapshot(xid, $5::text::pg_snapshot)
+                or (id <= $9 and pg_visible_in_snapshot(xid, $10::text::pg_snapshot)))
          order by id limit $8",
     )
     .bind(replaying.shard)
@@ -179,6 +180,9 @@ pub(crate) async fn read(
     .bind(filter.wants())
     .bind(filter.leaves())
     .bind(i64::from(limit))
+    // Of a window that is still open, what has been read is passed as well.
+    .bind(place.last_id)
+    .bind(&place.new.snapshot)
     .fetch_all(db)
     .await?;
     let mut messages = Vec::new();

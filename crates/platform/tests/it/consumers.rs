@@ -222,6 +222,33 @@ async fn a_replay_repairs_and_again_repeats() {
     assert!(replay::request(db, &request).await.unwrap().is_none());
 }
 
+#[tokio::test]
+async fn a_replay_covers_what_was_read_of_a_window_that_is_still_open() {
+    let database = database().await;
+    let db = database.pool();
+    post_numbers(db, Some("k"), 1..=3).await;
+    let process = Process::start(db, recorder());
+    until_effects(db, 3).await;
+    process.stop().await;
+    // Where a chunk leaves a reader that brought just as much as it was asked for.
+    sqlx::query(
+        "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
+         select 'effects', array_agg(shard::smallint), array_fill((select max(id) from pillarbox.log), array[16]),
+                '3:3:', 0, now(), pg_current_snapshot(), 0, now()
+         from generate_series(0, 15) as shard",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    let from = Utc::now() - chrono::Duration::hours(1);
+    let request = replay::Request { consumer: "effects".to_owned(), from, to: Utc::now(), again: true };
+    replay::request(db, &request).await.unwrap();
+    let process = Process::start(db, recorder());
+    until_replays_are_done(db).await;
+    process.stop().await;
+    assert_eq!(numbers(db).await, [1, 2, 3, 1, 2, 3]);
+}
+
 /// Remembers what it was given; can be held up between the doing and the keeping, as a process is that stands still.
 struct Sink {
     seen: Arc<std::sync::Mutex<Vec<i64>>>,
