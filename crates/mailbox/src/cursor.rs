@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use sqlx::{Acquire, PgConnection, PgPool, Row};
+use sqlx::postgres::PgArguments;
+use sqlx::{Acquire, PgConnection, PgPool, Postgres, Row};
+use uuid::Uuid;
 
 use crate::filter::Filter;
 use crate::log::{Place, SHARDS};
@@ -205,28 +207,52 @@ pub(crate) async fn places(
 
 /// Writes down new places: a row for each window, which most often is one row for all.
 pub(crate) async fn append(db: &mut PgConnection, consumer: &str, places: &BTreeMap<i16, Place>) -> sqlx::Result<()> {
-    let mut windows: BTreeMap<_, (Vec<i16>, Vec<i64>)> = BTreeMap::new();
+    for ((old, new), (shards, last_ids)) in windows(places) {
+        let query =
+            "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
+                     values ($1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9)";
+        bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).execute(&mut *db).await?;
+    }
+    Ok(())
+}
+
+/// The same for one window, and for who is still in the share-out: in one statement that need not wait for the disk, since
+/// it says only where a reader is. False if others have taken over.
+pub(crate) async fn advance(
+    db: &PgPool,
+    consumer: &str,
+    owner: Uuid,
+    places: &BTreeMap<i16, Place>,
+) -> sqlx::Result<Option<bool>> {
+    let mut windows = windows(places).into_iter();
+    let (Some(((old, new), (shards, last_ids))), None) = (windows.next(), windows.next()) else { return Ok(None) };
+    let query = "with held as (
+                     select owner, set_config('synchronous_commit', 'off', true) from pillarbox.lane
+                     where consumer = $1 and owner = $10 for key share)
+                 insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
+                 select $1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9 from held";
+    let query = bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).bind(owner);
+    Ok(Some(query.execute(db).await?.rows_affected() == 1))
+}
+
+/// Of a window: from when to when, and its shards with how far each has been read.
+type Window<'a> = (Between<'a>, (Vec<i16>, Vec<i64>));
+type Between<'a> = (&'a Moment, &'a Moment);
+
+fn windows(places: &BTreeMap<i16, Place>) -> Vec<Window<'_>> {
+    let mut windows = BTreeMap::<Between<'_>, (Vec<i16>, Vec<i64>)>::new();
     for (shard, place) in places {
         let (shards, last_ids) = windows.entry((&place.old, &place.new)).or_default();
         shards.push(*shard);
         last_ids.push(place.last_id);
     }
-    for ((old, new), (shards, last_ids)) in windows {
-        sqlx::query(
-            "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
-             values ($1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9)",
-        )
-        .bind(consumer)
-        .bind(shards)
-        .bind(last_ids)
-        .bind(&old.snapshot)
-        .bind(old.id_before)
-        .bind(old.at)
-        .bind(&new.snapshot)
-        .bind(new.id_before)
-        .bind(new.at)
-        .execute(&mut *db)
-        .await?;
-    }
-    Ok(())
+    windows.into_iter().collect()
+}
+
+type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
+
+fn bind<'q>(query: Query<'q>, old: &'q Moment, new: &'q Moment, shards: Vec<i16>, last_ids: Vec<i64>) -> Query<'q> {
+    let query = query.bind(shards).bind(last_ids);
+    let query = query.bind(&old.snapshot).bind(old.id_before).bind(old.at);
+    query.bind(&new.snapshot).bind(new.id_before).bind(new.at)
 }

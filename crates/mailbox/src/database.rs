@@ -15,6 +15,8 @@ pub struct PoolLimits {
     pub statement_timeout: Duration,
     /// How long a request may wait for a connection before it is answered as overload.
     pub acquire_timeout: Duration,
+    /// Whether a connection is tried before it is used. What tries again anyway does without.
+    pub test_before_use: bool,
 }
 
 impl Default for PoolLimits {
@@ -24,6 +26,7 @@ impl Default for PoolLimits {
             connections_max: 20,
             statement_timeout: Duration::from_secs(10),
             acquire_timeout: Duration::from_secs(5),
+            test_before_use: true,
         }
     }
 }
@@ -39,6 +42,7 @@ pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
         .min_connections(limits.connections_min)
         .max_connections(limits.connections_max)
         .acquire_timeout(limits.acquire_timeout)
+        .test_before_acquire(limits.test_before_use)
         .after_connect(move |connection, _| {
             let session = session.clone();
             Box::pin(async move { sqlx::raw_sql(sqlx::AssertSqlSafe(session)).execute(connection).await.map(drop) })

@@ -26,8 +26,6 @@ use crate::retry::Retry;
 use crate::settle::Settlement;
 use crate::watch::Watcher;
 
-/// How often leases are shared out, and parked and replays looked for.
-const LEASE_PAUSE: Duration = Duration::from_secs(1);
 /// How often a place is written down that moved past nothing of interest.
 const QUIET_SAVE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -133,6 +131,38 @@ impl LaneId {
             false => Err(LaneError::TakenOver),
         }
     }
+
+    /// Keeps the new places alone, if that can be done in one statement.
+    async fn advanced(&self, moved: &BTreeMap<i16, Place>) -> Result<bool, LaneError> {
+        match cursor::advance(&self.db, &self.consumer, self.owner, moved).await? {
+            Some(true) => Ok(true),
+            Some(false) => Err(LaneError::TakenOver),
+            None => Ok(false),
+        }
+    }
+
+    /// Keeps everything in one transaction; returns which keys wait for something, and which no longer do.
+    async fn keep(
+        &self,
+        tx: Option<Transaction<'static, Postgres>>,
+        settlement: &Settlement<'_>,
+        replayed: &[Replaying],
+        moved: &BTreeMap<i16, Place>,
+    ) -> Result<Vec<(i16, Key, bool)>, LaneError> {
+        let has_effects = tx.is_some();
+        let mut tx = match tx {
+            Some(tx) => tx,
+            None => self.db.begin().await?,
+        };
+        self.hold(&mut tx, has_effects).await?;
+        let still_blocked = settlement.keep(&mut tx).await?;
+        for replaying in replayed {
+            replay::advance(&mut tx, replaying).await?;
+        }
+        cursor::append(&mut tx, &self.consumer, moved).await?;
+        tx.commit().await?;
+        Ok(still_blocked)
+    }
 }
 
 impl<W: Work> Lane<W> {
@@ -195,7 +225,7 @@ impl<W: Work> Lane<W> {
     }
 
     async fn try_round(&mut self) -> Result<Round, LaneError> {
-        if self.shared_out_at.is_none_or(|at| at.elapsed() > LEASE_PAUSE) {
+        if self.shared_out_at.is_none_or(|at| at.elapsed() > self.replica.pause()) {
             self.share_out().await?;
         }
         let parked = self.run_parked().await?;
@@ -361,18 +391,10 @@ impl<W: Work> Lane<W> {
             .map(|(shard, place)| (*shard, place.clone()))
             .collect();
 
-        let has_effects = worked.tx.is_some();
-        let mut tx = match worked.tx {
-            Some(tx) => tx,
-            None => self.id.db.begin().await?,
+        let still_blocked = match worked.tx {
+            None if settlement.is_plain() && replayed.is_empty() && self.id.advanced(&moved).await? => Vec::new(),
+            tx => self.id.keep(tx, &settlement, replayed, &moved).await?,
         };
-        self.id.hold(&mut tx, has_effects).await?;
-        let still_blocked = settlement.keep(&mut tx).await?;
-        for replaying in replayed {
-            replay::advance(&mut tx, replaying).await?;
-        }
-        cursor::append(&mut tx, &self.id.consumer, &moved).await?;
-        tx.commit().await?;
 
         self.id.careful = false;
         self.saved.extend(moved);

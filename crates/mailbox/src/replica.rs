@@ -26,7 +26,7 @@ impl Replica {
         self.id
     }
 
-    /// How often to beat.
+    /// How often to beat, and to share out.
     pub fn pause(&self) -> Duration {
         self.lease_time / 5
     }

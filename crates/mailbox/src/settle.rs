@@ -13,11 +13,14 @@ use crate::retry::Retry;
 /// Errors are kept for people; a novel is of no use to them.
 const ERROR_CHARS_MAX: usize = 2_000;
 
+/// With its attempts, when it is due, and what went wrong.
+type ToPark<'a> = (&'a Item, i32, Option<DateTime<Utc>>, Option<String>);
+
 pub(crate) struct Settlement<'a> {
     consumer: &'a str,
     retry: Retry,
     now: DateTime<Utc>,
-    parking: Vec<(&'a Item, i32, Option<DateTime<Utc>>, Option<String>)>,
+    parking: Vec<ToPark<'a>>,
     put_off: Vec<(i64, i32, DateTime<Utc>, String)>,
     buried: Vec<(&'a Item, i64, i32, String)>,
     finished: Vec<i64>,
@@ -90,6 +93,15 @@ impl<'a> Settlement<'a> {
                 "dead"
             }
         }
+    }
+
+    /// Whether there is nothing to write down but the new places.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.parking.is_empty()
+            && self.put_off.is_empty()
+            && self.buried.is_empty()
+            && self.finished.is_empty()
+            && self.touched.is_empty()
     }
 
     /// Writes it down; returns the keys that were touched, and whether they still wait for something.

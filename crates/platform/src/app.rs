@@ -118,8 +118,12 @@ pub async fn start(
     reach(&database).await?;
     let db = database::pool(database.clone(), settings.pool_limits());
     // Apart, so that requests and work in the background do not starve each other.
-    let work_limits =
-        PoolLimits { connections_min: 0, connections_max: settings.worker_pool_max, ..settings.pool_limits() };
+    let work_limits = PoolLimits {
+        connections_min: 0,
+        connections_max: settings.worker_pool_max,
+        test_before_use: false,
+        ..settings.pool_limits()
+    };
     let work_db = database::pool(database.clone(), work_limits);
     let missing = database::missing_migrations(&db).await?;
     if !missing.is_empty() {

@@ -176,7 +176,7 @@ async fn unroutable_among_routable_waits_with_its_key_and_the_others_go() {
     assert_eq!(outside.depth("good").await, 0);
     for (key, numbers) in firsts(&received) {
         let number: usize = key[3..].parse().unwrap();
-        let expected: &[u64] = if number % 5 == 0 { &[1] } else { &[1, 2, 3] };
+        let expected: &[u64] = if number.is_multiple_of(5) { &[1] } else { &[1, 2, 3] };
         assert_eq!(numbers, expected, "{key}");
     }
     // Once there is a queue for it, it goes, and what waited behind it follows.
@@ -354,7 +354,7 @@ async fn a_queue_of_the_users_is_read_into_the_log_once_and_not_sent_back() {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     outside.publish("orders", Some("bad 1"), Some("order.placed"), None, b"not json").await;
     outside.publish("orders", Some("bad 2"), Some("no topic"), None, b"1").await;
-    outside.publish("orders", Some("bad\03"), Some("order.placed"), None, b"1").await;
+    outside.publish("orders", Some("bad 3\0"), Some("order.placed"), None, b"1").await;
     outside.publish("orders", Some("bad 4"), Some("order.placed"), None, deep.as_bytes()).await;
     outside.publish("orders", None, Some("order.placed"), Some("k"), b"30").await;
     drain("the last is in the log", PATIENCE, async || in_log().await.len() >= 31).await;
