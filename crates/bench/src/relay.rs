@@ -12,10 +12,10 @@ use crate::Outcome;
 use crate::report::Report;
 use fixture::Fixture;
 use limits::{NullSink, RawInserts, RawPublishing};
-use runs::{backlog, latency, post_backlog, relayed};
+use runs::{backlog, latency, relayed};
 
 /// Messages of a run.
-const RUN: u64 = 20_000;
+const RUN: u64 = 60_000;
 const BACKLOG: u64 = 1_000_000;
 const BACKLOG_PART: u64 = 100_000;
 
@@ -81,7 +81,7 @@ async fn carrying(fixture: &Fixture, pairs: usize, dual: bool, report: &mut Repo
     let raw = RawPublishing::new(fixture).await?;
     let (mut raws, mut rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     let mut cpu = [Vec::new(), Vec::new(), Vec::new()];
-    relayed(fixture, RUN / 4, dual).await?; // warm
+    relayed(fixture, RUN / 12, dual).await?; // warm
     let mut before = raw.run(RUN).await?;
     for pair in 1..=pairs {
         let began = fixture.cpu(&relay)?;
@@ -131,14 +131,14 @@ async fn null_sink(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outc
 /// Runs with a transaction that pins xmin all the time, between runs without.
 async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<f64> {
     let relay = fixture.relay(false).await?;
-    relayed(fixture, RUN / 4, false).await?; // warm
+    relayed(fixture, RUN / 12, false).await?; // warm
     let mut ratios = Vec::new();
     for pair in 1..=pairs {
-        let before = relayed(fixture, RUN, false).await?;
+        let before = relayed(fixture, RUN / 3, false).await?;
         let pin = fixture.pin().await?;
-        let mine = relayed(fixture, RUN, false).await?;
+        let mine = relayed(fixture, RUN / 3, false).await?;
         pin.rollback().await?;
-        let after = relayed(fixture, RUN, false).await?;
+        let after = relayed(fixture, RUN / 3, false).await?;
         eprintln!("pinned xmin: pair {pair} of {pairs}: free {before:.0}, pinned {mine:.0}, free {after:.0}");
         ratios.push(mine / ((before + after) / 2.0));
     }
@@ -147,7 +147,7 @@ async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome
     let pin = fixture.pin().await?;
     let mut rates = Vec::new();
     for _ in 0..pairs * 2 {
-        rates.push(relayed(fixture, RUN, false).await?);
+        rates.push(relayed(fixture, RUN / 3, false).await?);
     }
     pin.rollback().await?;
     let (early, late) = rates.split_at(rates.len() / 2);
@@ -157,7 +157,6 @@ async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome
         sorted[sorted.len() / 2]
     };
     report.add("one pin throughout, later runs to earlier", "", vec![median(late) / median(early)]);
-    post_backlog(fixture, 0).await?;
     let rss = relay.rss_mib()?;
     relay.stop().await?;
     Ok(rss)

@@ -15,8 +15,9 @@ pub struct PoolLimits {
     pub statement_timeout: Duration,
     /// How long a request may wait for a connection before it is answered as overload.
     pub acquire_timeout: Duration,
-    /// Whether a connection is tried before it is used. What tries again anyway does without.
-    pub test_before_use: bool,
+    /// For work that does the same again and again, and tries again what fails: a plan is made once for all values (making
+    /// the plan to read the log takes ten times as long as reading it), and no connection is tried before it is used.
+    pub for_workers: bool,
 }
 
 impl Default for PoolLimits {
@@ -26,7 +27,7 @@ impl Default for PoolLimits {
             connections_max: 20,
             statement_timeout: Duration::from_secs(10),
             acquire_timeout: Duration::from_secs(5),
-            test_before_use: true,
+            for_workers: false,
         }
     }
 }
@@ -35,14 +36,16 @@ impl Default for PoolLimits {
 pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
     let session = format!(
         // A query that is compiled at each execution takes 200 ms instead of 3.
-        "set jit = off; set statement_timeout = {}; set idle_in_transaction_session_timeout = '20s'",
-        limits.statement_timeout.as_millis()
+        "set jit = off; set statement_timeout = {}; set idle_in_transaction_session_timeout = '20s';
+         set plan_cache_mode = {}",
+        limits.statement_timeout.as_millis(),
+        if limits.for_workers { "force_generic_plan" } else { "auto" }
     );
     PgPoolOptions::new()
         .min_connections(limits.connections_min)
         .max_connections(limits.connections_max)
         .acquire_timeout(limits.acquire_timeout)
-        .test_before_acquire(limits.test_before_use)
+        .test_before_acquire(!limits.for_workers)
         .after_connect(move |connection, _| {
             let session = session.clone();
             Box::pin(async move { sqlx::raw_sql(sqlx::AssertSqlSafe(session)).execute(connection).await.map(drop) })

@@ -29,6 +29,9 @@ use crate::watch::Watcher;
 /// How often a place is written down that moved past nothing of interest.
 const QUIET_SAVE_PAUSE: Duration = Duration::from_secs(1);
 
+/// Who is behind takes so many batches at once: what a batch costs besides its messages counts then.
+const WHEN_BEHIND: u32 = 4;
+
 /// A message at work.
 pub struct Item {
     pub message: Message,
@@ -80,7 +83,7 @@ pub struct LaneId {
 
 #[derive(Debug, Clone, Copy)]
 pub struct LaneOptions {
-    /// How many messages at a time.
+    /// How many messages at a time; some times as many while it is behind.
     pub batch: u32,
     pub retry: Retry,
 }
@@ -349,11 +352,13 @@ impl<W: Work> Lane<W> {
         let messages = match followed {
             Some(messages) => messages,
             None => {
+                let was_behind = !self.reader.is_done();
                 self.reader.open(&now);
                 if self.reader.is_done() {
                     return Ok(false);
                 }
-                self.reader.read(&mut *self.id.db.acquire().await?, self.options.batch).await?
+                let limit = if was_behind { self.options.batch * WHEN_BEHIND } else { self.options.batch };
+                self.reader.read(&mut *self.id.db.acquire().await?, limit).await?
             }
         };
         if !messages.is_empty() || self.saved_at.elapsed() > QUIET_SAVE_PAUSE {

@@ -73,8 +73,7 @@ pub struct Runtime {
 impl Runtime {
     /// Starts the watcher and the heartbeat.
     pub fn start(db: PgPool, clock: Clock, replica: Replica, health: Health, stop: CancellationToken) -> Runtime {
-        let limits =
-            PoolLimits { connections_min: 0, connections_max: 2, test_before_use: false, ..PoolLimits::default() };
+        let limits = PoolLimits { connections_min: 0, connections_max: 2, for_workers: true, ..PoolLimits::default() };
         let runtime = Runtime {
             vital: database::pool((*db.connect_options()).clone(), limits),
             db,

@@ -121,7 +121,7 @@ pub async fn start(
     let work_limits = PoolLimits {
         connections_min: 0,
         connections_max: settings.worker_pool_max,
-        test_before_use: false,
+        for_workers: true,
         ..settings.pool_limits()
     };
     let work_db = database::pool(database.clone(), work_limits);

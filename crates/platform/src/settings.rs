@@ -116,7 +116,7 @@ impl Default for Settings {
             issuers: Vec::new(),
             pool_min: 10,
             pool_max: 20,
-            worker_pool_max: 10,
+            worker_pool_max: 16,
             statement_timeout_ms: 10_000,
             rate_limit_per_second: 0,
             connections_max: 10_000,

@@ -13,6 +13,7 @@ use kit::health::Health;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, PublisherConfirm};
 use mailbox::cursor::{Cursor, Kind, Start};
+use mailbox::database::{self, PoolLimits};
 use mailbox::filter::Filter;
 use mailbox::lane::{Item, LaneError, LaneId, Outcome as Came, Work, Worked};
 use mailbox::post::{Post, Source, post_all};
@@ -171,8 +172,10 @@ impl Work for Count {
 impl NullSink {
     pub(super) async fn start(fixture: &Fixture) -> Outcome<NullSink> {
         let (stop, read) = (CancellationToken::new(), Arc::<AtomicU64>::default());
+        let limits = PoolLimits { connections_min: 0, connections_max: 4, for_workers: true, ..PoolLimits::default() };
+        let work_db = database::pool((*fixture.db.connect_options()).clone(), limits);
         let replica = Replica::new("bench", Duration::from_secs(15));
-        let runtime = Runtime::start(fixture.db.clone(), Clock::system(), replica, Health::default(), stop.clone());
+        let runtime = Runtime::start(work_db, Clock::system(), replica, Health::default(), stop.clone());
         let cursor = Cursor {
             consumer: "null".to_owned(),
             kind: Kind::Handler,
@@ -181,6 +184,7 @@ impl NullSink {
         };
         let mut rhythm = Rhythm::default();
         rhythm.lane.batch = BATCH as u32;
+        rhythm.lanes = 2;
         runtime.consume(&cursor, rhythm, || Count(read.clone()));
         let sink = NullSink { db: fixture.db.clone(), runtime, stop, read };
         let known = "select count(*) from pillarbox.lease where consumer = 'null' and owner is not null";

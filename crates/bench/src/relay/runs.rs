@@ -15,7 +15,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(10);
 const RUN_TIME_MAX: Duration = Duration::from_secs(900);
 
 /// Posts so many in one transaction: they are there at once.
-pub(super) async fn post_backlog(fixture: &Fixture, count: u64) -> Outcome<()> {
+async fn post_backlog(fixture: &Fixture, count: u64) -> Outcome<()> {
     sqlx::query("select pillarbox.post('bench.posted', $1::json, key => 'k' || n) from generate_series(1, $2) as n")
         .bind(payload())
         .bind(count as i64)
