@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use contracts::{EventId, MESSAGE_BYTES_MAX};
+use kit::auth::Tenant;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use sqlx::postgres::PgRow;
@@ -166,6 +167,11 @@ pub async fn keep_unusable(db: &mut PgConnection, unusable: &Unusable<'_>) -> sq
     .map(drop)
 }
 
+/// The topic that a consumer's dead letters are announced under: words of letters, digits and `_`.
+pub fn topic_of(consumer: &str) -> String {
+    format!("dead_letter.{}", consumer.replace(['-', ':'], "_"))
+}
+
 /// Posts that a message died, for whoever watches.
 pub(crate) async fn announce(
     tx: &mut Transaction<'_, Postgres>,
@@ -174,9 +180,9 @@ pub(crate) async fn announce(
     attempts: i32,
     error: &str,
 ) -> sqlx::Result<()> {
-    // A topic has words of letters, digits and `_`.
-    let topic = format!("dead_letter.{}", consumer.replace(['-', ':'], "_"));
-    let announced = [Some(message.payload.as_ref()), None].into_iter().find_map(|payload| {
+    // What belongs to a tenant stays with the dead letter.
+    let content = Some(message.payload.as_ref()).filter(|_| message.tenant == Tenant::main().as_str());
+    let announced = [content, None].into_iter().find_map(|payload| {
         let death = Death {
             consumer,
             attempts,
@@ -192,7 +198,7 @@ pub(crate) async fn announce(
         to_raw_value(&death).ok().filter(|text| text.get().len() <= MESSAGE_BYTES_MAX)
     });
     let Some(payload) = announced else { return Ok(()) };
-    match post(tx, &SOURCE, &Post::new(topic, payload)).await {
+    match post(tx, &SOURCE, &Post::new(topic_of(consumer), payload)).await {
         Ok(_) => Ok(()),
         Err(PostError::Database(error)) => Err(error),
         Err(refused) => {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use sqlx::{Postgres, Transaction};
 
 use crate::inbox;
-use crate::lane::{Item, LaneError, LaneId, Outcome, Work, Worked};
+use crate::lane::{Item, LaneError, LaneId, Origin, Outcome, Work, Worked};
 use crate::log::Message;
 use crate::parked::{Key, key_of};
 
@@ -39,18 +39,29 @@ where
     }
 }
 
+/// So often it stalls; then the messages are bad after all, and are parked.
+const STALLS_MAX: u32 = 20;
+
 /// The work of a consumer with a handler.
-pub struct Handle(pub Arc<dyn Handler>);
+pub struct Handle {
+    handler: Arc<dyn Handler>,
+    /// How often in a row it has stalled.
+    stalls: u32,
+}
 
 impl Work for Handle {
     /// All in one transaction; if one fails, one by one.
     async fn run(&mut self, lane: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
-        if lane.careful && items.len() > 1 {
+        if lane.careful {
             return self.one_by_one(lane, items).await;
         }
         let mut tx = lane.db.begin().await?;
-        let fresh = self.enter(&mut tx, lane, items).await?;
-        for item in items.iter().filter(|item| fresh.contains(&(item.message.message_id, item.run))) {
+        let mut fresh = self.enter(&mut tx, lane, items).await?;
+        for item in items {
+            // Taken out: the second of two in one batch is a repeat.
+            if !fresh.remove(&(item.message.message_id, item.run)) {
+                continue;
+            }
             if let Err(error) = self.handle(&mut tx, &item.message).await {
                 tx.rollback().await?;
                 return match items {
@@ -64,28 +75,38 @@ impl Work for Handle {
 }
 
 impl Handle {
-    async fn one_by_one(&self, lane: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
+    pub fn new(handler: Arc<dyn Handler>) -> Handle {
+        Handle { handler, stalls: 0 }
+    }
+
+    async fn one_by_one(&mut self, lane: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
         let mut failed: HashSet<Key> = HashSet::new();
         let mut outcomes = Vec::with_capacity(items.len());
-        let (mut failures, mut last_error) = (0, String::new());
+        // Of what is live: what is parked has failed before, and says nothing new.
+        let (mut tried, mut failures, mut last_error) = (0, 0, String::new());
         for item in items {
             let key = key_of(&item.message);
             let outcome = match &key {
                 Some(key) if failed.contains(key) => Outcome::Behind,
                 _ => self.one(lane, item).await?,
             };
+            let is_live = usize::from(matches!(item.origin, Origin::Log));
+            if outcome != Outcome::Behind {
+                tried += is_live;
+            }
             if let Outcome::Failed(error) = &outcome {
-                failures += 1;
+                failures += is_live;
                 last_error.clone_from(error);
                 failed.extend(key);
             }
             outcomes.push(outcome);
         }
-        let tried = outcomes.iter().filter(|outcome| **outcome != Outcome::Behind).count();
-        if failures >= STALL_KEYS && failures * 2 > tried {
+        if failures >= STALL_KEYS && failures * 2 > tried && self.stalls < STALLS_MAX {
+            self.stalls += 1;
             let error = format!("{failures} of {tried} messages failed, so none is parked; the last: {last_error}");
             return Err(LaneError::Work(error));
         }
+        self.stalls = 0;
         Ok(Worked { outcomes, tx: None })
     }
 
@@ -122,7 +143,7 @@ impl Handle {
 
     async fn handle(&self, tx: &mut Transaction<'static, Postgres>, message: &Message) -> Result<(), String> {
         let handling = async {
-            let outcome = AssertUnwindSafe(async { self.0.handle(tx, message).await }).catch_unwind().await;
+            let outcome = AssertUnwindSafe(async { self.handler.handle(tx, message).await }).catch_unwind().await;
             match outcome {
                 Ok(Ok(())) => Ok(()),
                 Ok(Err(error)) => Err(error.to_string()),

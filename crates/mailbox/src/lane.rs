@@ -124,6 +124,9 @@ pub struct Lane<W> {
     parked_due: Option<DateTime<Utc>>,
     replays: Vec<Replaying>,
     shared_out_at: Option<Instant>,
+    in_round: bool,
+    /// Of the watcher, when this lane last read what the database has.
+    doubts: u64,
 }
 
 impl LaneId {
@@ -194,11 +197,23 @@ impl<W: Work> Lane<W> {
             parked_due: None,
             replays: Vec::new(),
             shared_out_at: None,
+            in_round: false,
+            doubts: 0,
         }
     }
 
     pub async fn round(&mut self) -> Result<Round, LaneError> {
-        match self.try_round().await {
+        // Set still: the last round did not come to its end, but to a panic. What it had read is not kept.
+        if std::mem::replace(&mut self.in_round, true) {
+            self.forget();
+            self.id.careful = true;
+        }
+        if std::mem::replace(&mut self.doubts, self.watcher.doubts()) != self.doubts {
+            self.forget();
+        }
+        let outcome = self.try_round().await;
+        self.in_round = false;
+        match outcome {
             Ok(round) => Ok(round),
             Err(error) => {
                 self.forget();
@@ -217,6 +232,9 @@ impl<W: Work> Lane<W> {
 
     /// Writes down how far it has come, and gives up its shards at once.
     pub async fn leave(&mut self) -> Result<(), LaneError> {
+        if self.in_round {
+            self.forget();
+        }
         let kept = match self.saved.is_empty() {
             true => Ok(()),
             false => self.run(Vec::new(), &[]).await,
@@ -232,8 +250,8 @@ impl<W: Work> Lane<W> {
             self.share_out().await?;
         }
         let parked = self.run_parked().await?;
-        let replayed = self.run_replay().await?;
         let live = self.run_live().await?;
+        let replayed = self.run_replay().await?;
         Ok(if parked || replayed || live { Round::Busy } else { Round::Idle })
     }
 
@@ -294,7 +312,9 @@ impl<W: Work> Lane<W> {
         self.cursor.register(&self.id.db).await?;
         let mut db = self.id.db.acquire().await?;
         self.replica.beat_on(&mut db).await?;
-        // A new name each time: who took over from the old one must not be taken for us.
+        // A new name each time: who took over from the old one must not be taken for us. And nothing is left under the old
+        // one, which may have joined though the answer was lost: it would hold a share that nobody reads.
+        lease::leave(&mut db, &self.id.consumer, self.id.owner).await?;
         self.id.owner = Uuid::now_v7();
         lease::join(&mut db, &self.id.consumer, self.id.owner, self.replica.id()).await?;
         self.is_registered = true;

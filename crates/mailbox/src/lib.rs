@@ -9,7 +9,7 @@
 //! | look                                 | [`browse`], [`status`]                                                     |
 //! | mend                                 | [`parked`], [`dead_letter`], [`replay`], [`cursor`], [`home`]              |
 //!
-//! Owns the schema `pillarbox`. Invariants: a log row is never updated or deleted. A row takes its transaction id before
+//! Owns the schema `pillarbox`. Invariants: a log row is never updated, and goes only with its day. A row takes its transaction id before
 //! its id. What is posted is posted by [`post`] or by the SQL function of the same name, which set `source`; a caller
 //! cannot. A shard of a consumer has one owner, and only what its owner keeps counts. What a batch led to is kept together
 //! with the new places, or not at all.

@@ -96,7 +96,8 @@ impl Reader {
 
     /// Takes what is for this reader of what was read ahead, if it continues where every place is, and is at most `limit`.
     pub(crate) fn follow(&mut self, ahead: &Ahead, limit: u32) -> Option<Vec<Message>> {
-        if !self.places.values().all(|place| place.is_done() && place.new == ahead.old) {
+        let continues = |place: &Place| place.is_done() && place.new == ahead.old;
+        if !ahead.new.is_after(&ahead.old) || !self.places.values().all(continues) {
             return None;
         }
         let is_mine = |message: &&Message| self.places.contains_key(&message.shard) && self.filter.takes(message);
@@ -133,11 +134,12 @@ impl Reader {
         for row in &rows {
             let (shard, id): (i16, i64) = (row.try_get("shard")?, row.try_get("id")?);
             let so_far = scanned.entry(shard).or_default();
-            *so_far = (so_far.0 + 1, id);
+            *so_far = (so_far.0 + 1, so_far.1.max(id));
             if row.try_get("wanted")? {
                 messages.push(message(row)?);
             }
         }
+        messages.sort_by_key(|message| message.id);
         self.full.clear();
         for ((shard, _), share) in open.iter().zip(shares) {
             let Some(place) = self.places.get_mut(shard) else { continue };
@@ -165,7 +167,8 @@ impl Reader {
     }
 }
 
-// The snapshots are cast as arrays, once, and not for each row. An unwanted row brings no content.
+// The snapshots are cast as arrays, once, and not for each row. An unwanted row brings no content. It is not sorted
+// here, where a sort copies all that it sorts.
 const READ: &str = "
 select ahead.shard, ahead.id, ahead.wanted, ahead.message_id, ahead.source, ahead.tenant, ahead.topic, ahead.key,
        ahead.aggregate_type, ahead.aggregate_id, ahead.at,
@@ -192,8 +195,7 @@ cross join lateral (
          ) late)
         order by id limit place.share
     ) found
-) ahead
-order by ahead.id";
+) ahead";
 
 /// A message as the log has it.
 #[derive(Debug, Clone)]

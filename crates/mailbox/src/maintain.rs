@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use kit::worker::Round;
 use sqlx::{Acquire, PgConnection, PgPool};
 
-use crate::{idempotency, log, replica};
+use crate::{home, idempotency, log, replica};
 
 /// With so many days made ahead, a week without anybody maintaining costs nothing; then messages overflow, and are kept.
 const DAYS_AHEAD: i32 = 7;
@@ -36,6 +36,10 @@ pub async fn round(db: &PgPool, keep: Keep, now: DateTime<Utc>) -> Result<Round,
             tracing::info!(made, "made partitions");
         }
     }
+    // Times and places of another cluster mean nothing here, and its operator may still want all of it.
+    if home::is_restored(&mut db).await? {
+        return Ok(Round::Idle);
+    }
     replica::forget_gone(&mut db).await?;
     lapse(&mut db, keep, now).await?;
     drop_log_days(&mut db, keep, now).await?;
@@ -52,12 +56,13 @@ async fn make_reader_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
 
 /// The newest place of every consumer that still counts: the time of its old moment, and that moment's snapshot.
 const LIVE_PLACES: &str = "
-    select cursor.consumer, cursor.since, coalesce(newest.old_at, 'epoch') as old_at,
+    select cursor.consumer, shard::smallint as shard, cursor.since, coalesce(newest.old_at, 'epoch') as old_at,
+           greatest(newest.old_id, newest.last_ids[array_position(newest.shards, shard::smallint)], 0) as read_id,
            coalesce(newest.old, '3:3:'::pg_snapshot) as old
     from pillarbox.cursor
     cross join generate_series(0, 15) as shard
     left join lateral (
-        select old, old_at from pillarbox.position
+        select * from pillarbox.position
         where position.consumer = cursor.consumer and shard::smallint = any (position.shards) order by n desc limit 1
     ) newest on true
     where cursor.lapsed_at is null";
@@ -65,7 +70,10 @@ const LIVE_PLACES: &str = "
 async fn lapse(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) -> sqlx::Result<()> {
     let query = format!(
         "update pillarbox.cursor set lapsed_at = $1
-         where consumer in (select consumer from ({LIVE_PLACES}) as place where greatest(old_at, since) < $2)
+         where consumer in (
+             select consumer from ({LIVE_PLACES}) as place
+             where greatest(old_at, since) < $2
+               and exists (select from pillarbox.log where log.shard = place.shard and log.id > place.read_id))
          returning consumer"
     );
     let lapsed: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
@@ -87,7 +95,11 @@ async fn lapse(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) -> sqlx::R
 /// Drops the days that are old enough and that every consumer has passed.
 async fn drop_log_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) -> sqlx::Result<()> {
     // An hour's margin: a row's time is the clock's, which may have been set back since.
-    let query = format!("select least($1, (select min(old_at) - interval '1 hour' from ({LIVE_PLACES}) as place))");
+    let query = format!(
+        "select least($1, (select min(old_at) - interval '1 hour' from ({LIVE_PLACES}) as place),
+                      (select min(from_at) - interval '1 hour' from pillarbox.replay
+                       where exists (select from pillarbox.replay_shard where replay = replay.id and not done)))"
+    );
     let cutoff: DateTime<Utc> =
         sqlx::query_scalar(sqlx::AssertSqlSafe(query)).bind(now - days(keep.log_days)).fetch_one(&mut *db).await?;
     for partition in days_before(db, "log", cutoff).await? {
@@ -111,8 +123,9 @@ async fn drop_reader_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>)
     for partition in days_before(db, "position", positions_until).await? {
         // A consumer that has not moved since keeps its place.
         let query = format!(
-            "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
-             select cursor.consumer, array[shard::smallint], array[newest.last_ids[array_position(newest.shards, shard::smallint)]],
+            // Under its old number: what a lane writes meanwhile is newer.
+            "insert into pillarbox.position (n, consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
+             select newest.n, cursor.consumer, array[shard::smallint], array[newest.last_ids[array_position(newest.shards, shard::smallint)]],
                     newest.old, newest.old_id, newest.old_at, newest.new, newest.new_id, newest.new_at
              from pillarbox.cursor cross join generate_series(0, 15) as shard
              cross join lateral (

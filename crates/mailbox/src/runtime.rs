@@ -96,12 +96,13 @@ impl Runtime {
         let (watching, db, watcher) =
             (worker("watcher", watch::PAUSE, runtime.watcher.wake()), runtime.vital.clone(), runtime.watcher.clone());
         runtime.supports.spawn(async move { watching.run(|| watcher.round(&db)).await });
-        let (beating, db, replica) = (
+        let (beating, db, replica, watcher) = (
             worker("heartbeat", runtime.replica.pause(), Wake::default()),
             runtime.vital.clone(),
             runtime.replica.clone(),
+            runtime.watcher.clone(),
         );
-        runtime.supports.spawn(async move { beating.run(|| beat(&db, &replica)).await });
+        runtime.supports.spawn(async move { beating.run(|| beat(&db, &replica, &watcher)).await });
         runtime
     }
 
@@ -122,7 +123,7 @@ impl Runtime {
             filter: Filter::matching(&subscription.matching),
             start: subscription.start,
         };
-        self.consume(&cursor, rhythm, || Handle(subscription.handler.clone()));
+        self.consume(&cursor, rhythm, || Handle::new(subscription.handler.clone()));
     }
 
     /// Runs a consumer with work of any kind.
@@ -180,8 +181,9 @@ impl Runtime {
 }
 
 /// A database that was restored makes this process unready.
-async fn beat(db: &PgPool, replica: &Replica) -> Result<Round, LaneError> {
-    replica.beat(db).await?;
+async fn beat(db: &PgPool, replica: &Replica, watcher: &Watcher) -> Result<Round, LaneError> {
+    // It may be the first to notice that the database was away.
+    replica.beat(db).await.inspect_err(|_| watcher.doubt())?;
     match home::is_restored(&mut *db.acquire().await?).await? {
         true => Err(LaneError::Restored),
         false => Ok(Round::Idle),

@@ -2,6 +2,7 @@
 //! one small query a tick, and one with traffic two, however many consumers there are: who has kept up finds what is new in
 //! memory, who has not reads for itself.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,7 @@ struct Inner {
     newest: RwLock<Option<Seen>>,
     /// When there was too much to read ahead.
     overrun_at: RwLock<Option<Instant>>,
+    doubts: AtomicU64,
     readers: RwLock<Vec<Wake>>,
     /// Wakes the watcher itself.
     wake: Wake,
@@ -79,8 +81,28 @@ impl Watcher {
         self.look().map(|seen| (seen.moment, seen.ahead))
     }
 
+    /// The database may have been restarted, and what was seen may not have been kept: transaction ids are given out again
+    /// then. What is in memory is not to be trusted any more.
+    pub fn doubt(&self) {
+        *write(&self.inner.newest) = None;
+        self.inner.doubts.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Grows with each doubt.
+    pub(crate) fn doubts(&self) -> u64 {
+        self.inner.doubts.load(Ordering::SeqCst)
+    }
+
     /// Takes a new moment if anything has happened.
     pub async fn round(&self, db: &PgPool) -> sqlx::Result<Round> {
+        let outcome = self.try_round(db).await;
+        if outcome.is_err() {
+            self.doubt();
+        }
+        outcome
+    }
+
+    async fn try_round(&self, db: &PgPool) -> sqlx::Result<Round> {
         let mut db = db.acquire().await?;
         let quiet_for = match self.look() {
             Some(seen) if seen.at.elapsed() < REFRESH && !seen.moment.has_passed(&mut db).await? => seen.at.elapsed(),

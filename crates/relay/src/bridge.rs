@@ -20,7 +20,7 @@ use sqlx::PgPool;
 
 use crate::broker::{Broker, BrokerError};
 use crate::intake::{Incoming, Intake};
-use crate::route::{KEY_HEADER, TRACE_HEADER};
+use crate::route::{KEY_HEADER, TENANT_HEADER, TRACE_HEADER};
 
 /// How long a round waits for a delivery; between rounds it can be stopped.
 const WAIT: Duration = Duration::from_millis(500);
@@ -38,6 +38,9 @@ pub struct IntakeQueue {
     /// Whose messages they are.
     #[serde(default = "Tenant::main")]
     pub tenant: Tenant,
+    /// It is a queue of our own bus: the messages say whose they are.
+    #[serde(skip)]
+    pub(crate) carries_tenant: bool,
 }
 
 fn prefetch() -> u16 {
@@ -46,7 +49,7 @@ fn prefetch() -> u16 {
 
 impl IntakeQueue {
     pub fn new(queue: &str) -> IntakeQueue {
-        IntakeQueue { queue: queue.to_owned(), prefetch: PREFETCH, tenant: Tenant::main() }
+        IntakeQueue { queue: queue.to_owned(), prefetch: PREFETCH, tenant: Tenant::main(), carries_tenant: false }
     }
 
     pub fn check(&self) -> Result<(), String> {
@@ -69,6 +72,24 @@ pub(crate) enum BridgeError {
     Unfit(String),
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
+}
+
+/// PostgreSQL's classes of errors that lie in the values: bad data, a broken constraint, a limit of the program (JSON that
+/// is nested too deeply). Any other may be over the next time.
+const LIES_IN_THE_VALUES: [&str; 3] = ["22", "23", "54"];
+
+impl BridgeError {
+    /// What is wrong with the message itself, if it is the message.
+    fn unfit(&self) -> Option<String> {
+        match self {
+            BridgeError::Unfit(reason) => Some(reason.clone()),
+            BridgeError::Database(sqlx::Error::Database(error)) => {
+                let code = error.code().unwrap_or_default().into_owned();
+                LIES_IN_THE_VALUES.iter().any(|class| code.starts_with(class)).then(|| error.to_string())
+            }
+            BridgeError::Database(_) | BridgeError::Broker(_) => None,
+        }
+    }
 }
 
 impl From<PostError> for BridgeError {
@@ -98,20 +119,30 @@ impl Bridge {
         let most = usize::from(self.settings.prefetch);
         let Ok(batch) = tokio::time::timeout(WAIT, self.intake.next(most)).await else { return Ok(Round::Busy) };
         let batch = batch?;
-        if let Err(error) = self.keep(&batch).await {
-            // One of them is not to be posted: which one is found out one by one.
-            let (BridgeError::Database(sqlx::Error::Database(_)) | BridgeError::Unfit(_)) = error else {
-                return Err(error);
-            };
-            for one in &batch {
-                self.keep_one(one).await?;
-            }
+        if let Err(error) = self.take_in(&batch).await {
+            // All that is not acknowledged comes again. Left open, the channel would not bring it again, and the next
+            // acknowledgement would count for it.
+            self.intake.start_over();
+            return Err(error);
         }
-        self.intake.ack(&batch).await?;
         self.watcher.nudge();
         metrics::counter!("pillarbox_intake_messages_total", "queue" => self.settings.queue.clone())
             .increment(batch.len() as u64);
         Ok(Round::Busy)
+    }
+
+    async fn take_in(&mut self, batch: &[Incoming]) -> Result<(), BridgeError> {
+        match self.keep(batch).await {
+            Ok(()) => {}
+            // Which of them cannot be posted is found out one by one.
+            Err(error) if error.unfit().is_some() => {
+                for one in batch {
+                    self.keep_one(one).await?;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(self.intake.ack(batch).await?)
     }
 
     /// Gives back what is not yet acknowledged.
@@ -136,14 +167,10 @@ impl Bridge {
         Ok(tx.commit().await?)
     }
 
-    /// Posts it, or makes a dead letter of it. Only a database that is away is an error.
+    /// Posts it, or makes a dead letter of it if it is not fit.
     async fn keep_one(&self, one: &Incoming) -> Result<(), BridgeError> {
-        let error = match self.keep(std::slice::from_ref(one)).await {
-            Ok(()) => return Ok(()),
-            Err(BridgeError::Database(sqlx::Error::Database(error))) => error.to_string(),
-            Err(BridgeError::Unfit(error)) => error,
-            Err(error) => return Err(error),
-        };
+        let Err(failed) = self.keep(std::slice::from_ref(one)).await else { return Ok(()) };
+        let Some(error) = failed.unfit() else { return Err(failed) };
         tracing::warn!(queue = self.settings.queue, error, "a message cannot be posted, and is a dead letter");
         // Text in PostgreSQL takes no NUL, and a broken text is shown as well as it can be.
         let shown = String::from_utf8_lossy(&one.body).replace('\0', "\u{fffd}");
@@ -152,6 +179,11 @@ impl Bridge {
         let unusable =
             Unusable { consumer: &self.source, source: &self.source, topic: &topic, payload: &body, error: &error };
         Ok(dead_letter::keep_unusable(&mut *self.db.acquire().await?, &unusable).await?)
+    }
+
+    fn tenant_of(&self, one: &Incoming) -> Tenant {
+        let carried = one.headers.get(TENANT_HEADER).filter(|_| self.settings.carries_tenant);
+        carried.and_then(|name| name.parse().ok()).unwrap_or_else(|| self.settings.tenant.clone())
     }
 
     /// Our envelope is opened; what another program sent is the payload itself, its type or routing key the topic.
@@ -175,12 +207,12 @@ impl Bridge {
         };
         post.key = one.headers.get(KEY_HEADER).cloned();
         post.trace = one.headers.get(TRACE_HEADER).and_then(|trace| trace.parse().ok());
-        post.tenant = self.settings.tenant.clone();
+        post.tenant = self.tenant_of(one);
         Ok(post)
     }
 }
 
 /// The source of what a queue brings.
 pub fn source_of(queue: &str) -> String {
-    format!("amqp:{queue}")
+    Source::from_queue(queue).as_str().to_owned()
 }

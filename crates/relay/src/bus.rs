@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use mailbox::dead_letter;
 use mailbox::filter::Matching;
 use mailbox::runtime::{Rhythm, Runtime, Subscription};
 
@@ -27,7 +28,7 @@ pub fn subscribe(
 ) {
     let queue = queue_of(subscription.consumer);
     keep_declared(runtime, topology(settings, &subscription, &queue), broker);
-    start_intake(runtime, &IntakeQueue::new(&queue), broker);
+    start_intake(runtime, &IntakeQueue { carries_tenant: true, ..IntakeQueue::new(&queue) }, broker);
     let matching = Matching { sources: vec![source_of(&queue)], ..subscription.matching };
     runtime.subscribe(&Subscription { matching, ..subscription }, rhythm);
 }
@@ -39,13 +40,19 @@ pub fn queue_of(consumer: &str) -> String {
 
 /// Its queue, bound for its topics wherever they may be published, and the queue that its dead letters are mirrored to.
 fn topology(settings: &RelaySettings, subscription: &Subscription, queue: &str) -> Topology {
-    let mut exchanges: Vec<Exchange> = settings
+    let published: Vec<Exchange> = settings
         .routes
         .iter()
         .filter(|route| route.exchange_kind == ExchangeKind::Topic)
         .map(|r| r.exchange())
         .collect();
-    exchanges.dedup();
+    let mut exchanges: Vec<Exchange> = Vec::new();
+    // Nothing is bound to the default exchange.
+    for exchange in published.into_iter().filter(|exchange| !exchange.name.is_empty()) {
+        if !exchanges.contains(&exchange) {
+            exchanges.push(exchange);
+        }
+    }
     let everything = ["#".to_owned()];
     let topics = match subscription.matching.topics.as_slice() {
         [] => &everything,
@@ -55,7 +62,7 @@ fn topology(settings: &RelaySettings, subscription: &Subscription, queue: &str) 
         |exchange: &Exchange, topic: &String| Binding { exchange: exchange.name.clone(), routing_key: topic.clone() };
     let bindings = exchanges.iter().flat_map(|exchange| topics.iter().map(move |topic| binding(exchange, topic)));
     let own = Queue { name: queue.to_owned(), bindings: bindings.collect(), single_active_consumer: true };
-    let died = format!("dead_letter.{}", subscription.consumer.replace('-', "_"));
+    let died = dead_letter::topic_of(subscription.consumer);
     let dead = Queue {
         name: format!("{queue}.dlq"),
         bindings: vec![Binding { exchange: DEAD_LETTERS.to_owned(), routing_key: died }],

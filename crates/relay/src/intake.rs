@@ -134,6 +134,11 @@ impl Intake {
         self.settled(rejected)
     }
 
+    /// Lets go of the channel: what is not acknowledged comes again, to the next call or to another consumer.
+    pub fn start_over(&mut self) {
+        self.open = None;
+    }
+
     /// Stops consuming. What is not acknowledged goes back to the queue, as it also does, a little later, on a drop.
     pub async fn close(self) {
         let Some(Open { channel, .. }) = self.open else { return };

@@ -157,8 +157,32 @@ async fn a_handler_that_breaks_its_transaction_and_hides_it_is_found() {
     let process = Process::start(db, Arc::new(Hides));
     until_count(db, "dead_letter", 1).await;
     until_effects(db, 2).await;
+    // Alone in its batch, too.
+    post_numbers(db, Some("alone"), [2]).await;
+    until_count(db, "dead_letter", 2).await;
+    post_numbers(db, Some("alone"), [4]).await;
+    until_effects(db, 3).await;
     process.stop().await;
-    assert_eq!(numbers(db).await, [1, 3], "the others took effect, once");
+    assert_eq!(numbers(db).await, [1, 3, 4], "the others took effect, once");
+}
+
+#[tokio::test]
+async fn a_message_that_is_in_the_log_twice_takes_effect_once() {
+    let database = database().await;
+    let db = database.pool();
+    let id = uuid::Uuid::now_v7();
+    let payload = serde_json::value::RawValue::from_string("7".to_owned()).unwrap();
+    let mut message = mailbox::post::Post::new("test.posted", payload);
+    message.id = Some(id);
+    let mut tx = db.begin().await.unwrap();
+    let source = mailbox::post::Source::new("test");
+    mailbox::post::post_all(&mut tx, &source, &[message.clone(), message]).await.unwrap();
+    tx.commit().await.unwrap();
+    let process = Process::start(db, recorder());
+    post_numbers(db, None, [8]).await;
+    drain("both are read", PATIENCE, async || numbers(db).await.contains(&8) && numbers(db).await.contains(&7)).await;
+    process.stop().await;
+    assert_eq!(effects(db).await.len(), 2);
 }
 
 #[tokio::test]
@@ -262,6 +286,31 @@ impl Work for Sink {
         drop(self.gate.read().await);
         Ok(Worked { outcomes: vec![Outcome::Done; items.len()], tx: None })
     }
+}
+
+#[tokio::test]
+async fn work_that_panics_loses_nothing() {
+    struct Clumsy(Arc<std::sync::Mutex<Vec<i64>>>, bool);
+    impl Work for Clumsy {
+        async fn run(&mut self, _: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
+            assert!(std::mem::replace(&mut self.1, true), "the first time");
+            self.0.lock().unwrap().extend(items.iter().map(|item| item.message.payload.get().parse::<i64>().unwrap()));
+            Ok(Worked { outcomes: vec![Outcome::Done; items.len()], tx: None })
+        }
+    }
+    let database = database().await;
+    let db = database.pool();
+    let (process, seen) = (Process::idle(db), Arc::<std::sync::Mutex<Vec<i64>>>::default());
+    let cursor = Cursor {
+        consumer: "clumsy".to_owned(),
+        kind: Kind::Relay,
+        filter: Filter::matching(&Matching::topic("test.#")),
+        start: Start::Beginning,
+    };
+    process.runtime.consume(&cursor, quick(), || Clumsy(seen.clone(), false));
+    post_numbers(db, Some("k"), 1..=3).await;
+    drain("all of them", PATIENCE, async || *seen.lock().unwrap() == [1, 2, 3]).await;
+    process.stop().await;
 }
 
 #[tokio::test]

@@ -378,6 +378,38 @@ async fn a_queue_of_the_users_is_read_into_the_log_once_and_not_sent_back() {
     app.stop().await;
 }
 
+#[tokio::test]
+async fn a_database_that_goes_away_costs_a_queue_nothing() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let postgres = FaultProxy::in_front_of(&database.url()).await;
+    let outside = Outside::of(&vhost).await;
+    outside.queue("orders", "", "").await;
+    let app = TestApp::start_with(&database, |settings| {
+        relaying(&vhost)(settings);
+        settings.database_url = Some(Secret::new(postgres.url(&database.url())));
+        settings.relay.intake = vec![IntakeQueue::new("orders")];
+    })
+    .await;
+    for number in 0..60 {
+        match number % 20 {
+            5 => postgres.refuse(),
+            15 => postgres.pass(),
+            _ => {}
+        }
+        let (id, body) = (format!("id {number}"), number.to_string());
+        outside.publish("orders", Some(&id), Some("order.placed"), Some("k"), body.as_bytes()).await;
+        tokio::time::sleep(Duration::from_millis(20)).await; // so that some are delivered while it is away
+    }
+    postgres.pass();
+    let query = "select payload::text::bigint from pillarbox.log where source = 'amqp:orders' order by id";
+    drain("all are in the log", PATIENCE, async || {
+        let found: Vec<i64> = sqlx::query_scalar(query).fetch_all(database.pool()).await.unwrap();
+        if found == (0..60).collect::<Vec<_>>() { Ok(()) } else { Err(found) }
+    })
+    .await;
+    app.stop().await;
+}
+
 /// A relay as a process of its own.
 fn relay_process(database_url: &str, amqp_url: &str, folder: &DataFolder) -> Pillarbox {
     let routes = r#"[{name="test", exchange="test.exchange", topics=["test.#"]}]"#;
