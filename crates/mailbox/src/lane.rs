@@ -30,7 +30,9 @@ use crate::watch::Watcher;
 const QUIET_SAVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Who is behind takes so many batches at once: what a batch costs besides its messages counts then.
-const WHEN_BEHIND: u32 = 4;
+const WHEN_BEHIND: u32 = 10;
+/// But not more than this at once, as large as messages were the last time.
+const BATCH_BYTES: usize = 16 * 1024 * 1024;
 
 /// A message at work.
 pub struct Item {
@@ -125,6 +127,8 @@ pub struct Lane<W> {
     replays: Vec<Replaying>,
     shared_out_at: Option<Instant>,
     in_round: bool,
+    /// How large messages are, by the last that were read.
+    message_bytes: usize,
     /// Of the watcher, when this lane last read what the database has.
     doubts: u64,
 }
@@ -198,6 +202,7 @@ impl<W: Work> Lane<W> {
             replays: Vec::new(),
             shared_out_at: None,
             in_round: false,
+            message_bytes: 0,
             doubts: 0,
         }
     }
@@ -378,9 +383,14 @@ impl<W: Work> Lane<W> {
                     return Ok(false);
                 }
                 let limit = if was_behind { self.options.batch * WHEN_BEHIND } else { self.options.batch };
+                let limit = limit.min((BATCH_BYTES / self.message_bytes.max(1)) as u32).max(1);
                 self.reader.read(&mut *self.id.db.acquire().await?, limit).await?
             }
         };
+        if !messages.is_empty() {
+            let bytes: usize = messages.iter().map(|message| message.payload.get().len()).sum();
+            self.message_bytes = bytes / messages.len();
+        }
         if !messages.is_empty() || self.saved_at.elapsed() > QUIET_SAVE_PAUSE {
             let item = |message| Item { message, run: 0, origin: Origin::Log };
             self.run(messages.into_iter().map(item).collect(), &[]).await?;

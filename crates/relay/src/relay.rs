@@ -53,7 +53,7 @@ impl Default for RelaySettings {
             poll_interval_ms: 1_000,
             batch_size: 100,
             initial_delay_ms: 2_000,
-            lanes: 4,
+            lanes: 2,
             enable_dual_publish: false,
             routes: Route::shipped(),
             topology: Topology { exchanges: Vec::new(), queues: notifications.to_vec() },
