@@ -180,13 +180,8 @@ pub(crate) async fn places(
     shards: &[i16],
 ) -> sqlx::Result<BTreeMap<i16, Place>> {
     let rows = sqlx::query(
-        "select shard.shard, newest.*
-         from unnest($2::smallint[]) as shard (shard)
-         cross join lateral (
-             select old_id, old::text as old, old_at, new_id, new::text as new, new_at,
-                    last_ids[array_position(shards, shard.shard)] as last_id
-             from pillarbox.position where consumer = $1 and shard.shard = any (shards) order by n desc limit 1
-         ) newest",
+        "select shard, old_id, old::text as old, old_at, new_id, new::text as new, new_at, last_id
+         from unnest($2::smallint[]) as shard cross join lateral pillarbox.place($1, shard)",
     )
     .bind(consumer)
     .bind(shards)

@@ -40,21 +40,13 @@ pub struct WorkerStatus {
 /// Every consumer, by name. It costs the same at any backlog.
 pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
     let rows = sqlx::query(
-        "with place as (
-             select cursor.consumer, shard::smallint as shard, newest.*
+        "with ahead as (
+             select cursor.consumer, oldest.at, oldest.id
              from pillarbox.cursor cross join generate_series(0, 15) as shard
+             left join lateral pillarbox.place(cursor.consumer, shard::smallint) on true
              left join lateral (
-                 select old, old_id, last_ids[array_position(shards, shard::smallint)] as last_id
-                 from pillarbox.position
-                 where position.consumer = cursor.consumer and shard::smallint = any (position.shards)
-                 order by n desc limit 1
-             ) newest on true
-         ), ahead as (
-             select place.consumer, oldest.at, oldest.id
-             from place left join lateral (
                  select id, at from pillarbox.log
-                 where log.shard = place.shard and id > greatest(coalesce(old_id, 0), coalesce(last_id, 0))
-                 order by id limit 1
+                 where log.shard = shard::smallint and id > greatest(place.old_id, place.last_id, 0) order by id limit 1
              ) oldest on true
          )
          select cursor.consumer, cursor.kind, cursor.lapsed_at,
