@@ -510,6 +510,55 @@ async fn an_old_day_goes_when_every_consumer_has_passed_it_and_no_post_waits_for
 }
 
 #[tokio::test]
+async fn an_old_day_stays_while_a_replay_needs_it_or_nobody_has_said_how_a_restored_log_goes_on() {
+    let database = database().await;
+    let db = database.pool();
+    home::settle(db).await.unwrap();
+    let old = make_old_day(db, 10, 1).await;
+    let keep = Keep::default();
+    let mark = "update pillarbox.home set restored_at = ";
+    sqlx::query(sqlx::AssertSqlSafe(format!("{mark} now()"))).execute(db).await.unwrap();
+    maintain::round(db, keep, Utc::now()).await.unwrap();
+    assert!(exists(db, &old).await, "its operator may still want it");
+    sqlx::query(sqlx::AssertSqlSafe(format!("{mark} null"))).execute(db).await.unwrap();
+
+    let idle =
+        Cursor { consumer: "idle".to_owned(), kind: Kind::Handler, filter: Filter::everything(), start: Start::Now };
+    idle.register(db).await.unwrap();
+    sqlx::query("update pillarbox.position set old_at = old_at + interval '2 hours'").execute(db).await.unwrap();
+    let from = Utc::now() - chrono::Duration::days(11);
+    let request = replay::Request { consumer: "idle".to_owned(), from, to: Utc::now(), again: false };
+    replay::request(db, &request).await.unwrap();
+    maintain::round(db, keep, Utc::now()).await.unwrap();
+    assert!(exists(db, &old).await, "a replay is to read it");
+    sqlx::query("update pillarbox.replay_shard set done = true").execute(db).await.unwrap();
+    maintain::round(db, keep, Utc::now()).await.unwrap();
+    assert!(!exists(db, &old).await);
+}
+
+#[tokio::test]
+async fn who_was_switched_off_for_long_and_has_nothing_to_read_does_not_lapse() {
+    let database = database().await;
+    let db = database.pool();
+    let process = Process::start(db, recorder());
+    post_numbers(db, None, [1]).await;
+    until_effects(db, 1).await;
+    process.stop().await;
+    sqlx::raw_sql(
+        "update pillarbox.cursor set since = since - interval '15 days';
+         update pillarbox.position set old_at = old_at - interval '15 days'",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    maintain::round(db, Keep::default(), Utc::now()).await.unwrap();
+    let process = Process::start(db, recorder());
+    post_numbers(db, None, [2]).await;
+    until_effects(db, 2).await;
+    process.stop().await;
+}
+
+#[tokio::test]
 async fn a_consumer_that_is_behind_for_too_long_lapses_and_is_reset_by_an_operator() {
     let database = database().await;
     let db = database.pool();
