@@ -12,9 +12,9 @@ use serde::Deserialize;
 use sqlx::{Postgres, Transaction};
 
 use crate::inbox;
-use crate::lane::{Item, LaneError, LaneId, Origin, Outcome, Work, Worked};
 use crate::log::Message;
 use crate::parked::{Key, key_of};
+use crate::work::{Item, LaneError, LaneId, Origin, Outcome, Work, Worked};
 
 /// When so many keys of a batch fail, and they are most of it, it is not the messages that are bad: the consumer stalls
 /// instead of parking everything.

@@ -1,30 +1,30 @@
 //! The loop under every consumer: one lane of one consumer.
 //!
-//! A round keeps the leases, runs what is parked and due, a chunk of a replay, and the next messages of the log. What a
+//! A round keeps the leases, runs what is parked and due, the next messages of the log, and a chunk of a replay. What a
 //! batch led to is kept in one transaction with the new places: parked, dead, done. A round that fails keeps nothing, and the
 //! next one begins with what the database has.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use kit::clock::Clock;
 use kit::worker::Round;
-use sqlx::{PgPool, Postgres, Transaction};
+use sqlx::PgPool;
 use uuid::Uuid;
 
 use crate::cursor::{self, Cursor};
 use crate::home;
 use crate::lease;
-use crate::log::{Message, Place, Reader};
+use crate::log::{Place, Reader};
 use crate::parked::{self, Key, key_of};
 use crate::replay::{self, Replaying};
 use crate::replica::Replica;
 use crate::retry::Retry;
 use crate::settle::Settlement;
 use crate::watch::Watcher;
+use crate::work::{Item, LaneError, LaneId, Origin, Outcome, Work, Worked};
 
 /// How often a place is written down that moved past nothing of interest.
 const QUIET_SAVE_PAUSE: Duration = Duration::from_secs(1);
@@ -34,78 +34,11 @@ const WHEN_BEHIND: u32 = 10;
 /// But not more than this at once, as large as messages were the last time.
 const BATCH_BYTES: usize = 16 * 1024 * 1024;
 
-/// A message at work.
-pub struct Item {
-    pub message: Message,
-    /// 0 is live; a replay that repeats has a run of its own.
-    pub run: i32,
-    pub(crate) origin: Origin,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Origin {
-    Log,
-    Parked { place: i64, attempts: i32, discarded: bool },
-}
-
-/// What came of a message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    Done,
-    /// It was taken, and nobody there wanted it.
-    Unrouted,
-    Failed(String),
-    /// It was not tried: an earlier one of its key failed.
-    Behind,
-}
-
-/// What came of a batch.
-pub struct Worked {
-    /// One for each item, in order.
-    pub outcomes: Vec<Outcome>,
-    /// Holds the effects, if they are in this database: the outcomes commit with them.
-    pub tx: Option<Transaction<'static, Postgres>>,
-}
-
-/// What a consumer does with messages.
-pub trait Work: Send {
-    /// Does these in order. An error means that nothing is known of the batch: it is done again.
-    fn run(&mut self, lane: &LaneId, items: &[&Item]) -> impl Future<Output = Result<Worked, LaneError>> + Send;
-}
-
-/// Who works, and where.
-#[derive(Clone)]
-pub struct LaneId {
-    pub db: PgPool,
-    pub consumer: String,
-    /// The last batch could not be kept: whatever is wrong, it must be found one by one.
-    pub careful: bool,
-    owner: Uuid,
-}
-
 #[derive(Debug, Clone, Copy)]
 pub struct LaneOptions {
     /// How many messages at a time; some times as many while it is behind.
     pub batch: u32,
     pub retry: Retry,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum LaneError {
-    #[error("database: {0}")]
-    Database(#[from] sqlx::Error),
-    #[error("others have taken over")]
-    TakenOver,
-    #[error(
-        "database-restored: this database was restored or copied; say how to go on with `pillarbox recover --from TIME` or `--skip`"
-    )]
-    Restored,
-    #[error(
-        "{0} is lapsed: it was behind for too long, and the log has gone on; say where it goes on with `pillarbox cursors reset {0}`"
-    )]
-    Lapsed(String),
-    #[error("{0}")]
-    Work(String),
 }
 
 pub struct Lane<W> {
@@ -131,48 +64,6 @@ pub struct Lane<W> {
     message_bytes: usize,
     /// Of the watcher, when this lane last read what the database has.
     doubts: u64,
-}
-
-impl LaneId {
-    /// Keeps others from taking over until the transaction ends.
-    pub(crate) async fn hold(&self, tx: &mut Transaction<'_, Postgres>, durably: bool) -> Result<(), LaneError> {
-        match lease::hold(tx, &self.consumer, self.owner, durably).await? {
-            true => Ok(()),
-            false => Err(LaneError::TakenOver),
-        }
-    }
-
-    /// Keeps the new places alone, if that can be done in one statement.
-    async fn advanced(&self, moved: &BTreeMap<i16, Place>) -> Result<bool, LaneError> {
-        match cursor::advance(&self.db, &self.consumer, self.owner, moved).await? {
-            Some(true) => Ok(true),
-            Some(false) => Err(LaneError::TakenOver),
-            None => Ok(false),
-        }
-    }
-
-    /// Keeps everything in one transaction; returns which keys wait for something, and which no longer do.
-    async fn keep(
-        &self,
-        tx: Option<Transaction<'static, Postgres>>,
-        settlement: &Settlement<'_>,
-        replayed: &[Replaying],
-        moved: &BTreeMap<i16, Place>,
-    ) -> Result<Vec<(i16, Key, bool)>, LaneError> {
-        let has_effects = tx.is_some();
-        let mut tx = match tx {
-            Some(tx) => tx,
-            None => self.db.begin().await?,
-        };
-        self.hold(&mut tx, has_effects).await?;
-        let still_blocked = settlement.keep(&mut tx).await?;
-        for replaying in replayed {
-            replay::advance(&mut tx, replaying).await?;
-        }
-        cursor::append(&mut tx, &self.consumer, moved).await?;
-        tx.commit().await?;
-        Ok(still_blocked)
-    }
 }
 
 impl<W: Work> Lane<W> {

@@ -4,7 +4,7 @@
 //! |--------------------------------------|----------------------------------------------------------------------------|
 //! | post in the transaction that it tells of | [`post`]                                                               |
 //! | act once on every message            | [`handler::Handler`] in a [`lane::Lane`] of a [`cursor::Cursor`]            |
-//! | carry messages elsewhere             | your own [`lane::Work`] in a lane                                          |
+//! | carry messages elsewhere             | your own [`work::Work`] in a lane                                          |
 //! | answer a repeated request once       | [`idempotency`]                                                            |
 //! | look                                 | [`browse`], [`status`]                                                     |
 //! | mend                                 | [`parked`], [`dead_letter`], [`replay`], [`cursor`], [`home`]              |
@@ -37,3 +37,4 @@ pub mod runtime;
 mod settle;
 pub mod status;
 pub mod watch;
+pub mod work;

@@ -16,10 +16,11 @@ use crate::database::{self, PoolLimits};
 use crate::filter::{Filter, Matching};
 use crate::handler::{Handle, Handler};
 use crate::home;
-use crate::lane::{Lane, LaneError, LaneOptions, Work};
+use crate::lane::{Lane, LaneOptions};
 use crate::replica::Replica;
 use crate::retry::Retry;
 use crate::watch::{self, Watcher};
+use crate::work::{LaneError, Work};
 
 /// A consumer with a handler. The same code whichever way its messages come.
 pub struct Subscription {

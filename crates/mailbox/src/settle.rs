@@ -6,9 +6,9 @@ use chrono::{DateTime, Utc};
 use sqlx::{Postgres, Transaction};
 
 use crate::dead_letter;
-use crate::lane::{Item, Origin, Outcome};
 use crate::parked::{self, Key, Parking, key_of};
 use crate::retry::Retry;
+use crate::work::{Item, Origin, Outcome};
 
 /// Errors are kept for people; a novel is of no use to them.
 const ERROR_CHARS_MAX: usize = 2_000;

@@ -7,8 +7,8 @@ use contracts::{Envelope, EventId, SCHEMA_VERSION};
 use mailbox::cursor::{Cursor, Kind, Start};
 use mailbox::filter::{Filter, Matching};
 use mailbox::handler::trace_of;
-use mailbox::lane::{Item, LaneError, LaneId, Outcome, Work, Worked};
 use mailbox::log::Message;
+use mailbox::work::{Item, LaneError, LaneId, Outcome, Work, Worked};
 use serde::{Deserialize, Serialize};
 use serde_json::value::to_raw_value;
 
