@@ -10,6 +10,7 @@ use sqlx::{PgConnection, PgExecutor, PgPool, Postgres, Row, Transaction};
 use utoipa::ToSchema;
 
 use crate::log::{self, Message};
+use crate::parked::CONTENT;
 use crate::post::{AggregateId, Post, PostError, Source, post};
 
 /// What the mailbox itself posts.
@@ -74,11 +75,6 @@ pub async fn list(
     rows.fetch_all(db).await?.iter().map(dead_letter).collect()
 }
 
-/// How many there are for each consumer.
-pub async fn counts(db: &PgPool) -> sqlx::Result<Vec<(String, i64)>> {
-    sqlx::query_as("select consumer, count(*) from pillarbox.dead_letter group by consumer").fetch_all(db).await
-}
-
 /// Gives them to their consumer again, oldest first, with all their retries; returns how many. At most `limit` at a time.
 pub async fn retry(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::Result<u64> {
     let query = format!(
@@ -87,12 +83,10 @@ pub async fn retry(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::
              where {IS_MEANT} and exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
              order by id limit $8 for update skip locked
          ), back as (delete from pillarbox.dead_letter using chosen where dead_letter.id = chosen.id returning dead_letter.*),
-         parked as (insert into pillarbox.parked (consumer, shard, run, attempts, next_at, last_error, log_id, message_id, source,
-             tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
-         select consumer, shard, run, 0, now(), last_error, log_id, message_id, source, tenant, topic, key,
-             aggregate_type, aggregate_id, headers, payload, at
-         from back order by id
-         on conflict (consumer, message_id, run) do nothing)
+         parked as (
+             insert into pillarbox.parked (consumer, shard, run, attempts, next_at, last_error, {CONTENT})
+             select consumer, shard, run, 0, now(), last_error, {CONTENT} from back order by id
+             on conflict (consumer, message_id, run) do nothing)
          select count(*) from back"
     );
     // Of two that are the same message one is parked, but both are gone from here, and both count.

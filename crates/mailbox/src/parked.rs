@@ -8,6 +8,10 @@ use sqlx::{PgConnection, PgExecutor, Row};
 use crate::log::{self, Message};
 use crate::post::AggregateId;
 
+/// What parked messages and dead letters have in common: the whole message.
+pub(crate) const CONTENT: &str = "log_id, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, \
+                                  payload, at";
+
 /// A tenant's key.
 pub(crate) type Key = (String, String);
 
@@ -271,20 +275,13 @@ pub(crate) async fn finish(tx: &mut PgConnection, places: &[i64]) -> sqlx::Resul
 
 /// It is given up.
 pub(crate) async fn bury(tx: &mut PgConnection, place: i64, attempts: i32, error: &str) -> sqlx::Result<()> {
-    sqlx::query(
+    let query = format!(
         "with given_up as (delete from pillarbox.parked where place = $1 returning *)
-         insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source,
-             tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
-         select consumer, shard, run, $2, $3, log_id, message_id, source, tenant, topic, key, aggregate_type,
-             aggregate_id, headers, payload, at
-         from given_up",
-    )
-    .bind(place)
-    .bind(attempts)
-    .bind(error)
-    .execute(tx)
-    .await
-    .map(drop)
+         insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, {CONTENT})
+         select consumer, shard, run, $2, $3, {CONTENT} from given_up"
+    );
+    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(place).bind(attempts).bind(error);
+    query.execute(tx).await.map(drop)
 }
 
 /// The first of each of these keys is due now, if none is already.
@@ -315,17 +312,10 @@ pub(crate) async fn promote(
 
 /// Makes dead letters of all that one consumer, or every consumer, has parked.
 pub(crate) async fn set_aside(tx: &mut PgConnection, consumer: Option<&str>, reason: &str) -> sqlx::Result<()> {
-    sqlx::query(
+    let query = format!(
         "with aside as (delete from pillarbox.parked where $1::text is null or consumer = $1 returning *)
-         insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source,
-             tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
-         select consumer, shard, run, attempts, $2, log_id, message_id, source, tenant, topic, key, aggregate_type,
-             aggregate_id, headers, payload, at
-         from aside order by place",
-    )
-    .bind(consumer)
-    .bind(reason)
-    .execute(tx)
-    .await
-    .map(drop)
+         insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, {CONTENT})
+         select consumer, shard, run, attempts, $2, {CONTENT} from aside order by place"
+    );
+    sqlx::query(sqlx::AssertSqlSafe(query)).bind(consumer).bind(reason).execute(tx).await.map(drop)
 }
