@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Outcome;
 use crate::load::rate;
-use crate::report::Report;
+use crate::report::{Pairs, Report};
 use crate::server::Server;
 
 const CONNECTIONS: usize = 32;
@@ -40,20 +40,16 @@ async fn measure_in(pillarbox: &Path, folder: &str, pairs: usize) -> Outcome<Rep
 
     let ours = Server::start(pillarbox, &args).await?;
     let raw = Server::start(&std::env::current_exe()?, &["raw-server"]).await?;
-    let (mut raws, mut rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    let mut before = rate(&raw.address, "/", CONNECTIONS, RUN).await?;
-    for pair in 1..=pairs {
-        eprintln!("pair {pair} of {pairs}");
-        let mine = rate(&ours.address, "/healthz", CONNECTIONS, RUN).await?;
-        let after = rate(&raw.address, "/", CONNECTIONS, RUN).await?;
-        ratios.push(mine / ((before + after) / 2.0));
-        rates.push(mine);
-        raws.push(after);
-        before = after;
-    }
-    report.add("raw hyper, GET", "req/s", raws);
-    report.add("pillarbox, GET /healthz", "req/s", rates);
-    report.add("ratio to raw", "", ratios);
+    let runs = Pairs::run(
+        "healthz",
+        pairs,
+        async || rate(&raw.address, "/", CONNECTIONS, RUN).await,
+        async || rate(&ours.address, "/healthz", CONNECTIONS, RUN).await,
+    );
+    let runs = runs.await?;
+    report.add("raw hyper, GET", "req/s", runs.raws);
+    report.add("pillarbox, GET /healthz", "req/s", runs.ours);
+    report.add("ratio to raw", "", runs.ratios);
     ours.stop().await?;
     Ok(report)
 }

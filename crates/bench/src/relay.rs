@@ -9,7 +9,7 @@ use std::path::Path;
 use clap::ValueEnum;
 
 use crate::Outcome;
-use crate::report::Report;
+use crate::report::{Pairs, Report};
 use fixture::Fixture;
 use limits::{NullSink, RawInserts, RawPublishing};
 use runs::{backlog, latency, relayed};
@@ -80,26 +80,25 @@ async fn carrying(fixture: &Fixture, pairs: usize, dual: bool, report: &mut Repo
     let what = if dual { "dual publish" } else { "relay" };
     let relay = fixture.relay(dual).await?;
     let raw = RawPublishing::new(fixture).await?;
-    let (mut raws, mut rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     let mut cpu = [Vec::new(), Vec::new(), Vec::new()];
     relayed(fixture, RUN / 12, dual).await?; // warm
-    let mut before = raw.run(RUN).await?;
-    for pair in 1..=pairs {
-        let began = fixture.cpu(&relay)?;
-        let mine = relayed(fixture, RUN, dual).await?;
-        for ((samples, began), ended) in cpu.iter_mut().zip(began).zip(fixture.cpu(&relay)?) {
-            samples.push((ended - began) * 1e6 / RUN as f64);
-        }
-        let after = raw.run(RUN).await?;
-        eprintln!("{what}: pair {pair} of {pairs}: raw {before:.0}, ours {mine:.0}, raw {after:.0}");
-        ratios.push(mine / ((before + after) / 2.0));
-        rates.push(mine);
-        raws.push(after);
-        before = after;
-    }
-    report.add(&format!("raw publishing, beside {what}"), "msg/s", raws);
-    report.add(what, "msg/s", rates);
-    report.add(&format!("{what}, ratio to raw"), "", ratios);
+    let runs = Pairs::run(
+        what,
+        pairs,
+        async || raw.run(RUN).await,
+        async || {
+            let began = fixture.cpu(&relay)?;
+            let rate = relayed(fixture, RUN, dual).await?;
+            for ((samples, began), ended) in cpu.iter_mut().zip(began).zip(fixture.cpu(&relay)?) {
+                samples.push((ended - began) * 1e6 / RUN as f64);
+            }
+            Ok(rate)
+        },
+    );
+    let runs = runs.await?;
+    report.add(&format!("raw publishing, beside {what}"), "msg/s", runs.raws);
+    report.add(what, "msg/s", runs.ours);
+    report.add(&format!("{what}, ratio to raw"), "", runs.ratios);
     for (who, samples) in ["relay", "PostgreSQL", "RabbitMQ"].into_iter().zip(cpu) {
         report.add(&format!("{what}, CPU of {who}"), "us/msg", samples);
     }
@@ -110,21 +109,11 @@ async fn carrying(fixture: &Fixture, pairs: usize, dual: bool, report: &mut Repo
 
 async fn null_sink(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {
     let (raw, ours) = (RawInserts::new(fixture).await?, NullSink::start(fixture).await?);
-    let (mut raws, mut rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     ours.run().await?; // warm
-    let mut before = raw.run().await?;
-    for pair in 1..=pairs {
-        let mine = ours.run().await?;
-        let after = raw.run().await?;
-        eprintln!("null sink: pair {pair} of {pairs}: raw {before:.0}, ours {mine:.0}, raw {after:.0}");
-        ratios.push(mine / ((before + after) / 2.0));
-        rates.push(mine);
-        raws.push(after);
-        before = after;
-    }
-    report.add("raw unnest inserts", "msg/s", raws);
-    report.add("posted and read into nothing, at once", "msg/s", rates);
-    report.add("posted and read, ratio to raw inserts", "", ratios);
+    let runs = Pairs::run("null sink", pairs, async || raw.run().await, async || ours.run().await).await?;
+    report.add("raw unnest inserts", "msg/s", runs.raws);
+    report.add("posted and read into nothing, at once", "msg/s", runs.ours);
+    report.add("posted and read, ratio to raw inserts", "", runs.ratios);
     ours.stop().await;
     Ok(())
 }

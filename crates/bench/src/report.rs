@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::Outcome;
+
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) lines: Vec<Line>,
@@ -14,6 +16,36 @@ pub(crate) struct Line {
     pub(crate) median: f64,
     pub(crate) lowest: f64,
     pub(crate) highest: f64,
+}
+
+/// Runs of ours, each between two of the raw limit.
+#[derive(Debug, Default)]
+pub(crate) struct Pairs {
+    pub(crate) raws: Vec<f64>,
+    pub(crate) ours: Vec<f64>,
+    pub(crate) ratios: Vec<f64>,
+}
+
+impl Pairs {
+    pub(crate) async fn run(
+        what: &str,
+        count: usize,
+        mut raw: impl AsyncFnMut() -> Outcome<f64>,
+        mut ours: impl AsyncFnMut() -> Outcome<f64>,
+    ) -> Outcome<Pairs> {
+        let mut pairs = Pairs::default();
+        let mut before = raw().await?;
+        for pair in 1..=count {
+            let mine = ours().await?;
+            let after = raw().await?;
+            eprintln!("{what}: pair {pair} of {count}: raw {before:.0}, ours {mine:.0}, raw {after:.0}");
+            pairs.ratios.push(mine / ((before + after) / 2.0));
+            pairs.ours.push(mine);
+            pairs.raws.push(after);
+            before = after;
+        }
+        Ok(pairs)
+    }
 }
 
 impl Report {
