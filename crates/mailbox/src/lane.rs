@@ -31,8 +31,6 @@ const QUIET_SAVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Who is behind takes so many batches at once: what a batch costs besides its messages counts then.
 const WHEN_BEHIND: u32 = 10;
-/// But not more than this at once, as large as messages were the last time.
-const BATCH_BYTES: usize = 16 * 1024 * 1024;
 
 #[derive(Debug, Clone, Copy)]
 pub struct LaneOptions {
@@ -60,8 +58,6 @@ pub struct Lane<W> {
     replays: Vec<Replaying>,
     shared_out_at: Option<Instant>,
     in_round: bool,
-    /// How large messages are, by the last that were read.
-    message_bytes: usize,
     /// Of the watcher, when this lane last read what the database has.
     doubts: u64,
 }
@@ -93,7 +89,6 @@ impl<W: Work> Lane<W> {
             replays: Vec::new(),
             shared_out_at: None,
             in_round: false,
-            message_bytes: 0,
             doubts: 0,
         }
     }
@@ -274,14 +269,9 @@ impl<W: Work> Lane<W> {
                     return Ok(false);
                 }
                 let limit = if was_behind { self.options.batch * WHEN_BEHIND } else { self.options.batch };
-                let limit = limit.min((BATCH_BYTES / self.message_bytes.max(1)) as u32).max(1);
                 self.reader.read(&mut *self.id.db.acquire().await?, limit).await?
             }
         };
-        if !messages.is_empty() {
-            let bytes: usize = messages.iter().map(|message| message.payload.get().len()).sum();
-            self.message_bytes = bytes / messages.len();
-        }
         if !messages.is_empty() || self.saved_at.elapsed() > QUIET_SAVE_PAUSE {
             let item = |message| Item { message, run: 0, origin: Origin::Log };
             self.run(messages.into_iter().map(item).collect(), &[]).await?;

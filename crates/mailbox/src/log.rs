@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
+use futures_util::TryStreamExt;
 use serde_json::value::RawValue;
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
@@ -25,6 +26,9 @@ pub const SHARDS: i16 = 16;
 
 /// What a shard with nothing ahead may bring at once; the others share the rest.
 const CALM_SHARE: u32 = 4;
+
+/// How much content is taken at a time; the rest is left for the next time.
+const BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// A reader's place in one shard: a window, and how far it has been read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +51,15 @@ impl Place {
     }
 }
 
+/// What a shard has brought.
+#[derive(Default)]
+struct Scanned {
+    rows: i32,
+    last_id: i64,
+    /// There was more than could be taken.
+    is_cut: bool,
+}
+
 /// Reads some shards of the log, each from its own place.
 #[derive(Debug, Clone)]
 pub struct Reader {
@@ -54,11 +67,13 @@ pub struct Reader {
     places: BTreeMap<i16, Place>,
     /// Shards that brought as much as they were asked for: there is more.
     full: Vec<i16>,
+    /// How large messages are, by the last that were read: what cannot be taken is not even asked for.
+    message_bytes: usize,
 }
 
 impl Reader {
     pub fn new(filter: Filter) -> Reader {
-        Reader { filter, places: BTreeMap::new(), full: Vec::new() }
+        Reader { filter, places: BTreeMap::new(), full: Vec::new(), message_bytes: 0 }
     }
 
     /// Reads all shards from the same moment.
@@ -109,16 +124,16 @@ impl Reader {
         Some(mine)
     }
 
-    /// Reads the next messages of the open windows, about `limit` rows of the log, and moves behind them. Each shard's
-    /// are in its order; what the filter does not want is passed over.
+    /// Reads the next messages of the open windows, about `limit` rows of the log, fewer if they are large, and moves
+    /// behind them. Each shard's are in its order; what the filter does not want is passed over.
     pub async fn read(&mut self, db: &mut PgConnection, limit: u32) -> sqlx::Result<Vec<Message>> {
         let open: Vec<(i16, Place)> =
             self.places.iter().filter(|(_, place)| !place.is_done()).map(|(s, place)| (*s, place.clone())).collect();
         if open.is_empty() {
             return Ok(Vec::new());
         }
-        let shares = self.shares(&open, limit);
-        let rows = sqlx::query(READ)
+        let shares = self.shares(&open, limit.min((BYTES_MAX / self.message_bytes.max(1)) as u32));
+        let mut rows = sqlx::query(READ)
             .bind(open.iter().map(|(shard, _)| *shard).collect::<Vec<_>>())
             .bind(open.iter().map(|(_, place)| place.old.snapshot.as_str()).collect::<Vec<_>>())
             .bind(open.iter().map(|(_, place)| place.old.id_before).collect::<Vec<_>>())
@@ -127,25 +142,36 @@ impl Reader {
             .bind(&shares)
             .bind(self.filter.wants())
             .bind(self.filter.leaves())
-            .fetch_all(db)
-            .await?;
-        let mut scanned: BTreeMap<i16, (i32, i64)> = BTreeMap::new();
-        let mut messages = Vec::with_capacity(rows.len());
-        for row in &rows {
+            .fetch(db);
+        let mut scanned: BTreeMap<i16, Scanned> = BTreeMap::new();
+        let mut messages: Vec<Message> = Vec::new();
+        let mut bytes = 0;
+        while let Some(row) = rows.try_next().await? {
             let (shard, id): (i16, i64) = (row.try_get("shard")?, row.try_get("id")?);
-            let so_far = scanned.entry(shard).or_default();
-            *so_far = (so_far.0 + 1, so_far.1.max(id));
-            if row.try_get("wanted")? {
-                messages.push(message(row)?);
+            let scanned = scanned.entry(shard).or_default();
+            if scanned.is_cut || bytes > BYTES_MAX {
+                scanned.is_cut = true; // a shard's rows come in order, so all that follow are left, too
+                continue;
             }
+            scanned.rows += 1;
+            scanned.last_id = id;
+            if row.try_get("wanted")? {
+                let message = message(&row)?;
+                bytes += message.bytes();
+                messages.push(message);
+            }
+        }
+        drop(rows);
+        if !messages.is_empty() {
+            self.message_bytes = bytes / messages.len();
         }
         messages.sort_by_key(|message| message.id);
         self.full.clear();
         for ((shard, _), share) in open.iter().zip(shares) {
             let Some(place) = self.places.get_mut(shard) else { continue };
             match scanned.get(shard) {
-                Some((rows, last_id)) if *rows == share => {
-                    place.last_id = *last_id;
+                Some(scanned) if scanned.is_cut || scanned.rows == share => {
+                    place.last_id = place.last_id.max(scanned.last_id);
                     self.full.push(*shard);
                 }
                 _ => *place = Place::behind(place.new.clone()),
@@ -214,6 +240,13 @@ pub struct Message {
     /// The text as it was posted.
     pub payload: Box<RawValue>,
     pub at: DateTime<Utc>,
+}
+
+impl Message {
+    /// About how much memory it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.payload.get().len() + self.headers.get().len()
+    }
 }
 
 /// Makes the log's partitions for today and so many days ahead; returns how many it made.
