@@ -1,0 +1,1 @@
+//! The hub: webhooks, ordered, signed and retried.
