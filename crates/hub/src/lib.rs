@@ -1,1 +1,3 @@
 //! The hub: webhooks, ordered, signed and retried.
+
+pub mod domain;

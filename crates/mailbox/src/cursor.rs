@@ -8,6 +8,7 @@ use sqlx::{Acquire, PgConnection, PgPool, Postgres, Row};
 use uuid::Uuid;
 
 use crate::filter::Filter;
+use crate::lease;
 use crate::log::{Place, SHARDS};
 use crate::moment::Moment;
 use crate::{parked, replay};
@@ -75,14 +76,7 @@ impl Cursor {
         .bind(self.filter.leaves())
         .execute(&mut *tx)
         .await?;
-        sqlx::query(
-            "insert into pillarbox.lease (consumer, shard) select $1, generate_series(0, $2 - 1)
-             on conflict (consumer, shard) do nothing",
-        )
-        .bind(&self.consumer)
-        .bind(i32::from(SHARDS))
-        .execute(&mut *tx)
-        .await?;
+        lease::prepare(&mut tx, &self.consumer).await?;
         tx.commit().await
     }
 }

@@ -4,6 +4,7 @@
 //! nothing half done. Who repeats a request that is still running waits for it; one that takes longer is told to come
 //! back.
 
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -72,6 +73,63 @@ where
     }
     tx.commit().await.map_err(failed)?;
     Ok(answer)
+}
+
+/// What came of a request among many.
+#[derive(Debug)]
+pub enum Entered {
+    /// It is the first: its answer is kept, and its effect must be in the same transaction.
+    First,
+    /// It was answered before.
+    Again(Answer),
+    Refused(Problem),
+}
+
+/// Keeps the answers of many requests at once, each successful and without a secret. One whose identity is taken, also by
+/// an earlier one among these, is told so. Who is working on the same identity is waited for.
+pub async fn enter_all(
+    tx: &mut Transaction<'_, Postgres>,
+    requests: &[(Identity, Answer)],
+    now: DateTime<Utc>,
+) -> Result<Vec<Entered>, Problem> {
+    let mut first: BTreeMap<[u8; 16], usize> = BTreeMap::new();
+    for (at, (identity, _)) in requests.iter().enumerate() {
+        first.entry(identity.id).or_insert(at);
+    }
+    // In one order everywhere, so that two transactions wait for each other in one direction only.
+    let rows: Vec<&(Identity, Answer)> = first.values().map(|at| &requests[*at]).collect();
+    let kept: Vec<Vec<u8>> = sqlx::query_scalar(
+        "insert into pillarbox.idempotency as old (id, fingerprint, status, body, expires_at)
+         select *, $5 from unnest($1::bytea[], $2::bytea[], $3::smallint[], $4::bytea[])
+         on conflict (id) do update set fingerprint = excluded.fingerprint, status = excluded.status,
+             body = excluded.body, expires_at = excluded.expires_at
+         where old.expires_at <= $6
+         returning id",
+    )
+    .bind(rows.iter().map(|(identity, _)| identity.id.as_slice()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(identity, _)| identity.fingerprint.as_slice()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(_, answer)| answer.status().as_u16() as i16).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(_, answer)| answer.body()).collect::<Vec<_>>())
+    .bind(now + KEPT)
+    .bind(now)
+    .fetch_all(&mut **tx)
+    .await
+    .map_err(|error| problem(&error))?;
+    let kept: HashSet<Vec<u8>> = kept.into_iter().collect();
+    let mut entered = Vec::with_capacity(requests.len());
+    for (at, (identity, _)) in requests.iter().enumerate() {
+        if first.get(&identity.id) == Some(&at) && kept.contains(identity.id.as_slice()) {
+            entered.push(Entered::First);
+            continue;
+        }
+        entered.push(match answered(tx, identity, now).await {
+            Ok(Some(answer)) => Entered::Again(answer),
+            Ok(None) => Entered::Refused(Problem::conflict("still-running", "try again")),
+            Err(refused) if refused.status().is_server_error() => return Err(refused),
+            Err(refused) => Entered::Refused(refused),
+        });
+    }
+    Ok(entered)
 }
 
 /// Forgets what has expired; returns how many.

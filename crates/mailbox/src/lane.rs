@@ -37,6 +37,15 @@ pub struct LaneOptions {
     /// How many messages at a time; some times as many while it is behind.
     pub batch: u32,
     pub retry: Retry,
+    /// One lane of all processes has all shards, and reads them in the order of the log; the others stand by.
+    pub in_step: bool,
+}
+
+impl LaneOptions {
+    fn reader(&self, cursor: &Cursor) -> Reader {
+        let reader = Reader::new(cursor.filter.clone());
+        if self.in_step { reader.in_step() } else { reader }
+    }
 }
 
 pub struct Lane<W> {
@@ -74,7 +83,7 @@ impl<W: Work> Lane<W> {
     ) -> Lane<W> {
         Lane {
             id: LaneId { db, consumer: cursor.consumer.clone(), careful: false, owner: Uuid::now_v7() },
-            reader: Reader::new(cursor.filter.clone()),
+            reader: options.reader(&cursor),
             cursor,
             options,
             replica,
@@ -148,7 +157,7 @@ impl<W: Work> Lane<W> {
 
     /// Forgets what it knew: it may be wrong.
     fn forget(&mut self) {
-        self.reader = Reader::new(self.cursor.filter.clone());
+        self.reader = self.options.reader(&self.cursor);
         self.saved.clear();
         self.blocked.clear();
         self.replays.clear();
@@ -170,7 +179,7 @@ impl<W: Work> Lane<W> {
             Some(true) => return Err(LaneError::Lapsed(consumer.clone())),
             None => return Err(LaneError::TakenOver), // it was dropped; it registers again
         }
-        let Some(held) = lease::share_out(&mut db, consumer, self.id.owner).await? else {
+        let Some(held) = lease::share_out(&mut db, consumer, self.id.owner, self.options.in_step).await? else {
             return Err(LaneError::TakenOver);
         };
         let had: BTreeSet<i16> = self.saved.keys().copied().collect();
@@ -312,6 +321,7 @@ impl<W: Work> Lane<W> {
             tx => self.id.keep(tx, &settlement, replayed, &moved).await?,
         };
 
+        self.work.kept();
         self.id.careful = false;
         self.saved.extend(moved);
         self.saved_at = Instant::now();

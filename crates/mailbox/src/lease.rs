@@ -5,11 +5,68 @@
 //! lane's row ([`hold`]): a late owner finds that it is gone, and a taker waits for what is being kept.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use crate::log::SHARDS;
+use crate::replica::Replica;
+
+/// A process's part in work that is shared out by shard, but does not read the log.
+pub struct Share {
+    name: &'static str,
+    owner: Uuid,
+    replica: Arc<Replica>,
+    is_in: bool,
+}
+
+impl Share {
+    pub(crate) fn new(name: &'static str, replica: Arc<Replica>) -> Share {
+        Share { name, owner: Uuid::now_v7(), replica, is_in: false }
+    }
+
+    /// How often to look.
+    pub fn pause(&self) -> std::time::Duration {
+        self.replica.pause()
+    }
+
+    /// The shards that are this process's now. None: others have taken over, and it joins again with the next look; what
+    /// it held it must forget.
+    pub async fn look(&mut self, db: &mut PgConnection) -> sqlx::Result<Option<BTreeSet<i16>>> {
+        if !self.is_in {
+            self.join(db).await?;
+        }
+        let held = share_out(db, self.name, self.owner, false).await?;
+        self.is_in = held.is_some();
+        Ok(held)
+    }
+
+    /// Keeps others from taking over until the transaction ends, without making it durable by itself; false if they have.
+    pub async fn hold(&self, tx: &mut PgConnection) -> sqlx::Result<bool> {
+        hold(tx, self.name, self.owner, false).await
+    }
+
+    pub async fn leave(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
+        self.is_in = false;
+        leave(db, self.name, self.owner).await
+    }
+
+    async fn join(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
+        prepare(db, self.name).await?;
+        self.replica.beat_on(db).await?;
+        leave(db, self.name, self.owner).await?;
+        self.owner = Uuid::now_v7();
+        join(db, self.name, self.owner, self.replica.id()).await
+    }
+}
+
+/// Makes sure that there is something to share out.
+pub(crate) async fn prepare(db: &mut PgConnection, consumer: &str) -> sqlx::Result<()> {
+    let query = "insert into pillarbox.lease (consumer, shard) select $1, generate_series(0, $2 - 1)
+                 on conflict (consumer, shard) do nothing";
+    sqlx::query(query).bind(consumer).bind(i32::from(SHARDS)).execute(db).await.map(drop)
+}
 
 /// A lane enters the share-out.
 pub(crate) async fn join(db: &mut PgConnection, consumer: &str, owner: Uuid, replica: Uuid) -> sqlx::Result<()> {
@@ -17,16 +74,18 @@ pub(crate) async fn join(db: &mut PgConnection, consumer: &str, owner: Uuid, rep
     sqlx::query(query).bind(consumer).bind(owner).bind(replica).execute(db).await.map(drop)
 }
 
-/// Takes what is free up to the lane's share and gives up what is above it. Returns what it holds; None if the lane is
-/// no longer in the share-out.
+/// Takes what is free up to the lane's share and gives up what is above it: an even share, or all for the oldest lane
+/// (`undivided`). Returns what it holds; None if the lane is no longer in the share-out.
 pub(crate) async fn share_out(
     db: &mut PgConnection,
     consumer: &str,
     owner: Uuid,
+    undivided: bool,
 ) -> sqlx::Result<Option<BTreeSet<i16>>> {
     end_silent(db, consumer, owner).await?;
     let row = sqlx::query(
         "select (select count(*) from pillarbox.lane where consumer = $1) as lanes,
+                (select min(owner::text) from pillarbox.lane where consumer = $1) = $2::text as is_oldest,
                 exists (select from pillarbox.lane where consumer = $1 and owner = $2) as is_in,
                 (select array_agg(shard) from pillarbox.lease where consumer = $1 and owner = $2) as shards",
     )
@@ -39,7 +98,11 @@ pub(crate) async fn share_out(
     }
     let lanes = row.try_get::<i64, _>("lanes")?.max(1) as usize;
     let mut mine: Vec<i16> = row.try_get::<Option<Vec<i16>>, _>("shards")?.unwrap_or_default();
-    let share = (SHARDS as usize).div_ceil(lanes);
+    let share = match (undivided, row.try_get::<Option<bool>, _>("is_oldest")?) {
+        (false, _) => (SHARDS as usize).div_ceil(lanes),
+        (true, Some(true)) => SHARDS as usize,
+        (true, Some(false) | None) => 0,
+    };
     if mine.len() < share {
         mine.extend(take(db, consumer, owner, (share - mine.len()) as i64).await?);
     } else {
@@ -50,7 +113,7 @@ pub(crate) async fn share_out(
 
 /// Ends the other lanes whose process no longer beats. One that is keeping something right now is not silent.
 async fn end_silent(db: &mut PgConnection, consumer: &str, owner: Uuid) -> sqlx::Result<()> {
-    sqlx::query(
+    let ended = sqlx::query(
         "delete from pillarbox.lane where consumer = $1 and owner in (
              select owner from pillarbox.lane as silent
              where consumer = $1 and owner <> $2
@@ -60,8 +123,12 @@ async fn end_silent(db: &mut PgConnection, consumer: &str, owner: Uuid) -> sqlx:
     .bind(consumer)
     .bind(owner)
     .execute(db)
-    .await
-    .map(drop)
+    .await?
+    .rows_affected();
+    if ended > 0 {
+        tracing::warn!(consumer, ended, "a process is silent: others take over what it held");
+    }
+    Ok(())
 }
 
 async fn take(db: &mut PgConnection, consumer: &str, owner: Uuid, count: i64) -> sqlx::Result<Vec<i16>> {

@@ -69,11 +69,19 @@ pub struct Reader {
     full: Vec<i16>,
     /// How large messages are, by the last that were read: what cannot be taken is not even asked for.
     message_bytes: usize,
+    /// All shards move together: what is read is in the order of the log, across shards, too.
+    in_step: bool,
 }
 
 impl Reader {
     pub fn new(filter: Filter) -> Reader {
-        Reader { filter, places: BTreeMap::new(), full: Vec::new(), message_bytes: 0 }
+        Reader { filter, places: BTreeMap::new(), full: Vec::new(), message_bytes: 0, in_step: false }
+    }
+
+    /// Keeps all shards in step. It must have all of them.
+    pub(crate) fn in_step(mut self) -> Reader {
+        self.in_step = true;
+        self
     }
 
     /// Reads all shards from the same moment.
@@ -103,6 +111,9 @@ impl Reader {
     /// Opens windows up to `now`. One that is not done stays as it is: cutting it short breaks the order. A place that was
     /// taken over may be ahead of what this process has seen, and must not go back.
     pub fn open(&mut self, now: &Moment) {
+        if self.in_step && !self.is_done() {
+            return;
+        }
         for place in self.places.values_mut().filter(|place| place.is_done() && now.is_after(&place.new)) {
             place.new = now.clone();
             place.last_id = 0;
@@ -150,7 +161,10 @@ impl Reader {
             let (shard, id): (i16, i64) = (row.try_get("shard")?, row.try_get("id")?);
             let scanned = scanned.entry(shard).or_default();
             if scanned.is_cut || bytes > BYTES_MAX {
-                scanned.is_cut = true; // a shard's rows come in order, so all that follow are left, too
+                // A shard's rows come in order, so all that follow are left, too.
+                if !std::mem::replace(&mut scanned.is_cut, true) {
+                    scanned.last_id = id - 1;
+                }
                 continue;
             }
             scanned.rows += 1;
@@ -166,6 +180,23 @@ impl Reader {
             self.message_bytes = bytes / messages.len();
         }
         messages.sort_by_key(|message| message.id);
+        // In step, nobody goes further than the shard that has more behind what it brought.
+        let is_full =
+            |shard: i16, share: i32| scanned.get(&shard).is_some_and(|scanned| scanned.is_cut || scanned.rows == share);
+        let reach = open.iter().zip(&shares).filter(|((shard, _), share)| self.in_step && is_full(*shard, **share));
+        let reach = reach.filter_map(|((shard, _), _)| scanned.get(shard)).map(|scanned| scanned.last_id).min();
+        if let Some(reach) = reach {
+            messages.retain(|message| message.id <= reach);
+            self.full.clear();
+            for ((shard, _), share) in open.iter().zip(&shares) {
+                let Some(place) = self.places.get_mut(shard) else { continue };
+                place.last_id = place.last_id.max(reach);
+                if is_full(*shard, *share) {
+                    self.full.push(*shard);
+                }
+            }
+            return Ok(messages);
+        }
         self.full.clear();
         for ((shard, _), share) in open.iter().zip(shares) {
             let Some(place) = self.places.get_mut(shard) else { continue };
@@ -252,6 +283,37 @@ impl Message {
 /// Makes the log's partitions for today and so many days ahead; returns how many it made.
 pub async fn make_partitions(db: &mut PgConnection, days: i32) -> sqlx::Result<i32> {
     sqlx::query_scalar("select pillarbox.make_log_partitions($1)").bind(days).fetch_one(db).await
+}
+
+/// Where a message is in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LogRef {
+    pub shard: i16,
+    pub id: i64,
+    /// It says in which partition.
+    pub at: DateTime<Utc>,
+}
+
+impl Message {
+    pub fn place(&self) -> LogRef {
+        LogRef { shard: self.shard, id: self.id, at: self.at }
+    }
+}
+
+/// The messages at these places, in no order; those that the log no longer has are missing.
+pub async fn at_places(db: &mut PgConnection, places: &[LogRef]) -> sqlx::Result<Vec<Message>> {
+    let rows = sqlx::query(
+        "select found.* from unnest($1::smallint[], $2::bigint[], $3::timestamptz[]) as place (shard, id, at)
+         cross join lateral (
+             select * from pillarbox.log where log.shard = place.shard and log.id = place.id and log.at = place.at
+         ) found",
+    )
+    .bind(places.iter().map(|place| place.shard).collect::<Vec<_>>())
+    .bind(places.iter().map(|place| place.id).collect::<Vec<_>>())
+    .bind(places.iter().map(|place| place.at).collect::<Vec<_>>())
+    .fetch_all(db)
+    .await?;
+    rows.iter().map(message).collect()
 }
 
 /// From columns of these names.

@@ -93,6 +93,7 @@ async fn drop_log_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) ->
     // An hour's margin: a row's time is the clock's, which may have been set back since.
     let query = format!(
         "select least($1, (select min(old_at) - interval '1 hour' from ({LIVE_PLACES}) as place),
+                      (select min(from_at) - interval '1 hour' from pillarbox.hold),
                       (select min(from_at) - interval '1 hour' from pillarbox.replay
                        where exists (select from pillarbox.replay_shard where replay = replay.id and not done)))"
     );

@@ -17,6 +17,7 @@ use crate::filter::{Filter, Matching};
 use crate::handler::{Handle, Handler};
 use crate::home;
 use crate::lane::{Lane, LaneOptions};
+use crate::lease::Share;
 use crate::replica::Replica;
 use crate::retry::Retry;
 use crate::watch::{self, Watcher};
@@ -49,7 +50,7 @@ impl Default for Rhythm {
         let retry = Retry { retries: Some(3), first: Duration::from_secs(1), longest: Duration::from_secs(60) };
         Rhythm {
             lanes: 1,
-            lane: LaneOptions { batch: 100, retry },
+            lane: LaneOptions { batch: 100, retry, in_step: false },
             pause: Duration::from_secs(1),
             delay: Duration::ZERO,
         }
@@ -110,6 +111,11 @@ impl Runtime {
     /// To nudge after a post.
     pub fn watcher(&self) -> &Watcher {
         &self.watcher
+    }
+
+    /// A part in work that is shared out by shard, but does not read the log.
+    pub fn share(&self, name: &'static str) -> Share {
+        Share::new(name, self.replica.clone())
     }
 
     pub fn db(&self) -> &PgPool {

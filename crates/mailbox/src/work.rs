@@ -49,6 +49,9 @@ pub struct Worked {
 pub trait Work: Send {
     /// Does these in order. An error means that nothing is known of the batch: it is done again.
     fn run(&mut self, lane: &LaneId, items: &[&Item]) -> impl Future<Output = Result<Worked, LaneError>> + Send;
+
+    /// What the last run did is committed.
+    fn kept(&mut self) {}
 }
 
 /// Who works, and where.

@@ -120,6 +120,7 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
             batch: settings.batch_size,
             // What the broker does not take is kept for ever.
             retry: Retry { retries: None, first: Duration::from_secs(1), longest: Duration::from_secs(60) },
+            in_step: false,
         },
         pause: Duration::from_millis(settings.poll_interval_ms.into()),
         delay: Duration::from_millis(settings.initial_delay_ms.into()),

@@ -2,9 +2,29 @@
 
 use crate::paths::{paths, tokens};
 
-const MAY_USE: [&str; 9] = ["std", "core", "crate", "super", "self", "chrono", "contracts", "serde", "thiserror"];
+const MAY_USE: [&str; 14] = [
+    "std",
+    "core",
+    "crate",
+    "super",
+    "self",
+    "chrono",
+    "contracts",
+    "kit",
+    "serde",
+    "serde_json",
+    "sha2",
+    "thiserror",
+    "utoipa",
+    "uuid",
+];
 
-const MAY_NOT_USE: [&str; 8] = [
+const MAY_NOT_USE: [&str; 13] = [
+    "kit::batch",
+    "kit::clock",
+    "kit::serve",
+    "kit::web",
+    "kit::worker",
     "std::fs",
     "std::net",
     "std::process",
