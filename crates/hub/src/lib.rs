@@ -6,4 +6,5 @@ mod dial;
 pub mod domain;
 pub mod headers;
 pub mod signature;
+mod store;
 pub mod target;
