@@ -1,3 +1,5 @@
 //! The hub's tables. Everything here joins the caller's transaction, and decides nothing.
 
+pub(crate) mod dead_letter;
+pub(crate) mod message;
 pub(crate) mod subscriber;
