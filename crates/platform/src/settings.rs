@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hub::HubSettings;
 use kit::auth::Issuer;
 use kit::config::BadSetting;
 use kit::extract::RequestLimits;
@@ -39,6 +40,7 @@ pub struct Settings {
     pub roles: Vec<Role>,
 
     pub relay: RelaySettings,
+    pub hub: HubSettings,
     /// How long a process that no longer answers keeps its share of the work.
     pub lease_ms: u32,
     /// How long the log is kept, and how long a consumer that is behind can hold it.
@@ -107,6 +109,7 @@ impl Default for Settings {
             services: Vec::new(),
             roles: Vec::new(),
             relay: RelaySettings::default(),
+            hub: HubSettings::default(),
             lease_ms: 15_000,
             log_days: 7,
             behind_days: 14,
@@ -189,6 +192,11 @@ impl Settings {
         let parse =
             |key: &Secret<String>| key.reveal().parse().map_err(|error| BadSetting::new("secret_keys_previous", error));
         self.secret_keys_previous.iter().map(parse).collect()
+    }
+
+    /// What webhooks are sent with.
+    pub fn webhook_client(&self) -> Result<hub::client::Client, BadSetting> {
+        self.hub.client().map_err(|(setting, takes)| BadSetting::new(setting, takes))
     }
 
     pub fn has_role(&self, role: Role) -> bool {
