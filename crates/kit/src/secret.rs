@@ -3,6 +3,8 @@
 use std::fmt;
 
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD, Engine};
+use chacha20poly1305::aead::{Aead, Payload};
+use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use hkdf::Hkdf;
 use rand::RngCore;
 use serde::{Deserialize, Serialize};
@@ -91,6 +93,86 @@ impl fmt::Debug for MasterKey {
     }
 }
 
+/// Encrypts small secrets for the database, so that a copy of it gives none away. What is sealed opens only unchanged and
+/// with the `context` that it was sealed with (say, the row's id): it cannot be moved to another row.
+///
+/// A sealed value is a version, the id of its key, a nonce, and XChaCha20-Poly1305's output. The nonce is long enough to
+/// be drawn at random for any number of values.
+#[derive(Clone)]
+pub struct Seal {
+    current: SealKey,
+    previous: Vec<SealKey>,
+}
+
+#[derive(Clone)]
+struct SealKey {
+    id: [u8; 4],
+    cipher: XChaCha20Poly1305,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotOpened {
+    #[error("not a sealed value of a version that is known here")]
+    NotSealed,
+    #[error("sealed under a secret key that is neither the current one nor a previous one")]
+    UnknownKey,
+    #[error("changed since it was sealed, or sealed for something else")]
+    Changed,
+}
+
+const SEAL_VERSION: u8 = 1;
+const NONCE_BYTES: usize = 24;
+
+impl Seal {
+    /// Seals with the current key; opens with any. Each purpose has keys of its own.
+    pub fn new(current: &MasterKey, previous: &[MasterKey], purpose: &str) -> Seal {
+        let key = |master: &MasterKey| {
+            let [a, b, c, d, ..] = master.derive(&format!("{purpose} id"));
+            SealKey { id: [a, b, c, d], cipher: XChaCha20Poly1305::new(&master.derive(purpose).into()) }
+        };
+        Seal { current: key(current), previous: previous.iter().map(key).collect() }
+    }
+
+    pub fn seal(&self, plain: &[u8], context: &[u8]) -> Vec<u8> {
+        let SealKey { id, cipher } = &self.current;
+        let mut nonce = [0; NONCE_BYTES];
+        rand::rng().fill_bytes(&mut nonce);
+        let payload = Payload { msg: plain, aad: &bound(*id, context) };
+        // Fails only for more than 256 GiB.
+        let sealed = cipher.encrypt(&XNonce::from(nonce), payload).unwrap_or_default();
+        [&[SEAL_VERSION], id.as_slice(), nonce.as_slice(), sealed.as_slice()].concat()
+    }
+
+    pub fn open(&self, sealed: &[u8], context: &[u8]) -> Result<Vec<u8>, NotOpened> {
+        let (version, rest) = sealed.split_first().ok_or(NotOpened::NotSealed)?;
+        let (id, rest) = rest.split_first_chunk::<4>().ok_or(NotOpened::NotSealed)?;
+        let (nonce, sealed) = rest.split_first_chunk::<NONCE_BYTES>().ok_or(NotOpened::NotSealed)?;
+        if *version != SEAL_VERSION {
+            return Err(NotOpened::NotSealed);
+        }
+        let mut keys = std::iter::once(&self.current).chain(&self.previous);
+        let key = keys.find(|key| key.id == *id).ok_or(NotOpened::UnknownKey)?;
+        let payload = Payload { msg: sealed, aad: &bound(*id, context) };
+        key.cipher.decrypt(&XNonce::from(*nonce), payload).map_err(|_| NotOpened::Changed)
+    }
+
+    /// Is it sealed under a previous key, so that it is worth sealing again?
+    pub fn is_stale(&self, sealed: &[u8]) -> bool {
+        sealed.get(1..5) != Some(self.current.id.as_slice())
+    }
+}
+
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Seal(***)")
+    }
+}
+
+/// What a sealed value is tied to, beside its key.
+fn bound(id: [u8; 4], context: &[u8]) -> Vec<u8> {
+    [&[SEAL_VERSION], id.as_slice(), context].concat()
+}
+
 /// SHA-256, for secrets with enough randomness of their own to need no slow hash.
 pub fn digest(secret: &str) -> [u8; 32] {
     Sha256::digest(secret.as_bytes()).into()
@@ -126,5 +208,57 @@ mod tests {
     fn a_short_key_is_refused() {
         assert!("c2hvcnQ=".parse::<MasterKey>().is_err());
         assert!("not base64".parse::<MasterKey>().is_err());
+    }
+
+    #[test]
+    fn what_is_sealed_opens_again_and_never_looks_the_same() {
+        let seal = Seal::new(&MasterKey::generate(), &[], "test");
+        for plain in [b"".as_slice(), b"hunter2", &[7; 10_000]] {
+            let sealed = seal.seal(plain, b"row 1");
+            assert_eq!(seal.open(&sealed, b"row 1").as_deref(), Ok(plain));
+            assert_ne!(sealed, seal.seal(plain, b"row 1"));
+            assert!(plain.is_empty() || !sealed.windows(plain.len()).any(|window| window == plain));
+        }
+        assert_eq!(format!("{seal:?}"), "Seal(***)");
+    }
+
+    #[test]
+    fn a_sealed_value_is_tied_to_its_context_and_its_purpose() {
+        let master = MasterKey::generate();
+        let sealed = Seal::new(&master, &[], "test").seal(b"hunter2", b"row 1");
+        let open = |purpose, context: &[u8]| Seal::new(&master, &[], purpose).open(&sealed, context);
+        assert_eq!(open("test", b"row 1").as_deref(), Ok(b"hunter2".as_slice()));
+        for context in [b"row 2".as_slice(), b"", b"row 11"] {
+            assert_eq!(open("test", context), Err(NotOpened::Changed));
+        }
+        assert_eq!(open("other", b"row 1"), Err(NotOpened::UnknownKey));
+    }
+
+    #[test]
+    fn no_bit_and_no_byte_of_a_sealed_value_can_change() {
+        let seal = Seal::new(&MasterKey::generate(), &[], "test");
+        let sealed = seal.seal(b"hunter2", b"");
+        for bit in 0..sealed.len() * 8 {
+            let mut flipped = sealed.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(seal.open(&flipped, b"").is_err(), "bit {bit}");
+        }
+        for length in 0..sealed.len() {
+            assert!(seal.open(&sealed[..length], b"").is_err(), "{length} bytes");
+        }
+        assert_eq!(seal.open(&[sealed, vec![0]].concat(), b""), Err(NotOpened::Changed));
+    }
+
+    #[test]
+    fn a_previous_key_opens_but_does_not_seal_and_an_unknown_one_is_told() {
+        let (old, new) = (MasterKey::generate(), MasterKey::generate());
+        let before = Seal::new(&old, &[], "test");
+        let sealed = before.seal(b"hunter2", b"");
+        let after = Seal::new(&new, std::slice::from_ref(&old), "test");
+        assert_eq!(after.open(&sealed, b"").as_deref(), Ok(b"hunter2".as_slice()));
+        assert!(after.is_stale(&sealed) && !before.is_stale(&sealed));
+        let again = after.seal(b"hunter2", b"");
+        assert_eq!(before.open(&again, b""), Err(NotOpened::UnknownKey));
+        assert_eq!(Seal::new(&new, &[], "test").open(&sealed, b""), Err(NotOpened::UnknownKey));
     }
 }

@@ -1,0 +1,239 @@
+//! Which addresses may be dialled.
+//!
+//! A subscriber's URL is a stranger's wish to have a request sent from inside our network. So only public addresses
+//! are dialled, and those of networks that the operator allows.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// Everything that IANA lists as not globally reachable, and multicast.
+const REFUSED_V4: [([u8; 4], u32); 15] = [
+    ([0, 0, 0, 0], 8),      // this network
+    ([10, 0, 0, 0], 8),     // private
+    ([100, 64, 0, 0], 10),  // carrier-grade NAT
+    ([127, 0, 0, 0], 8),    // loopback
+    ([169, 254, 0, 0], 16), // link-local, and clouds' metadata servers
+    ([172, 16, 0, 0], 12),  // private
+    ([192, 0, 0, 0], 24),   // protocol assignments
+    ([192, 0, 2, 0], 24),   // documentation
+    ([192, 88, 99, 0], 24), // 6to4 relays
+    ([192, 168, 0, 0], 16), // private
+    ([198, 18, 0, 0], 15),  // benchmarks
+    ([198, 51, 100, 0], 24),
+    ([203, 0, 113, 0], 24),
+    ([224, 0, 0, 0], 4), // multicast
+    ([240, 0, 0, 0], 4), // reserved, and broadcast
+];
+
+const REFUSED_V6: [([u16; 8], u32); 11] = [
+    // Loopback, unspecified, and all ways but two to write an IPv4 address: those two are judged by what is inside.
+    ([0, 0, 0, 0, 0, 0, 0, 0], 8),
+    ([0x100, 0, 0, 0, 0, 0, 0, 0], 64),      // discard
+    ([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),     // protocol assignments, Teredo
+    ([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), // documentation
+    ([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),     // 6to4: an IPv4 address inside
+    ([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),     // documentation
+    ([0x5f00, 0, 0, 0, 0, 0, 0, 0], 16),     // segment routing
+    ([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),      // unique local
+    ([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),     // link-local
+    ([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10),     // site-local
+    ([0xff00, 0, 0, 0, 0, 0, 0, 0], 8),      // multicast
+];
+
+/// Networks that may be dialled although they are not public. Empty by default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Allowed(Vec<Network>);
+
+impl Allowed {
+    pub fn new(networks: impl IntoIterator<Item = Network>) -> Allowed {
+        Allowed(networks.into_iter().collect())
+    }
+
+    /// What a newcomer's own machine needs: 127.0.0.0/8 and ::1.
+    pub fn loopback() -> Allowed {
+        let networks =
+            [IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8), IpAddr::from(Ipv6Addr::LOCALHOST).into()];
+        Allowed::new(networks.map(Network))
+    }
+
+    /// May this address be dialled?
+    pub fn permits(&self, address: IpAddr) -> bool {
+        let inside = inside(address);
+        self.0.iter().any(|Network(network)| network.contains(&address) || network.contains(&inside))
+            || is_public(inside)
+    }
+}
+
+/// A network in CIDR form, or one address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network(IpNet);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a network: it takes an address or a prefix of addresses, as 10.1.0.0/16 or fd00::/8")]
+pub struct NotANetwork;
+
+impl FromStr for Network {
+    type Err = NotANetwork;
+
+    fn from_str(text: &str) -> Result<Network, NotANetwork> {
+        let one = || text.parse::<IpAddr>().map(IpNet::from);
+        text.parse().or_else(|_| one()).map(Network).map_err(|_| NotANetwork)
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for Network {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Network {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Network, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// The IPv4 address that really is dialled by `::ffff:a.b.c.d` (this machine translates) and by `64:ff9b::a.b.c.d` (a
+/// NAT64 gateway does), or else the address itself.
+fn inside(address: IpAddr) -> IpAddr {
+    let IpAddr::V6(v6) = address else { return address };
+    match v6.segments() {
+        [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => {
+            let [.., a, b, c, d] = v6.octets();
+            Ipv4Addr::new(a, b, c, d).into()
+        }
+        _ => address,
+    }
+}
+
+fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => !REFUSED_V4.iter().any(|&(network, prefix)| {
+            (u32::from(address) ^ u32::from(Ipv4Addr::from(network))) >> (u32::BITS - prefix) == 0
+        }),
+        IpAddr::V6(address) => !REFUSED_V6.iter().any(|&(network, prefix)| {
+            (u128::from(address) ^ u128::from(Ipv6Addr::from(network))) >> (u128::BITS - prefix) == 0
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn permitted(address: &str) -> bool {
+        Allowed::default().permits(address.parse().unwrap())
+    }
+
+    /// First and last address of each range, and the public neighbours before and after (where the neighbour is public).
+    #[test]
+    fn every_range_is_refused_from_its_first_address_to_its_last_and_no_further() {
+        for (before, first, last, after) in [
+            ("", "0.0.0.0", "0.255.255.255", "1.0.0.0"),
+            ("9.255.255.255", "10.0.0.0", "10.255.255.255", "11.0.0.0"),
+            ("100.63.255.255", "100.64.0.0", "100.127.255.255", "100.128.0.0"),
+            ("126.255.255.255", "127.0.0.0", "127.255.255.255", "128.0.0.0"),
+            ("169.253.255.255", "169.254.0.0", "169.254.255.255", "169.255.0.0"),
+            ("172.15.255.255", "172.16.0.0", "172.31.255.255", "172.32.0.0"),
+            ("191.255.255.255", "192.0.0.0", "192.0.0.255", "192.0.1.0"),
+            ("192.0.1.255", "192.0.2.0", "192.0.2.255", "192.0.3.0"),
+            ("192.88.98.255", "192.88.99.0", "192.88.99.255", "192.88.100.0"),
+            ("192.167.255.255", "192.168.0.0", "192.168.255.255", "192.169.0.0"),
+            ("198.17.255.255", "198.18.0.0", "198.19.255.255", "198.20.0.0"),
+            ("198.51.99.255", "198.51.100.0", "198.51.100.255", "198.51.101.0"),
+            ("203.0.112.255", "203.0.113.0", "203.0.113.255", "203.0.114.0"),
+            ("223.255.255.255", "224.0.0.0", "239.255.255.255", ""),
+            ("", "240.0.0.0", "255.255.255.255", ""),
+            ("", "::", "ff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", ""),
+            ("", "100::", "100::ffff:ffff:ffff:ffff", "100:0:0:1::"),
+            (
+                "2000:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+                "2001::",
+                "2001:1ff:ffff:ffff:ffff:ffff:ffff:ffff",
+                "2001:200::",
+            ),
+            (
+                "2001:db7:ffff:ffff:ffff:ffff:ffff:ffff",
+                "2001:db8::",
+                "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff",
+                "2001:db9::",
+            ),
+            ("2001:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "2002::", "2002:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "2003::"),
+            (
+                "3ffe:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
+                "3fff::",
+                "3fff:fff:ffff:ffff:ffff:ffff:ffff:ffff",
+                "3fff:1000::",
+            ),
+            ("5eff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "5f00::", "5f00:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "5f01::"),
+            ("fbff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fc00::", "fdff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fe00::"),
+            ("fe7f:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fe80::", "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", ""),
+            ("", "fec0::", "feff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", ""),
+            ("", "ff00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", ""),
+            // What is around the two ranges that are judged by the IPv4 address inside.
+            ("", "::1", "::fffe:ffff:ffff", ""),
+            ("", "::1:0:0:0", "64:ff9a:ffff:ffff:ffff:ffff:ffff:ffff", ""),
+            ("", "64:ff9b::1:0:0", "64:ff9b:ffff:ffff:ffff:ffff:ffff:ffff", ""),
+        ] {
+            assert!(!permitted(first), "{first}");
+            assert!(!permitted(last), "{last}");
+            for neighbour in [before, after].into_iter().filter(|neighbour| !neighbour.is_empty()) {
+                assert!(permitted(neighbour), "{neighbour}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_ipv4_address_inside_an_ipv6_address_is_judged_as_itself() {
+        for prefix in ["::ffff:", "64:ff9b::"] {
+            for (inside, public) in [
+                ("8.8.8.8", true),
+                ("127.0.0.1", false),
+                ("169.254.169.254", false),
+                ("0.0.0.0", false),
+                ("255.255.255.255", false),
+                ("172.15.255.255", true),
+            ] {
+                assert_eq!(permitted(&format!("{prefix}{inside}")), public, "{prefix}{inside}");
+            }
+        }
+        assert!(!permitted("::127.0.0.1") && !permitted("::8.8.8.8") && !permitted("::ffff:0:8.8.8.8"));
+    }
+
+    #[test]
+    fn an_allowed_network_overrides_and_nothing_around_it() {
+        let networks = ["10.1.0.0/16", "fd00::/8", "192.168.7.7"].map(|network| network.parse().unwrap());
+        let allowed = Allowed::new(networks);
+        let permits = |address: &str| allowed.permits(address.parse().unwrap());
+        for inside in ["10.1.0.0", "10.1.255.255", "::ffff:10.1.2.3", "fd00::", "192.168.7.7", "8.8.8.8"] {
+            assert!(permits(inside), "{inside}");
+        }
+        for outside in ["10.0.255.255", "10.2.0.0", "::ffff:10.2.0.0", "fc00::1", "192.168.7.8", "::1"] {
+            assert!(!permits(outside), "{outside}");
+        }
+        assert!(Allowed::loopback().permits("127.9.9.9".parse().unwrap()));
+        assert!(Allowed::loopback().permits("::1".parse().unwrap()));
+        assert!(!Allowed::loopback().permits("::2".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_network_in_the_settings_is_text_and_a_bad_one_says_what_it_takes() {
+        let allowed: Allowed = serde_json::from_str(r#"["10.1.0.0/16", "::1"]"#).unwrap();
+        assert_eq!(serde_json::to_string(&allowed).unwrap(), r#"["10.1.0.0/16","::1/128"]"#);
+        for bad in ["", "10.1", "10.0.0.0/33", "localhost", "::/129"] {
+            let error = serde_json::from_value::<Network>(bad.into()).unwrap_err().to_string();
+            assert!(error.contains("10.1.0.0/16"), "{bad}: {error}");
+        }
+    }
+}

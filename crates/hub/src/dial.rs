@@ -1,0 +1,351 @@
+//! Connections to subscribers: names resolved once and vetted, exactly the vetted addresses dialled, TLS on top, or
+//! through the operator's proxy.
+
+use std::error::Error;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use base64::prelude::{BASE64_STANDARD, Engine};
+use futures_util::future::BoxFuture;
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{LookupIpStrategy, ResolverConfig};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use http::uri::Scheme;
+use http::{HeaderValue, Uri};
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::dns::Name;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+use tower::Service;
+use url::Url;
+
+use crate::address::Allowed;
+use crate::client::{ErrorClass, Failure};
+
+/// A dial may outlive its request (another connection came free first): it ends by itself.
+const DIAL_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// Asks for the addresses of a name.
+pub trait Resolve: Send + Sync + 'static {
+    /// An error of the kind `NotFound` says that there is no such name.
+    fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
+}
+
+/// The resolver that this machine's `/etc/resolv.conf` and `/etc/hosts` describe, as they are at the start.
+///
+/// Not `getaddrinfo`: that blocks a thread for as long as a name server pleases, and a few subscribers with slow ones
+/// would hold up everybody's deliveries.
+pub(crate) struct SystemResolver(TokioResolver);
+
+impl SystemResolver {
+    pub(crate) fn new() -> Result<SystemResolver, String> {
+        let mut builder = TokioResolver::builder_tokio().unwrap_or_else(|error| {
+            tracing::warn!(%error, "no name server is known: webhooks reach only addresses and names of /etc/hosts");
+            TokioResolver::builder_with_config(ResolverConfig::default(), TokioRuntimeProvider::default())
+        });
+        builder.options_mut().ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+        builder.build().map(SystemResolver).map_err(|error| format!("the resolver of names cannot start: {error}"))
+    }
+}
+
+impl Resolve for SystemResolver {
+    fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
+        Box::pin(async move {
+            match self.0.lookup_ip(name).await {
+                Ok(found) => Ok(found.iter().collect()),
+                Err(error) if error.is_no_records_found() => Err(io::ErrorKind::NotFound.into()),
+                Err(error) => Err(io::Error::other(error)),
+            }
+        })
+    }
+}
+
+/// A proxy for all deliveries: `http://host:port`, with user and password if it wants them. Its own address is trusted.
+#[derive(Clone, Debug)]
+pub struct Proxy {
+    uri: Uri,
+    /// Marked sensitive: it does not print.
+    pub(crate) auth: Option<HeaderValue>,
+}
+
+impl FromStr for Proxy {
+    type Err = String;
+
+    /// The error says what it takes and quotes nothing: there may be a password in it.
+    fn from_str(text: &str) -> Result<Proxy, String> {
+        let takes =
+            || "takes an address as http://proxy.example:3128 or http://user:password@proxy.example:3128".to_owned();
+        let url = Url::parse(text).map_err(|_| takes())?;
+        let is_bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+        let (Some(host), true, "http") = (url.host(), is_bare, url.scheme()) else { return Err(takes()) };
+        let uri = format!("http://{host}:{}/", url.port().unwrap_or(80)).parse().map_err(|_| takes())?;
+        let decoded = |text: &str| percent_encoding::percent_decode_str(text).collect::<Vec<u8>>();
+        let has_user = !url.username().is_empty() || url.password().is_some();
+        let auth = has_user.then(|| {
+            let user = [decoded(url.username()), decoded(url.password().unwrap_or_default())].join(&b':');
+            let mut auth = HeaderValue::try_from(format!("Basic {}", BASE64_STANDARD.encode(user)))?;
+            auth.set_sensitive(true);
+            Ok::<_, http::header::InvalidHeaderValue>(auth)
+        });
+        Ok(Proxy { uri, auth: auth.transpose().map_err(|_| takes())? })
+    }
+}
+
+/// Opens connections for hyper's pool, which calls it once for each new connection.
+#[derive(Clone)]
+pub(crate) struct Dialer(Arc<Ways>);
+
+struct Ways {
+    allowed: Arc<Allowed>,
+    tls: TlsConnector,
+    way: Way,
+}
+
+enum Way {
+    Direct(HttpConnector<Vetting>),
+    /// Names are resolved by the proxy, which has to know what it lets through; only addresses are vetted here.
+    Proxy {
+        uri: Uri,
+        tcp: HttpConnector<Vetting>,
+        tunnel: Tunnel<HttpConnector<Vetting>>,
+    },
+}
+
+impl Dialer {
+    pub(crate) fn new(
+        allowed: Arc<Allowed>,
+        resolver: Arc<dyn Resolve>,
+        proxy: Option<&Proxy>,
+        extra_roots: &[CertificateDer<'static>],
+    ) -> Result<Dialer, String> {
+        let tcp = |vetted_by: Option<Arc<Allowed>>| {
+            let mut tcp = HttpConnector::new_with_resolver(Vetting { resolver, vetted_by });
+            tcp.enforce_http(false);
+            tcp.set_nodelay(true);
+            tcp
+        };
+        let way = match proxy {
+            None => Way::Direct(tcp(Some(Arc::clone(&allowed)))),
+            Some(Proxy { uri, auth }) => {
+                let tcp = tcp(None);
+                let tunnel = Tunnel::new(uri.clone(), tcp.clone());
+                let tunnel = auth.iter().fold(tunnel, |tunnel, auth| tunnel.with_auth(auth.clone()));
+                Way::Proxy { uri: uri.clone(), tcp, tunnel }
+            }
+        };
+        Ok(Dialer(Arc::new(Ways { allowed, tls: tls(extra_roots)?, way })))
+    }
+
+    async fn dial(self, uri: Uri) -> Result<Stream, Failure> {
+        let host = bare_host(&uri)?;
+        if let Ok(address) = host.parse() {
+            vet_literal(&self.0.allowed, address)?;
+        }
+        let is_https = uri.scheme() == Some(&Scheme::HTTPS);
+        let (tcp, is_proxied) = match &self.0.way {
+            Way::Direct(tcp) => (tcp.clone().call(uri.clone()).await.map_err(|error| not_connected(&error))?, false),
+            Way::Proxy { tunnel, .. } if is_https => {
+                let tunnelled = tunnel.clone().call(uri.clone()).await;
+                (tunnelled.map_err(|error| Failure::new(ErrorClass::Proxy, with_causes(&error)))?, false)
+            }
+            Way::Proxy { uri, tcp, .. } => {
+                let connected = tcp.clone().call(uri.clone()).await;
+                (connected.map_err(|error| Failure::new(ErrorClass::Proxy, with_causes(&error)))?, true)
+            }
+        };
+        if !is_https {
+            return Ok(Stream::Plain { io: tcp, is_proxied });
+        }
+        let not_secure = |error: &dyn Error| Failure::new(ErrorClass::Tls, error);
+        let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(|error| not_secure(&error))?;
+        let secured = self.0.tls.connect(name, tcp.into_inner()).await.map_err(|error| not_secure(&error))?;
+        Ok(Stream::Tls(TokioIo::new(Box::new(secured))))
+    }
+}
+
+impl Service<Uri> for Dialer {
+    type Response = Stream;
+    type Error = Failure;
+    type Future = BoxFuture<'static, Result<Stream, Failure>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let dialer = self.clone();
+        Box::pin(async move {
+            let late = |_| Failure::new(ErrorClass::Timeout, format!("no connection within {DIAL_TIME_MAX:?}"));
+            timeout(DIAL_TIME_MAX, dialer.dial(uri)).await.map_err(late)?
+        })
+    }
+}
+
+/// A literal skips DNS, and so `Vetting`.
+pub(crate) fn vet_literal(allowed: &Allowed, address: IpAddr) -> Result<(), Failure> {
+    if allowed.permits(address) {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorClass::AddressRefused,
+        format!("{address} is not a public address, and `allowed_networks` does not list it"),
+    ))
+}
+
+/// Resolves a name once, and gives its addresses out only if all may be dialled: whoever gets them dials these and asks
+/// no second time, so a name that changes its mind in between gains nothing.
+#[derive(Clone)]
+struct Vetting {
+    resolver: Arc<dyn Resolve>,
+    /// None for the proxy's own name.
+    vetted_by: Option<Arc<Allowed>>,
+}
+
+impl Service<Name> for Vetting {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = Failure;
+    type Future = BoxFuture<'static, Result<Self::Response, Failure>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let Vetting { resolver, vetted_by } = self.clone();
+        Box::pin(async move {
+            let name = name.as_str();
+            let addresses = resolver.resolve(name).await.map_err(|error| not_resolved(name, &error))?;
+            if addresses.is_empty() {
+                return Err(not_resolved(name, &io::ErrorKind::NotFound.into()));
+            }
+            let is_permitted = |address: &IpAddr| vetted_by.as_ref().is_none_or(|allowed| allowed.permits(*address));
+            if !addresses.iter().all(is_permitted) {
+                // Which address it is, is not for a stranger's eyes: it may be one of the names of our own network.
+                return Err(Failure::new(
+                    ErrorClass::AddressRefused,
+                    format!("{name} has an address that is not public, and `allowed_networks` does not list it"),
+                ));
+            }
+            // The port is filled in by the caller.
+            Ok(addresses.into_iter().map(|address| SocketAddr::new(address, 0)).collect::<Vec<_>>().into_iter())
+        })
+    }
+}
+
+fn not_resolved(name: &str, error: &io::Error) -> Failure {
+    Failure::new(
+        ErrorClass::Dns,
+        match error.kind() {
+            io::ErrorKind::NotFound => format!("{name}: there is no such name, or it has no address"),
+            _ => format!("{name} cannot be resolved: {error}"),
+        },
+    )
+}
+
+/// What `Vetting` said, or else why TCP did not connect.
+fn not_connected(error: &(dyn Error + 'static)) -> Failure {
+    let vetting = causes(error).find_map(|cause| cause.downcast_ref::<Failure>());
+    vetting.cloned().unwrap_or_else(|| Failure::new(ErrorClass::Connect, with_causes(error)))
+}
+
+pub(crate) fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}
+
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+fn bare_host(uri: &Uri) -> Result<&str, Failure> {
+    let host = uri.host().ok_or_else(|| Failure::new(ErrorClass::Protocol, "the URL has no host"))?;
+    Ok(host.trim_start_matches('[').trim_end_matches(']'))
+}
+
+/// Mozilla's roots and the operator's own.
+fn tls(extra_roots: &[CertificateDer<'static>]) -> Result<TlsConnector, String> {
+    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    for root in extra_roots {
+        roots.add(root.clone()).map_err(|error| format!("a root certificate cannot be used: {error}"))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| format!("TLS cannot start: {error}"))?;
+    let mut config = config.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+pub(crate) enum Stream {
+    Plain { io: TokioIo<TcpStream>, is_proxied: bool },
+    Tls(TokioIo<Box<TlsStream<TcpStream>>>),
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        // Proxied: hyper then sends the whole URL in the request's first line.
+        Connected::new().proxy(matches!(self, Stream::Plain { is_proxied: true, .. }))
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain { io, .. } => Pin::new(io).poll_read(cx, buf),
+            Stream::Tls(io) => Pin::new(io).poll_read(cx, buf),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain { io, .. } => Pin::new(io).poll_write(cx, buf),
+            Stream::Tls(io) => Pin::new(io).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain { io, .. } => Pin::new(io).poll_flush(cx),
+            Stream::Tls(io) => Pin::new(io).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain { io, .. } => Pin::new(io).poll_shutdown(cx),
+            Stream::Tls(io) => Pin::new(io).poll_shutdown(cx),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Stream::Plain { io, .. } => io.is_write_vectored(),
+            Stream::Tls(io) => io.is_write_vectored(),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain { io, .. } => Pin::new(io).poll_write_vectored(cx, bufs),
+            Stream::Tls(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+        }
+    }
+}
