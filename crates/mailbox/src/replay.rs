@@ -2,7 +2,8 @@
 //!
 //! A replay of run 0 repairs: what has an inbox row is left alone. One of a new run repeats. The shard's owner reads it
 //! between its live batches, so a key is never worked on in two places. It covers what the consumer has already passed; the
-//! rest comes to it anyway.
+//! rest comes to it anyway. Where the range begins and ends in the log is found by halving ([`crate::browse`]), so ten
+//! minutes cost ten minutes of the log, however long its day is.
 
 use chrono::{DateTime, Duration, Utc};
 use serde::Serialize;
@@ -10,6 +11,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, PgExecutor, PgPool, Row};
 use utoipa::ToSchema;
 
+use crate::browse;
 use crate::filter::Filter;
 use crate::log::{self, Message, Place, SHARDS};
 
@@ -34,7 +36,10 @@ pub(crate) struct Replaying {
     pub(crate) shard: i16,
     pub(crate) from: DateTime<Utc>,
     pub(crate) to: DateTime<Utc>,
+    /// 0: it has not begun.
     pub(crate) last_id: i64,
+    /// Nothing of the range is here or above. None: not found yet, or the log does not go on behind the range.
+    pub(crate) until_id: Option<i64>,
     pub(crate) done: bool,
 }
 
@@ -133,7 +138,7 @@ fn replay(row: &PgRow) -> sqlx::Result<Replay> {
 /// What is left to be replayed of these shards.
 pub(crate) async fn unfinished(db: &mut PgConnection, consumer: &str, shards: &[i16]) -> sqlx::Result<Vec<Replaying>> {
     let rows = sqlx::query(
-        "select replay.id, run, shard, from_at, to_at, last_id
+        "select replay.id, run, shard, from_at, to_at, last_id, until_id
          from pillarbox.replay join pillarbox.replay_shard on replay_shard.replay = replay.id
          where consumer = $1 and shard = any($2) and not done order by replay.id, shard",
     )
@@ -149,6 +154,7 @@ pub(crate) async fn unfinished(db: &mut PgConnection, consumer: &str, shards: &[
             from: Row::try_get(row, "from_at")?,
             to: Row::try_get(row, "to_at")?,
             last_id: Row::try_get(row, "last_id")?,
+            until_id: Row::try_get(row, "until_id")?,
             done: false,
         })
     };
@@ -163,11 +169,17 @@ pub(crate) async fn read(
     place: &Place,
     limit: u32,
 ) -> sqlx::Result<Vec<Message>> {
+    if replaying.last_id == 0 {
+        replaying.last_id = (browse::first_since(db, replaying.shard, replaying.from).await? - 1).max(0);
+    }
+    if replaying.until_id.is_none() {
+        replaying.until_id = browse::first_after(db, replaying.shard, replaying.to).await?;
+    }
     let rows = sqlx::query(
         "select *, pillarbox.subject(source, topic, aggregate_type) ~ $6
                    and ($7::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $7) as wanted
          from pillarbox.log
-         where shard = $1 and id > $2 and at >= $3 and at < $4
+         where shard = $1 and id > $2 and id < $11 and at >= $3 and at < $4
            and (id <= (select floor_id from pillarbox.home) or pg_visible_in_snapshot(xid, $5::text::pg_snapshot)
                 or (id <= $9 and pg_visible_in_snapshot(xid, $10::text::pg_snapshot)))
          order by id limit $8",
@@ -183,6 +195,7 @@ pub(crate) async fn read(
     // Of a window that is still open, what has been read is passed as well.
     .bind(place.last_id)
     .bind(&place.new.snapshot)
+    .bind(replaying.until_id.unwrap_or(i64::MAX))
     .fetch_all(db)
     .await?;
     let mut messages = Vec::new();
@@ -197,11 +210,13 @@ pub(crate) async fn read(
 }
 
 pub(crate) async fn advance(tx: &mut PgConnection, replaying: &Replaying) -> sqlx::Result<()> {
-    let query = "update pillarbox.replay_shard set last_id = $3, done = $4 where replay = $1 and shard = $2";
+    let query =
+        "update pillarbox.replay_shard set last_id = $3, until_id = $4, done = $5 where replay = $1 and shard = $2";
     sqlx::query(query)
         .bind(replaying.replay)
         .bind(replaying.shard)
         .bind(replaying.last_id)
+        .bind(replaying.until_id)
         .bind(replaying.done)
         .execute(tx)
         .await

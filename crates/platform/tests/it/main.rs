@@ -18,6 +18,7 @@ mod log;
 mod operator;
 mod operator_commands;
 mod relay;
+mod replays;
 mod secrets;
 mod starting;
 mod traces;
