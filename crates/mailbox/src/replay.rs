@@ -89,6 +89,18 @@ pub struct Replay {
     #[schema(example = 16)]
     pub shards: i16,
     pub shards_done: i64,
+    /// An operator has called it off; what it had repeated by then stays repeated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canceled_at: Option<DateTime<Utc>>,
+}
+
+/// What became of a wish to call a replay off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Canceled {
+    Yes,
+    /// It was done, or called off before: nothing changes.
+    HadEnded,
+    Unknown,
 }
 
 impl Replay {
@@ -122,6 +134,24 @@ pub async fn find(db: impl PgExecutor<'_>, id: i64) -> sqlx::Result<Option<Repla
     row.as_ref().map(replay).transpose()
 }
 
+/// Calls it off. Its lanes stop before their next chunk; what they have repeated stays repeated.
+pub async fn cancel(tx: &mut PgConnection, id: i64) -> sqlx::Result<Canceled> {
+    let known = "select id from pillarbox.replay where id = $1 for update";
+    if sqlx::query(known).bind(id).fetch_optional(&mut *tx).await?.is_none() {
+        return Ok(Canceled::Unknown);
+    }
+    // Gone, not marked: whoever asks for what is unfinished, a lane or retention, finds nothing. In the order in which a
+    // lane locks them.
+    let left = "delete from pillarbox.replay_shard where replay = $1 and shard in
+                    (select shard from pillarbox.replay_shard where replay = $1 and not done order by shard for update)";
+    if sqlx::query(left).bind(id).execute(&mut *tx).await?.rows_affected() == 0 {
+        return Ok(Canceled::HadEnded);
+    }
+    let query = "update pillarbox.replay set canceled_at = now() where id = $1";
+    sqlx::query(query).bind(id).execute(tx).await?;
+    Ok(Canceled::Yes)
+}
+
 fn replay(row: &PgRow) -> sqlx::Result<Replay> {
     Ok(Replay {
         id: row.try_get("id")?,
@@ -132,6 +162,7 @@ fn replay(row: &PgRow) -> sqlx::Result<Replay> {
         requested_at: row.try_get("requested_at")?,
         shards: SHARDS,
         shards_done: row.try_get("shards_done")?,
+        canceled_at: row.try_get("canceled_at")?,
     })
 }
 
@@ -180,6 +211,7 @@ pub(crate) async fn read(
                    and ($7::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $7) as wanted
          from pillarbox.log
          where shard = $1 and id > $2 and id < $11 and at >= $3 and at < $4
+           and exists (select from pillarbox.replay_shard as asked where asked.replay = $12 and asked.shard = $1)
            and (id <= (select floor_id from pillarbox.home) or pg_visible_in_snapshot(xid, $5::text::pg_snapshot)
                 or (id <= $9 and pg_visible_in_snapshot(xid, $10::text::pg_snapshot)))
          order by id limit $8",
@@ -196,6 +228,8 @@ pub(crate) async fn read(
     .bind(place.last_id)
     .bind(&place.new.snapshot)
     .bind(replaying.until_id.unwrap_or(i64::MAX))
+    // Not asked for any more when it was called off.
+    .bind(replaying.replay)
     .fetch_all(db)
     .await?;
     let mut messages = Vec::new();

@@ -128,7 +128,7 @@ enum Command {
     /// Messages that were given up
     #[command(subcommand)]
     DeadLetters(dead_letters::Command),
-    /// Let a consumer read a time range again
+    /// Let a consumer read a time range again, list such replays, or call one off
     Replay(replay::Replay),
     /// Say how a database that was restored or copied goes on
     Recover(replay::Way),
