@@ -9,6 +9,7 @@ mod commands;
 mod consumers;
 mod consuming;
 mod crash;
+mod cursors;
 mod dependencies;
 mod hostile;
 mod idempotency;
