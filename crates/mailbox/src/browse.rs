@@ -110,7 +110,7 @@ pub async fn find(db: &mut PgConnection, message_id: Uuid) -> sqlx::Result<Optio
 }
 
 /// The time in an id of version 7.
-fn made_at(id: Uuid) -> Option<DateTime<Utc>> {
+pub fn made_at(id: Uuid) -> Option<DateTime<Utc>> {
     let milliseconds = (id.as_u128() >> 80) as i64;
     (id.get_version_num() == 7).then(|| DateTime::from_timestamp_millis(milliseconds)).flatten()
 }

@@ -129,10 +129,13 @@ async fn drop_reader_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>)
         sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *db).await?;
         drop_day(db, "position", &partition).await?;
     }
-    for partition in days_before(db, "inbox", now - days(keep.behind_days + 1)).await? {
+    let inbox_until = now - days(keep.behind_days + 1);
+    for partition in days_before(db, "inbox", inbox_until).await? {
         drop_day(db, "inbox", &partition).await?;
     }
-    Ok(())
+    let query = "delete from pillarbox.inbox_overflow where ctid in
+                     (select ctid from pillarbox.inbox_overflow where message_id < pillarbox.uuid_at($1) limit $2)";
+    sqlx::query(query).bind(inbox_until).bind(FORGET_MAX).execute(db).await.map(drop)
 }
 
 /// The partitions of days that ended before `cutoff`, oldest first. Their names are ours, and hold nothing but letters,

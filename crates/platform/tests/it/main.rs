@@ -14,6 +14,7 @@ mod dependencies;
 mod hostile;
 mod idempotency;
 mod instance;
+mod intake;
 mod keys;
 mod log;
 mod operator;
