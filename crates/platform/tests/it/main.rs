@@ -19,6 +19,7 @@ mod keys;
 mod log;
 mod operator;
 mod operator_commands;
+mod parity;
 mod relay;
 mod replays;
 mod secrets;
