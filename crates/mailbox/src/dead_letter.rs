@@ -139,7 +139,10 @@ async fn in_steps(db: &PgPool, which: &Which, step: Step) -> sqlx::Result<Bulk> 
 pub struct Unusable<'a> {
     pub consumer: &'a str,
     pub source: &'a str,
+    pub tenant: &'a Tenant,
     pub topic: &'a str,
+    pub key: Option<&'a str>,
+    pub headers: &'a RawValue,
     pub payload: &'a RawValue,
     pub error: &'a str,
 }
@@ -148,13 +151,16 @@ pub struct Unusable<'a> {
 pub async fn keep_unusable(db: &mut PgConnection, unusable: &Unusable<'_>) -> sqlx::Result<()> {
     sqlx::query(
         "insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source,
-             tenant, topic, headers, payload, at)
-         values ($1, 0, 0, 1, $2, 0, pillarbox.uuid_v7(), $3, 'main', $4, '{}', $5::json, now())",
+             tenant, topic, key, headers, payload, at)
+         values ($1, 0, 0, 1, $2, 0, pillarbox.uuid_v7(), $3, $4, $5, $6, $7::jsonb, $8::json, now())",
     )
     .bind(unusable.consumer)
     .bind(unusable.error)
     .bind(unusable.source)
+    .bind(unusable.tenant.as_str())
     .bind(unusable.topic)
+    .bind(unusable.key)
+    .bind(unusable.headers.get())
     .bind(unusable.payload.get())
     .execute(db)
     .await

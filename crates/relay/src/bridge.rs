@@ -4,6 +4,7 @@
 //! when that is committed. An event keeps its id, unless the time in it is far from now: then it gets one of ours. From there on it is a message like any other: it is parked, dies and is replayed like one. What
 //! cannot be posted becomes a dead letter, and is acknowledged as well: it would come again for ever.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -190,12 +191,20 @@ impl Bridge {
         let Err(failed) = self.keep(std::slice::from_ref(one)).await else { return Ok(()) };
         let Some(error) = failed.unfit() else { return Err(failed) };
         tracing::warn!(queue = self.settings.queue, error, "a message cannot be posted, and is a dead letter");
-        // Text in PostgreSQL takes no NUL, and a broken text is shown as well as it can be.
-        let shown = String::from_utf8_lossy(&one.body).replace('\0', "\u{fffd}");
-        let body = to_raw_value(&shown).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
-        let topic = one.routing_key.replace('\0', "");
-        let unusable =
-            Unusable { consumer: &self.source, source: &self.source, topic: &topic, payload: &body, error: &error };
+        // A broken text is shown as well as it can be.
+        let body = json(&plain(&String::from_utf8_lossy(&one.body)))?;
+        let headers: BTreeMap<String, String> =
+            one.headers.iter().map(|(name, value)| (plain(name), plain(value))).collect();
+        let unusable = Unusable {
+            consumer: &self.source,
+            source: &self.source,
+            tenant: &self.tenant_of(one),
+            topic: &plain(&one.routing_key),
+            key: headers.get(KEY_HEADER).map(String::as_str),
+            headers: &json(&headers)?,
+            payload: &body,
+            error: &error,
+        };
         Ok(dead_letter::keep_unusable(&mut *self.db.acquire().await?, &unusable).await?)
     }
 
@@ -238,6 +247,15 @@ impl Bridge {
         post.tenant = self.tenant_of(one);
         Ok(post)
     }
+}
+
+/// Text in PostgreSQL takes no NUL.
+fn plain(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+fn json(value: &impl Serialize) -> sqlx::Result<Box<RawValue>> {
+    to_raw_value(value).map_err(|error| sqlx::Error::Encode(Box::new(error)))
 }
 
 /// A message, opened.

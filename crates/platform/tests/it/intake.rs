@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Duration, Utc};
 use kit::secret::Secret;
+use lapin::options::BasicPublishOptions;
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Connection, ConnectionProperties};
 use mailbox::cursor::Start;
 use mailbox::filter::Matching;
 use mailbox::maintain::{self, Keep};
@@ -15,7 +18,7 @@ use testkit::TestVhost;
 use uuid::Uuid;
 
 use crate::broker::Outside;
-use crate::consuming::{Process, count, database, numbers, quick, recorder, until_effects};
+use crate::consuming::{Process, count, database, numbers, quick, recorder, until_count, until_effects};
 
 /// Reads the queue into the log, and acts on what comes.
 fn take_in(db: &PgPool, vhost: &TestVhost, queue: &IntakeQueue) -> Process {
@@ -86,4 +89,36 @@ async fn an_id_from_another_time_takes_effect_once_and_is_forgotten_like_any_oth
     for table in ["inbox", "inbox_foreign"] {
         assert_eq!(count(db, table).await, 0, "{table} does not grow for ever");
     }
+}
+
+#[tokio::test]
+async fn what_cannot_be_posted_keeps_its_key_its_headers_and_its_tenant() {
+    let (database, vhost) = (database().await, TestVhost::new().await);
+    let (db, outside) = (database.pool(), Outside::of(&vhost).await);
+    outside.queue("orders", "", "").await;
+    let mut queue = IntakeQueue::new("orders");
+    queue.tenant = "acme".parse().unwrap();
+    let process = take_in(db, &vhost, &queue);
+    let mut headers = FieldTable::default();
+    for (name, value) in [("pillarbox-key", "k\0"), ("traceparent", "any"), ("x-origin", "shop"), ("x-nul", "\0")] {
+        headers.insert(name.into(), AMQPValue::LongString(value.into()));
+    }
+    // Only what is text is kept.
+    headers.insert("x-number".into(), AMQPValue::LongInt(5));
+    let connection = Connection::connect(&vhost.amqp_url(), ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    for properties in [BasicProperties::default().with_headers(headers), BasicProperties::default()] {
+        let options = BasicPublishOptions::default();
+        channel.basic_publish("".into(), "orders".into(), options, b"not json", properties).await.unwrap();
+    }
+    until_count(db, "dead_letter", 2).await;
+    process.stop().await;
+    let found: Vec<(String, Option<String>, serde_json::Value)> =
+        sqlx::query_as("select tenant, key, headers from pillarbox.dead_letter order by id")
+            .fetch_all(db)
+            .await
+            .unwrap();
+    let kept = json!({"pillarbox-key": "k\u{fffd}", "traceparent": "any", "x-origin": "shop", "x-nul": "\u{fffd}"});
+    assert_eq!(found[0], ("acme".to_owned(), Some("k\u{fffd}".to_owned()), kept));
+    assert_eq!(found[1], ("acme".to_owned(), None, json!({})));
 }
