@@ -8,10 +8,8 @@ use sqlx::{Postgres, Transaction};
 use crate::dead_letter;
 use crate::parked::{self, Key, Parking, key_of};
 use crate::retry::Retry;
+use crate::told::brief;
 use crate::work::{Item, Origin, Outcome};
-
-/// Errors are kept for people; a novel is of no use to them.
-const ERROR_CHARS_MAX: usize = 2_000;
 
 /// With its attempts, when it is due, and what went wrong.
 type ToPark<'a> = (&'a Item, i32, Option<DateTime<Utc>>, Option<String>);
@@ -61,7 +59,7 @@ impl<'a> Settlement<'a> {
                 }
                 "behind"
             }
-            Outcome::Failed(error) => self.failed(item, place, attempts + 1, shortened(error)),
+            Outcome::Failed(error) => self.failed(item, place, attempts + 1, brief(&error)),
         };
         *self.counts.entry(counted).or_default() += 1;
         if (was_parked || counted == "failed" || counted == "behind")
@@ -149,12 +147,4 @@ impl<'a> Settlement<'a> {
             metrics::counter!("pillarbox_consumer_messages_total", &labels).increment(*count);
         }
     }
-}
-
-fn shortened(mut error: String) -> String {
-    if let Some((at, _)) = error.char_indices().nth(ERROR_CHARS_MAX) {
-        error.truncate(at);
-    }
-    // Text in PostgreSQL takes no NUL.
-    error.replace('\0', "")
 }

@@ -16,6 +16,7 @@ use kit::worker::Round;
 use mailbox::dead_letter::{self, Unusable};
 use mailbox::post::{AggregateId, Post, PostError, Source, post_all};
 use mailbox::runtime::Runtime;
+use mailbox::told::told;
 use mailbox::watch::Watcher;
 use mailbox::{browse, inbox};
 use serde::{Deserialize, Serialize};
@@ -92,11 +93,11 @@ impl BridgeError {
     fn unfit(&self) -> Option<String> {
         match self {
             BridgeError::Unfit(reason) => Some(reason.clone()),
-            BridgeError::Database(sqlx::Error::Database(error)) => {
-                let code = error.code().unwrap_or_default().into_owned();
-                LIES_IN_THE_VALUES.iter().any(|class| code.starts_with(class)).then(|| error.to_string())
+            BridgeError::Database(error) => {
+                let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default();
+                LIES_IN_THE_VALUES.iter().any(|class| code.starts_with(class)).then(|| told(error))
             }
-            BridgeError::Database(_) | BridgeError::Broker(_) => None,
+            BridgeError::Broker(_) => None,
         }
     }
 }
