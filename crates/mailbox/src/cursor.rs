@@ -163,6 +163,7 @@ pub async fn forget_in(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<Dr
     for statement in [
         "delete from pillarbox.lane where consumer = $1",
         "delete from pillarbox.lease where consumer = $1",
+        "delete from pillarbox.discarded where consumer = $1",
         "with gone as (delete from pillarbox.replay where consumer = $1 returning id)
          delete from pillarbox.replay_shard using gone where replay = gone.id",
     ] {

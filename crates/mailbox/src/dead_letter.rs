@@ -10,7 +10,7 @@ use sqlx::{PgConnection, PgExecutor, PgPool, Postgres, Row, Transaction};
 use utoipa::ToSchema;
 
 use crate::log::{self, Message};
-use crate::parked::CONTENT;
+use crate::parked::{CONTENT, NOTE_DISCARDED};
 use crate::post::{AggregateId, Post, PostError, Source, post};
 
 /// What the mailbox itself posts.
@@ -97,11 +97,15 @@ pub async fn retry(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::
 /// Throws them away; returns how many. At most `limit` at a time.
 pub async fn discard(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::Result<u64> {
     let query = format!(
-        "delete from pillarbox.dead_letter where id in
-             (select id from pillarbox.dead_letter where {IS_MEANT} order by id limit $8)"
+        "with gone as (
+             delete from pillarbox.dead_letter where id in
+                 (select id from pillarbox.dead_letter where {IS_MEANT} order by id limit $8)
+             returning consumer, message_id, run, log_id, attempts, last_error
+         ), noted as ({NOTE_DISCARDED})
+         select count(*) from gone"
     );
-    let done = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).execute(db).await?;
-    Ok(done.rows_affected())
+    let row = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).fetch_one(db).await?;
+    Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
 }
 
 /// [`retry`] for all of them, in steps. Only what is dead when it begins, so that what dies again is not tried for ever.

@@ -44,9 +44,11 @@ pub async fn round(db: &PgPool, keep: Keep, now: DateTime<Utc>) -> Result<Round,
     lapse(&mut db, keep, now).await?;
     drop_log_days(&mut db, keep, now).await?;
     drop_reader_days(&mut db, keep, now).await?;
+    let long_ago = now - days(keep.behind_days + 1);
     let forgotten = idempotency::forget_expired(&mut db, now, FORGET_MAX)
         .await?
-        .max(forget_foreign(&mut db, now - days(keep.behind_days + 1)).await?);
+        .max(forget_foreign(&mut db, long_ago).await?)
+        .max(forget_discarded(&mut db, long_ago).await?);
     Ok(if forgotten == FORGET_MAX as u64 { Round::Busy } else { Round::Idle })
 }
 
@@ -179,6 +181,13 @@ async fn drop_day(db: &mut PgConnection, parent: &str, partition: &str) -> sqlx:
 async fn forget_foreign(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<u64> {
     let query = "delete from pillarbox.inbox_foreign where (consumer, message_id) in
                      (select consumer, message_id from pillarbox.inbox_foreign where at < $1 order by at limit $2)";
+    Ok(sqlx::query(query).bind(before).bind(FORGET_MAX).execute(db).await?.rows_affected())
+}
+
+async fn forget_discarded(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox.discarded where (consumer, message_id) in
+                     (select consumer, message_id from pillarbox.discarded where discarded_at < $1
+                      order by discarded_at limit $2)";
     Ok(sqlx::query(query).bind(before).bind(FORGET_MAX).execute(db).await?.rows_affected())
 }
 

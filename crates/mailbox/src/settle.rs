@@ -22,6 +22,7 @@ pub(crate) struct Settlement<'a> {
     put_off: Vec<(i64, i32, DateTime<Utc>, String)>,
     buried: Vec<(&'a Item, i64, i32, String)>,
     finished: Vec<i64>,
+    discarded: Vec<i64>,
     /// Keys whose parked messages have changed, with their shards.
     touched: HashMap<Key, i16>,
     counts: HashMap<&'static str, u64>,
@@ -37,6 +38,7 @@ impl<'a> Settlement<'a> {
             put_off: Vec::new(),
             buried: Vec::new(),
             finished: Vec::new(),
+            discarded: Vec::new(),
             touched: HashMap::new(),
             counts: HashMap::new(),
         }
@@ -50,7 +52,10 @@ impl<'a> Settlement<'a> {
         let was_parked = place.is_some();
         let counted = match outcome {
             Outcome::Done | Outcome::Unrouted => {
-                self.finished.extend(place);
+                match item.origin {
+                    Origin::Parked { discarded: true, .. } => self.discarded.extend(place),
+                    Origin::Parked { .. } | Origin::Log => self.finished.extend(place),
+                }
                 if outcome == Outcome::Done { "done" } else { "unrouted" }
             }
             Outcome::Behind => {
@@ -99,6 +104,7 @@ impl<'a> Settlement<'a> {
             && self.put_off.is_empty()
             && self.buried.is_empty()
             && self.finished.is_empty()
+            && self.discarded.is_empty()
             && self.touched.is_empty()
     }
 
@@ -123,8 +129,8 @@ impl<'a> Settlement<'a> {
             parked::bury(tx, *place, *attempts, error).await?;
             dead_letter::announce(tx, self.consumer, &item.message, *attempts, error).await?;
         }
-        if !self.finished.is_empty() {
-            parked::finish(tx, &self.finished).await?;
+        if !self.finished.is_empty() || !self.discarded.is_empty() {
+            parked::finish(tx, &self.finished, &self.discarded).await?;
         }
         if self.touched.is_empty() {
             return Ok(Vec::new());

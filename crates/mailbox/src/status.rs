@@ -102,7 +102,7 @@ fn workers_of(text: &str) -> sqlx::Result<Vec<WorkerStatus>> {
 pub struct MessageStatus {
     #[schema(example = "relay.default")]
     pub consumer: String,
-    /// `pending`, `sent`, `parked` or `dead`.
+    /// `pending`, `sent`, `parked`, `dead` or `discarded`.
     #[schema(example = "sent")]
     pub status: String,
     #[serde(skip_serializing_if = "Option::is_none")]

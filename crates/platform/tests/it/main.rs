@@ -11,6 +11,7 @@ mod consuming;
 mod crash;
 mod cursors;
 mod dependencies;
+mod discarding;
 mod errors;
 mod hostile;
 mod idempotency;
