@@ -92,9 +92,9 @@ pub async fn find(db: &mut PgConnection, message_id: Uuid) -> sqlx::Result<Optio
     for (from, to) in AROUND {
         let (low, high) = (around(db, None, made_at + from).await?.0, around(db, None, made_at + to).await?.1);
         let row = sqlx::query(
-            "select found.* from generate_series(0, 15) as slot (shard) cross join lateral (
+            "select found.* from pillarbox.shards() as slot (shard) cross join lateral (
                  select * from pillarbox.log
-                 where log.shard = slot.shard::smallint and id >= $1 and id < $2 and message_id = $3 limit 1
+                 where log.shard = slot.shard and id >= $1 and id < $2 and message_id = $3 limit 1
              ) found limit 1",
         )
         .bind(low)
@@ -117,9 +117,9 @@ pub fn made_at(id: Uuid) -> Option<DateTime<Utc>> {
 
 async fn between(db: &mut PgConnection, which: &Which, low: i64, high: i64, limit: i64) -> sqlx::Result<Vec<Message>> {
     let rows = sqlx::query(
-        "select found.* from generate_series(0, 15) as slot (shard) cross join lateral (
+        "select found.* from pillarbox.shards() as slot (shard) cross join lateral (
              select * from pillarbox.log
-             where log.shard = slot.shard::smallint and id >= $1 and id < $2
+             where log.shard = slot.shard and id >= $1 and id < $2
                and ($3::text is null or topic = $3 or starts_with(topic, $3 || '.'))
                and ($4::text is null or tenant = $4) and ($5::text is null or source = $5)
                and ($6::timestamptz is null or at >= $6) and ($7::timestamptz is null or at < $7)
@@ -175,9 +175,9 @@ async fn newest_below(
     id: i64,
 ) -> sqlx::Result<Option<(i64, DateTime<Utc>)>> {
     let row = sqlx::query(
-        "select newest.id, newest.at from generate_series(0, 15) as slot (shard) cross join lateral (
+        "select newest.id, newest.at from pillarbox.shards() as slot (shard) cross join lateral (
              select id, at from pillarbox.log
-             where log.shard = slot.shard::smallint and id < $1 order by id desc limit 1
+             where log.shard = slot.shard and id < $1 order by id desc limit 1
          ) newest where $2::smallint is null or slot.shard = $2 order by newest.id desc limit 1",
     )
     .bind(id)

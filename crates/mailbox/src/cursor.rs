@@ -81,11 +81,10 @@ impl Cursor {
         .execute(&mut *tx)
         .await?;
         sqlx::query(
-            "insert into pillarbox.lease (consumer, shard) select $1, generate_series(0, $2 - 1)
+            "insert into pillarbox.lease (consumer, shard) select $1, pillarbox.shards()
              on conflict (consumer, shard) do nothing",
         )
         .bind(&self.consumer)
-        .bind(i32::from(SHARDS))
         .execute(&mut *tx)
         .await?;
         tx.commit().await

@@ -58,11 +58,11 @@ async fn make_reader_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
 
 /// The newest place of every consumer that still counts: the time of its old moment, and that moment's snapshot.
 const LIVE_PLACES: &str = "
-    select cursor.consumer, shard::smallint as shard, cursor.since, coalesce(place.old_at, 'epoch') as old_at,
+    select cursor.consumer, shard, cursor.since, coalesce(place.old_at, 'epoch') as old_at,
            greatest(place.old_id, place.last_id, 0) as read_id, coalesce(place.old, '3:3:'::pg_snapshot) as old
     from pillarbox.cursor
-    cross join generate_series(0, 15) as shard
-    left join lateral pillarbox.place(cursor.consumer, shard::smallint) on true
+    cross join pillarbox.shards() as slot (shard)
+    left join lateral pillarbox.place(cursor.consumer, shard) on true
     where cursor.lapsed_at is null";
 
 async fn lapse(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) -> sqlx::Result<()> {
@@ -123,9 +123,9 @@ async fn drop_reader_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>)
         let query = format!(
             // Under its old number: what a lane writes meanwhile is newer.
             "insert into pillarbox.position (n, consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
-             select n, consumer, array[shard::smallint], array[last_id], old, old_id, old_at, new, new_id, new_at
-             from pillarbox.cursor cross join generate_series(0, 15) as shard
-             cross join lateral pillarbox.place(consumer, shard::smallint)
+             select n, consumer, array[shard], array[last_id], old, old_id, old_at, new, new_id, new_at
+             from pillarbox.cursor cross join pillarbox.shards() as slot (shard)
+             cross join lateral pillarbox.place(consumer, shard)
              where kept_in = 'pillarbox.{partition}'::regclass"
         );
         sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *db).await?;

@@ -63,7 +63,7 @@ pub async fn request_in(tx: &mut PgConnection, request: &Request) -> sqlx::Resul
     let insert = "with made as (
                       insert into pillarbox.replay (consumer, run, from_at, to_at) values ($1, $2, $3, $4) returning id),
                   shards as (
-                      insert into pillarbox.replay_shard (replay, shard) select id, generate_series(0, 15) from made)
+                      insert into pillarbox.replay_shard (replay, shard) select id, pillarbox.shards() from made)
                   select id from made";
     let id = sqlx::query_scalar(insert)
         .bind(&request.consumer)

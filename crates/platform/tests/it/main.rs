@@ -25,5 +25,6 @@ mod parity;
 mod relay;
 mod replays;
 mod secrets;
+mod shards;
 mod starting;
 mod traces;
