@@ -63,9 +63,9 @@ impl Share {
 
 /// Makes sure that there is something to share out.
 pub(crate) async fn prepare(db: &mut PgConnection, consumer: &str) -> sqlx::Result<()> {
-    let query = "insert into pillarbox.lease (consumer, shard) select $1, generate_series(0, $2 - 1)
+    let query = "insert into pillarbox.lease (consumer, shard) select $1, pillarbox.shards()
                  on conflict (consumer, shard) do nothing";
-    sqlx::query(query).bind(consumer).bind(i32::from(SHARDS)).execute(db).await.map(drop)
+    sqlx::query(query).bind(consumer).execute(db).await.map(drop)
 }
 
 /// A lane enters the share-out.
