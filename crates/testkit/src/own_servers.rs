@@ -68,7 +68,8 @@ impl OwnServers {
         let (arguments, environment) = (texts(&process.join("cmdline")), texts(&process.join("environ")));
         let owner = std::fs::metadata(&process).expect("it runs");
         kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it is ours to kill");
-        drain("it is gone", READY_WITHIN, async || !process.join("exe").exists()).await;
+        // With its children: PostgreSQL does not start while one of them still has the old memory.
+        drain("it is gone", READY_WITHIN, async || living_in(&folder.join(name)).is_empty()).await;
 
         let log = std::fs::OpenOptions::new().append(true).open(folder.join(format!("{name}.log"))).expect("its log");
         let mut command = Command::new(&arguments[0]);
@@ -108,6 +109,13 @@ fn pid_of(folder: &Path, name: &str) -> i32 {
     let lives =
         |pid: &i32| std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(folder.join(name)));
     pids.into_iter().find(lives).unwrap_or_else(|| panic!("{name} does not run"))
+}
+
+/// The processes that work in a folder.
+fn living_in(folder: &Path) -> Vec<PathBuf> {
+    let processes = std::fs::read_dir("/proc").expect("the processes").filter_map(Result::ok).map(|entry| entry.path());
+    let lives = |process: &PathBuf| std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(folder));
+    processes.filter(lives).collect()
 }
 
 fn texts(file: &Path) -> Vec<String> {

@@ -10,12 +10,14 @@ use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use testkit::{FaultProxy, drain};
 
-use crate::consuming::{PATIENCE, Process, database, effects, post_numbers, quick, recorder, until_effects};
+use crate::consuming::{
+    PATIENCE, Process, count, database, effects, post_numbers, quick, recorder, until_count, until_effects,
+};
 
 /// Remembers what it was given; can be held up between the doing and the keeping, as a process is that stands still.
-struct Sink {
-    seen: Arc<std::sync::Mutex<Vec<i64>>>,
-    gate: Arc<tokio::sync::RwLock<()>>,
+pub(crate) struct Sink {
+    pub(crate) seen: Arc<std::sync::Mutex<Vec<i64>>>,
+    pub(crate) gate: Arc<tokio::sync::RwLock<()>>,
 }
 
 impl Work for Sink {
@@ -138,4 +140,78 @@ async fn shards_are_shared_out_evenly_and_what_a_silent_process_held_goes_on() {
         process.stop().await;
     }
     assert_eq!(effects(db).await.len(), 110);
+}
+
+#[tokio::test]
+async fn a_lane_that_joined_without_an_answer_and_joins_again_leaves_no_share_that_nobody_reads() {
+    let database = database().await;
+    let db = database.pool();
+    let proxy = FaultProxy::in_front_of(&database.url()).await;
+    let slow = PgPoolOptions::new().connect(&proxy.url(&database.url())).await.unwrap();
+    // Who joins waits at a door, with its row written and not yet committed.
+    sqlx::raw_sql(
+        "create function wait_at_door() returns trigger language plpgsql
+             as $$ begin perform pg_advisory_xact_lock_shared(7); return null; end $$;
+         create trigger wait_at_door after insert on pillarbox.lane for each row execute function wait_at_door()",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    let mut door = db.begin().await.unwrap();
+    sqlx::query("select pg_advisory_xact_lock(7)").execute(&mut *door).await.unwrap();
+    let process = Process::start(&slow, recorder());
+    drain("it is at the door", PATIENCE, async || {
+        let waiting = "select exists (select from pg_locks join pg_database on pg_database.oid = database
+                       where datname = current_database() and locktype = 'advisory' and not granted)";
+        sqlx::query_scalar::<_, bool>(waiting).fetch_one(db).await.unwrap()
+    })
+    .await;
+    proxy.refuse(); // it will not hear that it is in
+    door.rollback().await.unwrap();
+    until_count(db, "lane", 1).await;
+    proxy.pass();
+    post_numbers(db, None, 0..64).await;
+    drain("all shards are read", Duration::from_secs(10), async || match effects(db).await.len() {
+        64 => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    assert_eq!(count(db, "lane").await, 1, "under its new name alone");
+    process.stop().await;
+}
+
+#[tokio::test]
+async fn who_is_behind_is_given_large_messages_a_few_at_a_time() {
+    /// How large each batch was.
+    struct Scales(Arc<std::sync::Mutex<Vec<usize>>>);
+    impl Work for Scales {
+        async fn run(&mut self, _: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
+            self.0.lock().unwrap().push(items.iter().map(|item| item.message.payload.get().len()).sum());
+            Ok(Worked { outcomes: vec![Outcome::Done; items.len()], tx: None })
+        }
+    }
+    const BYTES: usize = 250_000;
+    // 16 MiB, and perhaps a message more from each shard.
+    const BATCH_BYTES_MAX: usize = 16 * 1024 * 1024 + 16 * BYTES;
+    let database = database().await;
+    let db = database.pool();
+    let post = "select pillarbox.post('test.large', to_json(repeat('x', $1 - 2)), key => 'k' || n)
+                from generate_series(1, 200) as n";
+    sqlx::query(post).bind(BYTES as i32).execute(db).await.unwrap();
+    let (process, weighed) = (Process::idle(db), Arc::<std::sync::Mutex<Vec<usize>>>::default());
+    let cursor = Cursor {
+        consumer: "scales".to_owned(),
+        kind: Kind::Relay,
+        filter: Filter::matching(&Matching::topic("test.#")),
+        start: Start::Beginning,
+    };
+    process.runtime.consume(&cursor, quick(), || Scales(weighed.clone()));
+    drain("all of them", PATIENCE, async || match weighed.lock().unwrap().iter().sum::<usize>() / BYTES {
+        200 => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    process.stop().await;
+    let weighed = weighed.lock().unwrap();
+    assert!(weighed.iter().all(|bytes| *bytes <= BATCH_BYTES_MAX), "{weighed:?}");
 }

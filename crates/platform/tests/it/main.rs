@@ -10,6 +10,7 @@ mod commands;
 mod consumers;
 mod consuming;
 mod crash;
+mod database_crashes;
 mod dependencies;
 mod failing;
 mod hostile;
