@@ -3,15 +3,21 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
+use mailbox::cursor::{Cursor, Kind, Start};
 use mailbox::dead_letter::{self, Which};
-use mailbox::handler::{Handler, Handling};
+use mailbox::filter::{Filter, Matching};
+use mailbox::handler::{Handle, Handler, Handling};
 use mailbox::log::Message;
+use mailbox::post::{Post, post};
+use mailbox::work::{Item, LaneError, LaneId, Work, Worked};
 use sqlx::{Postgres, Transaction};
 use testkit::drain;
 
 use crate::consuming::{
-    PATIENCE, Process, Recorder, count, database, effects, numbers, post_numbers, until_count, until_effects,
+    PATIENCE, Patient, Process, Recorder, SOURCE, count, database, effects, numbers, post_numbers, quick, raw,
+    until_count, until_effects,
 };
 
 #[tokio::test]
@@ -135,4 +141,74 @@ async fn when_nearly_all_fail_the_consumer_stalls_and_parks_nothing() {
     process.stop().await;
     assert_eq!(numbers(db).await.into_iter().collect::<HashSet<_>>().len(), 30);
     assert_eq!(effects(db).await.len(), 30, "each once");
+}
+
+#[tokio::test]
+async fn a_stall_that_does_not_end_is_the_messages_fault_after_all() {
+    /// Tries again at once what has stalled, and counts: the pauses between take minutes.
+    struct Restless(Handle, Arc<AtomicU32>);
+    impl Work for Restless {
+        async fn run(&mut self, lane: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
+            loop {
+                match self.0.run(lane, items).await {
+                    Err(LaneError::Work(_)) if self.1.fetch_add(1, Ordering::SeqCst) < 100 => {}
+                    other => return other,
+                }
+            }
+        }
+    }
+    let database = database().await;
+    let db = database.pool();
+    let handler = Recorder(|_: &Message, number| if number < 0 { Err("negative".into()) } else { Ok(()) });
+    let (process, handler, stalls) = (Process::idle(db), Arc::new(handler), Arc::<AtomicU32>::default());
+    let mut rhythm = quick();
+    rhythm.lane.batch = 1_000; // all in one
+    rhythm.lane.retry.first = Duration::from_secs(600);
+    rhythm.lane.retry.longest = Duration::from_secs(600);
+    let cursor = Cursor {
+        consumer: "effects".to_owned(),
+        kind: Kind::Handler,
+        filter: Filter::matching(&Matching::topic("test.#")),
+        start: Start::Beginning,
+    };
+    process.runtime.consume(&cursor, rhythm, || Restless(Handle::new(handler.clone()), stalls.clone()));
+    for (parked, stalled) in [(30, 20), (60, 40)] {
+        post_numbers(db, None, -30..0).await;
+        until_count(db, "parked", parked).await;
+        assert_eq!(stalls.load(Ordering::SeqCst), stalled, "each time as often, and then no more");
+    }
+    post_numbers(db, None, [1]).await;
+    until_effects(db, 1).await;
+    process.stop().await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_of_another_tenant_is_announced_without_its_content() {
+    let database = database().await;
+    let db = database.pool();
+    let patient = Patient::hasty(db);
+    for (tenant, secret) in [("main", "-1"), ("acme", "-41114111")] {
+        let mut message = Post::new("test.posted", raw(secret));
+        message.tenant = tenant.parse().unwrap();
+        let mut tx = db.begin().await.unwrap();
+        post(&mut tx, &SOURCE, &message).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    until_count(db, "dead_letter", 2).await;
+    patient.process.stop().await;
+    let announced: Vec<(String, String, Option<String>, String)> = sqlx::query_as(
+        "select dead.tenant, dead.payload::text, log.payload->>'payload', log.payload::text
+         from pillarbox.log join pillarbox.dead_letter dead on log.payload->>'event_id' = 'evt_' || dead.message_id
+         where log.topic = 'dead_letter.effects' and log.source = 'mailbox' and log.tenant = 'main'
+         order by dead.tenant",
+    )
+    .fetch_all(db)
+    .await
+    .unwrap();
+    let [(_, acmes, acmes_told, all_told), (_, mains, mains_told, _)] = announced.as_slice() else {
+        panic!("both are announced: {announced:?}")
+    };
+    assert_eq!((acmes.as_str(), acmes_told), ("-41114111", &None), "it stays with the dead letter");
+    assert!(!all_told.contains("4111"), "{all_told}");
+    assert_eq!((mains.as_str(), mains_told.as_deref()), ("-1", Some("-1")));
 }
