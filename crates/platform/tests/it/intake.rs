@@ -7,6 +7,7 @@ use lapin::ExchangeKind;
 use mailbox::database::migrations;
 use relay::IntakeQueue;
 use serde_json::json;
+use sqlx::PgPool;
 use testkit::{FaultProxy, TestApp, TestDatabase, TestVhost, drain};
 
 use crate::broker::Outside;
@@ -97,5 +98,115 @@ async fn a_database_that_goes_away_costs_a_queue_nothing() {
         if found == (0..60).collect::<Vec<_>>() { Ok(()) } else { Err(found) }
     })
     .await;
+    app.stop().await;
+}
+
+/// A message says which error posting it meets, as long as there is trouble; `attempt` counts, also what is rolled back.
+async fn make_trouble(db: &PgPool) {
+    sqlx::raw_sql(
+        "create table trouble ();
+         create sequence attempt;
+         create function be_trouble() returns trigger language plpgsql as $$ begin
+             perform nextval('public.attempt');
+             if exists (select from public.trouble) then
+                 raise exception 'trouble %', new.payload #>> '{}' using errcode = new.payload #>> '{}';
+             end if;
+             return new;
+         end $$;
+         create trigger be_trouble before insert on pillarbox.log for each row
+             when (new.source = 'amqp:orders') execute function be_trouble();
+         insert into trouble default values",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+}
+
+/// Why messages of the queue `orders` are dead letters.
+async fn dead(db: &PgPool) -> Vec<String> {
+    let query = "select last_error from pillarbox.dead_letter where consumer = 'amqp:orders' order by id";
+    sqlx::query_scalar(query).fetch_all(db).await.unwrap()
+}
+
+#[tokio::test]
+async fn only_an_error_that_lies_in_the_message_makes_a_dead_letter_of_it() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let db = database.pool();
+    make_trouble(db).await;
+    let outside = Outside::of(&vhost).await;
+    outside.queue("orders", "", "").await;
+    let app = TestApp::start_with(&database, |settings| {
+        relaying(&vhost)(settings);
+        settings.relay.intake = vec![IntakeQueue::new("orders")];
+    })
+    .await;
+    let publish = async |code: &str| {
+        let body = json!(code).to_string();
+        outside.publish("orders", Some(code), Some("order.placed"), Some("k"), body.as_bytes()).await;
+    };
+    let in_log = async || -> Vec<String> {
+        let query = "select payload #>> '{}' from pillarbox.log where source = 'amqp:orders' order by id";
+        sqlx::query_scalar(query).fetch_all(db).await.unwrap()
+    };
+    // Bad data, a broken constraint, a limit of the program: the same again would fail again.
+    let in_the_message = ["22P02", "22021", "23514", "23505", "54001"];
+    for code in in_the_message {
+        publish(code).await;
+    }
+    drain("they are dead letters", PATIENCE, async || match dead(db).await.len() {
+        5 => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    let errors = dead(db).await;
+    assert!(errors.iter().zip(in_the_message).all(|(error, code)| error.contains(code)), "{errors:?}");
+
+    // Cancelled, the connection, no memory, a deadlock, no rights: it may be over the next time.
+    let elsewhere = ["57014", "08006", "53200", "40P01", "42501"];
+    for code in elsewhere {
+        publish(code).await;
+        drain("it meets the error", PATIENCE, async || {
+            app.anyone().get("/readyz").await.text.contains(&format!("trouble {code}"))
+        })
+        .await;
+        assert!(!in_log().await.contains(&code.to_owned()));
+        sqlx::query("delete from trouble").execute(db).await.unwrap();
+        drain("it is in the log", PATIENCE, async || in_log().await.contains(&code.to_owned())).await;
+        sqlx::query("insert into trouble default values").execute(db).await.unwrap();
+    }
+    assert_eq!(in_log().await, elsewhere, "each once");
+    assert_eq!(dead(db).await.len(), 5, "none of them died");
+    drain("all is acknowledged", PATIENCE, async || outside.depth("orders").await == 0).await;
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_is_made_once_however_long_the_message_behind_it_waits() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let db = database.pool();
+    make_trouble(db).await;
+    let outside = Outside::of(&vhost).await;
+    outside.queue("orders", "", "").await;
+    // All are there when it begins, and so come in one batch.
+    for code in ["22P02", "23514", "57014"] {
+        outside.publish("orders", Some(code), Some("order.placed"), None, json!(code).to_string().as_bytes()).await;
+    }
+    let app = TestApp::start_with(&database, |settings| {
+        relaying(&vhost)(settings);
+        settings.relay.intake = vec![IntakeQueue::new("orders")];
+    })
+    .await;
+    drain("it is tried again and again", PATIENCE, async || {
+        sqlx::query_scalar::<_, i64>("select last_value from attempt").fetch_one(db).await.unwrap() > 6
+    })
+    .await;
+    sqlx::query("delete from trouble").execute(db).await.unwrap();
+    drain("the last is in the log", PATIENCE, async || {
+        let query = "select count(*) from pillarbox.log where source = 'amqp:orders'";
+        sqlx::query_scalar::<_, i64>(query).fetch_one(db).await.unwrap() == 1
+    })
+    .await;
+    let errors = dead(db).await;
+    assert_eq!(errors.len(), 2, "{errors:?}");
     app.stop().await;
 }
