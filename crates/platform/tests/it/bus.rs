@@ -6,6 +6,7 @@ use std::time::Duration;
 use kit::clock::Clock;
 use kit::health::Health;
 use kit::secret::Secret;
+use lapin::ExchangeKind;
 use mailbox::cursor::Start;
 use mailbox::database::migrations;
 use mailbox::filter::Matching;
@@ -13,7 +14,7 @@ use mailbox::handler::{Handler, Handling};
 use mailbox::log::Message;
 use mailbox::replica::Replica;
 use mailbox::runtime::{Rhythm, Runtime, Subscription};
-use relay::Broker;
+use relay::{Broker, IntakeQueue};
 use serde_json::json;
 use sqlx::{Postgres, Transaction};
 use testkit::{TestApp, TestDatabase, TestVhost, drain};
@@ -124,5 +125,74 @@ async fn the_same_handler_works_over_the_broker_with_a_database_of_its_own() {
         stop.cancel();
         runtime.ended().await;
     }
+    app.stop().await;
+}
+
+/// Notes whose each message is.
+struct Owners;
+
+impl Handler for Owners {
+    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
+        Box::pin(async move {
+            let insert = "insert into owned (tenant, number) values ($1, $2::text::bigint)";
+            sqlx::query(insert).bind(&message.tenant).bind(message.payload.get()).execute(&mut **tx).await?;
+            Ok(())
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_message_stays_its_tenants_over_the_broker_and_a_strangers_word_counts_for_nothing() {
+    let (here, there) = (TestDatabase::new(&migrations()).await, TestDatabase::new(&migrations()).await);
+    let vhost = TestVhost::new().await;
+    let outside = Outside::of(&vhost).await;
+    outside.exchange("pillarbox.events", ExchangeKind::Topic).await;
+    outside.queue("copy", "pillarbox.events", "test.#").await;
+    outside.queue("orders", "", "").await;
+    let mut orders = IntakeQueue::new("orders");
+    orders.tenant = "shop".parse().unwrap();
+    let app = TestApp::start_with(&here, |settings| {
+        relaying(&vhost)(settings);
+        settings.relay.intake = vec![orders];
+    })
+    .await;
+    sqlx::query("create table owned (tenant text, number bigint)").execute(there.pool()).await.unwrap();
+    let (stop, replica) = (CancellationToken::new(), Replica::new("test", Duration::from_secs(2)));
+    let runtime = Runtime::start(there.pool().clone(), Clock::system(), replica, Health::default(), stop.clone());
+    let matching = Matching { sources: vec!["sql".to_owned()], ..Matching::topic("test.#") };
+    let owners = Subscription { consumer: "owners", matching, start: Start::Beginning, handler: Arc::new(Owners) };
+    let broker = Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap());
+    relay::bus::subscribe(&runtime, &app.settings.relay, &broker, owners, Rhythm::default());
+    outside.until_there("pillarbox.owners").await;
+    outside.bind("pillarbox.owners", "pillarbox.events", "test.#").await; // as it will be in a moment
+
+    let post = "select pillarbox.post('test.posted', to_json($1::bigint), key => 'k', tenant => $2)";
+    let tenants = ["acme", "main", "globex"];
+    for (number, tenant) in tenants.iter().enumerate() {
+        sqlx::query(post).bind(number as i64).bind(tenant).execute(here.pool()).await.unwrap();
+    }
+    let mut copies = outside.take("copy", 3).await;
+    copies.sort_by_key(|copy| copy.body["payload"].as_u64());
+    let carried: Vec<&str> = copies.iter().map(|copy| copy.headers["pillarbox-tenant"].as_str()).collect();
+    assert_eq!(carried, tenants, "for whoever reads the broker");
+    drain("and for who reads it into a database of its own", PATIENCE, async || {
+        let query = "select tenant from owned order by number";
+        let found: Vec<String> = sqlx::query_scalar(query).fetch_all(there.pool()).await.unwrap();
+        if found == tenants { Ok(()) } else { Err(found) }
+    })
+    .await;
+
+    // In a queue of the user's the header is anybody's: whose the messages are is what the settings say.
+    outside
+        .publish_with_headers("orders", Some("1"), Some("order.placed"), &[("pillarbox-tenant", "acme")], b"1")
+        .await;
+    let tenant: String = drain("it is in the log", PATIENCE, async || {
+        let query = "select tenant from pillarbox.log where source = 'amqp:orders'";
+        sqlx::query_scalar(query).fetch_optional(here.pool()).await.unwrap()
+    })
+    .await;
+    assert_eq!(tenant, "shop");
+    stop.cancel();
+    runtime.ended().await;
     app.stop().await;
 }
