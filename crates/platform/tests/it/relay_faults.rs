@@ -8,11 +8,11 @@ use kit::secret::Secret;
 use lapin::ExchangeKind;
 use mailbox::database::migrations;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use testkit::{FaultProxy, OwnServers, Pillarbox, TestApp, TestDatabase, TestVhost};
+use testkit::{FaultProxy, OwnServers, Pillarbox, TestApp, TestDatabase, TestVhost, drain};
 
 use crate::broker::Outside;
 use crate::instance::{BINARY, DataFolder};
-use crate::relaying::{distinct, firsts, one_route, post};
+use crate::relaying::{PATIENCE, distinct, firsts, one_route, post, relayed};
 
 #[tokio::test]
 async fn a_broker_and_a_database_that_come_and_go_lose_nothing_and_keep_the_order() {
@@ -190,4 +190,54 @@ async fn a_broker_and_a_database_that_are_killed_and_started_again_lose_nothing(
         assert_eq!(numbers, (0..rounds).collect::<Vec<_>>(), "{key}");
     }
     assert!(relay.terminate().await.success());
+}
+
+/// How many messages a route has published, by the metrics.
+async fn published(app: &TestApp, route: &str) -> u64 {
+    let metrics = app.anyone().get("/metrics").await.text;
+    let of_route = format!("pillarbox_relay_published_total{{route=\"{route}\"}} ");
+    let count = metrics.lines().find_map(|line| line.strip_prefix(&of_route)).map(|count| count.parse().unwrap());
+    count.unwrap_or(0)
+}
+
+#[tokio::test]
+async fn what_has_arrived_is_not_called_sent_before_it_is_confirmed() {
+    for (name, is_cut) in [("answered-late", false), ("not-answered", true)] {
+        let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+        let db = database.pool();
+        let broker = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+        let outside = Outside::of(&vhost).await;
+        outside.exchange("test.exchange", ExchangeKind::Topic).await;
+        outside.queue("all", "test.exchange", "test.#").await;
+        let app = TestApp::start_with(&database, |settings| {
+            one_route(&vhost)(settings);
+            settings.amqp_url = Some(Secret::new(broker.url(&vhost.amqp_url())));
+            settings.relay.routes[0].name = name.to_owned();
+        })
+        .await;
+        let consumer = format!("relay.{name}");
+        post(db, "test.posted", Some("k"), 1).await;
+        outside.take("all", 1).await;
+        drain("the first is sent", PATIENCE, async || relayed(db, &consumer).await).await;
+
+        broker.mute();
+        post(db, "test.posted", Some("k"), 2).await;
+        drain("the second has arrived", PATIENCE, async || outside.depth("all").await == 1).await;
+        // Nothing follows that could be waited for: half a second is for who would not wait for the confirm.
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert_eq!(relayed(db, &consumer).await, Err(1));
+        }
+        assert_eq!(published(&app, name).await, 1);
+
+        match is_cut {
+            true => broker.cut(),
+            false => broker.pass(),
+        }
+        drain("the second is sent", PATIENCE, async || relayed(db, &consumer).await).await;
+        assert_eq!(published(&app, name).await, 2);
+        let copies = outside.take("all", outside.depth("all").await as usize).await;
+        assert_eq!((copies.len(), distinct(&copies)), (if is_cut { 2 } else { 1 }, 1), "again only if it must be");
+        app.stop().await;
+    }
 }
