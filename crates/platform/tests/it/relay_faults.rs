@@ -12,7 +12,7 @@ use testkit::{FaultProxy, OwnServers, Pillarbox, TestApp, TestDatabase, TestVhos
 
 use crate::broker::Outside;
 use crate::instance::{BINARY, DataFolder};
-use crate::relaying::{PATIENCE, distinct, firsts, one_route, post, relayed};
+use crate::relaying::{PATIENCE, distinct, firsts, one_route, one_route_to, post, relayed};
 
 #[tokio::test]
 async fn a_broker_and_a_database_that_come_and_go_lose_nothing_and_keep_the_order() {
@@ -210,8 +210,7 @@ async fn what_has_arrived_is_not_called_sent_before_it_is_confirmed() {
         outside.exchange("test.exchange", ExchangeKind::Topic).await;
         outside.queue("all", "test.exchange", "test.#").await;
         let app = TestApp::start_with(&database, |settings| {
-            one_route(&vhost)(settings);
-            settings.amqp_url = Some(Secret::new(broker.url(&vhost.amqp_url())));
+            one_route_to(broker.url(&vhost.amqp_url()))(settings);
             settings.relay.routes[0].name = name.to_owned();
         })
         .await;
@@ -240,4 +239,38 @@ async fn what_has_arrived_is_not_called_sent_before_it_is_confirmed() {
         assert_eq!((copies.len(), distinct(&copies)), (if is_cut { 2 } else { 1 }, 1), "again only if it must be");
         app.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_takes_no_messages_for_want_of_memory_is_waited_for() {
+    let (servers, database) = (OwnServers::start().await, TestDatabase::new(&migrations()).await);
+    let db = database.pool();
+    let outside = Outside::at(servers.amqp_url()).await;
+    outside.exchange("test.exchange", ExchangeKind::Topic).await;
+    outside.quorum_queue("all", "test.exchange", "test.#").await;
+    let app = TestApp::start_with(&database, |settings| {
+        one_route_to(servers.amqp_url().to_owned())(settings);
+        settings.relay.routes[0].name = "starved".to_owned();
+        settings.relay.lanes = 1;
+    })
+    .await;
+    post(db, "test.posted", Some("k"), 0).await;
+    outside.take("all", 1).await;
+    drain("the first is sent", PATIENCE, async || relayed(db, "relay.starved").await).await;
+
+    servers.starve_broker().await;
+    for number in 1..=20 {
+        post(db, "test.posted", Some("k"), number).await;
+    }
+    drain("it is blocked", PATIENCE, async || servers.connection_states().await.contains(&"blocked".to_owned())).await;
+    assert_eq!(outside.depth("all").await, 0);
+    assert_eq!(relayed(db, "relay.starved").await, Err(20), "nothing is called sent");
+    assert_eq!(published(&app, "starved").await, 1);
+
+    servers.feed_broker().await;
+    let mut received = Vec::new();
+    outside.take_until("all", &mut received, |received| distinct(received) == 20).await;
+    assert_eq!(firsts(&received)["k"], (1..=20).collect::<Vec<_>>());
+    drain("all is sent", PATIENCE, async || relayed(db, "relay.starved").await).await;
+    app.stop().await;
 }

@@ -14,9 +14,13 @@ use crate::broker::Received;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Relays to the vhost, and begins at once.
-pub(crate) fn relaying(vhost: &TestVhost) -> impl Fn(&mut Settings) + '_ {
+pub(crate) fn relaying(vhost: &TestVhost) -> impl Fn(&mut Settings) + use<> {
+    relaying_to(vhost.amqp_url())
+}
+
+fn relaying_to(amqp_url: String) -> impl Fn(&mut Settings) {
     move |settings| {
-        settings.amqp_url = Some(Secret::new(vhost.amqp_url()));
+        settings.amqp_url = Some(Secret::new(amqp_url.clone()));
         settings.relay.initial_delay_ms = 0;
         settings.roles = vec![Role::Api, Role::Relay];
         settings.pool_max = 12;
@@ -25,9 +29,14 @@ pub(crate) fn relaying(vhost: &TestVhost) -> impl Fn(&mut Settings) + '_ {
 }
 
 /// One route for everything under `test`.
-pub(crate) fn one_route(vhost: &TestVhost) -> impl Fn(&mut Settings) + '_ {
+pub(crate) fn one_route(vhost: &TestVhost) -> impl Fn(&mut Settings) + use<> {
+    one_route_to(vhost.amqp_url())
+}
+
+/// The same, to a broker of any kind.
+pub(crate) fn one_route_to(amqp_url: String) -> impl Fn(&mut Settings) {
     move |settings| {
-        relaying(vhost)(settings);
+        relaying_to(amqp_url.clone())(settings);
         settings.relay.routes =
             vec![Route { topics: vec!["test.#".to_owned()], ..Route::new("test", "test.exchange") }];
     }
