@@ -154,8 +154,12 @@ impl Bridge {
             Ok(()) => {}
             // Which of them cannot be posted is found out one by one.
             Err(error) if error.unfit().is_some() => {
-                for one in batch {
-                    self.keep_one(one).await?;
+                for (at, one) in batch.iter().enumerate() {
+                    if let Err(error) = self.keep_one(one).await {
+                        // What is settled must not come again with it: a dead letter would become two.
+                        self.intake.ack(&batch[..at]).await?;
+                        return Err(error);
+                    }
                 }
             }
             Err(error) => return Err(error),
