@@ -74,6 +74,37 @@ pub enum Format {
     Cloudevents,
 }
 
+impl OnExhausted {
+    pub const ALL: [OnExhausted; 2] = [OnExhausted::Skip, OnExhausted::Block];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            OnExhausted::Skip => "skip",
+            OnExhausted::Block => "block",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<OnExhausted> {
+        OnExhausted::ALL.into_iter().find(|one| one.as_str() == name)
+    }
+}
+
+impl Format {
+    pub const ALL: [Format; 3] = [Format::Raw, Format::Standard, Format::Cloudevents];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Standard => "standard",
+            Format::Cloudevents => "cloudevents",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Format> {
+        Format::ALL.into_iter().find(|one| one.as_str() == name)
+    }
+}
+
 /// Conditions on the payload that must all hold.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]

@@ -1,0 +1,3 @@
+//! The hub's tables. Everything here joins the caller's transaction, and decides nothing.
+
+pub(crate) mod subscriber;
