@@ -150,6 +150,8 @@ create table pillarbox_hub.lane (
     attempts   smallint    not null,
     -- Null: it is blocked until someone retries or skips its dead letter.
     next_at    timestamptz,
+    -- Its head has died, and is sent again all the same.
+    again      boolean     not null,
     primary key (subscriber, head)
 );
 create unique index lane_name on pillarbox_hub.lane (subscriber, lane) where lane is not null;

@@ -1,3 +1,5 @@
 //! The hub's tables. Everything here joins the caller's transaction, and decides nothing.
 
+pub(crate) mod dispatch;
+pub(crate) mod fanout;
 pub(crate) mod subscriber;

@@ -42,9 +42,9 @@ impl Share {
         Ok(held)
     }
 
-    /// Keeps others from taking over until the transaction ends, without making it durable by itself; false if they have.
-    pub async fn hold(&self, tx: &mut PgConnection) -> sqlx::Result<bool> {
-        hold(tx, self.name, self.owner, false).await
+    /// What tells a transaction whether it is still this process's turn.
+    pub fn fence(&self) -> Fence {
+        Fence { name: self.name, owner: self.owner }
     }
 
     pub async fn leave(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
@@ -58,6 +58,20 @@ impl Share {
         leave(db, self.name, self.owner).await?;
         self.owner = Uuid::now_v7();
         join(db, self.name, self.owner, self.replica.id()).await
+    }
+}
+
+/// Who was in the share-out when it was made.
+#[derive(Debug, Clone, Copy)]
+pub struct Fence {
+    name: &'static str,
+    owner: Uuid,
+}
+
+impl Fence {
+    /// Keeps others from taking over until the transaction ends, which need not wait for the disk; false if they have.
+    pub async fn hold(&self, tx: &mut PgConnection) -> sqlx::Result<bool> {
+        hold(tx, self.name, self.owner, false).await
     }
 }
 

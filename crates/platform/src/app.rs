@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Router, middleware};
+use hub::Hub;
 use kit::auth::{Gate, TokenVerifier, pass_gate};
 use kit::clock::Clock;
 use kit::config::BadSetting;
 use kit::health::Health;
 use kit::limit::RateLimit;
 use kit::page::CursorKey;
-use kit::secret::{MasterKey, Secret};
+use kit::secret::{MasterKey, Seal, Secret};
 use kit::telemetry::PrometheusHandle;
 use kit::worker::{Round, Wake, Worker};
 use kit::{openapi, serve, telemetry, web};
@@ -179,10 +180,23 @@ pub async fn start(
     if let (true, Some(broker)) = (settings.has_role(Role::Relay), &broker) {
         relay::start(&runtime, &settings.relay, broker);
     }
+    let sealing = Seal::new(&master_keys[0], &master_keys[1..], "hub secrets");
+    let (hub, taking) = Hub::new(
+        db.clone(),
+        app.clock.clone(),
+        app.cursor_key.clone(),
+        sealing,
+        settings.webhook_client()?,
+        runtime.watcher().clone(),
+    );
+    workers.spawn(taking);
+    if settings.has_service("hub") {
+        hub.start(&runtime, settings.has_role(Role::Fanout), settings.has_role(Role::Dispatch));
+    }
     let (measuring, measured) = (worker("lag", LAG_PAUSE, false), work_db.clone());
     workers.spawn(async move { measuring.run(|| measure(&measured)).await });
 
-    let router = web::finish(router(settings, app, gate), settings.request_limits());
+    let router = web::finish(router(settings, app, hub, gate), settings.request_limits());
     serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
     Ok(Running { address, first_admin_key, stop, serving, workers, runtime, db, work_db, checks })
 }
@@ -231,10 +245,13 @@ impl Upkeep {
     }
 }
 
-fn router(settings: &Settings, app: App, gate: Gate) -> Router {
+fn router(settings: &Settings, app: App, hub: Hub, gate: Gate) -> Router {
     let mut router = Router::from(edges::router().with_state(app.clone()));
     if settings.has_role(Role::Api) {
-        let api = Router::from(api().with_state(app));
+        let mut api = Router::from(api().with_state(app));
+        if settings.has_service("hub") {
+            api = api.merge(Router::from(hub::router().with_state(hub)));
+        }
         router = router.merge(api.layer(middleware::from_fn_with_state(gate, pass_gate)));
     }
     router
@@ -257,6 +274,7 @@ struct Description;
 pub fn api_description() -> utoipa::openapi::OpenApi {
     let mut described =
         OpenApiRouter::with_openapi(Description::openapi()).merge(edges::router()).merge(api()).into_openapi();
+    described.merge(hub::router().into_openapi());
     openapi::complete(&mut described);
     described
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hub::HubSettings;
 use kit::auth::Issuer;
 use kit::config::BadSetting;
 use kit::extract::RequestLimits;
@@ -39,6 +40,7 @@ pub struct Settings {
     pub roles: Vec<Role>,
 
     pub relay: RelaySettings,
+    pub hub: HubSettings,
     /// How long a process that no longer answers keeps its share of the work.
     pub lease_ms: u32,
     /// How long the log is kept, and how long a consumer that is behind can hold it.
@@ -92,7 +94,7 @@ pub enum Role {
 const EMBEDDED_POOL_MAX: u32 = 80;
 
 /// The services in this binary, in the order in which they stand on each other.
-pub const SERVICES: [&str; 0] = [];
+pub const SERVICES: [&str; 1] = ["hub"];
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -107,6 +109,7 @@ impl Default for Settings {
             services: Vec::new(),
             roles: Vec::new(),
             relay: RelaySettings::default(),
+            hub: HubSettings::default(),
             lease_ms: 15_000,
             log_days: 7,
             behind_days: 14,
@@ -168,8 +171,9 @@ impl Settings {
             return Err(BadSetting::new("behind_days", "takes a number not below log_days"));
         }
         self.relay.check().map_err(|(setting, takes)| BadSetting::new(setting, takes))?;
+        self.webhook_client()?;
         if let Some(unknown) = self.services.iter().find(|name| !SERVICES.contains(&name.as_str())) {
-            let known = if SERVICES.is_empty() { "none yet".to_owned() } else { SERVICES.join(", ") };
+            let known = SERVICES.join(", ");
             return Err(BadSetting::new("services", format!("has no service `{unknown}`; there are: {known}")));
         }
         if let Some(key) = &self.admin_key {
@@ -189,6 +193,16 @@ impl Settings {
         let parse =
             |key: &Secret<String>| key.reveal().parse().map_err(|error| BadSetting::new("secret_keys_previous", error));
         self.secret_keys_previous.iter().map(parse).collect()
+    }
+
+    pub fn has_service(&self, name: &str) -> bool {
+        self.services.is_empty() || self.services.iter().any(|service| service == name)
+    }
+
+    /// What webhooks are sent with.
+    pub fn webhook_client(&self) -> Result<hub::client::Client, BadSetting> {
+        let tries_on_this_machine = self.database_url.is_none();
+        self.hub.client(tries_on_this_machine).map_err(|(setting, takes)| BadSetting::new(setting, takes))
     }
 
     pub fn has_role(&self, role: Role) -> bool {

@@ -53,6 +53,8 @@ pub(crate) struct LaneRow {
     pub(crate) attempts: u16,
     /// None: blocked.
     pub(crate) next_at: Option<DateTime<Utc>>,
+    /// Its head has died, and is sent again all the same.
+    pub(crate) again: bool,
 }
 
 /// What came of an attempt.
@@ -169,6 +171,8 @@ struct Lane {
     next_at: Option<DateTime<Utc>>,
     /// Waits for someone to retry its head.
     blocked: bool,
+    /// Someone has.
+    again: bool,
     aside: Option<Aside>,
 }
 
@@ -231,7 +235,7 @@ impl Feed {
     pub(crate) fn new(
         recipient: Arc<Recipient>,
         position: i64,
-        rows: Vec<LaneRow>,
+        rows: Vec<(LaneRow, i64)>,
         done: HashSet<i64>,
         now: DateTime<Utc>,
     ) -> Feed {
@@ -262,10 +266,15 @@ impl Feed {
             given_up: HashMap::new(),
             commands_done: Vec::new(),
         };
-        for row in rows {
+        for (row, next) in rows {
             let key = row.lane.clone().map_or(Key::Alone(row.head), Key::Lane);
-            let aside =
-                Aside { read_to: row.head - 1, saved: Some(row.clone()), saved_at: Some(now), behind: true, reading: false };
+            let aside = Aside {
+                read_to: next - 1,
+                saved: Some(row.clone()),
+                saved_at: Some(now),
+                behind: true,
+                reading: false,
+            };
             match row.next_at {
                 Some(next_at) => drop(feed.due.insert((next_at, key.clone()), ())),
                 None => {}
@@ -274,6 +283,7 @@ impl Feed {
                 attempts: row.attempts,
                 next_at: row.next_at,
                 blocked: row.next_at.is_none(),
+                again: row.again,
                 aside: Some(aside),
                 ..Lane::default()
             };
@@ -294,6 +304,11 @@ impl Feed {
     /// True when nothing is in memory that the database does not have.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight == 0 && self.attempts.is_empty() && self.deaths.is_empty() && self.touched.is_empty()
+    }
+
+    /// Whether it could go on if it were read for.
+    pub(crate) fn is_hungry(&self) -> bool {
+        self.wish().is_some() || (!self.hungry.is_empty() && self.is_open())
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -532,7 +547,14 @@ impl Feed {
             (Some(again), _) => self.put_off(key, mail.n, now + again.max(pause.unwrap_or_default())),
             (None, None) => self.settle(key),
             (None, Some(reason)) => {
-                self.deaths.push(Death { recipient: self.recipient.clone(), mail, reason, detail, attempts: tried, at: now });
+                self.deaths.push(Death {
+                    recipient: self.recipient.clone(),
+                    mail,
+                    reason,
+                    detail,
+                    attempts: tried,
+                    at: now,
+                });
                 let blocks = self.recipient.on_exhausted == OnExhausted::Block && matches!(key, Key::Lane(_));
                 match blocks && matches!(reason, Reason::Exhausted | Reason::Refused) {
                     true => self.block(key),
@@ -562,7 +584,7 @@ impl Feed {
         let head = lane.queue.front().map_or(0, |first| first.n);
         self.waiting -= lane.queue.len();
         lane.queue.clear();
-        (lane.blocked, lane.next_at) = (true, None);
+        (lane.blocked, lane.again, lane.next_at) = (true, false, None);
         if let Some(aside) = &mut lane.aside {
             (aside.read_to, aside.behind) = (head - 1, true);
         }
@@ -572,7 +594,7 @@ impl Feed {
     /// The first of the lane has its outcome; the next may go.
     fn settle(&mut self, key: &Key) {
         let Some(lane) = self.lanes.get_mut(key) else { return };
-        lane.attempts = 0;
+        (lane.attempts, lane.again) = (0, false);
         if let Some(mail) = lane.queue.pop_front() {
             self.waiting -= 1;
             self.open.remove(&mail.n);
@@ -604,34 +626,34 @@ impl Feed {
 
     /// Someone wants a message given up, or the lane that it blocks tried again. It is carried out when it is the message's
     /// turn; until then it is told again and again.
-    pub(crate) fn command(&mut self, id: i64, n: i64, what: What, now: DateTime<Utc>) {
+    pub(crate) fn command(&mut self, id: i64, key: &Key, n: i64, what: What, now: DateTime<Utc>) {
         let is_head = |lane: &Lane| match (lane.queue.front(), &lane.aside) {
             (Some(first), _) => first.n == n,
             (None, Some(aside)) => aside.read_to == n - 1,
             (None, None) => false,
         };
-        let lane = self.lanes.iter_mut().find(|(_, lane)| is_head(lane)).map(|(key, lane)| (key.clone(), lane));
-        match (what, lane) {
-            (What::Retry, Some((key, lane))) if lane.blocked => {
-                (lane.blocked, lane.attempts) = (false, 0);
-                self.put_off(&key, n, now);
+        let may_come = n > self.position() || self.lanes.get(key).is_some_and(|lane| lane.aside.is_some());
+        match (what, self.lanes.get_mut(key).filter(|lane| is_head(lane))) {
+            (What::Retry, Some(lane)) if lane.blocked => {
+                (lane.blocked, lane.again, lane.attempts) = (false, true, 0);
+                self.put_off(key, n, now);
                 self.commands_done.push(id);
             }
             (What::Retry, _) => self.commands_done.push(id),
             // It is dead already; the lane goes on without it.
-            (What::GiveUp, Some((key, lane))) if lane.blocked => {
+            (What::GiveUp, Some(lane)) if lane.blocked => {
                 (lane.blocked, lane.attempts) = (false, 0);
-                self.put_off(&key, n + 1, now);
+                self.put_off(key, n + 1, now);
                 self.commands_done.push(id);
             }
-            (What::GiveUp, Some((key, lane))) => {
+            (What::GiveUp, Some(lane)) => {
                 self.given_up.insert(n, id);
                 if let Some(next_at) = lane.next_at {
                     self.due.remove(&(next_at, key.clone()));
-                    self.put_off(&key, n, now);
+                    self.put_off(key, n, now);
                 }
             }
-            (What::GiveUp, None) if n > self.position() || self.lanes.values().any(|lane| lane.aside.is_some()) => {
+            (What::GiveUp, None) if may_come => {
                 self.given_up.insert(n, id);
             }
             (What::GiveUp, None) => self.commands_done.push(id),
@@ -685,9 +707,11 @@ impl Feed {
                 },
                 attempts: lane.attempts,
                 next_at: if lane.blocked { None } else { Some(lane.next_at.unwrap_or(now)) },
+                again: lane.again,
             };
             let only_moved = aside.saved.as_ref().is_some_and(|saved| {
-                saved.attempts == 0 && row.attempts == 0 && saved.next_at.is_some() && row.next_at.is_some()
+                let goes_well = |row: &LaneRow| row.attempts == 0 && row.next_at.is_some() && !row.again;
+                goes_well(saved) && goes_well(&row)
             });
             if only_moved && aside.saved_at.is_some_and(|at| now - at < SAVE_PAUSE * 4) {
                 later.insert(key);
@@ -717,7 +741,8 @@ impl Feed {
             || !self.deaths.is_empty()
             || !self.ended_rows.is_empty()
             || !self.commands_done.is_empty()
-            || (now - self.saved_at >= SAVE_PAUSE && (!self.touched.is_empty() || self.position() > self.saved_position))
+            || (now - self.saved_at >= SAVE_PAUSE
+                && (!self.touched.is_empty() || self.position() > self.saved_position))
     }
 }
 
@@ -759,3 +784,6 @@ impl Allowance {
         self.left >= 1.0
     }
 }
+
+#[cfg(test)]
+mod tests;

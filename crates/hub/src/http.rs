@@ -1,0 +1,3 @@
+//! The door for people and producers.
+
+pub(crate) mod ingest;
