@@ -6,7 +6,7 @@ use pillarbox_hub::client::{Client, ErrorClass};
 use tokio::sync::mpsc;
 
 use crate::receiver::{OK, Peer, Receiver, Silence};
-use crate::{SHORT, client, loopback, post, post_within, soon};
+use crate::{LONG, SHORT, client, loopback, post, post_within, soon};
 
 #[tokio::test]
 async fn a_request_says_who_sends_it_and_wants_nothing_compressed() {
@@ -63,7 +63,9 @@ async fn an_endless_body_is_left_unread_and_its_status_counts() {
             }
         })
         .await;
+        let started = Instant::now();
         let answer = post(&client(), &receiver.url()).await.unwrap();
+        assert!(started.elapsed() < LONG / 2, "it was left, and not read until the deadline");
         assert_eq!((answer.status.as_u16(), answer.excerpt.len()), (201, 1024), "{head}");
         soon("the connection is dropped", is_closed.recv()).await.unwrap();
     }

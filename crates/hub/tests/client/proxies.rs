@@ -82,6 +82,15 @@ async fn a_proxy_that_refuses_or_is_away_is_told_as_such() {
     }
 }
 
+#[tokio::test]
+async fn a_proxy_may_have_a_name_and_its_address_needs_no_permission() {
+    let proxy = Receiver::answering(OK).await;
+    let address = format!("http://proxy.example:{}", proxy.address.port());
+    let settings = ClientSettings { proxy: Some(address.parse().unwrap()), ..Default::default() };
+    let client = Client::with_resolver(settings, Table::of(&[("proxy.example", &[&["127.0.0.1"]])])).unwrap();
+    assert_eq!(post(&client, "http://hooks.example/").await.unwrap().status, 200);
+}
+
 #[test]
 fn a_proxy_setting_says_what_it_takes_and_quotes_no_password() {
     for bad in [
