@@ -150,9 +150,21 @@ create table pillarbox_hub.lane (
     attempts   smallint    not null,
     -- Null: it is blocked until someone retries or skips its dead letter.
     next_at    timestamptz,
+    -- Its head has died, and is sent again all the same.
+    again      boolean     not null,
     primary key (subscriber, head)
 );
 create unique index lane_name on pillarbox_hub.lane (subscriber, lane) where lane is not null;
+
+-- What people want done with a message; who sends to the subscriber does it.
+create table pillarbox_hub.command (
+    id         bigint generated always as identity primary key,
+    subscriber uuid   not null,
+    n          bigint not null,
+    what       text   not null check (what in ('dead_letter', 'retry')),
+    by         text   not null
+);
+create index command_subscriber on pillarbox_hub.command (subscriber);
 
 create table pillarbox_hub.dead_letter (
     id                  uuid        primary key,
@@ -160,13 +172,14 @@ create table pillarbox_hub.dead_letter (
     subscriber          uuid        not null,
     n                   bigint      not null,
     lane                text,
-    event_id            uuid        not null,
-    event_type          text        not null,
+    -- Null, as is its snapshot: the log no longer had it.
+    event_id            uuid,
+    event_type          text,
     log_shard           smallint    not null,
     log_id              bigint      not null,
     log_at              timestamptz not null,
     -- As they were when it died.
-    event_snapshot      json        not null,
+    event_snapshot      json,
     subscriber_snapshot jsonb       not null,
     reason              text        not null check (reason in ('exhausted', 'refused', 'gone', 'manual', 'expired')),
     detail              text        not null,

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST, PROXY_AUTHORIZATION, RETRY_AFTER, USER_AGENT};
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -23,7 +23,7 @@ use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
 use crate::address::Allowed;
-use crate::dial::{self, Dialer, SystemResolver};
+use crate::dial::{self, Dialer, SystemResolver, Unsent};
 use crate::target::Target;
 
 pub use crate::dial::{Proxy, Resolve};
@@ -138,14 +138,12 @@ impl Client {
         let ClientSettings { allowed_networks, https_only, proxy, extra_roots } = settings;
         let allowed = Arc::new(allowed_networks);
         let dialer = Dialer::new(Arc::clone(&allowed), resolver, proxy.as_ref(), &extra_roots)?;
-        // hyper sends a request again, on another connection, only if it found the pooled one closed before it wrote a
-        // byte of it: that one certainly was not processed. Of any other the receiver may have seen something.
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIME_MAX)
             .pool_max_idle_per_host(IDLE_PER_HOST_MAX)
             .http1_max_buf_size(HEAD_BYTES_MAX)
-            .retry_canceled_requests(true)
+            .retry_canceled_requests(true) // only those that it did not begin to write
             .build(dialer);
         Ok(Client { http, allowed, https_only, proxy_auth: proxy.and_then(|proxy| proxy.auth) })
     }
@@ -163,7 +161,7 @@ impl Client {
         self.vet_target(outgoing.target)?;
         let time_max = outgoing.timeout;
         let mut arrived = None;
-        let exchanged = timeout(time_max, self.exchange(outgoing, &mut arrived)).await;
+        let exchanged = timeout(time_max, self.exchange(&outgoing, &mut arrived)).await;
         match (arrived, exchanged) {
             (Some(arrived), _) => Ok(arrived.into_answer()),
             (None, Ok(Err(failure))) => Err(failure),
@@ -174,9 +172,8 @@ impl Client {
     }
 
     /// What arrives is put where it survives that the deadline ends this.
-    async fn exchange(&self, outgoing: Outgoing<'_>, arrived: &mut Option<Arrived>) -> Result<(), Failure> {
-        let sent = self.http.request(self.request(outgoing)).await;
-        let (parts, body) = sent.map_err(|error| Failure::of(&error))?.into_parts();
+    async fn exchange(&self, outgoing: &Outgoing<'_>, arrived: &mut Option<Arrived>) -> Result<(), Failure> {
+        let (parts, body) = self.send(outgoing).await.map_err(|error| Failure::of(&error))?.into_parts();
         let arrived = arrived.insert(Arrived {
             status: parts.status,
             retry_after: retry_after(&parts.headers, SystemTime::now),
@@ -187,12 +184,23 @@ impl Client {
         Ok(())
     }
 
-    fn request(&self, outgoing: Outgoing<'_>) -> Request<Full<Bytes>> {
-        let Outgoing { target, headers, body, .. } = outgoing;
-        let mut request = Request::new(Full::new(body));
+    /// A request that certainly was not processed is sent again, on another connection: each time costs the pool one, so
+    /// this ends. Of any other the receiver may have seen something.
+    async fn send(&self, outgoing: &Outgoing<'_>) -> Result<Response<Incoming>, hyper_util::client::legacy::Error> {
+        loop {
+            match self.http.request(self.request(outgoing)).await {
+                Err(error) if is_unsent(&error) => {}
+                sent => return sent,
+            }
+        }
+    }
+
+    fn request(&self, outgoing: &Outgoing<'_>) -> Request<Full<Bytes>> {
+        let target = outgoing.target;
+        let mut request = Request::new(Full::new(outgoing.body.clone()));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = target.uri().clone();
-        *request.headers_mut() = headers;
+        *request.headers_mut() = outgoing.headers.clone();
         let headers = request.headers_mut();
         headers.insert(HOST, target.host().clone());
         headers.insert(ACCEPT_ENCODING, IDENTITY);
@@ -284,6 +292,13 @@ impl Failure {
         }
         found.unwrap_or_else(|| Failure::new(ErrorClass::Protocol, in_words(ErrorClass::Protocol, error)))
     }
+}
+
+fn is_unsent(error: &hyper_util::client::legacy::Error) -> bool {
+    let inner = |cause: &(dyn Error + 'static)| {
+        cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref).map(|inner| inner.is::<Unsent>())
+    };
+    dial::causes(error).any(|cause| inner(cause) == Some(true))
 }
 
 fn class_of(cause: &(dyn Error + 'static)) -> Option<ErrorClass> {

@@ -3,6 +3,7 @@
 
 use std::error::Error;
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::str::FromStr;
@@ -22,6 +23,7 @@ use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -166,12 +168,12 @@ impl Dialer {
             }
         };
         if !is_https {
-            return Ok(Stream::Plain { io: tcp, is_proxied });
+            return Ok(Stream::new(Io::Plain(tcp), is_proxied));
         }
         let not_secure = |error: &dyn Error| Failure::new(ErrorClass::Tls, error);
         let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(|error| not_secure(&error))?;
         let secured = self.0.tls.connect(name, tcp.into_inner()).await.map_err(|error| not_secure(&error))?;
-        Ok(Stream::Tls(TokioIo::new(Box::new(secured))))
+        Ok(Stream::new(Io::Tls(TokioIo::new(Box::new(secured))), false))
     }
 }
 
@@ -288,53 +290,105 @@ fn tls(extra_roots: &[CertificateDer<'static>]) -> Result<TlsConnector, String> 
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-pub(crate) enum Stream {
-    Plain { io: TokioIo<TcpStream>, is_proxied: bool },
+/// A connection as hyper uses it.
+pub(crate) struct Stream {
+    io: Io,
+    is_proxied: bool,
+    /// Something was read since the last write: the next request, if any, comes after a pause.
+    has_rested: bool,
+}
+
+enum Io {
+    Plain(TokioIo<TcpStream>),
     Tls(TokioIo<Box<TlsStream<TcpStream>>>),
+}
+
+/// A pooled connection turned out to be over before a byte of the request was written: it certainly was not processed.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection had ended before the request was sent")]
+pub(crate) struct Unsent;
+
+impl Stream {
+    fn new(io: Io, is_proxied: bool) -> Stream {
+        Stream { io, is_proxied, has_rested: false }
+    }
+
+    /// hyper, too, looks whether a pooled connection is over, but learns of it from the runtime, which may not have come
+    /// to look at the socket since. So the socket itself is asked, once before each request on a used connection.
+    ///
+    /// A receiver's end that is still on its way to us cannot be seen: that remains a `Reset`.
+    fn check_rested(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // A body that is still being written while the answer comes is none of our business.
+        if !std::mem::take(&mut self.has_rested) || !bytes.starts_with(b"POST ") {
+            return Ok(());
+        }
+        let mut byte = [MaybeUninit::uninit()];
+        let is_over = match &self.io {
+            // Nobody asked, so whatever is there (a `408` for being idle) must not be taken for the answer to what follows.
+            Io::Plain(io) => {
+                SockRef::from(io.inner()).peek(&mut byte).map_or_else(|error| !is_pending(&error), |_| true)
+            }
+            // Bytes may be a matter of TLS itself.
+            Io::Tls(io) => {
+                let tcp = io.inner().get_ref().0;
+                SockRef::from(tcp).peek(&mut byte).map_or_else(|error| !is_pending(&error), |count| count == 0)
+            }
+        };
+        if is_over { Err(io::Error::other(Unsent)) } else { Ok(()) }
+    }
+}
+
+fn is_pending(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 impl Connection for Stream {
     fn connected(&self) -> Connected {
         // Proxied: hyper then sends the whole URL in the request's first line.
-        Connected::new().proxy(matches!(self, Stream::Plain { is_proxied: true, .. }))
+        Connected::new().proxy(self.is_proxied)
     }
 }
 
 impl Read for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Plain { io, .. } => Pin::new(io).poll_read(cx, buf),
-            Stream::Tls(io) => Pin::new(io).poll_read(cx, buf),
-        }
+        let stream = self.get_mut();
+        let read = match &mut stream.io {
+            Io::Plain(io) => Pin::new(io).poll_read(cx, buf),
+            Io::Tls(io) => Pin::new(io).poll_read(cx, buf),
+        };
+        stream.has_rested |= read.is_ready();
+        read
     }
 }
 
 impl Write for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Plain { io, .. } => Pin::new(io).poll_write(cx, buf),
-            Stream::Tls(io) => Pin::new(io).poll_write(cx, buf),
+        let stream = self.get_mut();
+        stream.check_rested(buf)?;
+        match &mut stream.io {
+            Io::Plain(io) => Pin::new(io).poll_write(cx, buf),
+            Io::Tls(io) => Pin::new(io).poll_write(cx, buf),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Plain { io, .. } => Pin::new(io).poll_flush(cx),
-            Stream::Tls(io) => Pin::new(io).poll_flush(cx),
+        match &mut self.get_mut().io {
+            Io::Plain(io) => Pin::new(io).poll_flush(cx),
+            Io::Tls(io) => Pin::new(io).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Plain { io, .. } => Pin::new(io).poll_shutdown(cx),
-            Stream::Tls(io) => Pin::new(io).poll_shutdown(cx),
+        match &mut self.get_mut().io {
+            Io::Plain(io) => Pin::new(io).poll_shutdown(cx),
+            Io::Tls(io) => Pin::new(io).poll_shutdown(cx),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
-        match self {
-            Stream::Plain { io, .. } => io.is_write_vectored(),
-            Stream::Tls(io) => io.is_write_vectored(),
+        match &self.io {
+            Io::Plain(io) => io.is_write_vectored(),
+            Io::Tls(io) => io.is_write_vectored(),
         }
     }
 
@@ -343,9 +397,11 @@ impl Write for Stream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Plain { io, .. } => Pin::new(io).poll_write_vectored(cx, bufs),
-            Stream::Tls(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+        let stream = self.get_mut();
+        stream.check_rested(bufs.first().map_or(&[], |buf| buf))?;
+        match &mut stream.io {
+            Io::Plain(io) => Pin::new(io).poll_write_vectored(cx, bufs),
+            Io::Tls(io) => Pin::new(io).poll_write_vectored(cx, bufs),
         }
     }
 }

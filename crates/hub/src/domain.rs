@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use kit::auth::Tenant;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -139,6 +139,29 @@ const CONDITIONS_MAX: usize = 20;
 const POINTER_CHARS_MAX: usize = 200;
 /// A longer key is known by its digest.
 const LANE_CHARS_MAX: usize = 255;
+
+impl Subscriber {
+    /// As it is now, without what is secret: for who looks at a dead letter later.
+    pub fn snapshot(&self) -> Value {
+        let settings = &self.settings;
+        json!({
+            "id": self.id,
+            "name": settings.name,
+            "url": settings.url,
+            "event_types": settings.event_types,
+            "filter": settings.filter,
+            "ordering_key": settings.ordering_key,
+            "retry_backoff_seconds": settings.retry_backoff_seconds,
+            "retry_statuses": settings.retry_statuses,
+            "on_exhausted": settings.on_exhausted,
+            "timeout_ms": settings.timeout_ms,
+            "max_in_flight": settings.max_in_flight,
+            "rate_limit_per_second": settings.rate_limit_per_second,
+            "format": settings.format,
+            "version": self.version,
+        })
+    }
+}
 
 impl TryFrom<String> for EventTypes {
     type Error = String;
@@ -397,7 +420,6 @@ pub fn backoff(schedule: &[u32], failures: u32, chance: f64) -> Option<Duration>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn the_whole_decision_matrix() {

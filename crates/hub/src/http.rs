@@ -1,8 +1,9 @@
-//! The door for people, under `/hub/v1`. Every handler takes a [`Manager`], sees its tenant alone, and honours
-//! `Idempotency-Key` where it changes something in one transaction.
+//! The door for producers ([`ingest`]) and for people, under `/hub/v1`. What people call takes a [`Manager`], sees its
+//! tenant alone, and honours `Idempotency-Key` where it changes something in one transaction.
 
 mod dead_letters;
 mod events;
+mod ingest;
 mod messages;
 mod subscribers;
 
@@ -19,6 +20,7 @@ use crate::Hub;
 
 pub(crate) fn router() -> OpenApiRouter<Hub> {
     OpenApiRouter::new()
+        .merge(ingest::router())
         .merge(subscribers::router())
         .merge(events::router())
         .merge(messages::router())

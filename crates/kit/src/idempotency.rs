@@ -15,6 +15,8 @@ use crate::extract::{Json, single_header};
 use crate::problem::{CONTENT_TYPE, FieldError, Place, Problem};
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
+/// Its older name, which many clients still send.
+const OLD_HEADER: HeaderName = HeaderName::from_static("x-idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 const KEY_CHARS_MAX: usize = 255;
 
@@ -108,11 +110,12 @@ impl IntoResponse for Answer {
 
 /// What a body can be read as.
 pub trait Body: Sized {
-    fn read(request: Request) -> impl Future<Output = Result<(Self, Value), Problem>> + Send;
+    /// With what it means, if that is asked for: it costs another look.
+    fn read(request: Request, with_meaning: bool) -> impl Future<Output = Result<(Self, Value), Problem>> + Send;
 }
 
 impl Body for () {
-    async fn read(_request: Request) -> Result<((), Value), Problem> {
+    async fn read(_request: Request, _with_meaning: bool) -> Result<((), Value), Problem> {
         Ok(((), Value::Null))
     }
 }
@@ -122,7 +125,11 @@ impl Body for () {
 pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Send> Body for JsonBody<T> {
-    async fn read(request: Request) -> Result<(JsonBody<T>, Value), Problem> {
+    async fn read(request: Request, with_meaning: bool) -> Result<(JsonBody<T>, Value), Problem> {
+        if !with_meaning {
+            let Json(body) = Json::from_request(request, &()).await?;
+            return Ok((JsonBody(body), Value::Null));
+        }
         let (Json(value), Json(body)) = crate::extract::read_twice::<Value, T>(request).await?;
         Ok((JsonBody(body), value))
     }
@@ -135,7 +142,7 @@ impl<S: Send + Sync, T: Body + Send> FromRequest<S> for Mutation<T> {
         let key = idempotency_key(request.headers())?;
         let caller = request.extract_parts::<Option<Caller>>().await?;
         let (method, address) = (request.method().clone(), request.uri().to_string());
-        let (body, meaning) = T::read(request).await?;
+        let (body, meaning) = T::read(request, key.is_some()).await?;
         let identity = key.map(|key| Identity {
             id: short_digest(&[&scope(caller.as_ref()), &key]),
             fingerprint: short_digest(&[method.as_str(), &address, &canonical(&meaning)]),
@@ -150,7 +157,11 @@ fn scope(caller: Option<&Caller>) -> String {
 
 /// A quoted string, as the draft says, or a bare token, as most clients send.
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let Some(text) = single_header(headers, &HEADER)? else { return Ok(None) };
+    let text = match (single_header(headers, &HEADER)?, single_header(headers, &OLD_HEADER)?) {
+        (None, None) => return Ok(None),
+        (Some(text), None) | (None, Some(text)) => text,
+        (Some(_), Some(_)) => return Err(refused("takes one value; X-Idempotency-Key is another name for it")),
+    };
     let key = match text.strip_prefix('"') {
         Some(rest) => unquoted(rest).ok_or_else(|| refused("is not a well-formed quoted string"))?,
         None => text.to_owned(),

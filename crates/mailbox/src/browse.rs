@@ -18,7 +18,7 @@ const STRETCHES_MAX: u32 = 10;
 /// Halving ends here: the rest is looked through.
 const NEAR: i64 = 1_000;
 /// Times and ids can disagree by this much: clocks differ, and are set.
-const MARGIN: Duration = Duration::minutes(1);
+pub(crate) const MARGIN: Duration = Duration::minutes(1);
 /// A message is looked for around the time in its id, then further: one that a queue brought can come late.
 const AROUND: [(Duration, Duration); 3] = [
     (Duration::seconds(-2), Duration::seconds(2)),
@@ -64,12 +64,12 @@ pub struct Stretch {
 pub async fn page(db: &mut PgConnection, which: &Which, before: Option<i64>, limit: u32) -> sqlx::Result<Stretch> {
     let mut before = match (before, which.to) {
         (Some(before), _) => before,
-        (None, Some(to)) => around(db, to + MARGIN).await?.1,
+        (None, Some(to)) => around(db, None, to + MARGIN).await?.1,
         (None, None) => i64::MAX,
     };
     let mut messages = Vec::new();
     for _ in 0..STRETCHES_MAX {
-        let Some((newest, at)) = newest_below(db, before).await? else {
+        let Some((newest, at)) = newest_below(db, None, before).await? else {
             return Ok(Stretch { messages, before: None });
         };
         if which.from.is_some_and(|from| at < from - MARGIN) {
@@ -91,11 +91,11 @@ pub async fn page(db: &mut PgConnection, which: &Which, before: Option<i64>, lim
 pub async fn find(db: &mut PgConnection, message_id: Uuid) -> sqlx::Result<Option<Message>> {
     let Some(made_at) = made_at(message_id) else { return Ok(None) };
     for (from, to) in AROUND {
-        let (low, high) = (around(db, made_at + from).await?.0, around(db, made_at + to).await?.1);
+        let (low, high) = (around(db, None, made_at + from).await?.0, around(db, None, made_at + to).await?.1);
         let row = sqlx::query(
-            "select found.* from generate_series(0, 15) as slot (shard) cross join lateral (
+            "select found.* from pillarbox.shards() as slot (shard) cross join lateral (
                  select * from pillarbox.log
-                 where log.shard = slot.shard::smallint and id >= $1 and id < $2 and message_id = $3 limit 1
+                 where log.shard = slot.shard and id >= $1 and id < $2 and message_id = $3 limit 1
              ) found limit 1",
         )
         .bind(low)
@@ -141,16 +141,16 @@ pub async fn names(db: &mut PgConnection, places: &[LogRef]) -> sqlx::Result<Vec
 }
 
 /// The time in an id of version 7.
-fn made_at(id: Uuid) -> Option<DateTime<Utc>> {
+pub fn made_at(id: Uuid) -> Option<DateTime<Utc>> {
     let milliseconds = (id.as_u128() >> 80) as i64;
     (id.get_version_num() == 7).then(|| DateTime::from_timestamp_millis(milliseconds)).flatten()
 }
 
 async fn between(db: &mut PgConnection, which: &Which, low: i64, high: i64, limit: i64) -> sqlx::Result<Vec<Message>> {
     let rows = sqlx::query(
-        "select found.* from generate_series(0, 15) as slot (shard) cross join lateral (
+        "select found.* from pillarbox.shards() as slot (shard) cross join lateral (
              select * from pillarbox.log
-             where log.shard = slot.shard::smallint and id >= $1 and id < $2
+             where log.shard = slot.shard and id >= $1 and id < $2
                and ($3::text is null or topic = $3 or starts_with(topic, $3 || '.'))
                and ($4::text is null or tenant = $4) and ($5::text is null or source = $5)
                and ($6::timestamptz is null or at >= $6) and ($7::timestamptz is null or at < $7)
@@ -170,16 +170,29 @@ async fn between(db: &mut PgConnection, which: &Which, low: i64, high: i64, limi
     rows.iter().map(log::message).collect()
 }
 
-/// Two ids that lie close together around a time: what is below the first was posted before it, what is at or above the
-/// second after it.
-async fn around(db: &mut PgConnection, time: DateTime<Utc>) -> sqlx::Result<(i64, i64)> {
-    let (mut low, mut high) = match newest_below(db, i64::MAX).await? {
+/// An id of this shard: what is below was posted before this time. It lies close to it.
+pub(crate) async fn first_since(db: &mut PgConnection, shard: i16, time: DateTime<Utc>) -> sqlx::Result<i64> {
+    Ok(around(db, Some(shard), time - MARGIN).await?.0)
+}
+
+/// An id of this shard: what is at or above was posted after this time. None if the log does not go on behind it.
+pub(crate) async fn first_after(db: &mut PgConnection, shard: i16, time: DateTime<Utc>) -> sqlx::Result<Option<i64>> {
+    match newest_below(db, Some(shard), i64::MAX).await? {
+        Some((_, at)) if at > time + MARGIN => Ok(Some(around(db, Some(shard), time + MARGIN).await?.1)),
+        Some(_) | None => Ok(None),
+    }
+}
+
+/// Two ids that lie close together around a time, of one shard or of all: what is below the first was posted before it,
+/// what is at or above the second after it.
+async fn around(db: &mut PgConnection, shard: Option<i16>, time: DateTime<Utc>) -> sqlx::Result<(i64, i64)> {
+    let (mut low, mut high) = match newest_below(db, shard, i64::MAX).await? {
         Some((newest, _)) => (0, newest + 1),
         None => (0, 0),
     };
     while high - low > NEAR {
         let middle = low + (high - low) / 2;
-        match newest_below(db, middle).await? {
+        match newest_below(db, shard, middle).await? {
             Some((id, at)) if at > time => high = id,
             Some(_) | None => low = middle,
         }
@@ -187,14 +200,19 @@ async fn around(db: &mut PgConnection, time: DateTime<Utc>) -> sqlx::Result<(i64
     Ok((low, high))
 }
 
-async fn newest_below(db: &mut PgConnection, id: i64) -> sqlx::Result<Option<(i64, DateTime<Utc>)>> {
+async fn newest_below(
+    db: &mut PgConnection,
+    shard: Option<i16>,
+    id: i64,
+) -> sqlx::Result<Option<(i64, DateTime<Utc>)>> {
     let row = sqlx::query(
-        "select newest.id, newest.at from generate_series(0, 15) as slot (shard) cross join lateral (
+        "select newest.id, newest.at from pillarbox.shards() as slot (shard) cross join lateral (
              select id, at from pillarbox.log
-             where log.shard = slot.shard::smallint and id < $1 order by id desc limit 1
-         ) newest order by newest.id desc limit 1",
+             where log.shard = slot.shard and id < $1 order by id desc limit 1
+         ) newest where $2::smallint is null or slot.shard = $2 order by newest.id desc limit 1",
     )
     .bind(id)
+    .bind(shard)
     .fetch_optional(db)
     .await?;
     row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose()

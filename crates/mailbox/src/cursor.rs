@@ -62,8 +62,13 @@ impl Cursor {
             .await?
             .rows_affected()
             == 1;
-        if is_new && self.start == Start::Now {
-            let places = (0..SHARDS).map(|shard| (shard, Place::behind(now.clone()))).collect();
+        if is_new {
+            // At the beginning, too: one of this name may have been dropped, and left its places behind.
+            let start = match self.start {
+                Start::Now => now,
+                Start::Beginning => Moment::beginning(&mut tx).await?,
+            };
+            let places = (0..SHARDS).map(|shard| (shard, Place::behind(start.clone()))).collect();
             append(&mut tx, &self.consumer, &places).await?;
         }
         sqlx::query(
@@ -124,7 +129,8 @@ pub enum Dropped {
     InUse,
 }
 
-/// Forgets a consumer. What it had parked is set aside as dead letters.
+/// Forgets a consumer. What it had parked is set aside as dead letters. Its places, of which there may be millions, go with
+/// their days; until then nobody asks for them.
 pub async fn forget(db: &PgPool, consumer: &str) -> sqlx::Result<Dropped> {
     let mut tx = db.begin().await?;
     let dropped = forget_in(&mut tx, consumer).await?;
@@ -151,7 +157,7 @@ pub async fn forget_in(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<Dr
     for statement in [
         "delete from pillarbox.lane where consumer = $1",
         "delete from pillarbox.lease where consumer = $1",
-        "delete from pillarbox.position where consumer = $1",
+        "delete from pillarbox.discarded where consumer = $1",
         "with gone as (delete from pillarbox.replay where consumer = $1 returning id)
          delete from pillarbox.replay_shard using gone where replay = gone.id",
     ] {

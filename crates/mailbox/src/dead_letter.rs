@@ -10,7 +10,7 @@ use sqlx::{PgConnection, PgExecutor, PgPool, Postgres, Row, Transaction};
 use utoipa::ToSchema;
 
 use crate::log::{self, Message};
-use crate::parked::CONTENT;
+use crate::parked::{CONTENT, NOTE_DISCARDED};
 use crate::post::{AggregateId, Post, PostError, Source, post};
 
 /// What the mailbox itself posts.
@@ -97,11 +97,15 @@ pub async fn retry(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::
 /// Throws them away; returns how many. At most `limit` at a time.
 pub async fn discard(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::Result<u64> {
     let query = format!(
-        "delete from pillarbox.dead_letter where id in
-             (select id from pillarbox.dead_letter where {IS_MEANT} order by id limit $8)"
+        "with gone as (
+             delete from pillarbox.dead_letter where id in
+                 (select id from pillarbox.dead_letter where {IS_MEANT} order by id limit $8)
+             returning consumer, message_id, run, log_id, attempts, last_error
+         ), noted as ({NOTE_DISCARDED})
+         select count(*) from gone"
     );
-    let done = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).execute(db).await?;
-    Ok(done.rows_affected())
+    let row = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).fetch_one(db).await?;
+    Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
 }
 
 /// [`retry`] for all of them, in steps. Only what is dead when it begins, so that what dies again is not tried for ever.
@@ -139,7 +143,10 @@ async fn in_steps(db: &PgPool, which: &Which, step: Step) -> sqlx::Result<Bulk> 
 pub struct Unusable<'a> {
     pub consumer: &'a str,
     pub source: &'a str,
+    pub tenant: &'a Tenant,
     pub topic: &'a str,
+    pub key: Option<&'a str>,
+    pub headers: &'a RawValue,
     pub payload: &'a RawValue,
     pub error: &'a str,
 }
@@ -148,13 +155,16 @@ pub struct Unusable<'a> {
 pub async fn keep_unusable(db: &mut PgConnection, unusable: &Unusable<'_>) -> sqlx::Result<()> {
     sqlx::query(
         "insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source,
-             tenant, topic, headers, payload, at)
-         values ($1, 0, 0, 1, $2, 0, pillarbox.uuid_v7(), $3, 'main', $4, '{}', $5::json, now())",
+             tenant, topic, key, headers, payload, at)
+         values ($1, 0, 0, 1, $2, 0, pillarbox.uuid_v7(), $3, $4, $5, $6, $7::jsonb, $8::json, now())",
     )
     .bind(unusable.consumer)
     .bind(unusable.error)
     .bind(unusable.source)
+    .bind(unusable.tenant.as_str())
     .bind(unusable.topic)
+    .bind(unusable.key)
+    .bind(unusable.headers.get())
     .bind(unusable.payload.get())
     .execute(db)
     .await

@@ -14,13 +14,14 @@ use sqlx::{Postgres, Transaction};
 use crate::inbox;
 use crate::log::Message;
 use crate::parked::{Key, key_of};
+use crate::told::told;
 use crate::work::{Item, LaneError, LaneId, Origin, Outcome, Work, Worked};
 
 /// When so many keys of a batch fail, and they are most of it, it is not the messages that are bad: the consumer stalls
 /// instead of parking everything.
 const STALL_KEYS: usize = 10;
 
-/// Why a message could not be handled. Any error will do: it is shown to an operator.
+/// Why a message could not be handled. Any error will do: it is kept, logged, and shown to an operator, as [`told`] tells it.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub type Handling<'t> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 't>>;
 
@@ -126,7 +127,7 @@ impl Handle {
         };
         match kept {
             Ok(()) => Ok(Outcome::Done),
-            Err(LaneError::Database(sqlx::Error::Database(error))) => Ok(Outcome::Failed(error.to_string())),
+            Err(LaneError::Database(error @ sqlx::Error::Database(_))) => Ok(Outcome::Failed(told(&error))),
             Err(error) => Err(error),
         }
     }
@@ -146,7 +147,7 @@ impl Handle {
             let outcome = AssertUnwindSafe(async { self.handler.handle(tx, message).await }).catch_unwind().await;
             match outcome {
                 Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(error.to_string()),
+                Ok(Err(error)) => Err(told(&*error)),
                 Err(panic) => Err(format!("panic: {}", panic_text(&*panic))),
             }
         };

@@ -75,9 +75,9 @@ pub async fn recover(db: &PgPool, way: Recover) -> sqlx::Result<bool> {
          update pillarbox.lease set owner = null, epoch = epoch + 1;
          update pillarbox.cursor set lapsed_at = null;
          insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
-         select consumer, (select array_agg(shard::smallint) from generate_series(0, 15) as shard),
-                array_fill(0::bigint, array[16]), floor, floor_id, floor_at, floor, floor_id, floor_at
-         from pillarbox.cursor cross join pillarbox.home",
+         select consumer, shards, last_ids, floor, floor_id, floor_at, floor, floor_id, floor_at
+         from pillarbox.cursor cross join pillarbox.home
+         cross join (select array_agg(shard) as shards, array_agg(0::bigint) as last_ids from pillarbox.shards() as shard) as every",
     )
     .execute(&mut *tx)
     .await?;
@@ -87,7 +87,7 @@ pub async fn recover(db: &PgPool, way: Recover) -> sqlx::Result<bool> {
                 "with made as (
                      insert into pillarbox.replay (consumer, run, from_at, to_at)
                      select consumer, 0, $1, $2 from pillarbox.cursor where $1 < $2 returning id)
-                 insert into pillarbox.replay_shard (replay, shard) select id, generate_series(0, 15) from made",
+                 insert into pillarbox.replay_shard (replay, shard) select id, pillarbox.shards() from made",
             )
             .bind(from)
             .bind(floor_at + replay::MARGIN)

@@ -316,6 +316,10 @@ impl<W: Work> Lane<W> {
             .map(|(shard, place)| (*shard, place.clone()))
             .collect();
 
+        // The database may have crashed during the work: a place that it no longer knows of would hide what comes now.
+        if self.watcher.doubts() != self.doubts {
+            return Err(LaneError::Doubtful);
+        }
         let still_blocked = match worked.tx {
             None if settlement.is_plain() && replayed.is_empty() && self.id.advanced(&moved).await? => Vec::new(),
             tx => self.id.keep(tx, &settlement, replayed, &moved).await?,

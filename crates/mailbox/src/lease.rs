@@ -42,9 +42,9 @@ impl Share {
         Ok(held)
     }
 
-    /// Keeps others from taking over until the transaction ends, without making it durable by itself; false if they have.
-    pub async fn hold(&self, tx: &mut PgConnection) -> sqlx::Result<bool> {
-        hold(tx, self.name, self.owner, false).await
+    /// What tells a transaction whether it is still this process's turn.
+    pub fn fence(&self) -> Fence {
+        Fence { name: self.name, owner: self.owner }
     }
 
     pub async fn leave(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
@@ -61,11 +61,25 @@ impl Share {
     }
 }
 
+/// Who was in the share-out when it was made.
+#[derive(Debug, Clone, Copy)]
+pub struct Fence {
+    name: &'static str,
+    owner: Uuid,
+}
+
+impl Fence {
+    /// Keeps others from taking over until the transaction ends, which need not wait for the disk; false if they have.
+    pub async fn hold(&self, tx: &mut PgConnection) -> sqlx::Result<bool> {
+        hold(tx, self.name, self.owner, false).await
+    }
+}
+
 /// Makes sure that there is something to share out.
 pub(crate) async fn prepare(db: &mut PgConnection, consumer: &str) -> sqlx::Result<()> {
-    let query = "insert into pillarbox.lease (consumer, shard) select $1, generate_series(0, $2 - 1)
+    let query = "insert into pillarbox.lease (consumer, shard) select $1, pillarbox.shards()
                  on conflict (consumer, shard) do nothing";
-    sqlx::query(query).bind(consumer).bind(i32::from(SHARDS)).execute(db).await.map(drop)
+    sqlx::query(query).bind(consumer).execute(db).await.map(drop)
 }
 
 /// A lane enters the share-out.

@@ -37,5 +37,6 @@ pub mod retry;
 pub mod runtime;
 mod settle;
 pub mod status;
+pub mod told;
 pub mod watch;
 pub mod work;

@@ -44,9 +44,11 @@ pub async fn round(db: &PgPool, keep: Keep, now: DateTime<Utc>) -> Result<Round,
     lapse(&mut db, keep, now).await?;
     drop_log_days(&mut db, keep, now).await?;
     drop_reader_days(&mut db, keep, now).await?;
+    let long_ago = now - days(keep.behind_days + 1);
     let forgotten = idempotency::forget_expired(&mut db, now, FORGET_MAX)
         .await?
-        .max(forget_foreign(&mut db, now - days(keep.behind_days + 1)).await?);
+        .max(forget_foreign(&mut db, long_ago).await?)
+        .max(forget_discarded(&mut db, long_ago).await?);
     Ok(if forgotten == FORGET_MAX as u64 { Round::Busy } else { Round::Idle })
 }
 
@@ -56,11 +58,11 @@ async fn make_reader_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
 
 /// The newest place of every consumer that still counts: the time of its old moment, and that moment's snapshot.
 const LIVE_PLACES: &str = "
-    select cursor.consumer, shard::smallint as shard, cursor.since, coalesce(place.old_at, 'epoch') as old_at,
+    select cursor.consumer, shard, cursor.since, coalesce(place.old_at, 'epoch') as old_at,
            greatest(place.old_id, place.last_id, 0) as read_id, coalesce(place.old, '3:3:'::pg_snapshot) as old
     from pillarbox.cursor
-    cross join generate_series(0, 15) as shard
-    left join lateral pillarbox.place(cursor.consumer, shard::smallint) on true
+    cross join pillarbox.shards() as slot (shard)
+    left join lateral pillarbox.place(cursor.consumer, shard) on true
     where cursor.lapsed_at is null";
 
 async fn lapse(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) -> sqlx::Result<()> {
@@ -122,18 +124,21 @@ async fn drop_reader_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>)
         let query = format!(
             // Under its old number: what a lane writes meanwhile is newer.
             "insert into pillarbox.position (n, consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
-             select n, consumer, array[shard::smallint], array[last_id], old, old_id, old_at, new, new_id, new_at
-             from pillarbox.cursor cross join generate_series(0, 15) as shard
-             cross join lateral pillarbox.place(consumer, shard::smallint)
+             select n, consumer, array[shard], array[last_id], old, old_id, old_at, new, new_id, new_at
+             from pillarbox.cursor cross join pillarbox.shards() as slot (shard)
+             cross join lateral pillarbox.place(consumer, shard)
              where kept_in = 'pillarbox.{partition}'::regclass"
         );
         sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *db).await?;
         drop_day(db, "position", &partition).await?;
     }
-    for partition in days_before(db, "inbox", now - days(keep.behind_days + 1)).await? {
+    let inbox_until = now - days(keep.behind_days + 1);
+    for partition in days_before(db, "inbox", inbox_until).await? {
         drop_day(db, "inbox", &partition).await?;
     }
-    Ok(())
+    let query = "delete from pillarbox.inbox_overflow where ctid in
+                     (select ctid from pillarbox.inbox_overflow where message_id < pillarbox.uuid_at($1) limit $2)";
+    sqlx::query(query).bind(inbox_until).bind(FORGET_MAX).execute(db).await.map(drop)
 }
 
 /// The partitions of days that ended before `cutoff`, oldest first. Their names are ours, and hold nothing but letters,
@@ -177,6 +182,13 @@ async fn drop_day(db: &mut PgConnection, parent: &str, partition: &str) -> sqlx:
 async fn forget_foreign(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<u64> {
     let query = "delete from pillarbox.inbox_foreign where (consumer, message_id) in
                      (select consumer, message_id from pillarbox.inbox_foreign where at < $1 order by at limit $2)";
+    Ok(sqlx::query(query).bind(before).bind(FORGET_MAX).execute(db).await?.rows_affected())
+}
+
+async fn forget_discarded(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox.discarded where (consumer, message_id) in
+                     (select consumer, message_id from pillarbox.discarded where discarded_at < $1
+                      order by discarded_at limit $2)";
     Ok(sqlx::query(query).bind(before).bind(FORGET_MAX).execute(db).await?.rows_affected())
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgExecutor, Row};
+use uuid::Uuid;
 
 use crate::log::{self, Message};
 use crate::post::AggregateId;
@@ -108,12 +109,24 @@ pub async fn retry(tx: &mut PgConnection, place: i64) -> sqlx::Result<Retried> {
 pub async fn discard(db: impl PgExecutor<'_>, place: i64) -> sqlx::Result<bool> {
     // One that waits behind another stays where it is: what follows it must not overtake what is before it.
     let query = format!(
-        "update pillarbox.parked set discarded = true,
-             next_at = case when ({FIRST_OF_ITS_KEY}) is null then now() else next_at end
-         where place = $1"
+        "with gone as (
+             update pillarbox.parked set discarded = true,
+                 next_at = case when ({FIRST_OF_ITS_KEY}) is null then now() else next_at end
+             where place = $1 returning consumer, message_id, run, log_id, attempts, last_error
+         ), noted as ({NOTE_DISCARDED})
+         select count(*) from gone"
     );
-    Ok(sqlx::query(sqlx::AssertSqlSafe(query)).bind(place).execute(db).await?.rows_affected() > 0)
+    Ok(sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(query)).bind(place).fetch_one(db).await? > 0)
 }
+
+/// Of what is `gone`: that it was thrown away, and not done. What a replay repeated was done before, and what never was in the
+/// log has no status.
+pub(crate) const NOTE_DISCARDED: &str = "
+    insert into pillarbox.discarded (consumer, message_id, attempts, last_error)
+    select distinct on (consumer, message_id) consumer, message_id, attempts, last_error from gone
+    where run = 0 and log_id > 0
+    on conflict (consumer, message_id) do update
+        set attempts = excluded.attempts, last_error = excluded.last_error, discarded_at = excluded.discarded_at";
 
 /// The first of a parked row's key, if it is not that row itself.
 const FIRST_OF_ITS_KEY: &str = "
@@ -268,9 +281,18 @@ pub(crate) async fn put_off(
     sqlx::query(query).bind(place).bind(attempts).bind(next_at).bind(error).execute(tx).await.map(drop)
 }
 
-/// They are done.
-pub(crate) async fn finish(tx: &mut PgConnection, places: &[i64]) -> sqlx::Result<()> {
-    sqlx::query("delete from pillarbox.parked where place = any($1)").bind(places).execute(tx).await.map(drop)
+/// These are done, and those were thrown away.
+pub(crate) async fn finish(tx: &mut PgConnection, done: &[i64], discarded: &[i64]) -> sqlx::Result<()> {
+    let query = "delete from pillarbox.parked where place = any($1)";
+    sqlx::query(query).bind(discarded).execute(&mut *tx).await?;
+    let query = "delete from pillarbox.parked where place = any($1) returning discarded, consumer, message_id";
+    let done: Vec<(bool, String, Uuid)> = sqlx::query_as(query).bind(done).fetch_all(&mut *tx).await?;
+    // Thrown away while it was at work: it is done after all.
+    for (_, consumer, message_id) in done.into_iter().filter(|(discarded, ..)| *discarded) {
+        let query = "delete from pillarbox.discarded where consumer = $1 and message_id = $2";
+        sqlx::query(query).bind(consumer).bind(message_id).execute(&mut *tx).await?;
+    }
+    Ok(())
 }
 
 /// It is given up.

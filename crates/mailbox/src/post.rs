@@ -103,7 +103,8 @@ impl Post {
         self
     }
 
-    fn check(&self) -> Result<(), PostError> {
+    /// What is wrong with it, if anything.
+    pub fn check(&self) -> Result<(), PostError> {
         let plain =
             |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         if self.topic.len() > TOPIC_CHARS_MAX || !self.topic.split('.').all(plain) {

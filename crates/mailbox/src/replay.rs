@@ -2,7 +2,8 @@
 //!
 //! A replay of run 0 repairs: what has an inbox row is left alone. One of a new run repeats. The shard's owner reads it
 //! between its live batches, so a key is never worked on in two places. It covers what the consumer has already passed; the
-//! rest comes to it anyway.
+//! rest comes to it anyway. Where the range begins and ends in the log is found by halving ([`crate::browse`]), so ten
+//! minutes cost ten minutes of the log, however long its day is.
 
 use chrono::{DateTime, Duration, Utc};
 use serde::Serialize;
@@ -10,6 +11,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, PgExecutor, PgPool, Row};
 use utoipa::ToSchema;
 
+use crate::browse;
 use crate::filter::Filter;
 use crate::log::{self, Message, Place, SHARDS};
 
@@ -34,7 +36,10 @@ pub(crate) struct Replaying {
     pub(crate) shard: i16,
     pub(crate) from: DateTime<Utc>,
     pub(crate) to: DateTime<Utc>,
+    /// 0: it has not begun.
     pub(crate) last_id: i64,
+    /// Nothing of the range is here or above. None: not found yet, or the log does not go on behind the range.
+    pub(crate) until_id: Option<i64>,
     pub(crate) done: bool,
 }
 
@@ -58,7 +63,7 @@ pub async fn request_in(tx: &mut PgConnection, request: &Request) -> sqlx::Resul
     let insert = "with made as (
                       insert into pillarbox.replay (consumer, run, from_at, to_at) values ($1, $2, $3, $4) returning id),
                   shards as (
-                      insert into pillarbox.replay_shard (replay, shard) select id, generate_series(0, 15) from made)
+                      insert into pillarbox.replay_shard (replay, shard) select id, pillarbox.shards() from made)
                   select id from made";
     let id = sqlx::query_scalar(insert)
         .bind(&request.consumer)
@@ -84,6 +89,18 @@ pub struct Replay {
     #[schema(example = 16)]
     pub shards: i16,
     pub shards_done: i64,
+    /// An operator has called it off; what it had repeated by then stays repeated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canceled_at: Option<DateTime<Utc>>,
+}
+
+/// What became of a wish to call a replay off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Canceled {
+    Yes,
+    /// It was done, or called off before: nothing changes.
+    HadEnded,
+    Unknown,
 }
 
 impl Replay {
@@ -117,6 +134,24 @@ pub async fn find(db: impl PgExecutor<'_>, id: i64) -> sqlx::Result<Option<Repla
     row.as_ref().map(replay).transpose()
 }
 
+/// Calls it off. Its lanes stop before their next chunk; what they have repeated stays repeated.
+pub async fn cancel(tx: &mut PgConnection, id: i64) -> sqlx::Result<Canceled> {
+    let known = "select id from pillarbox.replay where id = $1 for update";
+    if sqlx::query(known).bind(id).fetch_optional(&mut *tx).await?.is_none() {
+        return Ok(Canceled::Unknown);
+    }
+    // Gone, not marked: whoever asks for what is unfinished, a lane or retention, finds nothing. In the order in which a
+    // lane locks them.
+    let left = "delete from pillarbox.replay_shard where replay = $1 and shard in
+                    (select shard from pillarbox.replay_shard where replay = $1 and not done order by shard for update)";
+    if sqlx::query(left).bind(id).execute(&mut *tx).await?.rows_affected() == 0 {
+        return Ok(Canceled::HadEnded);
+    }
+    let query = "update pillarbox.replay set canceled_at = now() where id = $1";
+    sqlx::query(query).bind(id).execute(tx).await?;
+    Ok(Canceled::Yes)
+}
+
 fn replay(row: &PgRow) -> sqlx::Result<Replay> {
     Ok(Replay {
         id: row.try_get("id")?,
@@ -127,13 +162,14 @@ fn replay(row: &PgRow) -> sqlx::Result<Replay> {
         requested_at: row.try_get("requested_at")?,
         shards: SHARDS,
         shards_done: row.try_get("shards_done")?,
+        canceled_at: row.try_get("canceled_at")?,
     })
 }
 
 /// What is left to be replayed of these shards.
 pub(crate) async fn unfinished(db: &mut PgConnection, consumer: &str, shards: &[i16]) -> sqlx::Result<Vec<Replaying>> {
     let rows = sqlx::query(
-        "select replay.id, run, shard, from_at, to_at, last_id
+        "select replay.id, run, shard, from_at, to_at, last_id, until_id
          from pillarbox.replay join pillarbox.replay_shard on replay_shard.replay = replay.id
          where consumer = $1 and shard = any($2) and not done order by replay.id, shard",
     )
@@ -149,6 +185,7 @@ pub(crate) async fn unfinished(db: &mut PgConnection, consumer: &str, shards: &[
             from: Row::try_get(row, "from_at")?,
             to: Row::try_get(row, "to_at")?,
             last_id: Row::try_get(row, "last_id")?,
+            until_id: Row::try_get(row, "until_id")?,
             done: false,
         })
     };
@@ -163,11 +200,18 @@ pub(crate) async fn read(
     place: &Place,
     limit: u32,
 ) -> sqlx::Result<Vec<Message>> {
+    if replaying.last_id == 0 {
+        replaying.last_id = (browse::first_since(db, replaying.shard, replaying.from).await? - 1).max(0);
+    }
+    if replaying.until_id.is_none() {
+        replaying.until_id = browse::first_after(db, replaying.shard, replaying.to).await?;
+    }
     let rows = sqlx::query(
         "select *, pillarbox.subject(source, topic, aggregate_type) ~ $6
                    and ($7::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $7) as wanted
          from pillarbox.log
-         where shard = $1 and id > $2 and at >= $3 and at < $4
+         where shard = $1 and id > $2 and id < $11 and at >= $3 and at < $4
+           and exists (select from pillarbox.replay_shard as asked where asked.replay = $12 and asked.shard = $1)
            and (id <= (select floor_id from pillarbox.home) or pg_visible_in_snapshot(xid, $5::text::pg_snapshot)
                 or (id <= $9 and pg_visible_in_snapshot(xid, $10::text::pg_snapshot)))
          order by id limit $8",
@@ -183,6 +227,9 @@ pub(crate) async fn read(
     // Of a window that is still open, what has been read is passed as well.
     .bind(place.last_id)
     .bind(&place.new.snapshot)
+    .bind(replaying.until_id.unwrap_or(i64::MAX))
+    // Not asked for any more when it was called off.
+    .bind(replaying.replay)
     .fetch_all(db)
     .await?;
     let mut messages = Vec::new();
@@ -197,11 +244,13 @@ pub(crate) async fn read(
 }
 
 pub(crate) async fn advance(tx: &mut PgConnection, replaying: &Replaying) -> sqlx::Result<()> {
-    let query = "update pillarbox.replay_shard set last_id = $3, done = $4 where replay = $1 and shard = $2";
+    let query =
+        "update pillarbox.replay_shard set last_id = $3, until_id = $4, done = $5 where replay = $1 and shard = $2";
     sqlx::query(query)
         .bind(replaying.replay)
         .bind(replaying.shard)
         .bind(replaying.last_id)
+        .bind(replaying.until_id)
         .bind(replaying.done)
         .execute(tx)
         .await

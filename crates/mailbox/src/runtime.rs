@@ -122,6 +122,10 @@ impl Runtime {
         &self.db
     }
 
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     /// Runs a consumer with a handler.
     pub fn subscribe(&self, subscription: &Subscription, rhythm: Rhythm) {
         let cursor = Cursor {

@@ -8,10 +8,8 @@ use sqlx::{Postgres, Transaction};
 use crate::dead_letter;
 use crate::parked::{self, Key, Parking, key_of};
 use crate::retry::Retry;
+use crate::told::brief;
 use crate::work::{Item, Origin, Outcome};
-
-/// Errors are kept for people; a novel is of no use to them.
-const ERROR_CHARS_MAX: usize = 2_000;
 
 /// With its attempts, when it is due, and what went wrong.
 type ToPark<'a> = (&'a Item, i32, Option<DateTime<Utc>>, Option<String>);
@@ -24,6 +22,7 @@ pub(crate) struct Settlement<'a> {
     put_off: Vec<(i64, i32, DateTime<Utc>, String)>,
     buried: Vec<(&'a Item, i64, i32, String)>,
     finished: Vec<i64>,
+    discarded: Vec<i64>,
     /// Keys whose parked messages have changed, with their shards.
     touched: HashMap<Key, i16>,
     counts: HashMap<&'static str, u64>,
@@ -39,6 +38,7 @@ impl<'a> Settlement<'a> {
             put_off: Vec::new(),
             buried: Vec::new(),
             finished: Vec::new(),
+            discarded: Vec::new(),
             touched: HashMap::new(),
             counts: HashMap::new(),
         }
@@ -52,7 +52,10 @@ impl<'a> Settlement<'a> {
         let was_parked = place.is_some();
         let counted = match outcome {
             Outcome::Done | Outcome::Unrouted => {
-                self.finished.extend(place);
+                match item.origin {
+                    Origin::Parked { discarded: true, .. } => self.discarded.extend(place),
+                    Origin::Parked { .. } | Origin::Log => self.finished.extend(place),
+                }
                 if outcome == Outcome::Done { "done" } else { "unrouted" }
             }
             Outcome::Behind => {
@@ -61,7 +64,7 @@ impl<'a> Settlement<'a> {
                 }
                 "behind"
             }
-            Outcome::Failed(error) => self.failed(item, place, attempts + 1, shortened(error)),
+            Outcome::Failed(error) => self.failed(item, place, attempts + 1, brief(&error)),
         };
         *self.counts.entry(counted).or_default() += 1;
         if (was_parked || counted == "failed" || counted == "behind")
@@ -101,6 +104,7 @@ impl<'a> Settlement<'a> {
             && self.put_off.is_empty()
             && self.buried.is_empty()
             && self.finished.is_empty()
+            && self.discarded.is_empty()
             && self.touched.is_empty()
     }
 
@@ -125,8 +129,8 @@ impl<'a> Settlement<'a> {
             parked::bury(tx, *place, *attempts, error).await?;
             dead_letter::announce(tx, self.consumer, &item.message, *attempts, error).await?;
         }
-        if !self.finished.is_empty() {
-            parked::finish(tx, &self.finished).await?;
+        if !self.finished.is_empty() || !self.discarded.is_empty() {
+            parked::finish(tx, &self.finished, &self.discarded).await?;
         }
         if self.touched.is_empty() {
             return Ok(Vec::new());
@@ -149,12 +153,4 @@ impl<'a> Settlement<'a> {
             metrics::counter!("pillarbox_consumer_messages_total", &labels).increment(*count);
         }
     }
-}
-
-fn shortened(mut error: String) -> String {
-    if let Some((at, _)) = error.char_indices().nth(ERROR_CHARS_MAX) {
-        error.truncate(at);
-    }
-    // Text in PostgreSQL takes no NUL.
-    error.replace('\0', "")
 }

@@ -42,11 +42,11 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
     let rows = sqlx::query(
         "with ahead as (
              select cursor.consumer, oldest.at, oldest.id
-             from pillarbox.cursor cross join generate_series(0, 15) as shard
-             left join lateral pillarbox.place(cursor.consumer, shard::smallint) on true
+             from pillarbox.cursor cross join pillarbox.shards() as slot (shard)
+             left join lateral pillarbox.place(cursor.consumer, slot.shard) on true
              left join lateral (
                  select id, at from pillarbox.log
-                 where log.shard = shard::smallint and id > greatest(place.old_id, place.last_id, 0) order by id limit 1
+                 where log.shard = slot.shard and id > greatest(place.old_id, place.last_id, 0) order by id limit 1
              ) oldest on true
          )
          select cursor.consumer, cursor.kind, cursor.lapsed_at,
@@ -102,7 +102,7 @@ fn workers_of(text: &str) -> sqlx::Result<Vec<WorkerStatus>> {
 pub struct MessageStatus {
     #[schema(example = "relay.default")]
     pub consumer: String,
-    /// `pending`, `sent`, `parked` or `dead`.
+    /// `pending`, `sent`, `parked`, `dead` or `discarded`.
     #[schema(example = "sent")]
     pub status: String,
     #[serde(skip_serializing_if = "Option::is_none")]

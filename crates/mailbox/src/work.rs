@@ -78,6 +78,8 @@ pub enum LaneError {
         "{0} is lapsed: it was behind for too long, and the log has gone on; say where it goes on with `pillarbox cursors reset {0}`"
     )]
     Lapsed(String),
+    #[error("the database was away: what was read before that is read again")]
+    Doubtful,
     #[error("{0}")]
     Work(String),
 }

@@ -181,7 +181,7 @@ pub async fn start(
         relay::start(&runtime, &settings.relay, broker);
     }
     let sealing = Seal::new(&master_keys[0], &master_keys[1..], "hub secrets");
-    let hub = Hub::new(
+    let (hub, taking) = Hub::new(
         db.clone(),
         app.clock.clone(),
         app.cursor_key.clone(),
@@ -189,6 +189,10 @@ pub async fn start(
         settings.webhook_client()?,
         runtime.watcher().clone(),
     );
+    workers.spawn(taking);
+    if settings.has_service("hub") {
+        hub.start(&runtime, settings.has_role(Role::Fanout), settings.has_role(Role::Dispatch));
+    }
     let (measuring, measured) = (worker("lag", LAG_PAUSE, false), work_db.clone());
     workers.spawn(async move { measuring.run(|| measure(&measured)).await });
 
@@ -244,7 +248,10 @@ impl Upkeep {
 fn router(settings: &Settings, app: App, hub: Hub, gate: Gate) -> Router {
     let mut router = Router::from(edges::router().with_state(app.clone()));
     if settings.has_role(Role::Api) {
-        let api = Router::from(api().with_state(app)).merge(Router::from(hub::router().with_state(hub)));
+        let mut api = Router::from(api().with_state(app));
+        if settings.has_service("hub") {
+            api = api.merge(Router::from(hub::router().with_state(hub)));
+        }
         router = router.merge(api.layer(middleware::from_fn_with_state(gate, pass_gate)));
     }
     router

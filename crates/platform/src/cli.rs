@@ -128,12 +128,16 @@ enum Command {
     /// Messages that were given up
     #[command(subcommand)]
     DeadLetters(dead_letters::Command),
-    /// Let a consumer read a time range again
+    /// Let a consumer read a time range again, list such replays, or call one off
     Replay(replay::Replay),
     /// Say how a database that was restored or copied goes on
     Recover(replay::Way),
     /// Show whether dual publish's old exchange has all that the new one has
-    Parity,
+    Parity {
+        /// Fail (exit 1) when it has not, for scripts
+        #[arg(long)]
+        check: bool,
+    },
     /// Show what runs, what it depends on, and how far the consumers are
     Status,
     /// Print the API's description
@@ -230,7 +234,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::DeadLetters(command) => dead_letters::run(&settings, command).await?,
         Command::Replay(asked) => replay::replay(&settings, asked).await?,
         Command::Recover(way) => replay::recover(&settings, way).await?,
-        Command::Parity => cursors::parity(&settings).await?,
+        Command::Parity { check } => cursors::parity(&settings, check).await?,
         Command::Status => return operate::status(&settings).await,
         Command::Openapi => {}
     }

@@ -193,6 +193,8 @@ pub(crate) enum Error {
     NoDeadLetter,
     #[error("its consumer {0} is not there to take it again; it can be discarded")]
     ConsumerGone(String),
+    #[error("there is no such replay; `pillarbox replay list` shows what there is")]
+    NoReplay,
     #[error("name at least one filter, or say `all: true`")]
     NoFilter,
     #[error("say `all: true` alone, or filters")]
@@ -216,6 +218,7 @@ impl From<Error> for Problem {
             Error::ParkedBehind(_) => Problem::conflict("parked-behind", &error),
             Error::NoDeadLetter => Problem::not_found("dead-letter-not-found", &error),
             Error::ConsumerGone(_) => Problem::conflict("consumer-gone", &error),
+            Error::NoReplay => Problem::not_found("replay-not-found", &error),
             Error::NoFilter => field(""),
             Error::AllAndFilters => field("/all"),
             Error::FromInTheFuture => field("/from"),

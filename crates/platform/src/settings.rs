@@ -94,7 +94,7 @@ pub enum Role {
 const EMBEDDED_POOL_MAX: u32 = 80;
 
 /// The services in this binary, in the order in which they stand on each other.
-pub const SERVICES: [&str; 0] = [];
+pub const SERVICES: [&str; 1] = ["hub"];
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -171,8 +171,9 @@ impl Settings {
             return Err(BadSetting::new("behind_days", "takes a number not below log_days"));
         }
         self.relay.check().map_err(|(setting, takes)| BadSetting::new(setting, takes))?;
+        self.webhook_client()?;
         if let Some(unknown) = self.services.iter().find(|name| !SERVICES.contains(&name.as_str())) {
-            let known = if SERVICES.is_empty() { "none yet".to_owned() } else { SERVICES.join(", ") };
+            let known = SERVICES.join(", ");
             return Err(BadSetting::new("services", format!("has no service `{unknown}`; there are: {known}")));
         }
         if let Some(key) = &self.admin_key {
@@ -194,9 +195,14 @@ impl Settings {
         self.secret_keys_previous.iter().map(parse).collect()
     }
 
+    pub fn has_service(&self, name: &str) -> bool {
+        self.services.is_empty() || self.services.iter().any(|service| service == name)
+    }
+
     /// What webhooks are sent with.
     pub fn webhook_client(&self) -> Result<hub::client::Client, BadSetting> {
-        self.hub.client().map_err(|(setting, takes)| BadSetting::new(setting, takes))
+        let tries_on_this_machine = self.database_url.is_none();
+        self.hub.client(tries_on_this_machine).map_err(|(setting, takes)| BadSetting::new(setting, takes))
     }
 
     pub fn has_role(&self, role: Role) -> bool {

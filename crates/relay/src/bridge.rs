@@ -1,19 +1,24 @@
 //! From a queue into the log.
 //!
-//! What a queue delivers is posted with source `amqp:<queue>`, once for each of its message ids, and acknowledged when
-//! that is committed. From there on it is a message like any other: it is parked, dies and is replayed like one. What
+//! What a queue delivers is posted with source `amqp:<queue>`, once for each message id and each event id, and acknowledged
+//! when that is committed. An event keeps its id, unless the time in it is far from now: then it gets one of ours. From there on it is a message like any other: it is parked, dies and is replayed like one. What
 //! cannot be posted becomes a dead letter, and is acknowledged as well: it would come again for ever.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, TimeDelta, Utc};
 use contracts::{Envelope, EventId};
 use kit::auth::Tenant;
+use kit::clock::Clock;
 use kit::worker::Round;
 use mailbox::dead_letter::{self, Unusable};
-use mailbox::inbox;
 use mailbox::post::{AggregateId, Post, PostError, Source, post_all};
+use mailbox::runtime::Runtime;
+use mailbox::told::told;
 use mailbox::watch::Watcher;
+use mailbox::{browse, inbox};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use sqlx::PgPool;
@@ -26,6 +31,11 @@ use crate::route::{KEY_HEADER, TENANT_HEADER, TRACE_HEADER};
 const WAIT: Duration = Duration::from_millis(500);
 
 const PREFETCH: u16 = 10;
+
+/// An inbox keeps an id by the time in it. One that is further from now is not fit for that: it would be forgotten at
+/// once, or never.
+const AHEAD_MAX: TimeDelta = TimeDelta::days(1);
+const BEHIND_MAX: TimeDelta = TimeDelta::days(7);
 
 /// A queue of the user's that is read into the log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,11 +93,11 @@ impl BridgeError {
     fn unfit(&self) -> Option<String> {
         match self {
             BridgeError::Unfit(reason) => Some(reason.clone()),
-            BridgeError::Database(sqlx::Error::Database(error)) => {
-                let code = error.code().unwrap_or_default().into_owned();
-                LIES_IN_THE_VALUES.iter().any(|class| code.starts_with(class)).then(|| error.to_string())
+            BridgeError::Database(error) => {
+                let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default();
+                LIES_IN_THE_VALUES.iter().any(|class| code.starts_with(class)).then(|| told(error))
             }
-            BridgeError::Database(_) | BridgeError::Broker(_) => None,
+            BridgeError::Broker(_) => None,
         }
     }
 }
@@ -107,12 +117,20 @@ pub(crate) struct Bridge {
     intake: Intake,
     db: PgPool,
     watcher: Watcher,
+    clock: Clock,
 }
 
 impl Bridge {
-    pub(crate) fn new(settings: IntakeQueue, broker: Arc<Broker>, db: PgPool, watcher: Watcher) -> Bridge {
+    pub(crate) fn new(settings: IntakeQueue, broker: Arc<Broker>, runtime: &Runtime) -> Bridge {
         let intake = Intake::new(broker, settings.queue.clone(), settings.prefetch);
-        Bridge { source: source_of(&settings.queue), settings, intake, db, watcher }
+        Bridge {
+            source: source_of(&settings.queue),
+            settings,
+            intake,
+            db: runtime.db().clone(),
+            watcher: runtime.watcher().clone(),
+            clock: runtime.clock().clone(),
+        }
     }
 
     pub(crate) async fn round(&mut self) -> Result<Round, BridgeError> {
@@ -136,8 +154,12 @@ impl Bridge {
             Ok(()) => {}
             // Which of them cannot be posted is found out one by one.
             Err(error) if error.unfit().is_some() => {
-                for one in batch {
-                    self.keep_one(one).await?;
+                for (at, one) in batch.iter().enumerate() {
+                    if let Err(error) = self.keep_one(one).await {
+                        // What is settled must not come again with it: a dead letter would become two.
+                        self.intake.ack(&batch[..at]).await?;
+                        return Err(error);
+                    }
                 }
             }
             Err(error) => return Err(error),
@@ -153,15 +175,17 @@ impl Bridge {
     /// Posts all that is new and can be posted, in one transaction.
     async fn keep(&self, batch: &[Incoming]) -> Result<(), BridgeError> {
         let mut tx = self.db.begin().await?;
-        let ids: Vec<String> = batch.iter().filter_map(|one| one.message_id.clone()).collect();
+        let opened: Vec<Opened> = batch.iter().map(|one| self.open(one)).collect();
+        let ids: Vec<String> = opened.iter().flat_map(|one| one.ids.iter().cloned()).collect();
         let mut fresh = inbox::enter_foreign(&mut tx, &self.source, &ids).await?;
         let mut posts = Vec::with_capacity(batch.len());
-        for one in batch {
+        for Opened { ids, post } in opened {
+            let is_repeat = ids.iter().any(|id| !fresh.contains(id));
             // Taken out: the second of two in one batch is a repeat.
-            if one.message_id.as_ref().is_some_and(|id| !fresh.remove(id)) {
-                continue;
+            fresh.retain(|id| !ids.contains(id));
+            if !is_repeat {
+                posts.push(post.map_err(BridgeError::Unfit)?);
             }
-            posts.push(self.post_of(one).map_err(BridgeError::Unfit)?);
         }
         post_all(&mut tx, &Source::from_queue(&self.settings.queue), &posts).await?;
         Ok(tx.commit().await?)
@@ -172,12 +196,20 @@ impl Bridge {
         let Err(failed) = self.keep(std::slice::from_ref(one)).await else { return Ok(()) };
         let Some(error) = failed.unfit() else { return Err(failed) };
         tracing::warn!(queue = self.settings.queue, error, "a message cannot be posted, and is a dead letter");
-        // Text in PostgreSQL takes no NUL, and a broken text is shown as well as it can be.
-        let shown = String::from_utf8_lossy(&one.body).replace('\0', "\u{fffd}");
-        let body = to_raw_value(&shown).map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
-        let topic = one.routing_key.replace('\0', "");
-        let unusable =
-            Unusable { consumer: &self.source, source: &self.source, topic: &topic, payload: &body, error: &error };
+        // A broken text is shown as well as it can be.
+        let body = json(&plain(&String::from_utf8_lossy(&one.body)))?;
+        let headers: BTreeMap<String, String> =
+            one.headers.iter().map(|(name, value)| (plain(name), plain(value))).collect();
+        let unusable = Unusable {
+            consumer: &self.source,
+            source: &self.source,
+            tenant: &self.tenant_of(one),
+            topic: &plain(&one.routing_key),
+            key: headers.get(KEY_HEADER).map(String::as_str),
+            headers: &json(&headers)?,
+            payload: &body,
+            error: &error,
+        };
         Ok(dead_letter::keep_unusable(&mut *self.db.acquire().await?, &unusable).await?)
     }
 
@@ -186,20 +218,30 @@ impl Bridge {
         carried.and_then(|name| name.parse().ok()).unwrap_or_else(|| self.settings.tenant.clone())
     }
 
+    fn open(&self, one: &Incoming) -> Opened {
+        let envelope = serde_json::from_slice::<Envelope>(&one.body).ok();
+        let mut ids: Vec<String> = one.message_id.iter().cloned().collect();
+        // Most often the same.
+        let event_id = envelope.as_ref().map(|envelope| envelope.event_id.to_string());
+        ids.extend(event_id.filter(|event_id| one.message_id.as_ref() != Some(event_id)));
+        Opened { ids, post: self.post_of(one, envelope) }
+    }
+
     /// Our envelope is opened; what another program sent is the payload itself, its type or routing key the topic.
-    fn post_of(&self, one: &Incoming) -> Result<Post, String> {
-        let mut post = match serde_json::from_slice::<Envelope>(&one.body) {
-            Ok(envelope) => {
+    fn post_of(&self, one: &Incoming, envelope: Option<Envelope>) -> Result<Post, String> {
+        let mut post = match envelope {
+            Some(envelope) => {
                 let mut post = Post::new(envelope.event_type, envelope.payload);
-                // Another version has no time in it, and is not fit for an inbox by days.
                 let EventId(id) = envelope.event_id;
-                post.id = (id.get_version_num() == 7).then_some(id);
+                // Another version has no time in it.
+                let is_near = browse::made_at(id).is_some_and(|at| is_near(at, self.clock.now()));
+                post.id = is_near.then_some(id);
                 post.aggregate_type = envelope.aggregate_type;
                 let aggregate_id = envelope.aggregate_id.map(|id| serde_json::from_str::<AggregateId>(id.get()));
                 post.aggregate_id = aggregate_id.transpose().map_err(|error| format!("aggregate_id: {error}"))?;
                 post
             }
-            Err(_) => {
+            None => {
                 let payload: Box<RawValue> =
                     serde_json::from_slice(&one.body).map_err(|error| format!("the body is not JSON: {error}"))?;
                 Post::new(one.kind.as_deref().unwrap_or(&one.routing_key), payload)
@@ -210,6 +252,26 @@ impl Bridge {
         post.tenant = self.tenant_of(one);
         Ok(post)
     }
+}
+
+/// Text in PostgreSQL takes no NUL.
+fn plain(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+fn json(value: &impl Serialize) -> sqlx::Result<Box<RawValue>> {
+    to_raw_value(value).map_err(|error| sqlx::Error::Encode(Box::new(error)))
+}
+
+/// A message, opened.
+struct Opened {
+    /// It is known by any of them: its own as the queue has it, and that of the event in it, which may come under another.
+    ids: Vec<String>,
+    post: Result<Post, String>,
+}
+
+fn is_near(at: DateTime<Utc>, now: DateTime<Utc>) -> bool {
+    (now - BEHIND_MAX..=now + AHEAD_MAX).contains(&at)
 }
 
 /// The source of what a queue brings.

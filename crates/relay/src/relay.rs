@@ -138,7 +138,7 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
 /// Reads a queue into the log.
 pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>) {
     let worker: Worker = runtime.worker(format!("intake {}", queue.queue), Duration::from_millis(100));
-    let bridge = Bridge::new(queue.clone(), broker.clone(), runtime.db().clone(), runtime.watcher().clone());
+    let bridge = Bridge::new(queue.clone(), broker.clone(), runtime);
     runtime.spawn(async move {
         let bridge = Mutex::new(bridge);
         worker.run(async || bridge.lock().await.round().await).await;

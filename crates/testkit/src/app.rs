@@ -1,5 +1,7 @@
 //! Pillarbox in the test's own process: the real roles on a database of the test's own.
 
+use hub::HubSettings;
+use hub::address::Allowed;
 use kit::auth::{Role, TokenSigner};
 use kit::clock::Clock;
 use kit::secret::{MasterKey, Secret};
@@ -31,6 +33,7 @@ impl TestApp {
             admin_key: Some(Secret::new(format!("pbx_{}", Uuid::new_v4().simple()))),
             database_url: Some(Secret::new(database.url())),
             secret_key: Some(Secret::new(master_key_of(database).to_base64())),
+            hub: HubSettings { allowed_networks: Some(Allowed::loopback()), ..HubSettings::default() },
             ..Settings::default()
         };
         change(&mut settings);

@@ -35,6 +35,7 @@ enum Mode {
     Pass,
     Refuse,
     Stall,
+    Mute,
     Delay(Duration),
 }
 
@@ -70,7 +71,7 @@ impl FaultProxy {
         format!("{before}{}{after}", self.addr)
     }
 
-    /// Everything flows. What a stall has held back arrives now.
+    /// Everything flows. What was held back arrives now.
     pub fn pass(&self) {
         self.state.send_modify(|state| state.mode = Mode::Pass);
     }
@@ -88,6 +89,11 @@ impl FaultProxy {
     /// The network is a black hole: connections stay open, new ones are accepted, and nothing arrives.
     pub fn stall(&self) {
         self.state.send_modify(|state| state.mode = Mode::Stall);
+    }
+
+    /// The answers get lost: what clients send arrives, and what the server sends is held back. New connections, too.
+    pub fn mute(&self) {
+        self.state.send_modify(|state| state.mode = Mode::Mute);
     }
 
     /// Each chunk that is read, in either direction, arrives this much later.
@@ -141,13 +147,13 @@ async fn relay(
     upstream: SocketAddr,
     state: watch::Receiver<State>,
 ) -> io::Result<()> {
-    gate(&mut state.clone()).await?;
+    gate(&mut state.clone(), asks).await?;
     let server = server.insert(TcpStream::connect(upstream).await?);
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    tokio::try_join!(pump(from_client, to_server, state.clone()), pump(from_server, to_client, state))?;
+    tokio::try_join!(pump(from_client, to_server, state.clone(), asks), pump(from_server, to_client, state, answers))?;
     Ok(())
 }
 
@@ -155,14 +161,15 @@ async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut state: watch::Receiver<State>,
+    may_pass: fn(Mode) -> bool,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let length = from.read(&mut buffer).await?;
-        if let Mode::Delay(per_chunk) = gate(&mut state).await? {
+        if let Mode::Delay(per_chunk) = gate(&mut state, may_pass).await? {
             sleep(per_chunk).await;
             // The mode may have become a stall while this chunk was on its way.
-            gate(&mut state).await?;
+            gate(&mut state, may_pass).await?;
         }
         if length == 0 {
             return to.shutdown().await;
@@ -171,10 +178,18 @@ async fn pump(
     }
 }
 
-/// Waits while the proxy stalls.
-async fn gate(state: &mut watch::Receiver<State>) -> io::Result<Mode> {
-    let now = state.wait_for(|now| now.mode != Mode::Stall).await.map_err(io::Error::other)?;
+/// Waits while the proxy holds this direction back.
+async fn gate(state: &mut watch::Receiver<State>, may_pass: fn(Mode) -> bool) -> io::Result<Mode> {
+    let now = state.wait_for(|now| may_pass(now.mode)).await.map_err(io::Error::other)?;
     Ok(now.mode)
+}
+
+fn asks(mode: Mode) -> bool {
+    mode != Mode::Stall
+}
+
+fn answers(mode: Mode) -> bool {
+    mode != Mode::Stall && mode != Mode::Mute
 }
 
 /// Makes the coming close a reset instead of an orderly end, as from a server that has crashed.
@@ -254,6 +269,23 @@ mod tests {
 
         proxy.pass();
         assert_eq!((old.read_u8().await.unwrap(), new.read_u8().await.unwrap()), (1, 2));
+    }
+
+    #[tokio::test]
+    async fn mute_lets_questions_through_and_holds_the_answers_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
+        let mut client = connect(&proxy).await;
+        let (mut server, _) = listener.accept().await.unwrap();
+
+        proxy.mute();
+        client.write_u8(1).await.unwrap();
+        assert_eq!(server.read_u8().await.unwrap(), 1);
+        server.write_u8(2).await.unwrap();
+        timeout(SILENCE, client.read_u8()).await.expect_err("nothing arrives, and nothing closes");
+
+        proxy.pass();
+        assert_eq!(client.read_u8().await.unwrap(), 2);
     }
 
     #[tokio::test]

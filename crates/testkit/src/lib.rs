@@ -9,8 +9,8 @@
 //! | RabbitMQ                 | [`TestVhost`]: a vhost of its own                                     |
 //! | Redis                    | [`TestRedis`]: a key prefix of its own                                |
 //! | something to become true | [`drain`]: waits for a condition, with a deadline                     |
-//! | a network that fails     | [`FaultProxy`]: refuses, cuts, stalls or delays connections           |
-//! | servers to kill          | [`OwnServers`]: a PostgreSQL and a RabbitMQ of its own, restarted at will |
+//! | a network that fails     | [`FaultProxy`]: refuses, cuts, stalls, mutes or delays connections    |
+//! | servers to kill          | [`OwnServers`]: a PostgreSQL and a RabbitMQ of its own, restarted or starved |
 //! | a server                 | [`TestApp`]: the real roles in this process, and a [`Client`] to call it |
 //! | the program itself       | [`Pillarbox`]: the real binary, which can be killed at any moment     |
 //!

@@ -61,28 +61,59 @@ impl OwnServers {
         self.restart("postgres", self.postgres_url()).await;
     }
 
-    async fn restart(&self, name: &str, url: &str) {
+    /// RabbitMQ runs short of memory, as it believes: it takes no more messages until there is enough again.
+    pub async fn starve_broker(&self) {
+        self.rabbitmqctl(&["set_vm_memory_high_watermark", "0"]).await;
+    }
+
+    /// Enough again.
+    pub async fn feed_broker(&self) {
+        self.rabbitmqctl(&["set_vm_memory_high_watermark", "0.6"]).await;
+    }
+
+    /// What each connection of RabbitMQ does: `running`, or `blocked` if it has published while there was no memory.
+    pub async fn connection_states(&self) -> Vec<String> {
+        let states = self.rabbitmqctl(&["--quiet", "list_connections", "--no-table-headers", "state"]).await;
+        states.lines().map(str::to_owned).collect()
+    }
+
+    async fn rabbitmqctl(&self, arguments: &[&str]) -> String {
+        let (mut command, _) = self.like_server("rabbitmq", "/usr/lib/rabbitmq/bin/rabbitmqctl");
+        command.args(arguments);
+        let output = tokio::task::spawn_blocking(move || command.output()).await.expect("it ends");
+        let output = output.expect("rabbitmqctl runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// A command in the place of a server that runs: its folder, environment and user. And the server's process id.
+    fn like_server(&self, name: &str, program: &str) -> (Command, i32) {
         let folder = PathBuf::from(&self.variables["PBX_TEST_DIR"]);
         let pid = pid_of(&folder, name);
         let process = Path::new("/proc").join(pid.to_string());
-        let (arguments, environment) = (texts(&process.join("cmdline")), texts(&process.join("environ")));
         let owner = std::fs::metadata(&process).expect("it runs");
-        kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it is ours to kill");
-        drain("it is gone", READY_WITHIN, async || !process.join("exe").exists()).await;
-
-        let log = std::fs::OpenOptions::new().append(true).open(folder.join(format!("{name}.log"))).expect("its log");
-        let mut command = Command::new(&arguments[0]);
+        let environment = texts(&process.join("environ"));
+        let mut command = Command::new(program);
         command
-            .args(&arguments[1..])
             .env_clear()
             .envs(environment.iter().filter_map(|variable| variable.split_once('=')))
             .current_dir(folder.join(name))
             .uid(owner.uid())
             .gid(owner.gid())
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("its log"))
-            .stderr(log);
+            .stdin(Stdio::null());
+        (command, pid)
+    }
+
+    async fn restart(&self, name: &str, url: &str) {
+        let folder = PathBuf::from(&self.variables["PBX_TEST_DIR"]);
+        let arguments = texts(&Path::new("/proc").join(pid_of(&folder, name).to_string()).join("cmdline"));
+        let (mut command, pid) = self.like_server(name, &arguments[0]);
+        kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it is ours to kill");
+        // With its children: PostgreSQL does not start while one of them still has the old memory.
+        drain("it is gone", READY_WITHIN, async || living_in(&folder.join(name)).is_empty()).await;
+
+        let log = std::fs::OpenOptions::new().append(true).open(folder.join(format!("{name}.log"))).expect("its log");
+        command.args(&arguments[1..]).process_group(0).stdout(log.try_clone().expect("its log")).stderr(log);
         let mut again = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
         // with-servers takes it down with the others.
         let mut servers = std::fs::OpenOptions::new().append(true).open(folder.join("servers")).expect("the list");
@@ -108,6 +139,13 @@ fn pid_of(folder: &Path, name: &str) -> i32 {
     let lives =
         |pid: &i32| std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(folder.join(name)));
     pids.into_iter().find(lives).unwrap_or_else(|| panic!("{name} does not run"))
+}
+
+/// The processes that work in a folder.
+fn living_in(folder: &Path) -> Vec<PathBuf> {
+    let processes = std::fs::read_dir("/proc").expect("the processes").filter_map(Result::ok).map(|entry| entry.path());
+    let lives = |process: &PathBuf| std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(folder));
+    processes.filter(lives).collect()
 }
 
 fn texts(file: &Path) -> Vec<String> {

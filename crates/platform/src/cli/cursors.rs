@@ -104,45 +104,54 @@ async fn forget(settings: &Settings, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the old way of mails' events keeps up with the new one.
-pub(super) async fn parity(settings: &Settings) -> Result<(), Failure> {
-    let mut consumers = status::consumers(&connect(settings)?).await?;
-    consumers.retain(|consumer| consumer.consumer == NEW || consumer.consumer == LEGACY);
+/// Whether the old way of mails' events keeps up with the new one; with `is_check` it fails when it does not.
+pub(super) async fn parity(settings: &Settings, is_check: bool) -> Result<(), Failure> {
+    let consumers = status::consumers(&connect(settings)?).await?;
     let of = |name: &str| consumers.iter().find(|consumer| consumer.consumer == name);
-    let (new, legacy) = match (of(NEW), of(LEGACY)) {
-        (Some(new), Some(legacy)) => (new, legacy),
+    let found = match (of(NEW), of(LEGACY)) {
+        (Some(new), Some(legacy)) => {
+            print_parity(new, legacy)?;
+            level(new, legacy)
+        }
         (_, None) => {
-            say("relay.legacy is not registered: dual publish was never on here, or its cursor was dropped.")?;
-            say("Switch it on with relay.enable_dual_publish = true, on the processes with the role relay.")?;
-            return Ok(());
+            Err("relay.legacy is not registered: dual publish was never on here, or its cursor was dropped.\n\
+                          Switch it on with relay.enable_dual_publish = true, on the processes with the role relay."
+                .to_owned())
         }
-        (None, Some(_)) => {
-            say(
-                "relay.email is not registered: the shipped route `email` never ran here, so there is nothing to compare.",
-            )?;
-            return Ok(());
-        }
+        (None, Some(_)) => Err("relay.email is not registered: the shipped route `email` never ran here, so there is \
+                                nothing to compare."
+            .to_owned()),
     };
-    let row = |consumer: &ConsumerStatus| {
-        let lag = [consumer.read_to, consumer.lag_messages, consumer.parked, consumer.dead].map(|n| n.to_string());
-        let [read_to, lag_messages, parked, dead] = lag;
-        let name = consumer.consumer.clone();
-        [name, read_to, format!("{:.1}", consumer.lag_seconds), lag_messages, parked, dead]
-    };
-    table::print(["CONSUMER", "READ_TO", "LAG_S", "LAG", "PARKED", "DEAD"], &[row(new), row(legacy)])?;
-    let behind = new.read_to - legacy.read_to;
-    say(&match (behind, legacy.parked + legacy.dead) {
-        (..=0, 0) => "The legacy exchange has all that the new one has.".to_owned(),
-        (..=0, stuck) => format!("The legacy exchange is level, but {stuck} of its messages are parked or dead."),
-        (behind, stuck) => {
-            format!("The legacy exchange is behind by {behind} messages of the log; {stuck} are parked or dead.")
-        }
-    })?;
-    if legacy.workers.is_empty() {
+    match (found, is_check) {
+        (Err(told), true) => return Err(Failure::Other(told)),
+        (Ok(told) | Err(told), _) => say(&told)?,
+    }
+    if of(LEGACY).is_some_and(|legacy| legacy.workers.is_empty()) && of(NEW).is_some() {
         say(
             "Nobody works for relay.legacy: with dual publish on again it goes on where it stopped; to end it for good, \
              `pillarbox cursors drop relay.legacy`.",
         )?;
     }
     Ok(())
+}
+
+/// What to tell: that the old exchange has all that the new one has, or what it lacks.
+fn level(new: &ConsumerStatus, legacy: &ConsumerStatus) -> Result<String, String> {
+    match (new.read_to - legacy.read_to, legacy.parked + legacy.dead) {
+        (..=0, 0) => Ok("The legacy exchange has all that the new one has.".to_owned()),
+        (..=0, stuck) => Err(format!("The legacy exchange is level, but {stuck} of its messages are parked or dead.")),
+        (behind, stuck) => {
+            Err(format!("The legacy exchange is behind by {behind} messages of the log; {stuck} are parked or dead."))
+        }
+    }
+}
+
+fn print_parity(new: &ConsumerStatus, legacy: &ConsumerStatus) -> std::io::Result<()> {
+    let row = |consumer: &ConsumerStatus| {
+        let lag = [consumer.read_to, consumer.lag_messages, consumer.parked, consumer.dead].map(|n| n.to_string());
+        let [read_to, lag_messages, parked, dead] = lag;
+        let name = consumer.consumer.clone();
+        [name, read_to, format!("{:.1}", consumer.lag_seconds), lag_messages, parked, dead]
+    };
+    table::print(["CONSUMER", "READ_TO", "LAG_S", "LAG", "PARKED", "DEAD"], &[row(new), row(legacy)])
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use clap::Args;
+use clap::{Args, Subcommand};
 use mailbox::home::{self, Recover};
 use mailbox::replay::{self, Request};
 use mailbox::status;
@@ -14,16 +14,20 @@ use super::{Failure, table, when};
 use crate::operator::flow;
 use crate::settings::Settings;
 
+const PAGE: i64 = 100;
 const PAUSE: Duration = Duration::from_millis(300);
 
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Replay {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Who reads it again; `pillarbox cursors` lists them
-    #[arg(long, value_name = "NAME")]
-    consumer: String,
+    #[arg(long, value_name = "NAME", required = true)]
+    consumer: Option<String>,
     /// What was posted then or later: RFC 3339, or back from now (30m, 2h, 7d)
-    #[arg(long, value_name = "TIME", value_parser = when::time)]
-    from: DateTime<Utc>,
+    #[arg(long, value_name = "TIME", value_parser = when::time, required = true)]
+    from: Option<DateTime<Utc>>,
     /// What was posted before then [default: now]
     #[arg(long, value_name = "TIME", value_parser = when::time)]
     to: Option<DateTime<Utc>>,
@@ -33,6 +37,21 @@ pub(super) struct Replay {
     /// Show how far it is until it is done; interrupted, the replay goes on
     #[arg(long)]
     wait: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List replays, newest first, with how far they have come
+    List {
+        /// Only this consumer's
+        #[arg(long, value_name = "NAME")]
+        consumer: Option<String>,
+        /// A line of JSON each, for machines
+        #[arg(long)]
+        json: bool,
+    },
+    /// Call one off; what it has repeated stays repeated
+    Cancel { id: i64 },
 }
 
 #[derive(Args)]
@@ -46,19 +65,80 @@ pub(super) struct Way {
     skip: bool,
 }
 
-pub(super) async fn replay(settings: &Settings, asked: Replay) -> Result<(), Failure> {
+pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Failure> {
     let db = connect(settings)?;
-    let to = asked.to.unwrap_or_else(Utc::now);
-    let request = Request { consumer: asked.consumer, from: asked.from, to, again: asked.again };
+    match replay {
+        Replay { command: Some(Command::List { consumer, json }), .. } => list(&db, consumer.as_deref(), json).await,
+        Replay { command: Some(Command::Cancel { id }), .. } => cancel(&db, id).await,
+        Replay { command: None, consumer: Some(consumer), from: Some(from), to, again, wait } => {
+            let to = to.unwrap_or_else(Utc::now);
+            ask(&db, &Request { consumer, from, to, again }, wait).await
+        }
+        Replay { command: None, .. } => Err(Failure::Other("a replay takes --consumer and --from".to_owned())),
+    }
+}
+
+async fn ask(db: &PgPool, request: &Request, is_waited_for: bool) -> Result<(), Failure> {
     let mut tx = db.begin().await?;
-    let id = flow::replay(&mut tx, &request).await?;
+    let id = flow::replay(&mut tx, request).await?;
     tx.commit().await?;
     let (from, to) = (table::time(request.from), table::time(request.to));
     say(&format!("Replay {id}: {} reads {from} to {to} again.", request.consumer))?;
-    match asked.wait {
-        true => wait(&db, id).await,
+    match is_waited_for {
+        true => wait(db, id).await,
         false => Ok(()),
     }
+}
+
+async fn cancel(db: &PgPool, id: i64) -> Result<(), Failure> {
+    let mut tx = db.begin().await?;
+    let is_canceled = flow::cancel_replay(&mut tx, id).await?;
+    tx.commit().await?;
+    say(&match is_canceled {
+        true => format!("Replay {id} is canceled; what it has repeated stays repeated."),
+        false => format!("Replay {id} had ended already; nothing is changed."),
+    })?;
+    Ok(())
+}
+
+async fn list(db: &PgPool, consumer: Option<&str>, json: bool) -> Result<(), Failure> {
+    let mut rows = Vec::new();
+    let mut before = None;
+    loop {
+        let page = replay::list(db, consumer, before, PAGE).await?;
+        let is_last = page.len() < PAGE as usize;
+        before = page.last().map(|last| last.id);
+        for replay in page {
+            match json {
+                true => table::json(&replay)?,
+                false => rows.push(row(&replay)),
+            }
+        }
+        if is_last {
+            break;
+        }
+    }
+    if !json {
+        table::print(["ID", "CONSUMER", "FROM", "TO", "AGAIN", "REQUESTED", "STATE"], &rows)?;
+    }
+    Ok(())
+}
+
+fn row(replay: &replay::Replay) -> [String; 7] {
+    let so_far = format!("{} of {} shards done", replay.shards_done, replay.shards);
+    [
+        replay.id.to_string(),
+        replay.consumer.clone(),
+        table::time(replay.from),
+        table::time(replay.to),
+        if replay.again { "yes" } else { "no" }.to_owned(),
+        table::time(replay.requested_at),
+        match replay.canceled_at {
+            Some(_) => format!("canceled, {so_far}"),
+            None if replay.is_done() => "done".to_owned(),
+            None => so_far,
+        },
+    ]
 }
 
 async fn wait(db: &PgPool, id: i64) -> Result<(), Failure> {
@@ -79,6 +159,9 @@ async fn wait(db: &PgPool, id: i64) -> Result<(), Failure> {
         }
         if replay.is_done() {
             return Ok(());
+        }
+        if replay.canceled_at.is_some() {
+            return Err(Failure::Other(format!("replay {id} was canceled")));
         }
         tokio::time::sleep(PAUSE).await;
     }

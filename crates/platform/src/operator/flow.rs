@@ -3,7 +3,7 @@ use mailbox::cursor::{self, Dropped};
 use mailbox::dead_letter::{self, DeadLetter, Which};
 use mailbox::moment::Moment;
 use mailbox::parked::{self, Retried};
-use mailbox::replay::{self, Request};
+use mailbox::replay::{self, Canceled, Request};
 use mailbox::{browse, status};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -96,4 +96,16 @@ pub(crate) async fn replay(tx: &mut PgConnection, request: &Request) -> Result<i
         "an operator has asked for a replay"
     );
     Ok(id)
+}
+
+/// False if it had ended before.
+pub(crate) async fn cancel_replay(tx: &mut PgConnection, id: i64) -> Result<bool, Error> {
+    match replay::cancel(tx, id).await? {
+        Canceled::Yes => {
+            tracing::info!(replay = id, "an operator has canceled a replay");
+            Ok(true)
+        }
+        Canceled::HadEnded => Ok(false),
+        Canceled::Unknown => Err(Error::NoReplay),
+    }
 }

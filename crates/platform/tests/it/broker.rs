@@ -66,12 +66,17 @@ impl Outside {
         let options = QueueDeclareOptions { durable: true, ..Default::default() };
         self.channel.queue_declare(name.into(), options, arguments).await.unwrap();
         if !exchange.is_empty() {
-            let options = QueueBindOptions::default();
-            self.channel
-                .queue_bind(name.into(), exchange.into(), routing_key.into(), options, FieldTable::default())
-                .await
-                .unwrap();
+            self.bind(name, exchange, routing_key).await;
         }
+    }
+
+    /// Also where another has bound it, or is about to.
+    pub(crate) async fn bind(&self, queue: &str, exchange: &str, routing_key: &str) {
+        let options = QueueBindOptions::default();
+        self.channel
+            .queue_bind(queue.into(), exchange.into(), routing_key.into(), options, FieldTable::default())
+            .await
+            .unwrap();
     }
 
     /// Waits until somebody has made the queue.
@@ -98,6 +103,18 @@ impl Outside {
         key: Option<&str>,
         body: &[u8],
     ) {
+        let headers: Vec<_> = key.map(|key| ("pillarbox-key", key)).into_iter().collect();
+        self.publish_with_headers(queue, message_id, kind, &headers, body).await;
+    }
+
+    pub(crate) async fn publish_with_headers(
+        &self,
+        queue: &str,
+        message_id: Option<&str>,
+        kind: Option<&str>,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) {
         let mut properties = BasicProperties::default().with_delivery_mode(2);
         if let Some(id) = message_id {
             properties = properties.with_message_id(id.into());
@@ -105,11 +122,11 @@ impl Outside {
         if let Some(kind) = kind {
             properties = properties.with_type(kind.into());
         }
-        if let Some(key) = key {
-            let mut headers = FieldTable::default();
-            headers.insert("pillarbox-key".into(), AMQPValue::LongString(key.into()));
-            properties = properties.with_headers(headers);
+        let mut table = FieldTable::default();
+        for (name, value) in headers {
+            table.insert((*name).into(), AMQPValue::LongString((*value).into()));
         }
+        properties = properties.with_headers(table);
         let confirm =
             self.channel.basic_publish("".into(), queue.into(), BasicPublishOptions::default(), body, properties).await;
         confirm.unwrap().await.unwrap();

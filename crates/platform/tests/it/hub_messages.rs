@@ -9,8 +9,8 @@ use crate::hub_people::{Posted, attempt, commands, id_of, key, make_message, pos
 
 async fn wait_in_lane(database: &TestDatabase, subscriber: Uuid, n: i64) {
     sqlx::query(
-        "insert into pillarbox_hub.lane (subscriber, head, lane, attempts, next_at)
-         values ($1, $2, 'k', 1, '2100-01-01T00:00:00Z')",
+        "insert into pillarbox_hub.lane (subscriber, head, lane, attempts, next_at, again)
+         values ($1, $2, 'k', 1, '2100-01-01T00:00:00Z', false)",
     )
     .bind(subscriber)
     .bind(n)

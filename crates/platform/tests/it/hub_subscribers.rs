@@ -392,7 +392,7 @@ async fn a_deleted_subscriber_takes_its_secrets_and_lanes_along() {
     let (database, app) = start().await;
     let acme = key(&app, "manage", "acme").await;
     let id = subscriber(&acme, "a").await;
-    sqlx::query("insert into pillarbox_hub.lane (subscriber, head, attempts) values ($1, 1, 1)")
+    sqlx::query("insert into pillarbox_hub.lane (subscriber, head, attempts, again) values ($1, 1, 1, false)")
         .bind(id)
         .execute(database.pool())
         .await

@@ -69,7 +69,7 @@ async fn every_route_is_for_operators_only() {
             routes += 1;
         }
     }
-    assert_eq!(routes, 16);
+    assert_eq!(routes, 17);
     app.stop().await;
 }
 

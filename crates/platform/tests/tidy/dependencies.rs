@@ -14,7 +14,7 @@ const MAY_USE: [(&str, &[&str]); 8] = [
     ("pillarbox", &["pillarbox-contracts", "pillarbox-hub", "pillarbox-kit", "pillarbox-mailbox", "pillarbox-relay"]),
     (
         "pillarbox-testkit",
-        &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox", "pillarbox-relay", "pillarbox"],
+        &["pillarbox-contracts", "pillarbox-hub", "pillarbox-kit", "pillarbox-mailbox", "pillarbox-relay", "pillarbox"],
     ),
     ("pillarbox-bench", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
 ];

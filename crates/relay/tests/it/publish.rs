@@ -214,6 +214,66 @@ async fn a_stalled_network_fails_within_the_bound_and_works_again_after() {
     assert_eq!(publisher.publish(&[message(2, None, "to.a")]).await.unwrap(), [Sent::Confirmed]);
 }
 
+/// On one channel RabbitMQ would answer both batches at once, and lapin tie the returns of the one to the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_to_a_batch_that_was_given_up_are_not_taken_for_those_of_the_next() {
+    let vhost = TestVhost::new().await;
+    let broker = broker(&vhost.amqp_url());
+    events_to_all().declare(&broker).await.unwrap();
+    let batch = |to: &str| (0..500).map(|id| message(id, None, to)).collect::<Vec<_>>();
+    // What is written to disk is confirmed late, what goes nowhere is returned at once.
+    let (old, new) = (batch("to.a"), batch("nowhere"));
+    let mut given_up = 0;
+    // At another moment each time, by itself or by who waits for it.
+    for round in 0..20 {
+        let patience = Duration::from_millis(1 + round);
+        let mut publisher = Publisher::new(broker.clone(), "events".into(), false);
+        publisher.publish(&[message("first", None, "to.a")]).await.unwrap();
+        if round % 2 == 0 {
+            publisher = publisher.confirm_within(patience);
+        }
+        if !matches!(timeout(patience, Box::pin(publisher.publish(&old))).await, Ok(Ok(_))) {
+            given_up += 1;
+        }
+        let sent = publisher.confirm_within(DEADLINE).publish(&new).await.unwrap();
+        let wrong = sent.iter().filter(|it| **it != Sent::Unroutable).count();
+        assert_eq!(wrong, 0, "of 500, in round {round}");
+    }
+    assert!(given_up >= 5, "{given_up} of 20 prove little");
+}
+
+#[tokio::test]
+async fn headers_that_fit_in_no_frame_are_refused_and_the_connection_stays() {
+    let vhost = TestVhost::new().await;
+    let proxy = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+    let broker = broker(&proxy.url(&vhost.amqp_url()));
+    events_to_all().declare(&broker).await.unwrap();
+    let with_headers = |id: &str, key: &str, bytes: usize| {
+        let headers = vec![("tenant", "x".repeat(bytes - "tenant".len()))];
+        Outgoing { headers, ..message(id, Some(key), "to.a") }
+    };
+    let mut neighbour = Publisher::new(broker.clone(), "amq.topic".into(), false);
+    neighbour.publish(&[message("n", None, "to.a")]).await.unwrap();
+    for strict in [false, true] {
+        let mut publisher = Publisher::new(broker.clone(), "events".into(), strict);
+        let batch = [
+            message("before", Some("a"), "to.a"),
+            with_headers("largest", "b", 64 * 1024),
+            with_headers("too large", "c", 64 * 1024 + 1),
+            with_headers("larger than a frame", "d", 200 * 1024),
+            message("after", Some("a"), "to.a"),
+        ];
+        let sent = publisher.publish(&batch).await.unwrap();
+        assert!(matches!(&sent[2], Sent::Refused(why) if why.contains("65537 bytes")), "{:?}", sent[2]);
+        assert!(matches!(&sent[3], Sent::Refused(_)), "{:?}", sent[3]);
+        assert_eq!([&sent[0], &sent[1], &sent[4]], [&Sent::Confirmed; 3]);
+        neighbour.publish(&[message("n", None, "to.a")]).await.expect("the connection is untouched");
+    }
+    assert_eq!(proxy.accepted(), 1, "one connection, from the first to the last");
+    let arrived = Observer::of(&vhost).await.take_all_ids("all").await;
+    assert_eq!(arrived, ["before", "largest", "after"].repeat(2).iter().map(|id| id.to_string()).collect::<Vec<_>>());
+}
+
 #[tokio::test]
 async fn a_connection_that_dies_in_silence_is_noticed_and_replaced() {
     let vhost = TestVhost::new().await;

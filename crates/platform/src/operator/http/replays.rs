@@ -2,6 +2,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use kit::auth::Operator;
+use kit::extract::Path;
 use kit::idempotency::{Answer, JsonBody, Mutation};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
@@ -16,7 +17,7 @@ use crate::app::App;
 use crate::operator::{Error, flow};
 
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(list, create))
+    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(cancel))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -79,6 +80,29 @@ async fn create(
         Box::pin(async move {
             let id = flow::replay(tx, &request).await?;
             Ok(Answer::json(StatusCode::ACCEPTED, &CreatedReplay { id }))
+        })
+    })
+    .await
+}
+
+/// Call a replay off
+///
+/// Its consumer stops within seconds; what it has repeated by then stays repeated. One that has ended stays as it is.
+#[utoipa::path(delete, path = "/admin/v1/replays/{id}", tag = "operator",
+    params(("id" = i64, Path),
+        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    security(("bearer" = [])),
+    responses((status = 204, description = "It does not go on"), (status = 404, description = "There is no such replay")))]
+async fn cancel(
+    State(app): State<App>,
+    _: Operator,
+    Path(id): Path<i64>,
+    Mutation { identity, .. }: Mutation<()>,
+) -> Result<Answer, Problem> {
+    once(&app, identity.as_ref(), |tx| {
+        Box::pin(async move {
+            flow::cancel_replay(tx, id).await?;
+            Ok(Answer::empty(StatusCode::NO_CONTENT))
         })
     })
     .await

@@ -1,0 +1,677 @@
+//! Sending: from the messages of a subscriber to its endpoint, and back to what came of it.
+//!
+//! Subscribers are shared out among processes by shard; one process at a time sends to a subscriber, so its lanes, limits
+//! and breaker are in one place. A [`feed::Feed`] knows all of one subscriber and decides; the loop here reads for
+//! feeds, sends what they say, and keeps what came of it, many at a time. No transaction is open while anything is sent.
+
+pub(crate) mod deliver;
+pub(crate) mod feed;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use http::HeaderMap;
+use kit::clock::Clock;
+use kit::secret::Seal;
+use kit::worker::Round;
+use mailbox::handler::trace_of;
+use mailbox::lease::Share;
+use mailbox::log::Message;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use sqlx::PgPool;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+pub(crate) use self::feed::Mail;
+use self::feed::{Came, Feed, Key, Reason, Save};
+use crate::client::Client;
+use crate::domain::{Format, OnExhausted};
+use crate::fanout::Fanned;
+use crate::signature::SigningSecret;
+use crate::store;
+use crate::store::dispatch::{News, Read, Wishes};
+use crate::target::Target;
+
+/// How often to look for news when nobody in this process tells them.
+const NEWS_PAUSE: Duration = Duration::from_millis(20);
+const IDLE_NEWS_PAUSE: Duration = Duration::from_millis(100);
+/// Outcomes are kept together: it saves a quarter of the database's work.
+const SAVE_LINGER: Duration = Duration::from_millis(10);
+const SAVE_AT_ONCE: usize = 1_000;
+/// After the database was away.
+const AGAIN_PAUSE: Duration = Duration::from_millis(200);
+/// Over all subscribers of this process.
+const IN_FLIGHT_MAX: usize = 4_096;
+/// Subscribers, and lanes of a subscriber, that are read for at a time.
+const READS_MAX: usize = 64;
+/// How long the last answers are waited for at the end.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// What is sent, the same for all subscribers.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) id: Uuid,
+    pub(crate) topic: String,
+    pub(crate) at: DateTime<Utc>,
+    pub(crate) payload: Bytes,
+    pub(crate) traceparent: Option<String>,
+}
+
+/// An event as a dead letter keeps it.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Snapshot {
+    event_id: Uuid,
+    event_type: String,
+    created_at: DateTime<Utc>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traceparent: Option<String>,
+    payload: Box<RawValue>,
+}
+
+/// Who it is sent to, and how.
+#[derive(Debug)]
+pub(crate) struct Recipient {
+    pub(crate) id: Uuid,
+    pub(crate) tenant: String,
+    pub(crate) version: i64,
+    /// Neither paused nor switched off.
+    pub(crate) is_open: bool,
+    pub(crate) target: Target,
+    pub(crate) headers: HeaderMap,
+    /// The newest first, each with when it ends.
+    pub(crate) secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
+    pub(crate) format: Format,
+    pub(crate) timeout: Duration,
+    pub(crate) max_in_flight: usize,
+    pub(crate) rate: Option<u32>,
+    pub(crate) backoff: Vec<u32>,
+    pub(crate) retry_statuses: Vec<u16>,
+    pub(crate) on_exhausted: OnExhausted,
+    /// For dead letters: without what is secret.
+    pub(crate) snapshot: Value,
+}
+
+/// What came of a message that was sent.
+struct Finished {
+    /// Of the dispatcher: what was sent before it forgot everything means nothing to it.
+    generation: u64,
+    subscriber: Uuid,
+    key: Key,
+    came: Came,
+}
+
+pub(crate) struct Dispatcher {
+    db: PgPool,
+    clock: Clock,
+    client: Client,
+    seal: Seal,
+    share: Share,
+    looked_at: Option<tokio::time::Instant>,
+    shards: BTreeSet<i16>,
+    /// Of the directory, as the feeds know it.
+    version: i64,
+    feeds: HashMap<Uuid, Feed>,
+    /// Feeds that may have something to do.
+    hot: HashSet<Uuid>,
+    /// When to look at a feed again that waits for something.
+    timers: BTreeSet<(DateTime<Utc>, Uuid)>,
+    generation: u64,
+    in_flight: usize,
+    /// All messages up to here were told to the feeds.
+    told_to: i64,
+    told_at: tokio::time::Instant,
+    handed_over: mpsc::Receiver<Fanned>,
+    finished: (mpsc::UnboundedSender<Finished>, mpsc::UnboundedReceiver<Finished>),
+    reading: Option<(Wishes, JoinHandle<sqlx::Result<Read>>)>,
+    asking: Option<JoinHandle<sqlx::Result<News>>>,
+    saving: Option<(Arc<Save>, JoinHandle<sqlx::Result<bool>>)>,
+    /// What could not be kept yet: nothing more is sent until it is.
+    unsaved: Option<Arc<Save>>,
+    again_at: Option<tokio::time::Instant>,
+    saved_at: tokio::time::Instant,
+}
+
+impl Dispatcher {
+    pub(crate) fn new(
+        db: PgPool,
+        clock: Clock,
+        client: Client,
+        seal: Seal,
+        share: Share,
+        handed_over: mpsc::Receiver<Fanned>,
+    ) -> Dispatcher {
+        Dispatcher {
+            db,
+            clock,
+            client,
+            seal,
+            share,
+            looked_at: None,
+            shards: BTreeSet::new(),
+            version: 0,
+            feeds: HashMap::new(),
+            hot: HashSet::new(),
+            timers: BTreeSet::new(),
+            generation: 0,
+            in_flight: 0,
+            told_to: 0,
+            told_at: tokio::time::Instant::now(),
+            handed_over,
+            finished: mpsc::unbounded_channel(),
+            reading: None,
+            asking: None,
+            saving: None,
+            unsaved: None,
+            again_at: None,
+            saved_at: tokio::time::Instant::now(),
+        }
+    }
+
+    /// Waits until something happens, and does what follows from it.
+    pub(crate) async fn round(&mut self) -> Result<Round, DispatchError> {
+        if self.looked_at.is_none_or(|at| at.elapsed() > self.share.pause()) {
+            self.look().await?;
+        }
+        self.wait().await?;
+        self.go_on();
+        Ok(Round::Busy)
+    }
+
+    /// Stops sending, waits a little for what is under way, keeps it, and lets others go on.
+    pub(crate) async fn close(mut self) {
+        let deadline = tokio::time::Instant::now() + DRAIN_TIME_MAX;
+        let drained = async {
+            while self.in_flight > 0 {
+                let Some(finished) = self.finished.1.recv().await else { break };
+                self.settle(finished);
+            }
+        };
+        if tokio::time::timeout_at(deadline, drained).await.is_err() {
+            tracing::info!(in_flight = self.in_flight, "some webhooks are still under way; they will be sent again");
+        }
+        if let Some((save, saving)) = self.saving.take()
+            && !matches!(saving.await, Ok(Ok(true)))
+        {
+            self.unsaved = Some(save);
+        }
+        let now = self.clock.now();
+        let fence = self.share.fence();
+        let earlier = match self.unsaved.take() {
+            Some(save) => store::dispatch::keep(&self.db, fence, &save, now).await,
+            None => Ok(true),
+        };
+        let mut save = Save::default();
+        self.feeds.values_mut().for_each(|feed| feed.save(now, &mut save));
+        let kept = match earlier {
+            Ok(true) => store::dispatch::keep(&self.db, fence, &save, now).await,
+            other => other,
+        };
+        if let Err(error) = kept {
+            tracing::warn!(%error, "the last outcomes are not kept; what they tell of is sent again");
+        }
+        let left = async { self.share.leave(&mut *self.db.acquire().await?).await };
+        if let Err(error) = left.await {
+            tracing::warn!(%error, "shards are not given up; others take them when the lease ends");
+        }
+    }
+
+    // ---- whose turn it is
+
+    /// Takes its part of the shards, and of what is in them.
+    async fn look(&mut self) -> Result<(), DispatchError> {
+        let mut db = self.db.acquire().await?;
+        if mailbox::home::is_restored(&mut db).await? {
+            self.forget();
+            return Err(DispatchError::Restored);
+        }
+        let Some(held) = self.share.look(&mut db).await? else {
+            drop(db);
+            self.forget();
+            return Ok(());
+        };
+        if held != self.shards {
+            self.version = 0;
+            self.shards = held;
+        }
+        drop(db);
+        self.looked_at = Some(tokio::time::Instant::now());
+        self.refresh().await
+    }
+
+    /// Everything that it knew may be wrong.
+    fn forget(&mut self) {
+        self.generation += 1;
+        self.feeds.clear();
+        self.hot.clear();
+        self.timers.clear();
+        (self.in_flight, self.version, self.told_to) = (0, 0, 0);
+        self.shards.clear();
+        (self.reading, self.asking, self.saving, self.unsaved) = (None, None, None, None);
+        self.looked_at = None;
+    }
+
+    /// Brings the feeds in line with the directory.
+    async fn refresh(&mut self) -> Result<(), DispatchError> {
+        let mut db = self.db.acquire().await?;
+        let version = store::subscriber::version(&mut db).await?;
+        if version == self.version {
+            return Ok(());
+        }
+        let shards: Vec<i16> = self.shards.iter().copied().collect();
+        if self.told_to == 0 {
+            self.told_to = store::dispatch::newest(&mut db).await?;
+        }
+        let known = store::subscriber::of_shards(&mut db, &self.seal, &shards)
+            .await
+            .map_err(|error| DispatchError::Directory(error.to_string()))?;
+        let mut gone: HashSet<Uuid> = self.feeds.keys().copied().collect();
+        let mut new = Vec::new();
+        for known in known {
+            let recipient = match Recipient::of(known) {
+                Ok(recipient) => Arc::new(recipient),
+                Err(error) => {
+                    tracing::error!(error, "a subscriber cannot be sent to");
+                    continue;
+                }
+            };
+            gone.remove(&recipient.id);
+            match self.feeds.get_mut(&recipient.id) {
+                Some(feed) => {
+                    feed.change(recipient.clone());
+                    self.hot.insert(recipient.id);
+                }
+                None => new.push(recipient),
+            }
+        }
+        for subscriber in gone {
+            if let Some(feed) = self.feeds.remove(&subscriber) {
+                self.in_flight -= feed.in_flight();
+            }
+        }
+        let ids: Vec<Uuid> = new.iter().map(|recipient| recipient.id).collect();
+        let mut loaded = store::dispatch::load(&mut db, &ids).await?;
+        let now = self.clock.now();
+        for recipient in new {
+            let id = recipient.id;
+            let loaded = loaded.remove(&id).unwrap_or_default();
+            self.feeds.insert(id, Feed::new(recipient, loaded.position, loaded.lanes, loaded.done, now));
+            self.hot.insert(id);
+        }
+        self.version = version;
+        Ok(())
+    }
+
+    // ---- what happens
+
+    async fn wait(&mut self) -> Result<(), DispatchError> {
+        let until = self.next_wake();
+        tokio::select! {
+            Some(finished) = self.finished.1.recv() => self.settle(finished),
+            Some(fanned) = self.handed_over.recv() => self.hear(fanned),
+            read = ended(self.reading.as_mut().map(|(_, reading)| reading)) => self.take_in(read?)?,
+            news = ended(self.asking.as_mut()) => {
+                self.asking = None;
+                let news = news??;
+                self.learn(news).await?;
+            }
+            saved = ended(self.saving.as_mut().map(|(_, saving)| saving)) => self.saved(saved?)?,
+            () = tokio::time::sleep_until(until) => {}
+        }
+        // Whatever else has happened meanwhile.
+        while let Ok(finished) = self.finished.1.try_recv() {
+            self.settle(finished);
+        }
+        while let Ok(fanned) = self.handed_over.try_recv() {
+            self.hear(fanned);
+        }
+        Ok(())
+    }
+
+    fn next_wake(&self) -> tokio::time::Instant {
+        let now = tokio::time::Instant::now();
+        let quiet = if self.told_at.elapsed() > Duration::from_secs(2) { IDLE_NEWS_PAUSE } else { NEWS_PAUSE };
+        let mut until = now + quiet;
+        if let Some((at, _)) = self.timers.first() {
+            let pause = (*at - self.clock.now()).to_std().unwrap_or_default();
+            until = until.min(now + pause);
+        }
+        if self.saving.is_none() && self.hot.iter().any(|id| self.feeds.get(id).is_some_and(|feed| !feed.is_idle())) {
+            until = until.min(self.saved_at + SAVE_LINGER);
+        }
+        until.max(now)
+    }
+
+    fn settle(&mut self, finished: Finished) {
+        if finished.generation != self.generation {
+            return;
+        }
+        let Some(feed) = self.feeds.get_mut(&finished.subscriber) else { return };
+        self.in_flight -= 1;
+        feed.finished(&finished.key, finished.came, self.clock.now(), rand::random());
+        self.hot.insert(finished.subscriber);
+    }
+
+    /// Fan-out in this process has made messages.
+    fn hear(&mut self, fanned: Fanned) {
+        if fanned.after != self.told_to || self.version == 0 {
+            return; // something lies between: the news tell
+        }
+        self.told_to = fanned.to;
+        self.told_at = tokio::time::Instant::now();
+        for (subscriber, mails) in fanned.mails {
+            match self.feeds.get_mut(&subscriber) {
+                Some(feed) => {
+                    feed.hand_over(mails);
+                    self.hot.insert(subscriber);
+                }
+                None => self.looked_at = self.looked_at.filter(|_| false), // perhaps a new one
+            }
+        }
+    }
+
+    async fn learn(&mut self, news: News) -> Result<(), DispatchError> {
+        if news.version != self.version {
+            self.refresh().await?;
+        }
+        if news.newest > self.told_to {
+            self.told_to = news.newest;
+            self.told_at = tokio::time::Instant::now();
+            for subscriber in news.subscribers {
+                if let Some(feed) = self.feeds.get_mut(&subscriber) {
+                    feed.behind = true;
+                    self.hot.insert(subscriber);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_in(&mut self, read: sqlx::Result<Read>) -> Result<(), DispatchError> {
+        let Some((wishes, _)) = self.reading.take() else { return Ok(()) };
+        let mut read = match read {
+            Ok(read) => read,
+            Err(error) => {
+                for (subscriber, _, _) in wishes.feeds {
+                    if let Some(feed) = self.feeds.get_mut(&subscriber) {
+                        (feed.reading, feed.behind) = (false, true);
+                    }
+                }
+                for (subscriber, wish) in wishes.lanes {
+                    if let Some(feed) = self.feeds.get_mut(&subscriber) {
+                        feed.unread(&[wish]);
+                    }
+                }
+                self.again_at = Some(tokio::time::Instant::now() + AGAIN_PAUSE);
+                return Err(error.into());
+            }
+        };
+        let now = self.clock.now();
+        for (subscriber, _, most) in wishes.feeds {
+            let mails = read.feeds.remove(&subscriber).unwrap_or_default();
+            if let Some(feed) = self.feeds.get_mut(&subscriber) {
+                feed.reading = false;
+                let complete = mails.len() < most;
+                feed.offer(mails, complete);
+                self.hot.insert(subscriber);
+            }
+        }
+        for (subscriber, wish) in wishes.lanes {
+            let mails = read.lanes.remove(&(subscriber, wish.key.clone())).unwrap_or_default();
+            if let Some(feed) = self.feeds.get_mut(&subscriber) {
+                let complete = mails.len() < store::dispatch::LANE_CHUNK as usize;
+                feed.offer_lane(&wish, mails, complete);
+                self.hot.insert(subscriber);
+            }
+        }
+        for command in read.commands {
+            if let Some(feed) = self.feeds.get_mut(&command.subscriber) {
+                feed.command(command.id, &command.key, command.n, command.what, now);
+                self.hot.insert(command.subscriber);
+            }
+        }
+        Ok(())
+    }
+
+    fn saved(&mut self, saved: sqlx::Result<bool>) -> Result<(), DispatchError> {
+        let Some((save, _)) = self.saving.take() else { return Ok(()) };
+        self.saved_at = tokio::time::Instant::now();
+        match saved {
+            Ok(true) => {
+                count(&save);
+                Ok(())
+            }
+            Ok(false) => {
+                tracing::warn!("others have taken over; what was under way is theirs to send");
+                self.forget();
+                Ok(())
+            }
+            Err(error) => {
+                self.unsaved = Some(save);
+                self.again_at = Some(tokio::time::Instant::now() + AGAIN_PAUSE);
+                Err(error.into())
+            }
+        }
+    }
+
+    // ---- what follows
+
+    fn go_on(&mut self) {
+        let now = self.clock.now();
+        while let Some((at, subscriber)) = self.timers.first().copied() {
+            if at > now {
+                break;
+            }
+            self.timers.pop_first();
+            self.hot.insert(subscriber);
+        }
+        let waits = self.again_at.is_some_and(|at| at > tokio::time::Instant::now());
+        if self.unsaved.is_none() {
+            self.send(now);
+        }
+        if !waits {
+            self.save(now);
+            self.read(now);
+            self.ask();
+        }
+        self.cool(now);
+    }
+
+    fn send(&mut self, now: DateTime<Utc>) {
+        for subscriber in &self.hot {
+            let Some(feed) = self.feeds.get_mut(subscriber) else { continue };
+            while self.in_flight < IN_FLIGHT_MAX
+                && let Some((key, mail)) = feed.next(now)
+            {
+                self.in_flight += 1;
+                let unsent = match &mail.event {
+                    None => Some((Reason::Expired, "the log no longer has it")),
+                    Some(_) if feed.is_given_up(mail.n) => Some((Reason::Manual, "given up by hand")),
+                    Some(_) => None,
+                };
+                let (sender, generation, subscriber) = (self.finished.0.clone(), self.generation, *subscriber);
+                if let Some((reason, detail)) = unsent {
+                    let came = Came::unsent(reason, detail);
+                    let _ = sender.send(Finished { generation, subscriber, key, came });
+                    continue;
+                }
+                let (client, recipient, clock) = (self.client.clone(), feed.recipient.clone(), self.clock.clone());
+                tokio::spawn(async move {
+                    let came = deliver::deliver(&client, &recipient, &mail, &clock).await;
+                    let _ = sender.send(Finished { generation, subscriber, key, came });
+                });
+            }
+        }
+    }
+
+    fn save(&mut self, now: DateTime<Utc>) {
+        if self.saving.is_some() {
+            return;
+        }
+        let save = match self.unsaved.take() {
+            Some(save) => save,
+            None => {
+                let news = self.hot.iter().filter(|id| self.feeds.get(id).is_some_and(|feed| feed.has_news(now)));
+                let count = news.take(SAVE_AT_ONCE).count();
+                if count == 0 || (count < SAVE_AT_ONCE && self.saved_at.elapsed() < SAVE_LINGER) {
+                    return;
+                }
+                let mut save = Save::default();
+                for subscriber in &self.hot {
+                    if let Some(feed) = self.feeds.get_mut(subscriber)
+                        && feed.has_news(now)
+                    {
+                        feed.save(now, &mut save);
+                    }
+                }
+                Arc::new(save)
+            }
+        };
+        let (db, fence, kept) = (self.db.clone(), self.share.fence(), save.clone());
+        let saving = tokio::spawn(async move { store::dispatch::keep(&db, fence, &kept, now).await });
+        self.saving = Some((save, saving));
+    }
+
+    fn read(&mut self, now: DateTime<Utc>) {
+        if self.reading.is_some() {
+            return;
+        }
+        let mut wishes = Wishes::default();
+        for subscriber in &self.hot {
+            if wishes.feeds.len() >= READS_MAX || wishes.lanes.len() >= READS_MAX {
+                break;
+            }
+            let Some(feed) = self.feeds.get_mut(subscriber) else { continue };
+            if let Some((after, most)) = feed.wish() {
+                (feed.reading, feed.behind) = (true, false);
+                wishes.feeds.push((*subscriber, after, most));
+            }
+            let most = READS_MAX - wishes.lanes.len();
+            wishes.lanes.extend(feed.lane_wishes(now, most).into_iter().map(|wish| (*subscriber, wish)));
+        }
+        if wishes.feeds.is_empty() && wishes.lanes.is_empty() {
+            return;
+        }
+        let (db, wished) = (self.db.clone(), wishes.clone());
+        let reading = tokio::spawn(async move { store::dispatch::read(&db, &wished).await });
+        self.reading = Some((wishes, reading));
+    }
+
+    fn ask(&mut self) {
+        if self.asking.is_some() || self.version == 0 || self.told_at.elapsed() < NEWS_PAUSE {
+            return;
+        }
+        let (db, after) = (self.db.clone(), self.told_to);
+        self.asking = Some(tokio::spawn(async move { store::dispatch::news(&db, after).await }));
+    }
+
+    /// Feeds with nothing to do are left alone until something happens, or until it is time.
+    fn cool(&mut self, now: DateTime<Utc>) {
+        let (feeds, timers, in_flight) = (&self.feeds, &mut self.timers, self.in_flight);
+        self.hot.retain(|subscriber| {
+            let Some(feed) = feeds.get(subscriber) else { return false };
+            if let Some(at) = feed.next_look(now) {
+                timers.insert((at.max(now + Duration::from_millis(1)), *subscriber));
+            }
+            !feed.is_idle() || feed.has_news(now) || feed.is_hungry() || in_flight >= IN_FLIGHT_MAX
+        });
+    }
+}
+
+/// Never, if there is nothing to wait for.
+async fn ended<T>(task: Option<&mut JoinHandle<T>>) -> Result<T, tokio::task::JoinError> {
+    match task {
+        Some(task) => task.await,
+        None => std::future::pending().await,
+    }
+}
+
+fn count(save: &Save) {
+    for attempt in &save.attempts {
+        metrics::counter!("eventhub_messages_delivered_total", "outcome" => attempt.outcome.as_str()).increment(1);
+        metrics::histogram!("eventhub_delivery_latency_seconds").record(attempt.came.latency.as_secs_f64());
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DispatchError {
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+    #[error("{0}")]
+    Task(#[from] tokio::task::JoinError),
+    #[error("the subscribers cannot be read: {0}")]
+    Directory(String),
+    #[error(
+        "database-restored: this database was restored or copied; say how to go on with `pillarbox recover --from TIME` or `--skip`"
+    )]
+    Restored,
+}
+
+impl Event {
+    pub(crate) fn of(message: &Message) -> Event {
+        Event {
+            id: message.message_id,
+            topic: message.topic.clone(),
+            at: message.at,
+            payload: Bytes::copy_from_slice(message.payload.get().as_bytes()),
+            traceparent: trace_of(message).map(|trace| trace.to_string()),
+        }
+    }
+
+    pub(crate) fn again(snapshot: Snapshot) -> Event {
+        Event {
+            id: snapshot.event_id,
+            topic: snapshot.event_type,
+            at: snapshot.created_at,
+            payload: Bytes::copy_from_slice(snapshot.payload.get().as_bytes()),
+            traceparent: snapshot.traceparent,
+        }
+    }
+
+    /// The text of a [`Snapshot`], with the payload byte for byte.
+    pub(crate) fn snapshot(&self) -> String {
+        let payload = std::str::from_utf8(&self.payload).unwrap_or("null");
+        let snapshot = Snapshot {
+            event_id: self.id,
+            event_type: self.topic.clone(),
+            created_at: self.at,
+            traceparent: self.traceparent.clone(),
+            payload: RawValue::from_string(payload.to_owned()).unwrap_or_default(),
+        };
+        serde_json::to_string(&snapshot).unwrap_or_default()
+    }
+}
+
+impl Recipient {
+    pub(crate) fn of(known: store::subscriber::Known) -> Result<Recipient, String> {
+        let store::subscriber::Known { subscriber, secrets, .. } = known;
+        let snapshot = subscriber.snapshot();
+        let settings = subscriber.settings;
+        // It was checked when it was given; a stricter setting since then is found when it is sent to.
+        let target = Target::parse(&settings.url, false).map_err(|error| format!("{}: url {error}", subscriber.id))?;
+        let headers = crate::headers::check(&settings.headers.into_iter().collect())
+            .map_err(|refused| format!("{}: {} of its headers are refused", subscriber.id, refused.len()))?;
+        Ok(Recipient {
+            id: subscriber.id,
+            tenant: subscriber.tenant.as_str().to_owned(),
+            version: subscriber.version,
+            is_open: settings.is_active && subscriber.paused_at.is_none(),
+            target,
+            headers,
+            secrets,
+            format: settings.format,
+            timeout: Duration::from_millis(settings.timeout_ms.into()),
+            max_in_flight: settings.max_in_flight as usize,
+            rate: settings.rate_limit_per_second,
+            backoff: settings.retry_backoff_seconds,
+            retry_statuses: settings.retry_statuses,
+            on_exhausted: settings.on_exhausted,
+            snapshot,
+        })
+    }
+}

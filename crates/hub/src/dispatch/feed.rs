@@ -1,0 +1,789 @@
+//! All that is known of one subscriber while this process sends to it: what waits, what is under way, how far everything
+//! is settled. It decides what is sent next and what an answer leads to. It does nothing itself, and is told the time.
+//!
+//! Messages come in the order of their numbers. Those of a lane are sent one after the other, the next only when the one
+//! before is settled; lanes take turns. A lane that fails, or that has more waiting than others should wait for, is put
+//! *aside*: it gets a row, the position moves on past it, and it reads its messages for itself until it has caught up.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::{Event, Recipient};
+use crate::domain::{OnExhausted, Verdict, backoff};
+
+/// How many messages wait in memory before no more are read.
+const AHEAD: usize = 512;
+/// So many of one lane; the rest is read when it is their turn.
+const LANE_AHEAD: usize = 64;
+/// After so many failures in a row only one message is tried at a time.
+const BREAKER_FAILURES: u32 = 20;
+/// While the breaker is open, the next try waits at least this long.
+const PROBE_PAUSE: Duration = Duration::from_millis(500);
+/// A subscriber that asks to be left alone is, but not for longer.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
+/// How often a position, or the head of a lane that goes well, is written down. A restart finds out the rest.
+const SAVE_PAUSE: chrono::Duration = chrono::Duration::milliseconds(250);
+
+/// A message for one subscriber.
+#[derive(Debug, Clone)]
+pub(crate) struct Mail {
+    pub(crate) n: i64,
+    pub(crate) lane: Option<Arc<str>>,
+    pub(crate) seq: Option<i64>,
+    /// None: the log no longer has it.
+    pub(crate) event: Option<Arc<Event>>,
+}
+
+/// A lane, or a message without one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Key {
+    Lane(Arc<str>),
+    Alone(i64),
+}
+
+/// What a lane that is aside has in the database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LaneRow {
+    pub(crate) head: i64,
+    pub(crate) lane: Option<Arc<str>>,
+    pub(crate) attempts: u16,
+    /// None: blocked.
+    pub(crate) next_at: Option<DateTime<Utc>>,
+    /// Its head has died, and is sent again all the same.
+    pub(crate) again: bool,
+}
+
+/// What came of an attempt.
+#[derive(Debug, Clone)]
+pub(crate) struct Came {
+    pub(crate) verdict: Verdict,
+    pub(crate) retry_after: Option<Duration>,
+    pub(crate) status: Option<u16>,
+    pub(crate) latency: Duration,
+    pub(crate) error: Option<&'static str>,
+    pub(crate) detail: Option<String>,
+    pub(crate) excerpt: Option<String>,
+    /// It was not sent at all, and why.
+    pub(crate) unsent: Option<Reason>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Delivered,
+    Failed,
+    Dead,
+}
+
+/// An attempt to be kept.
+#[derive(Debug)]
+pub(crate) struct Attempt {
+    pub(crate) at: DateTime<Utc>,
+    pub(crate) subscriber: Uuid,
+    pub(crate) n: i64,
+    pub(crate) attempt: u16,
+    pub(crate) outcome: Outcome,
+    pub(crate) came: Came,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Exhausted,
+    Refused,
+    Gone,
+    Manual,
+    Expired,
+}
+
+impl Outcome {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Delivered => "delivered",
+            Outcome::Failed => "failed",
+            Outcome::Dead => "dead",
+        }
+    }
+}
+
+impl Reason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Reason::Exhausted => "exhausted",
+            Reason::Refused => "refused",
+            Reason::Gone => "gone",
+            Reason::Manual => "manual",
+            Reason::Expired => "expired",
+        }
+    }
+}
+
+/// A message that is given up.
+#[derive(Debug)]
+pub(crate) struct Death {
+    pub(crate) recipient: Arc<Recipient>,
+    pub(crate) mail: Mail,
+    pub(crate) reason: Reason,
+    pub(crate) detail: String,
+    pub(crate) attempts: u16,
+    pub(crate) at: DateTime<Utc>,
+}
+
+/// What is to be kept of a feed.
+#[derive(Debug, Default)]
+pub(crate) struct Save {
+    pub(crate) attempts: Vec<Attempt>,
+    pub(crate) deaths: Vec<Death>,
+    pub(crate) positions: Vec<(Uuid, i64)>,
+    /// Rows that go: subscriber and head.
+    pub(crate) ended: Vec<(Uuid, i64)>,
+    pub(crate) waiting: Vec<(Uuid, LaneRow)>,
+    /// Subscribers that answered 410.
+    pub(crate) gone: Vec<Uuid>,
+    /// Commands that were carried out.
+    pub(crate) done: Vec<i64>,
+}
+
+/// What people can want done with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    GiveUp,
+    Retry,
+}
+
+/// Messages of a lane that is to be read: those behind `after`, up to `to`.
+#[derive(Debug, Clone)]
+pub(crate) struct LaneWish {
+    pub(crate) key: Key,
+    pub(crate) after: i64,
+    pub(crate) to: i64,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    /// In order; the first may be under way.
+    queue: VecDeque<Mail>,
+    in_flight: bool,
+    /// Failures of the first.
+    attempts: u16,
+    next_at: Option<DateTime<Utc>>,
+    /// Waits for someone to retry its head.
+    blocked: bool,
+    /// Someone has.
+    again: bool,
+    aside: Option<Aside>,
+}
+
+#[derive(Debug, Clone)]
+struct Aside {
+    /// As the database has it; None: it has no row yet.
+    saved: Option<LaneRow>,
+    saved_at: Option<DateTime<Utc>>,
+    /// Of this lane everything up to here was read.
+    read_to: i64,
+    /// There is more, up to where the feed has read.
+    behind: bool,
+    reading: bool,
+}
+
+pub(crate) struct Feed {
+    pub(crate) recipient: Arc<Recipient>,
+    /// Everything up to here was read, or is a lane's that is aside.
+    read_to: i64,
+    pub(crate) behind: bool,
+    pub(crate) reading: bool,
+    lanes: HashMap<Key, Lane>,
+    /// Lanes with something to send, by turns.
+    ready: VecDeque<Key>,
+    /// Lanes that wait, by when.
+    due: BTreeMap<(DateTime<Utc>, Key), ()>,
+    /// Lanes that are due, or go well, and must read before they can go on.
+    hungry: BTreeSet<Key>,
+    /// Read and not settled, of lanes that are not aside.
+    open: BTreeSet<i64>,
+    /// Settled, by what the database has, though the position has not passed it.
+    done: HashSet<i64>,
+    in_flight: usize,
+    waiting: usize,
+    failures: u32,
+    probe_at: Option<DateTime<Utc>>,
+    left_alone_until: Option<DateTime<Utc>>,
+    allowance: Allowance,
+    /// Lanes whose row may have to change.
+    touched: HashSet<Key>,
+    ended_rows: Vec<i64>,
+    saved_position: i64,
+    saved_at: DateTime<Utc>,
+    attempts: Vec<Attempt>,
+    deaths: Vec<Death>,
+    is_gone: bool,
+    /// By number: the commands that ask for it.
+    given_up: HashMap<i64, i64>,
+    commands_done: Vec<i64>,
+}
+
+/// A rate limit: so many at once as come together in a tenth of a second.
+#[derive(Debug)]
+struct Allowance {
+    left: f64,
+    at: DateTime<Utc>,
+}
+
+impl Feed {
+    pub(crate) fn new(
+        recipient: Arc<Recipient>,
+        position: i64,
+        rows: Vec<(LaneRow, i64)>,
+        done: HashSet<i64>,
+        now: DateTime<Utc>,
+    ) -> Feed {
+        let mut feed = Feed {
+            recipient,
+            read_to: position,
+            behind: true,
+            reading: false,
+            lanes: HashMap::new(),
+            ready: VecDeque::new(),
+            due: BTreeMap::new(),
+            hungry: BTreeSet::new(),
+            open: BTreeSet::new(),
+            done,
+            in_flight: 0,
+            waiting: 0,
+            failures: 0,
+            probe_at: None,
+            left_alone_until: None,
+            allowance: Allowance { left: 0.0, at: now },
+            touched: HashSet::new(),
+            ended_rows: Vec::new(),
+            saved_position: position,
+            saved_at: now,
+            attempts: Vec::new(),
+            deaths: Vec::new(),
+            is_gone: false,
+            given_up: HashMap::new(),
+            commands_done: Vec::new(),
+        };
+        for (row, next) in rows {
+            let key = row.lane.clone().map_or(Key::Alone(row.head), Key::Lane);
+            let aside = Aside {
+                read_to: next - 1,
+                saved: Some(row.clone()),
+                saved_at: Some(now),
+                behind: true,
+                reading: false,
+            };
+            match row.next_at {
+                Some(next_at) => drop(feed.due.insert((next_at, key.clone()), ())),
+                None => {}
+            }
+            let lane = Lane {
+                attempts: row.attempts,
+                next_at: row.next_at,
+                blocked: row.next_at.is_none(),
+                again: row.again,
+                aside: Some(aside),
+                ..Lane::default()
+            };
+            feed.lanes.insert(key, lane);
+        }
+        feed
+    }
+
+    pub(crate) fn subscriber(&self) -> Uuid {
+        self.recipient.id
+    }
+
+    /// Whether anything may be sent at all.
+    fn is_open(&self) -> bool {
+        self.recipient.is_open && !self.is_gone
+    }
+
+    /// True when nothing is in memory that the database does not have.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.attempts.is_empty() && self.deaths.is_empty() && self.touched.is_empty()
+    }
+
+    /// Whether it could go on if it were read for.
+    pub(crate) fn is_hungry(&self) -> bool {
+        self.wish().is_some() || (!self.hungry.is_empty() && self.is_open())
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Messages in memory.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    // ---- reading
+
+    /// Where to read on, and how many, if there is more and room for it.
+    pub(crate) fn wish(&self) -> Option<(i64, usize)> {
+        // With the breaker open, more is read only when there is nothing else to probe with.
+        let has_more = !(self.ready.is_empty() && self.due.is_empty() && self.hungry.is_empty() && self.in_flight == 0);
+        let room = if self.is_broken() { !has_more } else { self.waiting <= AHEAD / 4 };
+        let wants = self.behind && !self.reading && self.is_open() && room;
+        wants.then_some((self.read_to, AHEAD))
+    }
+
+    /// What was read behind [`Feed::wish`]: all there is if `complete`.
+    pub(crate) fn offer(&mut self, mails: Vec<Mail>, complete: bool) {
+        self.behind |= !complete;
+        for mail in mails {
+            self.read_to = self.read_to.max(mail.n);
+            self.take_in(mail);
+        }
+    }
+
+    /// What was just made, if nothing lies between it and what was read before.
+    pub(crate) fn hand_over(&mut self, mails: Vec<Mail>) {
+        if self.behind || self.reading || self.waiting > AHEAD || !self.is_open() {
+            self.behind = true;
+            return;
+        }
+        self.offer(mails, true);
+    }
+
+    fn take_in(&mut self, mail: Mail) {
+        if self.done.remove(&mail.n) {
+            return;
+        }
+        let key = mail.key();
+        let lane = self.lanes.entry(key.clone()).or_default();
+        if let Some(aside) = &mut lane.aside {
+            if aside.behind || aside.reading || lane.queue.len() >= LANE_AHEAD {
+                aside.behind = true;
+                return;
+            }
+            aside.read_to = mail.n;
+        } else {
+            self.open.insert(mail.n);
+        }
+        lane.queue.push_back(mail);
+        self.waiting += 1;
+        if lane.queue.len() == 1 && !lane.in_flight {
+            self.ready.push_back(key);
+        } else if lane.aside.is_none() && lane.queue.len() > LANE_AHEAD {
+            self.put_aside(&key);
+        }
+    }
+
+    /// From now on the lane has a row, and the position does not wait for it.
+    fn put_aside(&mut self, key: &Key) {
+        let Some(lane) = self.lanes.get_mut(key) else { return };
+        if lane.aside.is_some() {
+            return;
+        }
+        for mail in &lane.queue {
+            self.open.remove(&mail.n);
+        }
+        let read_to = lane.queue.back().map_or(self.read_to, |last| last.n);
+        lane.aside = Some(Aside { saved: None, saved_at: None, read_to, behind: false, reading: false });
+        self.touched.insert(key.clone());
+    }
+
+    /// The lanes that must read before they can go on.
+    pub(crate) fn lane_wishes(&mut self, now: DateTime<Utc>, most: usize) -> Vec<LaneWish> {
+        self.wake_due(now);
+        if !self.is_open() || self.hungry.is_empty() || self.in_flight + self.ready.len() >= AHEAD {
+            return Vec::new();
+        }
+        let most = if self.is_broken() { 1 } else { most };
+        let keys: Vec<Key> = self.hungry.iter().take(most).cloned().collect();
+        let mut wishes = Vec::new();
+        for key in keys {
+            self.hungry.remove(&key);
+            let Some(aside) = self.lanes.get_mut(&key).and_then(|lane| lane.aside.as_mut()) else { continue };
+            (aside.reading, aside.behind) = (true, false);
+            let to = match key {
+                Key::Alone(n) => n,
+                Key::Lane(_) => self.read_to.max(aside.read_to + 1),
+            };
+            wishes.push(LaneWish { after: aside.read_to, to, key });
+        }
+        wishes
+    }
+
+    /// What was read for a lane: all up to where it wished if `complete`.
+    pub(crate) fn offer_lane(&mut self, wish: &LaneWish, mails: Vec<Mail>, complete: bool) {
+        let Some(lane) = self.lanes.get_mut(&wish.key) else { return };
+        let Some(aside) = &mut lane.aside else { return };
+        aside.reading = false;
+        aside.behind |= !complete;
+        aside.read_to = match (complete, mails.last()) {
+            (true, _) => wish.to,
+            (false, last) => last.map_or(wish.after, |last| last.n),
+        };
+        self.waiting += mails.len();
+        lane.queue.extend(mails);
+        if lane.queue.is_empty() {
+            match aside.behind {
+                true => drop(self.hungry.insert(wish.key.clone())),
+                false => self.end_lane(&wish.key),
+            }
+        } else if !lane.in_flight {
+            self.ready.push_back(wish.key.clone());
+        }
+    }
+
+    /// A reading failed: it is done again.
+    pub(crate) fn unread(&mut self, wishes: &[LaneWish]) {
+        for wish in wishes {
+            if let Some(aside) = self.lanes.get_mut(&wish.key).and_then(|lane| lane.aside.as_mut()) {
+                (aside.reading, aside.behind) = (false, true);
+                self.hungry.insert(wish.key.clone());
+            }
+        }
+    }
+
+    // ---- sending
+
+    /// The next message to send, if one may be sent now.
+    pub(crate) fn next(&mut self, now: DateTime<Utc>) -> Option<(Key, Mail)> {
+        self.wake_due(now);
+        if self.ready.is_empty() || !self.may_send(now) {
+            return None;
+        }
+        let key = self.ready.pop_front()?;
+        let lane = self.lanes.get_mut(&key)?;
+        let mail = lane.queue.front()?.clone();
+        lane.in_flight = true;
+        self.in_flight += 1;
+        self.allowance.left -= 1.0;
+        if self.failures >= BREAKER_FAILURES {
+            self.probe_at = Some(now + PROBE_PAUSE);
+        }
+        Some((key, mail))
+    }
+
+    fn may_send(&mut self, now: DateTime<Utc>) -> bool {
+        if !self.is_open() || self.left_alone_until.is_some_and(|until| until > now) {
+            return false;
+        }
+        let most = if self.is_broken() { 1 } else { self.recipient.max_in_flight };
+        let probes = self.is_broken() && self.probe_at.is_some_and(|at| at > now);
+        if self.in_flight >= most || probes {
+            return false;
+        }
+        self.recipient.rate.is_none_or(|rate| self.allowance.allows(rate, now))
+    }
+
+    fn is_broken(&self) -> bool {
+        self.failures >= BREAKER_FAILURES
+    }
+
+    /// When to look again, if nothing else happens before.
+    pub(crate) fn next_look(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        if !self.is_open() {
+            return None;
+        }
+        let due = self.due.first_key_value().map(|((at, _), ())| *at);
+        let held_back = (!self.ready.is_empty()).then_some(()).and_then(|()| {
+            let rate = self.recipient.rate.filter(|_| self.allowance.left < 1.0);
+            let allowed = rate.map(|rate| now + Duration::from_secs_f64(1.0 / f64::from(rate)));
+            [self.left_alone_until, self.probe_at.filter(|_| self.is_broken()), allowed].into_iter().flatten().max()
+        });
+        [due, held_back].into_iter().flatten().min()
+    }
+
+    fn wake_due(&mut self, now: DateTime<Utc>) {
+        while let Some(entry) = self.due.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            let ((_, key), ()) = entry.remove_entry();
+            let Some(lane) = self.lanes.get_mut(&key) else { continue };
+            lane.next_at = None;
+            if lane.queue.is_empty() {
+                self.hungry.insert(key);
+            } else {
+                self.ready.push_back(key);
+            }
+        }
+    }
+
+    // ---- settling
+
+    /// What came of a message that was under way. Chance, from 0 to 1, spreads what is tried again.
+    pub(crate) fn finished(&mut self, key: &Key, came: Came, now: DateTime<Utc>, chance: f64) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        let Some(lane) = self.lanes.get_mut(key) else { return };
+        lane.in_flight = false;
+        let Some(mail) = lane.queue.front().cloned() else { return };
+        lane.attempts += 1;
+        let (tried, verdict) = (lane.attempts, came.verdict);
+        match verdict {
+            Verdict::Delivered => (self.failures, self.probe_at) = (0, None),
+            Verdict::Retry => self.failures = self.failures.saturating_add(1),
+            Verdict::Refused | Verdict::Gone => {}
+        }
+        let pause = came.retry_after.filter(|_| verdict == Verdict::Retry).map(|pause| pause.min(RETRY_AFTER_MAX));
+        if let Some(pause) = pause {
+            self.left_alone_until = Some(now + pause);
+        }
+        let again = match verdict {
+            Verdict::Retry => backoff(&self.recipient.backoff, u32::from(tried), chance),
+            Verdict::Delivered | Verdict::Refused | Verdict::Gone => None,
+        };
+        let (outcome, death) = match (verdict, again) {
+            (Verdict::Delivered, _) => (Outcome::Delivered, None),
+            (Verdict::Retry, Some(_)) => (Outcome::Failed, None),
+            (Verdict::Retry, None) => (Outcome::Dead, Some(Reason::Exhausted)),
+            (Verdict::Refused, _) => (Outcome::Dead, Some(came.unsent.unwrap_or(Reason::Refused))),
+            (Verdict::Gone, _) => (Outcome::Dead, Some(Reason::Gone)),
+        };
+        let detail = came.why();
+        let subscriber = self.recipient.id;
+        self.attempts.push(Attempt { at: now, subscriber, n: mail.n, attempt: tried, outcome, came });
+        if verdict == Verdict::Gone {
+            self.is_gone = true;
+        }
+        match (again, death) {
+            (Some(again), _) => self.put_off(key, mail.n, now + again.max(pause.unwrap_or_default())),
+            (None, None) => self.settle(key),
+            (None, Some(reason)) => {
+                self.deaths.push(Death {
+                    recipient: self.recipient.clone(),
+                    mail,
+                    reason,
+                    detail,
+                    attempts: tried,
+                    at: now,
+                });
+                let blocks = self.recipient.on_exhausted == OnExhausted::Block && matches!(key, Key::Lane(_));
+                match blocks && matches!(reason, Reason::Exhausted | Reason::Refused) {
+                    true => self.block(key),
+                    false => self.settle(key),
+                }
+            }
+        }
+    }
+
+    /// The first of the lane is tried again at that time; what waits behind it is read again then.
+    fn put_off(&mut self, key: &Key, head: i64, next_at: DateTime<Utc>) {
+        self.put_aside(key);
+        let Some(lane) = self.lanes.get_mut(key) else { return };
+        self.waiting -= lane.queue.len();
+        lane.queue.clear();
+        lane.next_at = Some(next_at);
+        if let Some(aside) = &mut lane.aside {
+            (aside.read_to, aside.behind) = (head - 1, true);
+        }
+        self.due.insert((next_at, key.clone()), ());
+        self.touched.insert(key.clone());
+    }
+
+    fn block(&mut self, key: &Key) {
+        self.put_aside(key);
+        let Some(lane) = self.lanes.get_mut(key) else { return };
+        let head = lane.queue.front().map_or(0, |first| first.n);
+        self.waiting -= lane.queue.len();
+        lane.queue.clear();
+        (lane.blocked, lane.again, lane.next_at) = (true, false, None);
+        if let Some(aside) = &mut lane.aside {
+            (aside.read_to, aside.behind) = (head - 1, true);
+        }
+        self.touched.insert(key.clone());
+    }
+
+    /// The first of the lane has its outcome; the next may go.
+    fn settle(&mut self, key: &Key) {
+        let Some(lane) = self.lanes.get_mut(key) else { return };
+        (lane.attempts, lane.again) = (0, false);
+        if let Some(mail) = lane.queue.pop_front() {
+            self.waiting -= 1;
+            self.open.remove(&mail.n);
+        }
+        let is_behind = lane.aside.as_ref().is_some_and(|aside| aside.behind || aside.reading);
+        if !lane.queue.is_empty() {
+            self.ready.push_back(key.clone());
+            if lane.aside.is_some() {
+                self.touched.insert(key.clone());
+            }
+        } else if is_behind {
+            self.hungry.insert(key.clone());
+            self.touched.insert(key.clone());
+        } else {
+            self.end_lane(key);
+        }
+    }
+
+    /// Nothing of the lane is left to send.
+    fn end_lane(&mut self, key: &Key) {
+        if let Some(lane) = self.lanes.remove(key)
+            && let Some(saved) = lane.aside.and_then(|aside| aside.saved)
+        {
+            self.ended_rows.push(saved.head);
+        }
+        self.hungry.remove(key);
+        self.touched.remove(key);
+    }
+
+    /// Someone wants a message given up, or the lane that it blocks tried again. It is carried out when it is the message's
+    /// turn; until then it is told again and again.
+    pub(crate) fn command(&mut self, id: i64, key: &Key, n: i64, what: What, now: DateTime<Utc>) {
+        let is_head = |lane: &Lane| match (lane.queue.front(), &lane.aside) {
+            (Some(first), _) => first.n == n,
+            (None, Some(aside)) => aside.read_to == n - 1,
+            (None, None) => false,
+        };
+        let may_come = n > self.position() || self.lanes.get(key).is_some_and(|lane| lane.aside.is_some());
+        match (what, self.lanes.get_mut(key).filter(|lane| is_head(lane))) {
+            (What::Retry, Some(lane)) if lane.blocked => {
+                (lane.blocked, lane.again, lane.attempts) = (false, true, 0);
+                self.put_off(key, n, now);
+                self.commands_done.push(id);
+            }
+            (What::Retry, _) => self.commands_done.push(id),
+            // It is dead already; the lane goes on without it.
+            (What::GiveUp, Some(lane)) if lane.blocked => {
+                (lane.blocked, lane.attempts) = (false, 0);
+                self.put_off(key, n + 1, now);
+                self.commands_done.push(id);
+            }
+            (What::GiveUp, Some(lane)) => {
+                self.given_up.insert(n, id);
+                if let Some(next_at) = lane.next_at {
+                    self.due.remove(&(next_at, key.clone()));
+                    self.put_off(key, n, now);
+                }
+            }
+            (What::GiveUp, None) if may_come => {
+                self.given_up.insert(n, id);
+            }
+            (What::GiveUp, None) => self.commands_done.push(id),
+        }
+    }
+
+    /// Whether its turn has come to be given up.
+    pub(crate) fn is_given_up(&mut self, n: i64) -> bool {
+        let id = self.given_up.remove(&n);
+        self.commands_done.extend(id);
+        id.is_some()
+    }
+
+    /// Its owner has changed something.
+    pub(crate) fn change(&mut self, recipient: Arc<Recipient>) {
+        if recipient.version != self.recipient.version {
+            self.is_gone = false;
+            self.left_alone_until = None;
+        }
+        self.recipient = recipient;
+    }
+
+    // ---- keeping
+
+    /// Everything up to here is settled, or stands in a row of its lane.
+    pub(crate) fn position(&self) -> i64 {
+        self.open.first().map_or(self.read_to, |first| first - 1)
+    }
+
+    /// Adds what is to be kept. Once it is asked for, it counts as kept: if it cannot be, the feed is loaded anew.
+    pub(crate) fn save(&mut self, now: DateTime<Utc>, into: &mut Save) {
+        let subscriber = self.recipient.id;
+        into.attempts.append(&mut self.attempts);
+        into.deaths.append(&mut self.deaths);
+        into.done.append(&mut self.commands_done);
+        into.ended.extend(self.ended_rows.drain(..).map(|head| (subscriber, head)));
+        if self.is_gone && self.recipient.is_open {
+            into.gone.push(subscriber);
+        }
+        let mut later = HashSet::new();
+        let mut is_new = false;
+        for key in std::mem::take(&mut self.touched) {
+            let Some(lane) = self.lanes.get_mut(&key) else { continue };
+            let Some(aside) = &mut lane.aside else { continue };
+            let head = lane.queue.front().map_or(aside.read_to + 1, |first| first.n);
+            let row = LaneRow {
+                head,
+                lane: match &key {
+                    Key::Lane(lane) => Some(lane.clone()),
+                    Key::Alone(_) => None,
+                },
+                attempts: lane.attempts,
+                next_at: if lane.blocked { None } else { Some(lane.next_at.unwrap_or(now)) },
+                again: lane.again,
+            };
+            let only_moved = aside.saved.as_ref().is_some_and(|saved| {
+                let goes_well = |row: &LaneRow| row.attempts == 0 && row.next_at.is_some() && !row.again;
+                goes_well(saved) && goes_well(&row)
+            });
+            if only_moved && aside.saved_at.is_some_and(|at| now - at < SAVE_PAUSE * 4) {
+                later.insert(key);
+                continue;
+            }
+            is_new |= aside.saved.is_none();
+            if aside.saved.as_ref() != Some(&row) {
+                into.ended.extend(aside.saved.take().map(|saved| (subscriber, saved.head)));
+                aside.saved = Some(row.clone());
+                aside.saved_at = Some(now);
+                into.waiting.push((subscriber, row));
+            }
+        }
+        self.touched = later;
+        let position = self.position();
+        // A row and the position that goes past it are kept together.
+        if position > self.saved_position && (is_new || now - self.saved_at >= SAVE_PAUSE) {
+            self.saved_position = position;
+            self.saved_at = now;
+            into.positions.push((subscriber, position));
+        }
+    }
+
+    /// Whether there is something to keep now.
+    pub(crate) fn has_news(&self, now: DateTime<Utc>) -> bool {
+        !self.attempts.is_empty()
+            || !self.deaths.is_empty()
+            || !self.ended_rows.is_empty()
+            || !self.commands_done.is_empty()
+            || (now - self.saved_at >= SAVE_PAUSE
+                && (!self.touched.is_empty() || self.position() > self.saved_position))
+    }
+}
+
+impl Mail {
+    fn key(&self) -> Key {
+        self.lane.clone().map_or(Key::Alone(self.n), Key::Lane)
+    }
+}
+
+impl Came {
+    /// For a message that is not sent at all.
+    pub(crate) fn unsent(reason: Reason, detail: &str) -> Came {
+        Came {
+            verdict: Verdict::Refused,
+            retry_after: None,
+            status: None,
+            latency: Duration::ZERO,
+            error: Some(reason.as_str()),
+            detail: Some(detail.to_owned()),
+            excerpt: None,
+            unsent: Some(reason),
+        }
+    }
+
+    fn why(&self) -> String {
+        match (self.status, &self.detail) {
+            (Some(status), _) => format!("answered {status}"),
+            (None, Some(detail)) => detail.clone(),
+            (None, None) => self.error.unwrap_or("failed").to_owned(),
+        }
+    }
+}
+
+impl Allowance {
+    fn allows(&mut self, rate: u32, now: DateTime<Utc>) -> bool {
+        let passed = (now - self.at).to_std().unwrap_or_default().as_secs_f64();
+        self.left = (self.left + passed * f64::from(rate)).min((f64::from(rate) / 10.0).max(1.0));
+        self.at = now;
+        self.left >= 1.0
+    }
+}
+
+#[cfg(test)]
+mod tests;

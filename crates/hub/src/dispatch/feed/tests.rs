@@ -1,0 +1,371 @@
+//! A feed against a model: messages come, are sent, fail and die at random, and the process that knows it dies, too. What
+//! the database has is kept here by hand, as the statements would.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::*;
+use crate::domain::Format;
+use crate::target::Target;
+
+fn recipient(max_in_flight: usize, on_exhausted: OnExhausted) -> Arc<Recipient> {
+    Arc::new(Recipient {
+        id: Uuid::nil(),
+        tenant: "main".to_owned(),
+        version: 1,
+        is_open: true,
+        target: Target::parse("http://127.0.0.1:1/", false).unwrap(),
+        headers: http::HeaderMap::new(),
+        secrets: Vec::new(),
+        format: Format::Raw,
+        timeout: Duration::from_secs(1),
+        max_in_flight,
+        rate: None,
+        backoff: vec![5, 30, 300],
+        retry_statuses: Vec::new(),
+        on_exhausted,
+        snapshot: Value::Null,
+    })
+}
+
+fn came(verdict: Verdict) -> Came {
+    let (status, error) = match verdict {
+        Verdict::Delivered => (Some(200), None),
+        Verdict::Retry => (Some(500), Some("status")),
+        Verdict::Refused => (Some(400), Some("status")),
+        Verdict::Gone => (Some(410), Some("status")),
+    };
+    Came {
+        verdict,
+        retry_after: None,
+        status,
+        latency: Duration::ZERO,
+        error,
+        detail: None,
+        excerpt: None,
+        unsent: None,
+    }
+}
+
+/// What the database has, and what the endpoint has seen.
+#[derive(Default)]
+struct World {
+    messages: BTreeMap<i64, Option<Arc<str>>>,
+    position: i64,
+    lanes: BTreeMap<i64, LaneRow>,
+    /// Outcomes that end a message.
+    settled: BTreeMap<i64, Outcome>,
+    attempts: HashMap<i64, u16>,
+    /// What was sent, in order.
+    sent: Vec<i64>,
+    delivered: HashSet<i64>,
+}
+
+impl World {
+    fn mail(&self, n: i64) -> Mail {
+        let event = Event {
+            id: Uuid::nil(),
+            topic: "t".to_owned(),
+            at: DateTime::UNIX_EPOCH,
+            payload: "{}".into(),
+            traceparent: None,
+        };
+        Mail { n, lane: self.messages[&n].clone(), seq: None, event: Some(Arc::new(event)) }
+    }
+
+    fn load(&self, recipient: Arc<Recipient>, now: DateTime<Utc>) -> Feed {
+        let first_open = |row: &LaneRow| {
+            let of_lane = self.messages.range(row.head..).filter(|(_, lane)| row.lane.is_some() && **lane == row.lane);
+            of_lane.map(|(n, _)| *n).find(|n| !self.settled.contains_key(n)).unwrap_or(row.head)
+        };
+        let rows = self.lanes.values().map(|row| {
+            let next = if row.next_at.is_none() || row.again { row.head } else { first_open(row) };
+            (LaneRow { attempts: if next == row.head { row.attempts } else { 0 }, ..row.clone() }, next)
+        });
+        let done = self.settled.range(self.position + 1..).map(|(n, _)| *n).collect();
+        Feed::new(recipient, self.position, rows.collect(), done, now)
+    }
+
+    fn keep(&mut self, save: Save) {
+        for attempt in save.attempts {
+            self.attempts.insert(attempt.n, attempt.attempt);
+            if attempt.outcome != Outcome::Failed {
+                self.settled.insert(attempt.n, attempt.outcome);
+            }
+        }
+        for (_, head) in save.ended {
+            self.lanes.remove(&head);
+        }
+        for (_, row) in save.waiting {
+            assert!(
+                !self
+                    .lanes
+                    .values()
+                    .any(|other| other.lane.is_some() && other.lane == row.lane && other.head != row.head),
+                "a lane has one row"
+            );
+            self.lanes.insert(row.head, row);
+        }
+        for (_, position) in save.positions {
+            assert!(position >= self.position, "a position goes forward");
+            self.position = position;
+        }
+        // What the position has passed is settled, or a lane answers for it.
+        for (n, lane) in self.messages.range(..=self.position) {
+            let is_in_a_lane = self.lanes.values().any(|row| match &row.lane {
+                Some(_) => row.lane == *lane && row.head <= *n,
+                None => row.head == *n,
+            });
+            assert!(self.settled.contains_key(n) || is_in_a_lane, "{n} is lost: passed, and in no lane");
+        }
+    }
+
+    /// Reads for the feed what it wishes, as the statements would.
+    fn read(&self, feed: &mut Feed, now: DateTime<Utc>) {
+        if let Some((after, most)) = feed.wish() {
+            feed.behind = false;
+            let mails: Vec<Mail> = self.messages.range(after + 1..).take(most).map(|(n, _)| self.mail(*n)).collect();
+            let complete = mails.len() < most;
+            feed.offer(mails, complete);
+        }
+        for wish in feed.lane_wishes(now, 8) {
+            let of_lane = |(n, lane): &(&i64, &Option<Arc<str>>)| match &wish.key {
+                Key::Lane(name) => lane.as_ref() == Some(name),
+                Key::Alone(alone) => **n == *alone,
+            };
+            let mails: Vec<Mail> = self
+                .messages
+                .range(wish.after + 1..=wish.to)
+                .filter(of_lane)
+                .take(64)
+                .map(|(n, _)| self.mail(*n))
+                .collect();
+            let complete = mails.len() < 64;
+            feed.offer_lane(&wish, mails, complete);
+        }
+    }
+
+    /// A message may be sent only when every earlier one of its lane is settled, in what the endpoint has seen or in what
+    /// is known of it.
+    fn check_order(&self, mail: &Mail, dead: &HashSet<i64>) {
+        let Some(lane) = &mail.lane else { return };
+        for (n, other) in self.messages.range(..mail.n) {
+            if other.as_ref() == Some(lane) {
+                let is_over = self.settled.contains_key(n) || self.delivered.contains(n) || dead.contains(n);
+                assert!(is_over, "{} was sent before {n} was over", mail.n);
+            }
+        }
+    }
+}
+
+fn run(seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let lanes: Vec<Arc<str>> = (0..random.random_range(1..8)).map(|lane| Arc::from(format!("lane {lane}"))).collect();
+    let on_exhausted = if seed % 5 == 0 { OnExhausted::Block } else { OnExhausted::Skip };
+    let recipient = recipient(random.random_range(1..20), on_exhausted);
+    let (fails, dies) = (random.random_range(0.0..0.4), random.random_range(0.0..0.05));
+    let count = random.random_range(1..600);
+    let mut world = World::default();
+    let mut now = DateTime::<Utc>::UNIX_EPOCH + TimeDelta::days(20_000);
+    let mut feed = world.load(recipient.clone(), now);
+    let mut under_way: Vec<(Key, Mail)> = Vec::new();
+    let mut dead: HashSet<i64> = HashSet::new();
+    let mut repeats_allowed: HashSet<i64> = HashSet::new();
+    let mut made = 0;
+    for step in 0..200_000 {
+        assert!(step < 199_999, "seed {seed} does not come to an end: {} of {made} settled", world.settled.len());
+        let is_idle = under_way.is_empty();
+        match random.random_range(0..100) {
+            // A batch comes: handed over, or told of.
+            0..10 if made < count => {
+                let from = made + 1;
+                made = (made + random.random_range(1..80)).min(count);
+                for n in from..=made {
+                    let lane = random.random_bool(0.7).then(|| lanes[random.random_range(0..lanes.len())].clone());
+                    world.messages.insert(n, lane);
+                }
+                match random.random_bool(0.6) {
+                    true => feed.hand_over((from..=made).map(|n| world.mail(n)).collect()),
+                    false => feed.behind = true,
+                }
+            }
+            10..30 => world.read(&mut feed, now),
+            30..60 => {
+                while let Some((key, mail)) = feed.next(now) {
+                    assert!(under_way.len() < recipient.max_in_flight);
+                    world.check_order(&mail, &dead);
+                    assert!(!under_way.iter().any(|(other, _)| *other == key), "two of a lane at once");
+                    let is_new = !world.delivered.contains(&mail.n);
+                    let is_allowed = is_new || repeats_allowed.remove(&mail.n);
+                    assert!(is_allowed, "seed {seed}: {} is sent again for no reason", mail.n);
+                    world.sent.push(mail.n);
+                    under_way.push((key, mail));
+                }
+            }
+            60..90 if !is_idle => {
+                let (key, mail) = under_way.swap_remove(random.random_range(0..under_way.len()));
+                let verdict = match random.random::<f64>() {
+                    chance if chance < dies => Verdict::Refused,
+                    chance if chance < dies + fails => Verdict::Retry,
+                    _ => Verdict::Delivered,
+                };
+                if verdict == Verdict::Delivered {
+                    world.delivered.insert(mail.n);
+                } else if world.delivered.contains(&mail.n) {
+                    repeats_allowed.insert(mail.n); // what is sent again may fail, and is tried again
+                }
+                let deaths = feed.deaths.len();
+                feed.finished(&key, came(verdict), now, random.random());
+                dead.extend(feed.deaths[deaths..].iter().map(|death| death.mail.n));
+            }
+            90..96 => {
+                let mut save = Save::default();
+                feed.save(now, &mut save);
+                world.keep(save);
+            }
+            96 if random.random_bool(0.2) => {
+                // It dies: what was under way, or not yet kept, is sent again.
+                under_way.clear();
+                let is_known = |n: &i64| world.settled.get(n) == Some(&Outcome::Delivered);
+                repeats_allowed = world.delivered.iter().copied().filter(|n| !is_known(n)).collect();
+                dead.retain(|n| world.settled.contains_key(n));
+                feed = world.load(recipient.clone(), now);
+            }
+            97..100 => now += TimeDelta::milliseconds(random.random_range(1..20_000)),
+            _ => {}
+        }
+        // Blocked lanes are freed by hand.
+        if random.random_bool(0.02) {
+            let blocked: Vec<i64> =
+                world.lanes.values().filter(|row| row.next_at.is_none()).map(|row| row.head).collect();
+            for n in blocked {
+                let what = if random.random() { What::Retry } else { What::GiveUp };
+                let key = world.messages[&n].clone().map_or(Key::Alone(n), Key::Lane);
+                feed.command(n, &key, n, what, now);
+            }
+        }
+        let all = made == count && world.settled.len() == world.messages.len();
+        if all && under_way.is_empty() && feed.is_idle() && world.lanes.is_empty() && world.position == count {
+            break;
+        }
+    }
+    let settled: BTreeSet<i64> = world.settled.keys().copied().collect();
+    assert_eq!(settled, world.messages.keys().copied().collect(), "seed {seed}");
+    // First sight is in order, lane by lane.
+    let mut seen: HashSet<i64> = HashSet::new();
+    let mut last: HashMap<Arc<str>, i64> = HashMap::new();
+    for n in world.sent {
+        if let (Some(lane), true) = (&world.messages[&n], seen.insert(n)) {
+            let before = last.insert(lane.clone(), n);
+            assert!(before.is_none_or(|before| before < n), "seed {seed}: {n} after {before:?}");
+        }
+    }
+}
+
+#[test]
+fn lanes_keep_their_order_and_nothing_is_lost_whatever_fails_and_dies() {
+    let seeds = if std::env::var_os("PBX_SOAK").is_some() { 5_000 } else { 100 };
+    (0..seeds).for_each(run);
+}
+
+fn now() -> DateTime<Utc> {
+    DateTime::<Utc>::UNIX_EPOCH + TimeDelta::days(20_000)
+}
+
+fn fed(recipient: Arc<Recipient>, lanes: &[Option<&str>]) -> (World, Feed) {
+    let mut world = World::default();
+    for (n, lane) in (1..).zip(lanes) {
+        world.messages.insert(n, lane.map(Arc::from));
+    }
+    let mut feed = world.load(recipient, now());
+    world.read(&mut feed, now());
+    (world, feed)
+}
+
+#[test]
+fn a_failing_lane_waits_alone() {
+    let (world, mut feed) = fed(recipient(10, OnExhausted::Skip), &[Some("a"), Some("a"), Some("b"), None]);
+    let sent: Vec<(Key, Mail)> = std::iter::from_fn(|| feed.next(now())).collect();
+    assert_eq!(sent.iter().map(|(_, mail)| mail.n).collect::<Vec<_>>(), [1, 3, 4]);
+    feed.finished(&sent[0].0, came(Verdict::Retry), now(), 0.0);
+    feed.finished(&sent[1].0, came(Verdict::Delivered), now(), 0.0);
+    world.read(&mut feed, now());
+    assert!(feed.next(now()).is_none(), "2 waits for 1, which waits");
+    assert_eq!(feed.next_look(now()), Some(now() + TimeDelta::seconds(5)));
+    let later = now() + TimeDelta::seconds(5);
+    world.read(&mut feed, later);
+    assert_eq!(feed.next(later).map(|(_, mail)| mail.n), Some(1));
+}
+
+#[test]
+fn after_twenty_failures_one_at_a_time_is_tried_and_one_success_ends_that() {
+    let lanes = vec![None; 100];
+    let (world, mut feed) = fed(recipient(50, OnExhausted::Skip), &lanes);
+    let sent: Vec<(Key, Mail)> = std::iter::from_fn(|| feed.next(now())).collect();
+    assert_eq!(sent.len(), 50);
+    for (key, _) in &sent {
+        feed.finished(key, came(Verdict::Retry), now(), 0.0);
+    }
+    let probe = feed.next(now()).unwrap();
+    assert!(feed.next(now() + TimeDelta::seconds(1)).is_none(), "one at a time");
+    feed.finished(&probe.0, came(Verdict::Retry), now(), 0.0);
+    assert!(feed.next(now()).is_none(), "not at once");
+    let later = now() + TimeDelta::seconds(6);
+    world.read(&mut feed, later);
+    let probe = feed.next(later).unwrap();
+    feed.finished(&probe.0, came(Verdict::Delivered), later, 0.0);
+    world.read(&mut feed, later);
+    assert!(std::iter::from_fn(|| feed.next(later)).count() > 10);
+}
+
+#[test]
+fn a_rate_limit_is_kept() {
+    let unlimited = recipient(1_000, OnExhausted::Skip);
+    let Ok(limited) = Arc::try_unwrap(unlimited) else { unreachable!() };
+    let (_, mut feed) = fed(Arc::new(Recipient { rate: Some(100), ..limited }), &vec![None; 500]);
+    let mut sent = 0;
+    for millisecond in 0..1_000 {
+        while feed.next(now() + TimeDelta::milliseconds(millisecond)).is_some() {
+            sent += 1;
+        }
+    }
+    assert!((95..=111).contains(&sent), "{sent} in a second");
+}
+
+#[test]
+fn who_asks_to_be_left_alone_is() {
+    let (_, mut feed) = fed(recipient(10, OnExhausted::Skip), &[None, None]);
+    let first = feed.next(now()).unwrap();
+    let busy = Came { retry_after: Some(Duration::from_secs(7)), ..came(Verdict::Retry) };
+    feed.finished(&first.0, busy, now(), 0.0);
+    assert!(feed.next(now() + TimeDelta::seconds(6)).is_none());
+    assert_eq!(feed.next(now() + TimeDelta::seconds(7)).map(|(_, mail)| mail.n), Some(2));
+}
+
+#[test]
+fn a_lane_with_more_waiting_than_others_should_wait_for_is_put_aside() {
+    let mut lanes = vec![Some("hot"); 5_000];
+    lanes.push(Some("calm"));
+    let (world, mut feed) = fed(recipient(2, OnExhausted::Skip), &lanes);
+    let mut rounds = 0;
+    loop {
+        let sent: Vec<(Key, Mail)> = std::iter::from_fn(|| feed.next(now())).collect();
+        if sent.iter().any(|(_, mail)| mail.n == 5_001) {
+            break;
+        }
+        for (key, _) in sent {
+            feed.finished(&key, came(Verdict::Delivered), now(), 0.0);
+        }
+        world.read(&mut feed, now());
+        rounds += 1;
+        assert!(rounds < 500, "the calm lane waits for the hot one");
+    }
+    assert!(feed.waiting() < 2_000, "{} in memory", feed.waiting());
+}

@@ -1,0 +1,120 @@
+//! Taking events: many requests in one transaction, each answered when it has committed.
+
+use contracts::EventId;
+use http::StatusCode;
+use kit::batch::{Failure, Handler};
+use kit::clock::Clock;
+use kit::idempotency::{Answer, Identity};
+use kit::problem::Problem;
+use mailbox::database::problem;
+use mailbox::idempotency::{Entered, enter_all};
+use mailbox::post::{Post, PostError, post_all};
+use mailbox::watch::Watcher;
+use serde::Serialize;
+use sqlx::PgPool;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::fanout::SOURCE;
+
+/// A request: one event, or some that belong together.
+#[derive(Debug)]
+pub(crate) struct Taking {
+    pub(crate) events: Vec<Post>,
+    pub(crate) is_batch: bool,
+    pub(crate) identity: Option<Identity>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Accepted {
+    #[schema(value_type = String, example = "evt_0190163d-8694-739b-aea5-966c26f8ad91")]
+    pub(crate) event_id: EventId,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AllAccepted {
+    /// In the order of the request.
+    #[schema(value_type = Vec<String>)]
+    pub(crate) event_ids: Vec<EventId>,
+}
+
+/// Posts what was gathered.
+pub(crate) struct Ingest {
+    pub(crate) db: PgPool,
+    pub(crate) clock: Clock,
+    pub(crate) watcher: Watcher,
+}
+
+impl Taking {
+    /// The same ids each time it is tried.
+    pub(crate) fn new(mut events: Vec<Post>, is_batch: bool, identity: Option<Identity>) -> Taking {
+        events.iter_mut().for_each(|event| event.id = Some(Uuid::now_v7()));
+        Taking { events, is_batch, identity }
+    }
+
+    fn answer(&self) -> Answer {
+        let mut ids = self.events.iter().filter_map(|event| event.id).map(EventId);
+        match self.is_batch {
+            true => Answer::json(StatusCode::ACCEPTED, &AllAccepted { event_ids: ids.collect() }),
+            false => {
+                let event_id = ids.next().unwrap_or(EventId(Uuid::nil()));
+                Answer::json(StatusCode::ACCEPTED, &Accepted { event_id })
+            }
+        }
+    }
+}
+
+impl Handler for Ingest {
+    type Item = Taking;
+    type Answer = Result<Answer, Problem>;
+    type Error = Problem;
+
+    async fn run(&self, items: &[Taking]) -> Result<Vec<Self::Answer>, Failure<Problem>> {
+        let whole = |error: sqlx::Error| Failure::Whole(problem(&error));
+        let mut tx = self.db.begin().await.map_err(whole)?;
+        let keyed: Vec<(Identity, Answer)> =
+            items.iter().filter_map(|item| Some((item.identity.clone()?, item.answer()))).collect();
+        let entered = match keyed.is_empty() {
+            true => Vec::new(),
+            false => enter_all(&mut tx, &keyed, self.clock.now()).await.map_err(Failure::Whole)?,
+        };
+        let mut entered = entered.into_iter();
+        let (mut posts, mut answers) = (Vec::new(), Vec::with_capacity(items.len()));
+        for item in items {
+            let first = match item.identity {
+                Some(_) => entered.next().unwrap_or(Entered::First),
+                None => Entered::First,
+            };
+            answers.push(match first {
+                Entered::First => {
+                    posts.extend(item.events.iter().cloned());
+                    Ok(item.answer())
+                }
+                Entered::Again(answer) => Ok(answer),
+                Entered::Refused(refused) => Err(refused),
+            });
+        }
+        if !posts.is_empty() {
+            post_all(&mut tx, &SOURCE, &posts).await.map_err(|error| match error {
+                PostError::Database(sqlx::Error::Database(refused)) if lies_in_the_event(&*refused) => {
+                    Failure::Item(Problem::bad_request("unfit-event", "PostgreSQL cannot keep this as JSON"))
+                }
+                PostError::Database(error) => Failure::Whole(problem(&error)),
+                refused @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)) => {
+                    Failure::Item(Problem::bad_request("unfit-event", refused.to_string()))
+                }
+            })?;
+        }
+        tx.commit().await.map_err(whole)?;
+        if !posts.is_empty() {
+            self.watcher.nudge();
+            metrics::counter!("eventhub_events_received_total").increment(posts.len() as u64);
+        }
+        Ok(answers)
+    }
+}
+
+/// Data, constraints and limits: what is wrong is one of the events.
+fn lies_in_the_event(error: &dyn sqlx::error::DatabaseError) -> bool {
+    error.code().is_some_and(|code| ["22", "23", "54"].iter().any(|class| code.starts_with(class)))
+}

@@ -1,0 +1,145 @@
+use chrono::{DateTime, Utc};
+use mailbox::log::LogRef;
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+/// A message to be appended.
+pub(crate) struct NewMessage {
+    pub(crate) subscriber: Uuid,
+    pub(crate) lane: Option<String>,
+    pub(crate) seq: Option<i64>,
+    pub(crate) place: LogRef,
+    pub(crate) dead_letter: Option<Uuid>,
+}
+
+/// The number of the newest message, and the directory's version. What this transaction writes is made from the log again
+/// if it is lost, so the disk need not be waited for.
+pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
+    let row = sqlx::query(
+        "select set_config('synchronous_commit', 'off', true),
+                coalesce((select n_to from pillarbox_hub.fanned order by n_to desc limit 1), 0) as n,
+                (select version from pillarbox_hub.directory) as version",
+    )
+    .fetch_one(tx)
+    .await?;
+    Ok((row.try_get("n")?, row.try_get("version")?))
+}
+
+/// The newest place in each of these lanes; 0 in one without any.
+pub(crate) async fn newest_seqs(tx: &mut PgConnection, lanes: &[(Uuid, String)]) -> sqlx::Result<Vec<i64>> {
+    sqlx::query_scalar(
+        "select coalesce((select seq from pillarbox_hub.message
+                          where message.subscriber = wanted.subscriber and message.lane = wanted.lane
+                          order by n desc limit 1), 0)
+         from unnest($1::uuid[], $2::text[]) with ordinality as wanted (subscriber, lane, place) order by wanted.place",
+    )
+    .bind(lanes.iter().map(|(subscriber, _)| *subscriber).collect::<Vec<_>>())
+    .bind(lanes.iter().map(|(_, lane)| lane.as_str()).collect::<Vec<_>>())
+    .fetch_all(tx)
+    .await
+}
+
+/// Appends messages with the numbers behind `after`, and says for whom.
+pub(crate) async fn append(
+    tx: &mut PgConnection,
+    after: i64,
+    messages: &[NewMessage],
+    also_for: &[Uuid],
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    if !messages.is_empty() {
+        let column = |of: fn(&NewMessage) -> i64| messages.iter().map(of).collect::<Vec<_>>();
+        sqlx::query(
+            "insert into pillarbox_hub.message
+                 (n, at, subscriber, lane, seq, log_shard, log_id, log_at, dead_letter)
+             select $1 + m.place, $2, m.subscriber, m.lane, m.seq, m.log_shard, m.log_id, m.log_at, m.dead_letter
+             from unnest($3::uuid[], $4::text[], $5::bigint[], $6::smallint[], $7::bigint[], $8::timestamptz[], $9::uuid[])
+                  with ordinality as m (subscriber, lane, seq, log_shard, log_id, log_at, dead_letter, place)",
+        )
+        .bind(after)
+        .bind(now)
+        .bind(messages.iter().map(|message| message.subscriber).collect::<Vec<_>>())
+        .bind(messages.iter().map(|message| message.lane.as_deref()).collect::<Vec<_>>())
+        .bind(messages.iter().map(|message| message.seq).collect::<Vec<_>>())
+        .bind(messages.iter().map(|message| message.place.shard).collect::<Vec<_>>())
+        .bind(column(|message| message.place.id))
+        .bind(messages.iter().map(|message| message.place.at).collect::<Vec<_>>())
+        .bind(messages.iter().map(|message| message.dead_letter).collect::<Vec<_>>())
+        .execute(&mut *tx)
+        .await?;
+    }
+    let mut subscribers: Vec<Uuid> =
+        messages.iter().map(|message| message.subscriber).chain(also_for.iter().copied()).collect();
+    subscribers.sort_unstable();
+    subscribers.dedup();
+    if subscribers.is_empty() {
+        return Ok(());
+    }
+    // A number is used up by a batch without messages, too: it is how dispatchers notice it.
+    let query = "insert into pillarbox_hub.fanned (n_from, n_to, subscribers, at) values ($1, $2, $3, $4)";
+    let to = after + (messages.len() as i64).max(1);
+    sqlx::query(query).bind(after).bind(to).bind(subscribers).bind(now).execute(tx).await.map(drop)
+}
+
+/// Keeps who an event did not go to.
+pub(crate) async fn keep_unsent(
+    tx: &mut PgConnection,
+    unsent: &[(i64, Vec<Uuid>, Vec<Uuid>)],
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    if unsent.is_empty() {
+        return Ok(());
+    }
+    // An array of arrays must be even: each list travels as text.
+    let text = |ids: &[Uuid]| format!("{{{}}}", ids.iter().map(Uuid::to_string).collect::<Vec<_>>().join(","));
+    let query = "insert into pillarbox_hub.unsent (log_id, at, filtered, inactive)
+                 select u.log_id, $4, u.filtered::uuid[], u.inactive::uuid[]
+                 from unnest($1::bigint[], $2::text[], $3::text[]) as u (log_id, filtered, inactive)";
+    sqlx::query(query)
+        .bind(unsent.iter().map(|(log_id, _, _)| *log_id).collect::<Vec<_>>())
+        .bind(unsent.iter().map(|(_, filtered, _)| text(filtered)).collect::<Vec<_>>())
+        .bind(unsent.iter().map(|(_, _, inactive)| text(inactive)).collect::<Vec<_>>())
+        .bind(now)
+        .execute(tx)
+        .await
+        .map(drop)
+}
+
+/// What a dead letter's retry needs to know of it.
+pub(crate) struct Retried {
+    pub(crate) subscriber: Uuid,
+    pub(crate) n: i64,
+    pub(crate) lane: Option<String>,
+    pub(crate) place: LogRef,
+    /// Its lane waits for it.
+    pub(crate) blocks: bool,
+}
+
+pub(crate) async fn retried(tx: &mut PgConnection, dead_letter: Uuid) -> sqlx::Result<Option<Retried>> {
+    let row = sqlx::query(
+        "select subscriber, n, lane, log_shard, log_id, log_at,
+                exists (select from pillarbox_hub.lane
+                        where lane.subscriber = dead_letter.subscriber and head = n and next_at is null) as blocks
+         from pillarbox_hub.dead_letter
+         where id = $1 and exists (select from pillarbox_hub.subscriber where subscriber.id = dead_letter.subscriber)",
+    )
+    .bind(dead_letter)
+    .fetch_optional(tx)
+    .await?;
+    row.map(|row| {
+        Ok(Retried {
+            subscriber: row.try_get("subscriber")?,
+            n: row.try_get("n")?,
+            lane: row.try_get("lane")?,
+            place: LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? },
+            blocks: row.try_get("blocks")?,
+        })
+    })
+    .transpose()
+}
+
+/// Leaves a command for who sends to the subscriber.
+pub(crate) async fn command(tx: &mut PgConnection, subscriber: Uuid, n: i64, what: &str, by: &str) -> sqlx::Result<()> {
+    let query = "insert into pillarbox_hub.command (subscriber, n, what, by) values ($1, $2, $3, $4)";
+    sqlx::query(query).bind(subscriber).bind(n).bind(what).bind(by).execute(tx).await.map(drop)
+}

@@ -1,0 +1,153 @@
+//! When connections are used again, when a request is sent again, and TLS.
+
+use pillarbox_hub::client::{Client, ClientSettings, ErrorClass};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+
+use crate::receiver::{OK, Peer, Receiver, Table, self_signed};
+use crate::{LONG, SHORT, client, loopback, post, post_within, soon};
+
+#[tokio::test]
+async fn a_connection_serves_many_requests() {
+    let receiver = Receiver::answering(OK).await;
+    let client = client();
+    for _ in 0..20 {
+        assert_eq!(post(&client, &receiver.url()).await.unwrap().excerpt, "ok");
+    }
+    assert_eq!((receiver.connections(), receiver.requests().len()), (1, 20));
+}
+
+/// Twice: a silent end, and one that is announced by an answer that nobody asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_the_receiver_has_closed_meanwhile_costs_no_delivery() {
+    for last_words in ["", "HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"] {
+        let (closed, mut is_closed) = mpsc::unbounded_channel();
+        let (close, closing) = watch::channel(0);
+        let receiver = Receiver::start(move |mut peer: Peer| {
+            let (closed, mut closing) = (closed.clone(), closing.clone());
+            async move {
+                peer.answer(OK).await;
+                closing.wait_for(|count| *count > peer.number).await.unwrap();
+                peer.write(last_words).await;
+                drop(peer);
+                closed.send(()).unwrap();
+            }
+        })
+        .await;
+        let client = client();
+        // Many: the runtime most often, but not always, has seen the end before the next request is written.
+        for round in 1..=300 {
+            let delivery = post(&client, &receiver.url()).await;
+            assert_eq!(delivery.map(|answer| answer.status.as_u16()), Ok(200), "round {round}");
+            assert_eq!((receiver.connections(), receiver.requests().len()), (round, round));
+            close.send(round).unwrap();
+            soon("the receiver closes", is_closed.recv()).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_may_have_been_processed_is_not_sent_again() {
+    for is_reset in [false, true] {
+        let receiver = Receiver::start(move |mut peer: Peer| async move {
+            // A connection that was used before: an eager client would take it for a stale one.
+            peer.answer(OK).await;
+            match is_reset {
+                false => drop(peer.request().await),
+                // What is left unread turns the end into a reset.
+                true => drop(peer.stream.read_exact(&mut [0; 10]).await),
+            }
+        })
+        .await;
+        let client = client();
+        post(&client, &receiver.url()).await.unwrap();
+        let failure = post(&client, &receiver.url()).await.unwrap_err();
+        assert_eq!(failure.class, ErrorClass::Reset, "{failure:?}");
+        assert_eq!(receiver.connections(), 1, "not tried again");
+        post(&client, &receiver.url()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_too_late_is_not_taken_for_the_next_ones() {
+    let (go, gone) = watch::channel(false);
+    let receiver = Receiver::start(move |mut peer: Peer| {
+        let mut gone = gone.clone();
+        async move {
+            peer.request().await;
+            if peer.number == 0 {
+                gone.wait_for(|gone| *gone).await.unwrap();
+                peer.write("HTTP/1.1 299 Late\r\ncontent-length: 0\r\n\r\n").await;
+                peer.answer("HTTP/1.1 298 Later\r\ncontent-length: 0\r\n\r\n").await;
+            } else {
+                peer.write(OK).await;
+            }
+        }
+    })
+    .await;
+    let client = client();
+    assert_eq!(post_within(&client, &receiver.url(), SHORT).await.unwrap_err().class, ErrorClass::Timeout);
+    go.send(true).unwrap();
+    assert_eq!(post(&client, &receiver.url()).await.unwrap().status, 200);
+    assert_eq!(receiver.connections(), 2);
+}
+
+#[tokio::test]
+async fn a_port_that_nobody_listens_on_is_told_as_such() {
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let failure = post(&client(), &format!("http://{free}/")).await.unwrap_err();
+    assert_eq!(failure.class, ErrorClass::Connect);
+    assert!(failure.text.contains("refused"), "{failure:?}");
+}
+
+#[tokio::test]
+async fn a_name_that_does_not_exist_is_told_as_such() {
+    // `invalid` never exists (RFC 6761): no server is asked.
+    for client in [client(), Client::with_resolver(loopback(), Table::of(&[])).unwrap()] {
+        let failure = post(&client, "http://nothing.invalid/").await.unwrap_err();
+        assert_eq!(failure.class, ErrorClass::Dns);
+        assert!(failure.text.contains("nothing.invalid: there is no such name"), "{failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_has_to_be_trusted_and_of_that_name() {
+    let (certificate, tls) = self_signed(&["hooks.example", "127.0.0.1"]);
+    let receiver =
+        Receiver::start_on("127.0.0.1:0", Some(tls), async |mut peer: Peer| while peer.answer(OK).await {}).await;
+    let port = receiver.address.port();
+    let names = || Table::of(&[("hooks.example", &[&["127.0.0.1"]]), ("other.example", &[&["127.0.0.1"]])]);
+    let stranger = Client::with_resolver(loopback(), names()).unwrap();
+    let failure = post(&stranger, &format!("https://hooks.example:{port}/")).await.unwrap_err();
+    assert_eq!(failure.class, ErrorClass::Tls);
+    assert!(failure.text.contains("certificate"), "{failure:?}");
+    assert_eq!(receiver.requests().len(), 0);
+
+    let settings = ClientSettings { extra_roots: vec![certificate], ..loopback() };
+    let trusting = Client::with_resolver(settings, names()).unwrap();
+    let failure = post(&trusting, &format!("https://other.example:{port}/")).await.unwrap_err();
+    assert_eq!(failure.class, ErrorClass::Tls);
+    for host in ["hooks.example", "127.0.0.1"] {
+        for _ in 0..2 {
+            assert_eq!(post(&trusting, &format!("https://{host}:{port}/")).await.unwrap().status, 200);
+        }
+    }
+    assert_eq!((receiver.connections(), receiver.requests().len()), (4, 4));
+    assert!(receiver.requests()[0].contains(&format!("host: hooks.example:{port}\r\n")));
+}
+
+#[tokio::test]
+async fn plain_text_where_tls_is_spoken_and_tls_where_it_is_not_are_failures() {
+    let receiver = Receiver::start(async |mut peer: Peer| {
+        let _ = peer.stream.read_u8().await;
+        peer.write("HTTP/1.1 400 Bad Request\r\n\r\n").await;
+    })
+    .await;
+    let failure = post(&client(), &receiver.url().replace("http:", "https:")).await.unwrap_err();
+    assert_eq!(failure.class, ErrorClass::Tls);
+    let (_, tls) = self_signed(&["hooks.example"]);
+    let receiver = Receiver::start_on("127.0.0.1:0", Some(tls), async |_| {}).await;
+    let failure = post_within(&client(), &receiver.url(), LONG).await.unwrap_err();
+    assert!(matches!(failure.class, ErrorClass::Reset | ErrorClass::Protocol), "{failure:?}");
+}

@@ -1,0 +1,276 @@
+//! The relay among servers that fail and processes that are killed.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kit::secret::Secret;
+use lapin::ExchangeKind;
+use mailbox::database::migrations;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use testkit::{FaultProxy, OwnServers, Pillarbox, TestApp, TestDatabase, TestVhost, drain};
+
+use crate::broker::Outside;
+use crate::instance::{BINARY, DataFolder};
+use crate::relaying::{PATIENCE, distinct, firsts, one_route, one_route_to, post, relayed};
+
+#[tokio::test]
+async fn a_broker_and_a_database_that_come_and_go_lose_nothing_and_keep_the_order() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let (broker, postgres) =
+        (FaultProxy::in_front_of(&vhost.amqp_url()).await, FaultProxy::in_front_of(&database.url()).await);
+    let outside = Outside::of(&vhost).await;
+    outside.exchange("test.exchange", ExchangeKind::Topic).await;
+    outside.queue("all", "test.exchange", "test.#").await;
+    let app = TestApp::start_with(&database, |settings| {
+        one_route(&vhost)(settings);
+        settings.amqp_url = Some(Secret::new(broker.url(&vhost.amqp_url())));
+        settings.database_url = Some(Secret::new(postgres.url(&database.url())));
+        settings.relay.batch_size = 20;
+    })
+    .await;
+    let (keys, rounds) = (5, 200);
+    let db = database.pool();
+    let posting = async {
+        for number in 0..rounds {
+            for key in 0..keys {
+                post(db, "test.posted", Some(&format!("key{key}")), number).await;
+            }
+        }
+    };
+    let is_over = AtomicBool::new(false);
+    let breaking = async {
+        let mut round = 0;
+        while !is_over.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(150)).await; // the rhythm of the faults, not a hope
+            match round % 4 {
+                0 => broker.cut(),
+                1 => postgres.cut(),
+                2 => broker.refuse(),
+                _ => broker.pass(),
+            }
+            round += 1;
+        }
+        broker.pass();
+    };
+    let (received, ()) = tokio::join!(
+        async {
+            posting.await;
+            is_over.store(true, Ordering::SeqCst);
+            let mut received = Vec::new();
+            outside.take_until("all", &mut received, |received| distinct(received) == keys * rounds).await;
+            received
+        },
+        breaking
+    );
+    let by_key = firsts(&received);
+    assert_eq!(by_key.len(), keys);
+    let expected: Vec<u64> = (0..rounds as u64).collect();
+    assert!(by_key.values().all(|numbers| *numbers == expected), "first sight is in order");
+    app.stop().await;
+}
+
+/// A relay as a process of its own.
+fn relay_process(database_url: &str, amqp_url: &str, folder: &DataFolder) -> Pillarbox {
+    let routes = r#"[{name="test", exchange="test.exchange", topics=["test.#"]}]"#;
+    let env = [
+        ("PILLARBOX_ROLES", r#"["relay"]"#),
+        ("PILLARBOX_DATABASE_URL", database_url),
+        ("PILLARBOX_AMQP_URL", amqp_url),
+        ("PILLARBOX_RELAY__ROUTES", routes),
+        ("PILLARBOX_RELAY__INITIAL_DELAY_MS", "0"),
+        ("PILLARBOX_RELAY__LANES", "1"),
+        ("PILLARBOX_LEASE_MS", "1000"),
+        ("PILLARBOX_POOL_MIN", "0"),
+        ("PILLARBOX_POOL_MAX", "6"),
+    ];
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text()];
+    Pillarbox::start(BINARY, &args, &env)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_replicas_killed_at_random_lose_nothing_and_keep_the_order_of_each_key() {
+    let (database, vhost, folder) = (TestDatabase::new(&migrations()).await, TestVhost::new().await, DataFolder::new());
+    let outside = Outside::of(&vhost).await;
+    outside.exchange("test.exchange", ExchangeKind::Topic).await;
+    outside.queue("all", "test.exchange", "test.#").await;
+    let mut replicas: Vec<Pillarbox> =
+        (0..8).map(|_| relay_process(&database.url(), &vhost.amqp_url(), &folder)).collect();
+    let (keys, rounds) = (20, if std::env::var_os("PBX_SOAK").is_some() { 500 } else { 100 });
+    let db = database.pool().clone();
+    let posting = tokio::spawn(async move {
+        for number in 0..rounds {
+            for key in 0..keys {
+                post(&db, "test.posted", Some(&format!("key{key}")), number).await;
+            }
+        }
+    });
+    let mut kills = 0;
+    while !posting.is_finished() {
+        tokio::time::sleep(Duration::from_millis(400)).await; // the rhythm of the kills
+        let victim = (uuid::Uuid::new_v4().as_u128() % 8) as usize;
+        replicas[victim].kill9();
+        replicas[victim] = relay_process(&database.url(), &vhost.amqp_url(), &folder);
+        kills += 1;
+    }
+    posting.await.unwrap();
+    assert!(kills >= 3, "{kills} kills prove little");
+    let mut received = Vec::new();
+    outside.take_until("all", &mut received, |received| distinct(received) == keys * rounds).await;
+    let by_key = firsts(&received);
+    let expected: Vec<u64> = (0..rounds as u64).collect();
+    assert_eq!(by_key.len(), keys);
+    for (key, numbers) in by_key {
+        assert_eq!(numbers, expected, "{key}: all, and at first sight in order");
+    }
+    for mut replica in replicas {
+        assert!(replica.terminate().await.success(), "{}", replica.logs());
+    }
+    let left: i64 = sqlx::query_scalar(
+        "select count(*) from pillarbox.lane join pillarbox.replica on replica.id = lane.replica where until > now()",
+    )
+    .fetch_one(database.pool())
+    .await
+    .unwrap();
+    assert_eq!(left, 0, "who is asked to stop gives up its leases");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_and_a_database_that_are_killed_and_started_again_lose_nothing() {
+    let (servers, folder) = (OwnServers::start().await, DataFolder::new());
+    let options: PgConnectOptions = servers.postgres_url().parse().unwrap();
+    mailbox::database::migrate(&options).await.unwrap();
+    let db = PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect_lazy_with(options);
+    let outside = Outside::at(servers.amqp_url()).await;
+    outside.exchange("test.exchange", ExchangeKind::Topic).await;
+    outside.quorum_queue("all", "test.exchange", "test.#").await;
+    drop(outside);
+    let mut relay = relay_process(servers.postgres_url(), servers.amqp_url(), &folder);
+    relay.base_url().await;
+    let rounds = 60;
+    let posting = async {
+        for number in 0..rounds {
+            for key in 0..5 {
+                let key = format!("key{key}");
+                // A database that is away says so, and then it was not committed.
+                while sqlx::query("select pillarbox.post('test.posted', to_json($1::bigint), key => $2)")
+                    .bind(number as i64)
+                    .bind(&key)
+                    .execute(&db)
+                    .await
+                    .is_err()
+                {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await; // so that it goes on during the restarts
+        }
+    };
+    let restarting = async {
+        servers.restart_postgres().await;
+        servers.restart_broker().await;
+    };
+    tokio::join!(posting, restarting);
+    let outside = Outside::at(servers.amqp_url()).await;
+    let mut received = Vec::new();
+    let all: HashSet<(String, u64)> =
+        (0..5).flat_map(|key| (0..rounds).map(move |n| (format!("key{key}"), n))).collect();
+    outside
+        .take_until("all", &mut received, |received| {
+            let seen: HashSet<(String, u64)> = received
+                .iter()
+                .map(|message| (message.headers["pillarbox-key"].clone(), message.body["payload"].as_u64().unwrap()))
+                .collect();
+            seen == all
+        })
+        .await;
+    for (key, mut numbers) in firsts(&received) {
+        // A post whose answer was lost with the server was repeated by the producer, under a new id.
+        numbers.dedup();
+        assert_eq!(numbers, (0..rounds).collect::<Vec<_>>(), "{key}");
+    }
+    assert!(relay.terminate().await.success());
+}
+
+/// How many messages a route has published, by the metrics.
+async fn published(app: &TestApp, route: &str) -> u64 {
+    let metrics = app.anyone().get("/metrics").await.text;
+    let of_route = format!("pillarbox_relay_published_total{{route=\"{route}\"}} ");
+    let count = metrics.lines().find_map(|line| line.strip_prefix(&of_route)).map(|count| count.parse().unwrap());
+    count.unwrap_or(0)
+}
+
+#[tokio::test]
+async fn what_has_arrived_is_not_called_sent_before_it_is_confirmed() {
+    for (name, is_cut) in [("answered-late", false), ("not-answered", true)] {
+        let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+        let db = database.pool();
+        let broker = FaultProxy::in_front_of(&vhost.amqp_url()).await;
+        let outside = Outside::of(&vhost).await;
+        outside.exchange("test.exchange", ExchangeKind::Topic).await;
+        outside.queue("all", "test.exchange", "test.#").await;
+        let app = TestApp::start_with(&database, |settings| {
+            one_route_to(broker.url(&vhost.amqp_url()))(settings);
+            settings.relay.routes[0].name = name.to_owned();
+        })
+        .await;
+        let consumer = format!("relay.{name}");
+        post(db, "test.posted", Some("k"), 1).await;
+        outside.take("all", 1).await;
+        drain("the first is sent", PATIENCE, async || relayed(db, &consumer).await).await;
+
+        broker.mute();
+        post(db, "test.posted", Some("k"), 2).await;
+        drain("the second has arrived", PATIENCE, async || outside.depth("all").await == 1).await;
+        // Nothing follows that could be waited for: half a second is for who would not wait for the confirm.
+        for _ in 0..10 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert_eq!(relayed(db, &consumer).await, Err(1));
+        }
+        assert_eq!(published(&app, name).await, 1);
+
+        match is_cut {
+            true => broker.cut(),
+            false => broker.pass(),
+        }
+        drain("the second is sent", PATIENCE, async || relayed(db, &consumer).await).await;
+        assert_eq!(published(&app, name).await, 2);
+        let copies = outside.take("all", outside.depth("all").await as usize).await;
+        assert_eq!((copies.len(), distinct(&copies)), (if is_cut { 2 } else { 1 }, 1), "again only if it must be");
+        app.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_takes_no_messages_for_want_of_memory_is_waited_for() {
+    let (servers, database) = (OwnServers::start().await, TestDatabase::new(&migrations()).await);
+    let db = database.pool();
+    let outside = Outside::at(servers.amqp_url()).await;
+    outside.exchange("test.exchange", ExchangeKind::Topic).await;
+    outside.quorum_queue("all", "test.exchange", "test.#").await;
+    let app = TestApp::start_with(&database, |settings| {
+        one_route_to(servers.amqp_url().to_owned())(settings);
+        settings.relay.routes[0].name = "starved".to_owned();
+        settings.relay.lanes = 1;
+    })
+    .await;
+    post(db, "test.posted", Some("k"), 0).await;
+    outside.take("all", 1).await;
+    drain("the first is sent", PATIENCE, async || relayed(db, "relay.starved").await).await;
+
+    servers.starve_broker().await;
+    for number in 1..=20 {
+        post(db, "test.posted", Some("k"), number).await;
+    }
+    drain("it is blocked", PATIENCE, async || servers.connection_states().await.contains(&"blocked".to_owned())).await;
+    assert_eq!(outside.depth("all").await, 0);
+    assert_eq!(relayed(db, "relay.starved").await, Err(20), "nothing is called sent");
+    assert_eq!(published(&app, "starved").await, 1);
+
+    servers.feed_broker().await;
+    let mut received = Vec::new();
+    outside.take_until("all", &mut received, |received| distinct(received) == 20).await;
+    assert_eq!(firsts(&received)["k"], (1..=20).collect::<Vec<_>>());
+    drain("all is sent", PATIENCE, async || relayed(db, "relay.starved").await).await;
+    app.stop().await;
+}
