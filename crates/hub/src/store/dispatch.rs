@@ -357,7 +357,12 @@ async fn insert_deaths(tx: &mut PgConnection, deaths: &[Death]) -> sqlx::Result<
               as d (id, tenant, subscriber, n, lane, event_id, event_type, event_snapshot, subscriber_snapshot, reason,
                     detail, attempts, at)
          join pillarbox_hub.message as m on m.subscriber = d.subscriber and m.n = d.n
-         on conflict (subscriber, n) do nothing",
+         -- One that was retried at the head of its lane, and has died again, can be retried again.
+         on conflict (subscriber, n) do update
+         set subscriber_snapshot = excluded.subscriber_snapshot, reason = excluded.reason, detail = excluded.detail,
+             attempts = excluded.attempts, moved_to_dlq_at = excluded.moved_to_dlq_at,
+             manual_retry_by = null, manual_retry_at = null
+         where dead_letter.manual_retry_at < excluded.moved_to_dlq_at",
     )
     .bind(deaths.iter().map(|_| Uuid::now_v7()).collect::<Vec<_>>())
     .bind(deaths.iter().map(|death| death.recipient.tenant.as_str()).collect::<Vec<_>>())

@@ -1,10 +1,15 @@
 //! Dead letters by HTTP: what is kept of them, and sending them again, once.
 
+use std::time::Duration;
+
+use hub::address::Allowed;
 use hyper::Method;
+use mailbox::database::migrations;
 use serde_json::{Value, json};
+use testkit::{TestApp, TestDatabase, drain};
 use uuid::Uuid;
 
-use crate::hub_people::{bury, commands, id_of, key, pointers, post_event, start, subscriber, walk};
+use crate::hub_people::{Receiver, bury, commands, id_of, key, pointers, post_event, start, subscriber, walk};
 
 const PATH: &str = "/hub/v1/dead-letters";
 
@@ -101,6 +106,25 @@ async fn a_dead_letter_whose_subscriber_is_gone_stays_one() {
 }
 
 #[tokio::test]
+async fn a_dead_letter_whose_event_was_gone_is_shown_and_not_sent_again() {
+    let (database, app) = start().await;
+    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let id = subscriber(&acme, "a").await;
+    let event = post_event(db, "acme", "order.paid", "{}").await;
+    let dead = bury(db, "acme", id, 1, (event, "order.paid"), "expired").await;
+    sqlx::query("update pillarbox_hub.dead_letter set event_id = null, event_type = null, event_snapshot = null")
+        .execute(db)
+        .await
+        .unwrap();
+    let shown = acme.get(&format!("{PATH}/{dead}")).await.json();
+    assert_eq!((&shown["event"], &shown["message_id"]), (&Value::Null, &Value::Null));
+    assert_eq!(walk(&acme, PATH).await.len(), 1);
+    acme.send(Method::POST, &format!("{PATH}/{dead}/retry"), None).await.assert_problem(409, "event-gone");
+    assert_eq!(acme.post(&format!("{PATH}/retry"), json!({"all": true})).await.json()["retried"], 0);
+    app.stop().await;
+}
+
+#[tokio::test]
 async fn many_are_retried_by_filter_in_steps_and_each_once() {
     let (database, app) = start().await;
     let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
@@ -136,5 +160,47 @@ async fn many_are_retried_by_filter_in_steps_and_each_once() {
     let distinct: std::collections::HashSet<String> = asked.iter().map(|(_, _, payload)| payload.to_string()).collect();
     assert_eq!((asked.len(), distinct.len()), (2305, 2305));
     assert!(asked.iter().all(|(_, key, _)| *key != rival.to_string()), "another tenant's stays");
+    app.stop().await;
+}
+
+/// With fan-out and dispatch at work: what is asked for by HTTP is done.
+#[tokio::test]
+async fn a_retried_dead_letter_is_sent_again_and_one_that_dies_again_can_be_retried_again() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app =
+        TestApp::start_with(&database, |settings| settings.hub.allowed_networks = Some(Allowed::loopback())).await;
+    let acme = key(&app, "manage", "acme").await;
+    let (bad, good) = (Receiver::start(400, "no").await, Receiver::start(200, "yes").await);
+    for on_exhausted in ["skip", "block"] {
+        let fields =
+            json!({"name": on_exhausted, "url": bad.url, "event_types": ["order.*"], "on_exhausted": on_exhausted});
+        let id = id_of(&acme.post("/hub/v1/subscribers", fields).await.json()["id"]);
+        let event = json!({"event_type": "order.paid", "payload": {"n": 1}, "ordering_key": "k"});
+        let event = acme.post("/hub/v1/events", event).await.json()["event_id"].as_str().unwrap().to_owned();
+        let waiting = format!("{PATH}?subscriber_id={id}&retried=false");
+        let mut seen = 0;
+        for round in 0..2 {
+            let died = async || {
+                let seen_by_now = bad.seen.lock().unwrap().len();
+                seen_by_now > seen && walk(&acme, &waiting).await.len() == 1
+            };
+            drain("it is dead", Duration::from_secs(10), died).await;
+            seen = bad.seen.lock().unwrap().len();
+            if round == 1 {
+                let better = json!({"url": good.url});
+                acme.send(Method::PATCH, &format!("/hub/v1/subscribers/{id}"), Some(better)).await;
+            }
+            let dead = id_of(&walk(&acme, &waiting).await[0]["id"]);
+            assert_eq!(acme.send(Method::POST, &format!("{PATH}/{dead}/retry"), None).await.status, 202);
+        }
+        let delivered = async || {
+            let shown = acme.get(&format!("/hub/v1/events/{event}")).await.json();
+            let outcomes = shown["outcomes"].as_array().unwrap().clone();
+            outcomes.iter().any(|one| id_of(&one["subscriber_id"]) == id && one["outcome"] == "delivered")
+        };
+        drain("it is delivered", Duration::from_secs(10), delivered).await;
+        assert!(walk(&acme, &waiting).await.is_empty());
+        assert_eq!(acme.delete(&format!("/hub/v1/subscribers/{id}")).await.status, 204);
+    }
     app.stop().await;
 }

@@ -19,6 +19,21 @@ async fn wait_in_lane(database: &TestDatabase, subscriber: Uuid, n: i64) {
     .unwrap();
 }
 
+/// Its head has died; `again` once somebody has asked for it to be sent all the same.
+async fn block_lane(database: &TestDatabase, subscriber: Uuid, n: i64, again: bool) {
+    sqlx::query(
+        "insert into pillarbox_hub.lane (subscriber, head, lane, attempts, next_at, again)
+         values ($1, $2, 'k', 0, case when $3 then timestamptz '2100-01-01T00:00:00Z' end, $3)
+         on conflict (subscriber, head) do update set next_at = excluded.next_at, again = excluded.again",
+    )
+    .bind(subscriber)
+    .bind(n)
+    .bind(again)
+    .execute(database.pool())
+    .await
+    .unwrap();
+}
+
 async fn leave_unsent(database: &TestDatabase, event: Posted, filtered: &[Uuid], inactive: &[Uuid]) {
     sqlx::query(
         "insert into pillarbox_hub.unsent (log_id, at, filtered, inactive)
@@ -192,6 +207,36 @@ async fn a_message_is_shown_with_every_attempt_also_of_those_before_it_was_retri
     let unknown = format!("/hub/v1/messages/{}.{}", event.id, Uuid::now_v7());
     acme.get(&unknown).await.assert_problem(404, "message-not-found");
     acme.get(&format!("{unknown}/attempts")).await.assert_problem(404, "message-not-found");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_message_that_blocks_its_lane_can_be_given_up_and_waits_once_it_is_retried() {
+    let (database, app) = start().await;
+    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let id = subscriber(&acme, "a").await;
+    let event = post_event(db, "acme", "order.paid", "{}").await;
+    make_message(db, 7, id, event).await;
+    attempt(db, id, 7, 1, "failed", 500).await;
+    attempt(db, id, 7, 2, "dead", 400).await;
+    let path = format!("/hub/v1/messages/{}.{id}", event.id);
+    let give_up = async || acme.send(Method::POST, &format!("{path}/dead-letter"), None).await;
+    give_up().await.assert_problem(409, "message-settled");
+    block_lane(&database, id, 7, false).await;
+    let shown = acme.get(&path).await.json();
+    assert_eq!((&shown["outcome"], &shown["blocks_lane"]), (&json!("dead"), &json!(true)));
+    assert_eq!(give_up().await.status, 202);
+    block_lane(&database, id, 7, true).await;
+    let shown = acme.get(&path).await.json();
+    assert_eq!((&shown["outcome"], &shown["next_attempt_at"]), (&json!("pending"), &json!("2100-01-01T00:00:00Z")));
+    assert_eq!(walk(&acme, &format!("/hub/v1/messages?subscriber_id={id}&outcome=pending")).await.len(), 1);
+    // Attempts count from 1 again: the latest is not the one with the highest number.
+    attempt(db, id, 7, 1, "failed", 503).await;
+    let shown = acme.get(&path).await.json();
+    assert_eq!((&shown["outcome"], &shown["last_status"]), (&json!("failed"), &json!(503)));
+    let attempts = acme.get(&format!("{path}/attempts")).await.json();
+    let statuses: Vec<_> = attempts["items"].as_array().unwrap().iter().map(|one| one["status"].clone()).collect();
+    assert_eq!(statuses, [500, 400, 503]);
     app.stop().await;
 }
 

@@ -39,10 +39,11 @@ async fn strangers_users_and_producers_are_kept_out_of_every_route_and_other_ten
     let mut hidden = 0;
     for (path, item) in description["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
-            if operation["tags"] != json!(["hub"]) {
+            let method: Method = method.to_uppercase().parse().unwrap();
+            let takes_events = path.contains("/events") && method == Method::POST;
+            if operation["tags"] != json!(["hub"]) || takes_events {
                 continue;
             }
-            let method: Method = method.to_uppercase().parse().unwrap();
             let name = match path.split('/').nth(3).unwrap() {
                 "events" => event.id.to_string(),
                 "messages" => format!("{}.{id}", event.id),
@@ -50,10 +51,6 @@ async fn strangers_users_and_producers_are_kept_out_of_every_route_and_other_ten
                 _ => id.to_string(),
             };
             let address = path.replace("{id}", &name);
-            let is_ingest = path.contains("/events") && method == Method::POST;
-            if is_ingest {
-                continue;
-            }
             let send = async |client: &Client| client.send(method.clone(), &address, body_of(path, &method)).await;
             send(&app.anyone()).await.assert_problem(401, "unauthorized");
             send(&user).await.assert_problem(403, "forbidden");
@@ -67,7 +64,7 @@ async fn strangers_users_and_producers_are_kept_out_of_every_route_and_other_ten
             }
         }
     }
-    assert_eq!(hidden, 14);
+    assert_eq!(hidden, 13);
     let messages = format!("/hub/v1/messages?subscriber_id={id}");
     rival.get(&messages).await.assert_problem(404, "subscriber-not-found");
     app.user(Uuid::now_v7(), Some(Role::Admin)).get(&messages).await.assert_problem(404, "subscriber-not-found");
@@ -103,8 +100,8 @@ async fn a_secret_and_header_values_are_shown_once_and_kept_sealed() {
         patch(&acme, id, json!({"name": "other"})).await.text,
     ];
     let rows: Vec<String> = sqlx::query_scalar(
-        "select s::text || convert_from(s.headers, 'LATIN1') from pillarbox_hub.subscriber s
-         union all select s::text || convert_from(s.sealed, 'LATIN1') from pillarbox_hub.secret s",
+        "select s::text || encode(s.headers, 'escape') from pillarbox_hub.subscriber s
+         union all select s::text || encode(s.sealed, 'escape') from pillarbox_hub.secret s",
     )
     .fetch_all(database.pool())
     .await
