@@ -302,6 +302,91 @@ pub fn lane_at(payload: &Value, pointer: &str) -> Option<String> {
     }
 }
 
+/// What became of an event for a subscriber.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    Delivered,
+    /// It is still to be sent.
+    Pending,
+    /// It is tried again.
+    Failed,
+    /// It was given up: a dead letter has it.
+    Dead,
+    /// The subscriber's filter did not let it through.
+    Filtered,
+    /// The subscriber was switched off.
+    Inactive,
+}
+
+impl Outcome {
+    pub const ALL: [Outcome; 6] =
+        [Outcome::Delivered, Outcome::Pending, Outcome::Failed, Outcome::Dead, Outcome::Filtered, Outcome::Inactive];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Delivered => "delivered",
+            Outcome::Pending => "pending",
+            Outcome::Failed => "failed",
+            Outcome::Dead => "dead",
+            Outcome::Filtered => "filtered",
+            Outcome::Inactive => "inactive",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Outcome> {
+        Outcome::ALL.into_iter().find(|one| one.as_str() == name)
+    }
+
+    /// Whether nothing more becomes of it by itself.
+    pub fn is_final(self) -> bool {
+        match self {
+            Outcome::Delivered | Outcome::Dead | Outcome::Filtered | Outcome::Inactive => true,
+            Outcome::Pending | Outcome::Failed => false,
+        }
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why a message was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Reason {
+    /// All its retries failed.
+    Exhausted,
+    /// An answer that is not worth a retry.
+    Refused,
+    /// 410.
+    Gone,
+    /// Somebody moved it.
+    Manual,
+    /// It waited for too long.
+    Expired,
+}
+
+impl Reason {
+    pub const ALL: [Reason; 5] = [Reason::Exhausted, Reason::Refused, Reason::Gone, Reason::Manual, Reason::Expired];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Exhausted => "exhausted",
+            Reason::Refused => "refused",
+            Reason::Gone => "gone",
+            Reason::Manual => "manual",
+            Reason::Expired => "expired",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<Reason> {
+        Reason::ALL.into_iter().find(|one| one.as_str() == name)
+    }
+}
+
 /// What a subscriber's answer means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {

@@ -14,16 +14,21 @@
 
 pub mod address;
 pub mod client;
+mod content;
 mod dial;
 mod dispatch;
 pub mod domain;
+mod error;
 mod fanout;
+mod fields;
+mod flow;
 pub mod headers;
 mod http;
 mod ingest;
 pub mod signature;
 mod store;
 pub mod target;
+mod view;
 
 use std::future::Future;
 use std::time::Duration;
@@ -153,5 +158,5 @@ impl Hub {
 
 /// All of its routes.
 pub fn router() -> OpenApiRouter<Hub> {
-    http::ingest::router()
+    http::router()
 }

@@ -2,4 +2,6 @@
 
 pub(crate) mod dispatch;
 pub(crate) mod fanout;
+pub(crate) mod dead_letter;
+pub(crate) mod message;
 pub(crate) mod subscriber;

@@ -48,26 +48,33 @@ impl<T> Mutation<T> {
 pub struct Answer {
     status: StatusCode,
     body: Vec<u8>,
+    /// Not kept: a repeat is answered without them.
+    headers: HeaderMap,
     replayed: bool,
 }
 
 impl Answer {
     pub fn json(status: StatusCode, body: &impl Serialize) -> Answer {
         // Our views are structs of plain values, which always serialise.
-        Answer { status, body: serde_json::to_vec(body).unwrap_or_default(), replayed: false }
+        Answer { body: serde_json::to_vec(body).unwrap_or_default(), ..Answer::empty(status) }
     }
 
     pub fn empty(status: StatusCode) -> Answer {
-        Answer { status, body: Vec::new(), replayed: false }
+        Answer { status, body: Vec::new(), headers: HeaderMap::new(), replayed: false }
     }
 
     pub fn refusal(problem: &Problem) -> Answer {
-        Answer { status: problem.status(), body: problem.to_json(), replayed: false }
+        Answer { body: problem.to_json(), ..Answer::empty(problem.status()) }
     }
 
     /// One that was given before.
     pub fn again(status: StatusCode, body: Vec<u8>) -> Answer {
-        Answer { status, body, replayed: true }
+        Answer { body, replayed: true, ..Answer::empty(status) }
+    }
+
+    pub fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Answer {
+        self.headers.insert(name, value);
+        self
     }
 
     pub fn status(&self) -> StatusCode {
@@ -90,6 +97,7 @@ impl IntoResponse for Answer {
         let mut response = (self.status, self.body).into_response();
         let headers = response.headers_mut();
         headers.remove(header::CONTENT_TYPE);
+        headers.extend(self.headers);
         if !is_empty {
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
         }

@@ -8,6 +8,7 @@
 //! - [`web`]: the layers around every route: trace, metrics, panics, unknown routes.
 //! - [`auth`]: who is calling: API keys and JWTs, roles and tenants. [`limit`]: how often they may.
 //! - [`idempotency`]: one request told from another. [`page`]: opaque, tamper-evident page cursors.
+//!   [`etag`]: a row's version.
 //! - [`batch`]: one batch in flight, the next one gathers. [`worker`]: rounds, on a wake-up or by time.
 //! - [`config`], [`secret`], [`clock`], [`health`], [`telemetry`], [`trace`], [`openapi`]: what the names say.
 
@@ -15,6 +16,7 @@ pub mod auth;
 pub mod batch;
 pub mod clock;
 pub mod config;
+pub mod etag;
 pub mod extract;
 pub mod health;
 pub mod idempotency;

@@ -6,10 +6,11 @@
 //! consumers read with [`crate::log`].
 
 use chrono::{DateTime, Duration, Utc};
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use crate::log::{self, Message};
+use crate::log::{self, LogRef, Message};
 
 /// A page looks through at most so many stretches of so many ids.
 const STRETCH: i64 = 10_000;
@@ -107,6 +108,36 @@ pub async fn find(db: &mut PgConnection, message_id: Uuid) -> sqlx::Result<Optio
         }
     }
     Ok(None)
+}
+
+/// What a message is called.
+#[derive(Debug, Clone)]
+pub struct Name {
+    pub place: LogRef,
+    pub message_id: Uuid,
+    pub topic: String,
+}
+
+/// The names of the messages at these places, in no order, without what they say; those that the log no longer has are
+/// missing.
+pub async fn names(db: &mut PgConnection, places: &[LogRef]) -> sqlx::Result<Vec<Name>> {
+    let rows = sqlx::query(
+        "select found.* from unnest($1::smallint[], $2::bigint[], $3::timestamptz[]) as place (shard, id, at)
+         cross join lateral (
+             select shard, id, at, message_id, topic from pillarbox.log
+             where log.shard = place.shard and log.id = place.id and log.at = place.at
+         ) found",
+    )
+    .bind(places.iter().map(|place| place.shard).collect::<Vec<_>>())
+    .bind(places.iter().map(|place| place.id).collect::<Vec<_>>())
+    .bind(places.iter().map(|place| place.at).collect::<Vec<_>>())
+    .fetch_all(db)
+    .await?;
+    let name = |row: &PgRow| {
+        let place = LogRef { shard: row.try_get("shard")?, id: row.try_get("id")?, at: row.try_get("at")? };
+        Ok(Name { place, message_id: row.try_get("message_id")?, topic: row.try_get("topic")? })
+    };
+    rows.iter().map(name).collect()
 }
 
 /// The time in an id of version 7.

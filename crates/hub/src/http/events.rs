@@ -1,0 +1,61 @@
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use kit::extract::{Json, Path};
+use kit::page::{Listing, Page};
+use kit::problem::Problem;
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Manager, scope, topic};
+use crate::Hub;
+use crate::flow::event::{self as flow, Asked};
+use crate::view::{EventName, EventView, EventWithOutcomes};
+
+pub(super) fn router() -> OpenApiRouter<Hub> {
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(show))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct EventFilters {
+    /// This type and what is below it.
+    #[param(example = "order")]
+    event_type: Option<String>,
+    /// Received then or later.
+    from: Option<DateTime<Utc>>,
+    /// Received before then.
+    to: Option<DateTime<Utc>>,
+}
+
+/// List events, newest first
+///
+/// A page looks through a bounded part of the log: it can be short, or empty, and have a next one.
+#[utoipa::path(get, path = "/hub/v1/events", tag = "hub", params(Listing<EventFilters>), security(("bearer" = [])),
+    responses((status = 200, body = Page<EventView>)))]
+async fn list(
+    State(hub): State<Hub>,
+    Manager(caller): Manager,
+    Listing { filters, limit, cursor }: Listing<EventFilters>,
+) -> Result<Page<EventView>, Problem> {
+    let scope = scope("events", &caller, &filters);
+    let before = cursor.map(|cursor| hub.cursor_key.open(&scope, &cursor)).transpose()?;
+    let asked = Asked { event_type: topic(filters.event_type), from: filters.from, to: filters.to };
+    let stretch = flow::list(&hub, &caller.tenant, asked, (before, limit)).await?;
+    let next_cursor = stretch.before.map(|before| hub.cursor_key.seal(&scope, &before));
+    Ok(Page { items: stretch.messages, next_cursor }.map(EventView::brief))
+}
+
+/// Show an event, and what became of it for every subscriber
+#[utoipa::path(get, path = "/hub/v1/events/{id}", tag = "hub", security(("bearer" = [])),
+    params(("id" = String, Path, description = "`evt_` and a UUID, or the UUID alone")),
+    responses((status = 200, body = EventWithOutcomes), (status = 404, description = "There is no such event")))]
+async fn show(
+    State(hub): State<Hub>,
+    Manager(caller): Manager,
+    Path(EventName(id)): Path<EventName>,
+) -> Result<Json<EventWithOutcomes>, Problem> {
+    Ok(Json(flow::show(&hub, &caller.tenant, id).await?))
+}
