@@ -17,6 +17,7 @@ mod discarding;
 mod errors;
 mod failing;
 mod hostile;
+mod hub_delivery;
 mod idempotency;
 mod instance;
 mod intake;
