@@ -648,7 +648,7 @@ impl Event {
 }
 
 impl Recipient {
-    fn of(known: store::subscriber::Known) -> Result<Recipient, String> {
+    pub(crate) fn of(known: store::subscriber::Known) -> Result<Recipient, String> {
         let store::subscriber::Known { subscriber, secrets, .. } = known;
         let snapshot = subscriber.snapshot();
         let settings = subscriber.settings;

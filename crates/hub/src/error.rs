@@ -28,6 +28,10 @@ pub(crate) enum Error {
     AlreadyRetried,
     #[error("its subscriber is not there any more, so it cannot be sent again")]
     SubscriberGone,
+    #[error("the log no longer had its event when it died, so there is nothing to send")]
+    EventGone,
+    #[error("a subscriber cannot be sent to: {0}")]
+    Unusable(String),
     #[error("post: {0}")]
     Post(#[from] PostError),
     #[error("database: {0}")]
@@ -53,6 +57,8 @@ impl From<Error> for Problem {
             Error::Settled(_) => Problem::conflict("message-settled", &error),
             Error::AlreadyRetried => Problem::conflict("already-retried", &error),
             Error::SubscriberGone => Problem::conflict("subscriber-gone", &error),
+            Error::EventGone => Problem::conflict("event-gone", &error),
+            Error::Unusable(_) => Problem::internal(&error),
             // We post what we made: it fits.
             Error::Post(PostError::Database(cause)) | Error::Database(cause) => mailbox::database::problem(&cause),
             Error::Post(

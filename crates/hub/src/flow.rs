@@ -3,8 +3,3 @@
 pub(crate) mod dead_letter;
 pub(crate) mod event;
 pub(crate) mod subscriber;
-
-use mailbox::post::Source;
-
-/// What people ask of the owner of a subscriber's shard: it alone may settle a message.
-const CONTROL: Source = Source::new("hub.control");

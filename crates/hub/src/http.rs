@@ -1,5 +1,5 @@
-//! The door for people, under `/hub/v1`. Every handler takes a [`Manager`], sees its tenant alone, and honours
-//! `Idempotency-Key` where it changes something in one transaction.
+//! The door for producers ([`ingest`]) and for people, under `/hub/v1`. What people call takes a [`Manager`], sees its
+//! tenant alone, and honours `Idempotency-Key` where it changes something in one transaction.
 
 mod dead_letters;
 mod events;
@@ -20,8 +20,8 @@ use crate::Hub;
 
 pub(crate) fn router() -> OpenApiRouter<Hub> {
     OpenApiRouter::new()
-        .merge(subscribers::router())
         .merge(ingest::router())
+        .merge(subscribers::router())
         .merge(events::router())
         .merge(messages::router())
         .merge(dead_letters::router())

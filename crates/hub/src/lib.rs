@@ -14,7 +14,6 @@
 
 pub mod address;
 pub mod client;
-mod content;
 mod dial;
 mod dispatch;
 pub mod domain;

@@ -148,10 +148,9 @@ pub(crate) struct TestResult {
     /// How the answer begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) excerpt: Option<String>,
-    /// Why there was no answer.
+    /// What kind of failure: `status`, or why there was no answer.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<crate::client::ErrorClass>)]
-    pub(crate) error: Option<crate::client::ErrorClass>,
+    pub(crate) error: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) detail: Option<String>,
 }
@@ -224,12 +223,16 @@ pub(crate) struct ProgressView {
     last_error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     next_attempt_at: Option<DateTime<Utc>>,
+    /// It died, and those behind it wait until it is retried or given up.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    blocks_lane: bool,
 }
 
 impl From<Progress> for ProgressView {
     fn from(progress: Progress) -> ProgressView {
-        let Progress { outcome, attempts, last_attempt_at, last_status, last_error, next_attempt_at } = progress;
-        ProgressView { outcome, attempts, last_attempt_at, last_status, last_error, next_attempt_at }
+        let Progress { outcome, attempts, last_attempt_at, last_status, last_error, next_attempt_at, blocks_lane } =
+            progress;
+        ProgressView { outcome, attempts, last_attempt_at, last_status, last_error, next_attempt_at, blocks_lane }
     }
 }
 
@@ -253,6 +256,7 @@ impl From<Unsent> for OutcomeView {
             last_status: None,
             last_error: None,
             next_attempt_at: None,
+            blocks_lane: false,
         };
         OutcomeView { subscriber_id: unsent.subscriber, name: unsent.name, message_id: None, progress }
     }
@@ -386,11 +390,15 @@ impl From<Attempt> for AttemptView {
 #[schema(as = HubDeadLetter)]
 pub(crate) struct DeadLetterView {
     id: Uuid,
-    #[schema(value_type = String)]
-    message_id: MessageId,
-    #[schema(value_type = String)]
-    event_id: EventId,
-    event_type: String,
+    /// Absent, as is all of its event, if that was not kept any more when it died.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    message_id: Option<MessageId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    event_id: Option<EventId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event_type: Option<String>,
     subscriber_id: Uuid,
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<String>,
@@ -416,11 +424,12 @@ pub(crate) struct DeadLetterView {
 impl DeadLetterView {
     pub(crate) fn brief(dead: DeadLetter) -> DeadLetterView {
         let (manual_retry_by, manual_retry_at) = dead.retried.unzip();
+        let (event, event_type) = dead.event.unzip();
         DeadLetterView {
             id: dead.id,
-            message_id: MessageId { event: dead.event_id, subscriber: dead.subscriber },
-            event_id: EventId(dead.event_id),
-            event_type: dead.event_type,
+            message_id: event.map(|event| MessageId { event, subscriber: dead.subscriber }),
+            event_id: event.map(EventId),
+            event_type,
             subscriber_id: dead.subscriber,
             lane: dead.lane,
             reason: dead.reason,
@@ -436,6 +445,6 @@ impl DeadLetterView {
 
     pub(crate) fn whole(dead: DeadLetter, snapshots: Snapshots) -> DeadLetterView {
         let Snapshots { event, subscriber } = snapshots;
-        DeadLetterView { event: Some(event), subscriber: Some(subscriber), ..DeadLetterView::brief(dead) }
+        DeadLetterView { event, subscriber: Some(subscriber), ..DeadLetterView::brief(dead) }
     }
 }

@@ -8,13 +8,12 @@ use sqlx::{Postgres, Transaction};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::CONTROL;
 use crate::Hub;
 use crate::error::Error;
+use crate::fanout::{CONTROL, RETRY_DEAD_LETTER};
 use crate::store::dead_letter::{self as store, DeadLetter, Snapshots, Which};
 use crate::store::subscriber;
 
-const RETRY_TOPIC: &str = "hub.dead_letter.retry";
 /// Many are retried in steps, each a transaction.
 const STEP: i64 = 1_000;
 const STEPS_MAX: u64 = 100;
@@ -53,6 +52,9 @@ pub(crate) async fn retry(
     if dead.retried.is_some() {
         return Err(Error::AlreadyRetried);
     }
+    if dead.event.is_none() {
+        return Err(Error::EventGone);
+    }
     if !subscriber::exists(tx, tenant, dead.subscriber).await? {
         return Err(Error::SubscriberGone);
     }
@@ -61,7 +63,8 @@ pub(crate) async fn retry(
     Ok(())
 }
 
-/// The oldest first. One that was retried already, or has no subscriber any more, is passed over.
+/// The oldest first. One that was retried already, or has no subscriber or no event any more, is
+/// passed over.
 pub(crate) async fn retry_many(
     hub: &Hub,
     tenant: &Tenant,
@@ -99,7 +102,7 @@ async fn ask_again(
     store::mark_retried(tx, &ids, &by.to_string(), now).await?;
     let command = |(id, subscriber): &(Uuid, Uuid)| {
         let payload = to_raw_value(&json!({"dead_letter": id})).map_err(|error| sqlx::Error::Encode(error.into()))?;
-        let post = Post { tenant: tenant.clone(), ..Post::new(RETRY_TOPIC, payload) };
+        let post = Post { tenant: tenant.clone(), ..Post::new(RETRY_DEAD_LETTER, payload) };
         Ok(post.with_key(subscriber.to_string()))
     };
     let commands = dead.iter().map(command).collect::<Result<Vec<_>, Error>>()?;

@@ -12,17 +12,13 @@ use serde_json::value::to_raw_value;
 use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
-use super::CONTROL;
 use crate::Hub;
 use crate::domain::Outcome;
 use crate::error::Error;
+use crate::fanout::{CONTROL, GIVE_UP_MESSAGE, SOURCE};
 use crate::store::message::{self as store, Attempt, Message};
 use crate::store::subscriber;
 use crate::view::{EventView, EventWithOutcomes, MessageId, MessageView, OutcomeView};
-
-/// Who posts what comes in at the hub's own door.
-const SOURCE: &str = "hub";
-const DEAD_LETTER_TOPIC: &str = "hub.message.dead_letter";
 
 /// Which events; None is any.
 #[derive(Debug, Clone, Default)]
@@ -71,11 +67,11 @@ pub(crate) async fn messages(
     let stretch = store::list(&mut db, subscriber, wanted, (before, limit)).await?;
     let places: Vec<LogRef> = stretch.messages.iter().map(|message| message.place).collect();
     let names = browse::names(&mut db, &places).await?;
-    let mut names: HashMap<i64, (Uuid, String)> =
+    let names: HashMap<i64, (Uuid, String)> =
         names.into_iter().map(|name| (name.place.id, (name.message_id, name.topic))).collect();
     let view = |message: Message| {
         // One event is here twice if it was sent again.
-        let name = names.get_mut(&message.place.id).cloned();
+        let name = names.get(&message.place.id).cloned();
         MessageView::new(message, name)
     };
     Ok((stretch.messages.into_iter().map(view).collect(), stretch.before))
@@ -101,12 +97,13 @@ pub(crate) async fn give_up(
     by: Principal,
 ) -> Result<(), Error> {
     let (_, message) = found(tx, tenant, id).await?;
-    if message.progress.outcome.is_final() {
+    // One that died and blocks its lane is passed over then.
+    if message.progress.outcome.is_final() && !message.progress.blocks_lane {
         return Err(Error::Settled(message.progress.outcome));
     }
     let command = json!({"subscriber": id.subscriber, "n": message.n, "by": by.to_string()});
     let payload = to_raw_value(&command).map_err(|error| sqlx::Error::Encode(error.into()))?;
-    let command = Post { tenant: tenant.clone(), ..Post::new(DEAD_LETTER_TOPIC, payload) };
+    let command = Post { tenant: tenant.clone(), ..Post::new(GIVE_UP_MESSAGE, payload) };
     post(tx, &CONTROL, &command.with_key(id.subscriber.to_string())).await?;
     tracing::info!(message = %id, %by, "asked to give a message up");
     Ok(())
@@ -123,5 +120,5 @@ async fn find(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> Result<Option
 }
 
 fn of(tenant: &Tenant) -> Which {
-    Which { tenant: Some(tenant.as_str().to_owned()), source: Some(SOURCE.to_owned()), ..Which::default() }
+    Which { tenant: Some(tenant.as_str().to_owned()), source: Some(SOURCE.as_str().to_owned()), ..Which::default() }
 }

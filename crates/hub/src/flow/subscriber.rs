@@ -1,26 +1,22 @@
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::EventId;
-use http::HeaderMap;
-use http::header::CONTENT_TYPE;
 use kit::auth::Tenant;
 use kit::etag::IfMatch;
 use serde_json::json;
-use serde_json::value::to_raw_value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::Hub;
-use crate::client::Outgoing;
-use crate::content::{Content, Event, content};
-use crate::domain::{Subscriber, Verdict, verdict};
+use crate::dispatch::deliver::deliver;
+use crate::dispatch::{Event, Mail, Recipient};
+use crate::domain::{Subscriber, Verdict};
 use crate::error::Error;
 use crate::fields::Fields;
-use crate::headers;
-use crate::signature::{SecretKind, SigningSecret, WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, sign};
+use crate::signature::{SecretKind, SigningSecret};
 use crate::store::subscriber::{self as store, Known, Which};
-use crate::target::Target;
 use crate::view::TestResult;
 
 const SECRETS_MAX: usize = 5;
@@ -175,37 +171,22 @@ pub(crate) async fn rotate(
 pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestResult, Error> {
     // Its connection goes back before anything is sent.
     let known = show(hub, tenant, id).await?;
-    let settings = &known.subscriber.settings;
-    let target = Target::parse(&settings.url, false).map_err(|detail| Error::field("/url", detail))?;
-    let (now, event_id) = (hub.clock.now(), EventId(Uuid::now_v7()));
+    let mut recipient = Recipient::of(known).map_err(Error::Unusable)?;
+    recipient.timeout = recipient.timeout.min(TEST_TIME_MAX);
+    let (event_id, now) = (Uuid::now_v7(), hub.clock.now());
     let payload = json!({"message": "This is a test from Pillarbox.", "subscriber_id": id, "sent_at": now});
-    let payload = to_raw_value(&payload).map_err(|error| Error::Database(sqlx::Error::Encode(error.into())))?;
-    let event = Event { id: event_id, event_type: TEST_TYPE, at: now, payload: &payload };
-    let Content { content_type, body } = content(settings.format, event);
-    let given = headers::check(&settings.headers.iter().cloned().collect());
-    let mut headers: HeaderMap = given.unwrap_or_default();
-    let (name, timestamp) = (event_id.to_string(), now.timestamp());
-    headers.insert(WEBHOOK_SIGNATURE, sign(&known.secrets_at(now), &name, timestamp, &body));
-    headers.insert(WEBHOOK_TIMESTAMP, timestamp.into());
-    if let Ok(name) = name.try_into() {
-        headers.insert(WEBHOOK_ID, name);
-    }
-    headers.insert(CONTENT_TYPE, content_type);
-    let timeout = Duration::from_millis(settings.timeout_ms.into()).min(TEST_TIME_MAX);
-    let started = Instant::now();
-    let delivery = hub.client.post(Outgoing { target: &target, headers, body, timeout }).await;
-    let latency_ms = started.elapsed().as_millis() as u64;
-    let status = delivery.as_ref().ok().map(|answer| answer.status.as_u16());
-    let delivered = verdict(status, &settings.retry_statuses) == Verdict::Delivered;
-    let failure = delivery.as_ref().err();
+    let (topic, payload) = (TEST_TYPE.to_owned(), payload.to_string().into());
+    let event = Event { id: event_id, topic, at: now, payload, traceparent: None };
+    let mail = Mail { n: 0, lane: None, seq: None, event: Some(Arc::new(event)) };
+    let came = deliver(&hub.client, &recipient, &mail, &hub.clock).await;
     Ok(TestResult {
-        event_id,
-        delivered,
-        status,
-        latency_ms,
-        error: failure.map(|failure| failure.class),
-        detail: failure.map(|failure| failure.text.clone()),
-        excerpt: delivery.ok().map(|answer| answer.excerpt),
+        event_id: EventId(event_id),
+        delivered: came.verdict == Verdict::Delivered,
+        status: came.status,
+        latency_ms: came.latency.as_millis() as u64,
+        excerpt: came.excerpt,
+        error: came.error,
+        detail: came.detail,
     })
 }
 

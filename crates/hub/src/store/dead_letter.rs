@@ -13,8 +13,8 @@ pub(crate) struct DeadLetter {
     pub(crate) id: Uuid,
     pub(crate) subscriber: Uuid,
     pub(crate) lane: Option<String>,
-    pub(crate) event_id: Uuid,
-    pub(crate) event_type: String,
+    /// Its id and its type; None: the log no longer had it.
+    pub(crate) event: Option<(Uuid, String)>,
     pub(crate) reason: Reason,
     pub(crate) detail: String,
     pub(crate) attempts: i16,
@@ -25,7 +25,7 @@ pub(crate) struct DeadLetter {
 /// As they were when it died.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
-    pub(crate) event: Box<RawValue>,
+    pub(crate) event: Option<Box<RawValue>>,
     pub(crate) subscriber: Box<RawValue>,
 }
 
@@ -88,8 +88,9 @@ pub(crate) async fn find(
     );
     let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await?;
     let Some(row) = row else { return Ok(None) };
-    let raw = |column| row.try_get::<Json<Box<RawValue>>, _>(column).map(|Json(text)| text);
-    let snapshots = Snapshots { event: raw("event_snapshot")?, subscriber: raw("subscriber_snapshot")? };
+    let raw = |column| row.try_get::<Option<Json<Box<RawValue>>>, _>(column).map(|raw| raw.map(|Json(text)| text));
+    let snapshots =
+        Snapshots { event: raw("event_snapshot")?, subscriber: raw("subscriber_snapshot")?.unwrap_or_default() };
     Ok(Some((dead_letter(&row)?, snapshots)))
 }
 
@@ -100,7 +101,7 @@ pub(crate) async fn lock(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sq
     row.as_ref().map(dead_letter).transpose()
 }
 
-/// The oldest behind `after` that were not retried yet and have a subscriber, locked. What somebody else is retrying at
+/// The oldest behind `after` that were not retried yet and have a subscriber and an event, locked. What somebody else is retrying at
 /// this moment is left to them.
 pub(crate) async fn lock_many(
     db: &mut PgConnection,
@@ -111,6 +112,7 @@ pub(crate) async fn lock_many(
     let query = format!(
         "select dead_letter.id, dead_letter.subscriber from pillarbox_hub.dead_letter
          where {CONDITIONS} and ($8::uuid is null or dead_letter.id > $8) and manual_retry_at is null
+           and event_id is not null
            and exists (select from pillarbox_hub.subscriber where subscriber.id = dead_letter.subscriber)
          order by dead_letter.id limit $9 for update of dead_letter skip locked"
     );
@@ -135,13 +137,13 @@ pub(crate) async fn mark_retried(
 
 fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
     let reason: &str = row.try_get("reason")?;
+    let event_id: Option<Uuid> = row.try_get("event_id")?;
     let by: Option<String> = row.try_get("manual_retry_by")?;
     Ok(DeadLetter {
         id: row.try_get("id")?,
         subscriber: row.try_get("subscriber")?,
         lane: row.try_get("lane")?,
-        event_id: row.try_get("event_id")?,
-        event_type: row.try_get("event_type")?,
+        event: event_id.zip(row.try_get("event_type")?),
         reason: Reason::named(reason).ok_or_else(|| sqlx::Error::Decode(format!("no reason: {reason}").into()))?,
         detail: row.try_get("detail")?,
         attempts: row.try_get("attempts")?,

@@ -38,6 +38,8 @@ pub(crate) struct Progress {
     pub(crate) last_status: Option<i16>,
     pub(crate) last_error: Option<String>,
     pub(crate) next_attempt_at: Option<DateTime<Utc>>,
+    /// It died, and those behind it wait until it is retried or given up.
+    pub(crate) blocks_lane: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -60,16 +62,20 @@ pub(crate) struct Unsent {
     pub(crate) outcome: Outcome,
 }
 
-/// Of messages called `made`.
+/// The last attempt's; but one that died and is to be sent again all the same waits.
+const OUTCOME: &str = "case when last.outcome is null or (last.outcome = 'dead' and waiting.again) then 'pending'
+    else last.outcome end";
+/// Of messages called `made`, but for the outcome.
 const COLUMNS: &str = "made.n, made.at, made.subscriber, made.lane, made.seq, made.log_shard, made.log_id, made.log_at,
-    made.dead_letter, coalesce(last.outcome, 'pending') as outcome, coalesce(last.attempt, 0::smallint) as attempts,
+    made.dead_letter, coalesce(last.attempt, 0::smallint) as attempts,
     last.at as last_attempt_at, last.status as last_status, last.error as last_error, last.detail as last_detail,
-    case when last.outcome = 'failed' then waiting.next_at end as next_attempt_at";
+    case when last.outcome = 'failed' or waiting.again then waiting.next_at end as next_attempt_at,
+    waiting.head is not null and waiting.next_at is null as blocks_lane";
 const PROGRESS: &str = "
     left join lateral (
         select * from pillarbox_hub.attempt
         where attempt.subscriber = made.subscriber and attempt.n = made.n and attempt.at >= made.at - $1::interval
-        order by attempt.attempt desc limit 1
+        order by attempt.at desc, attempt.attempt desc limit 1
     ) last on true
     left join pillarbox_hub.lane waiting on waiting.subscriber = made.subscriber and waiting.head = made.n";
 
@@ -87,7 +93,7 @@ pub(crate) async fn of_event(
              where log_id = $2 and at >= $3::timestamptz - $1::interval
              order by subscriber, n desc
          )
-         select {COLUMNS}, subscriber.name
+         select {COLUMNS}, {OUTCOME} as outcome, subscriber.name
          from made join pillarbox_hub.subscriber on subscriber.id = made.subscriber and subscriber.tenant = $5 {PROGRESS}
          where $4::uuid is null or made.subscriber = $4
          order by made.subscriber"
@@ -152,9 +158,9 @@ pub(crate) async fn list(
              select * from pillarbox_hub.message where subscriber = $2 and ($3::bigint is null or n < $3)
              order by n desc limit $4
          ), found as (
-             select {COLUMNS}, subscriber.name
+             select {COLUMNS}, {OUTCOME} as outcome, subscriber.name
              from made join pillarbox_hub.subscriber on subscriber.id = made.subscriber {PROGRESS}
-             where $5::text is null or coalesce(last.outcome, 'pending') = $5
+             where $5::text is null or {OUTCOME} = $5
              order by made.n desc limit $6
          )
          select found.*, seen.looked_at, seen.lowest
@@ -190,7 +196,7 @@ pub(crate) async fn attempts(db: &mut PgConnection, subscriber: Uuid, place: Log
              where attempt.subscriber = $4 and attempt.n = made.n and attempt.at >= made.at - $1::interval
          ) attempt on true
          where made.subscriber = $4
-         order by attempt.n desc, attempt.attempt desc limit $5",
+         order by attempt.at desc, attempt.n desc, attempt.attempt desc limit $5",
     )
     .bind(MARGIN)
     .bind(place.id)
@@ -214,6 +220,7 @@ fn message(row: &PgRow) -> sqlx::Result<Message> {
             (error, detail) => error.or(detail),
         },
         next_attempt_at: row.try_get("next_attempt_at")?,
+        blocks_lane: row.try_get("blocks_lane")?,
     };
     Ok(Message {
         n: row.try_get("n")?,

@@ -183,29 +183,14 @@ async fn save(
         .map(drop)
 }
 
-/// Switches it off, with the reason, as if it were changed; nothing if it is off already.
-#[allow(dead_code, reason = "dispatch does so when a subscriber is gone")]
-pub(crate) async fn switch_off(db: &mut PgConnection, id: Uuid, reason: &str, now: DateTime<Utc>) -> sqlx::Result<()> {
-    sqlx::query(
-        "update pillarbox_hub.subscriber
-         set is_active = false, inactive_reason = $2, version = version + 1, updated_at = $3
-         where id = $1 and is_active",
-    )
-    .bind(id)
-    .bind(reason)
-    .bind(now)
-    .execute(db)
-    .await
-    .map(drop)
-}
-
-/// Its secrets and the lanes that wait go with it; what was sent stays known until it is forgotten by age.
+/// Its secrets, the lanes that wait and what was to be done with its messages go with it; what was sent stays known until it is forgotten by age.
 pub(crate) async fn delete(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<()> {
     sqlx::query("delete from pillarbox_hub.subscriber where id = $1 and tenant = $2")
         .bind(id)
         .bind(tenant.as_str())
         .execute(&mut *db)
         .await?;
+    sqlx::query("delete from pillarbox_hub.command where subscriber = $1").bind(id).execute(&mut *db).await?;
     sqlx::query("delete from pillarbox_hub.lane where subscriber = $1").bind(id).execute(db).await.map(drop)
 }
 

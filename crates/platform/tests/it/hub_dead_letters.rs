@@ -1,0 +1,140 @@
+//! Dead letters by HTTP: what is kept of them, and sending them again, once.
+
+use hyper::Method;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::hub_people::{bury, commands, id_of, key, pointers, post_event, start, subscriber, walk};
+
+const PATH: &str = "/hub/v1/dead-letters";
+
+#[tokio::test]
+async fn dead_letters_are_walked_filtered_and_shown_with_their_snapshots() {
+    let (database, app) = start().await;
+    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (one, two) = (subscriber(&acme, "one").await, subscriber(&acme, "two").await);
+    let event = post_event(db, "acme", "order.paid", "{}").await;
+    let mut ids = Vec::new();
+    for n in 0..6 {
+        let (id, reason) = if n < 4 { (one, "exhausted") } else { (two, "refused") };
+        ids.push(bury(db, "acme", id, n, (event, if n == 0 { "user.created" } else { "order.paid" }), reason).await);
+    }
+    bury(db, "rival", Uuid::now_v7(), 1, (event, "order.paid"), "gone").await;
+    ids.reverse();
+    let all = walk(&acme, &format!("{PATH}?limit=4")).await;
+    assert_eq!(all.iter().map(|dead| id_of(&dead["id"])).collect::<Vec<_>>(), ids);
+    assert!(all[0]["event"].is_null(), "lists are brief");
+    assert_eq!(acme.send(Method::POST, &format!("{PATH}/{}/retry", ids[0]), None).await.status, 202);
+    for (filter, expected) in [
+        (format!("subscriber_id={one}"), 4),
+        ("event_type=order".to_owned(), 5),
+        ("event_type=order.*&reason=refused".to_owned(), 2),
+        ("reason=gone".to_owned(), 0),
+        ("from=2020-01-01T00:00:00Z".to_owned(), 6),
+        ("to=2020-01-01T00:00:00Z".to_owned(), 0),
+        ("retried=true".to_owned(), 1),
+        ("retried=false".to_owned(), 5),
+    ] {
+        assert_eq!(walk(&acme, &format!("{PATH}?limit=2&{filter}")).await.len(), expected, "{filter}");
+    }
+    acme.get(&format!("{PATH}?reason=bored")).await.assert_problem(400, "malformed-query");
+    let shown = acme.get(&format!("{PATH}/{}", ids[0])).await;
+    assert!(shown.text.contains(r#""event":{"amount": 1.50}"#), "as it was: {shown:?}");
+    let shown = shown.json();
+    assert_eq!((&shown["subscriber"]["name"], &shown["reason"]), (&json!("then"), &json!("refused")));
+    assert_eq!(shown["message_id"], format!("{}.{two}", event.id));
+    acme.get(&format!("{PATH}/{}", Uuid::now_v7())).await.assert_problem(404, "dead-letter-not-found");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn twenty_who_retry_one_dead_letter_have_it_sent_again_once() {
+    let (database, app) = start().await;
+    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let id = subscriber(&acme, "a").await;
+    let event = post_event(db, "acme", "order.paid", "{}").await;
+    let dead = bury(db, "acme", id, 1, (event, "order.paid"), "exhausted").await;
+    let path = format!("{PATH}/{dead}/retry");
+    let racing = (0..20).map(|_| {
+        let (client, path) = (acme.clone(), path.clone());
+        tokio::spawn(async move { client.send(Method::POST, &path, None).await })
+    });
+    let mut accepted = 0;
+    for racer in racing.collect::<Vec<_>>() {
+        let answer = racer.await.unwrap();
+        match answer.status {
+            202 => accepted += 1,
+            _ => answer.assert_problem(409, "already-retried"),
+        }
+    }
+    assert_eq!(accepted, 1);
+    assert_eq!(
+        commands(db).await,
+        [("hub.dead_letter.retry".to_owned(), id.to_string(), json!({"dead_letter": dead}))]
+    );
+    let shown = acme.get(&format!("{PATH}/{dead}")).await.json();
+    assert!(shown["manual_retry_by"].as_str().unwrap().starts_with("key:") && shown["manual_retry_at"].is_string());
+    let shards: (i16, i16) = sqlx::query_as(
+        "select log.shard, subscriber.shard from pillarbox.log, pillarbox_hub.subscriber where source = 'hub.control'",
+    )
+    .fetch_one(db)
+    .await
+    .unwrap();
+    assert_eq!(shards.0, shards.1, "it comes to who owns the subscriber");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_dead_letter_whose_subscriber_is_gone_stays_one() {
+    let (database, app) = start().await;
+    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let id = subscriber(&acme, "a").await;
+    let event = post_event(db, "acme", "order.paid", "{}").await;
+    let dead = bury(db, "acme", id, 1, (event, "order.paid"), "exhausted").await;
+    assert_eq!(acme.delete(&format!("/hub/v1/subscribers/{id}")).await.status, 204);
+    let answer = acme.send(Method::POST, &format!("{PATH}/{dead}/retry"), None).await;
+    answer.assert_problem(409, "subscriber-gone");
+    assert_eq!(acme.post(&format!("{PATH}/retry"), json!({"all": true})).await.json()["retried"], 0);
+    assert!(acme.get(&format!("{PATH}/{dead}")).await.json()["manual_retry_at"].is_null());
+    assert!(commands(db).await.is_empty());
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn many_are_retried_by_filter_in_steps_and_each_once() {
+    let (database, app) = start().await;
+    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (one, two) = (subscriber(&acme, "one").await, subscriber(&acme, "two").await);
+    let event = post_event(db, "acme", "order.paid", "{}").await;
+    let first = bury(db, "acme", one, 1, (event, "order.paid"), "exhausted").await;
+    for n in 2..=5 {
+        bury(db, "acme", two, n, (event, "order.paid"), "refused").await;
+    }
+    let rival = subscriber(&key(&app, "manage", "rival").await, "rival").await;
+    bury(db, "rival", rival, 1, (event, "order.paid"), "refused").await;
+    // More than one step of them.
+    sqlx::query(
+        "insert into pillarbox_hub.dead_letter
+         select gen_random_uuid(), tenant, subscriber, other.n, lane, event_id, 'user.created', log_shard, log_id, log_at,
+             event_snapshot, subscriber_snapshot, 'expired', detail, attempts, moved_to_dlq_at
+         from pillarbox_hub.dead_letter, generate_series(1001, 3300) as other (n) where id = $1",
+    )
+    .bind(first)
+    .execute(db)
+    .await
+    .unwrap();
+    let retry = async |body: Value| acme.post(&format!("{PATH}/retry"), body).await;
+    assert_eq!(pointers(&retry(json!({})).await), [""]);
+    assert_eq!(pointers(&retry(json!({"all": true, "reason": "gone"})).await), ["/all"]);
+    retry(json!({"colour": "red"})).await.assert_problem(422, "validation-failed");
+    assert_eq!(retry(json!({"subscriber_id": two, "to": "2020-01-01T00:00:00Z"})).await.json()["retried"], 0);
+    assert_eq!(retry(json!({"reason": "refused"})).await.json(), json!({"retried": 4, "more": false}));
+    assert_eq!(retry(json!({"reason": "refused"})).await.json(), json!({"retried": 0, "more": false}));
+    assert_eq!(retry(json!({"event_type": "user"})).await.json()["retried"], 2300);
+    assert_eq!(retry(json!({"all": true})).await.json()["retried"], 1);
+    let asked = commands(db).await;
+    let distinct: std::collections::HashSet<String> = asked.iter().map(|(_, _, payload)| payload.to_string()).collect();
+    assert_eq!((asked.len(), distinct.len()), (2305, 2305));
+    assert!(asked.iter().all(|(_, key, _)| *key != rival.to_string()), "another tenant's stays");
+    app.stop().await;
+}
