@@ -6,3 +6,4 @@ mod dial;
 pub mod headers;
 pub mod signature;
 pub mod target;
+mod wire;
