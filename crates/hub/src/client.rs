@@ -13,24 +13,21 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST, PROXY_AUTHORIZATION, RETRY_AFTER, USER_AGENT};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
+use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
 use crate::address::Allowed;
-use crate::dial::{self, Dialer, SystemResolver, Unsent};
+use crate::dial::{self, Dialer, SystemResolver};
 use crate::target::Target;
+use crate::wire::{Pool, Wire};
 
 pub use crate::dial::{Proxy, Resolve};
 
-const IDLE_TIME_MAX: Duration = Duration::from_secs(30);
-const IDLE_PER_HOST_MAX: usize = 256;
-const HEAD_BYTES_MAX: usize = 64 * 1024;
 const BODY_BYTES_MAX: usize = 64 * 1024;
 const EXCERPT_BYTES_MAX: usize = 1024;
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -119,11 +116,11 @@ impl ErrorClass {
 /// Cheap to clone; clones share the pool of connections.
 #[derive(Clone)]
 pub struct Client {
-    http: hyper_util::client::legacy::Client<Dialer, Full<Bytes>>,
+    dialer: Arc<Dialer>,
+    pool: Arc<Pool>,
     allowed: Arc<Allowed>,
     https_only: bool,
-    /// For http, where the proxy reads our headers; in a tunnel it does not.
-    proxy_auth: Option<HeaderValue>,
+    proxy: Option<Proxy>,
 }
 
 impl Client {
@@ -138,14 +135,7 @@ impl Client {
         let ClientSettings { allowed_networks, https_only, proxy, extra_roots } = settings;
         let allowed = Arc::new(allowed_networks);
         let dialer = Dialer::new(Arc::clone(&allowed), resolver, proxy.as_ref(), &extra_roots)?;
-        let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_TIME_MAX)
-            .pool_max_idle_per_host(IDLE_PER_HOST_MAX)
-            .http1_max_buf_size(HEAD_BYTES_MAX)
-            .retry_canceled_requests(true) // only those that it did not begin to write
-            .build(dialer);
-        Ok(Client { http, allowed, https_only, proxy_auth: proxy.and_then(|proxy| proxy.auth) })
+        Ok(Client { dialer: Arc::new(dialer), pool: Arc::default(), allowed, https_only, proxy })
     }
 
     /// Would this target be refused whatever DNS says? Asked early, so that who makes a subscriber hears of it.
@@ -161,7 +151,7 @@ impl Client {
         self.vet_target(outgoing.target)?;
         let time_max = outgoing.timeout;
         let mut arrived = None;
-        let exchanged = timeout(time_max, self.exchange(&outgoing, &mut arrived)).await;
+        let exchanged = timeout(time_max, self.exchange(outgoing, &mut arrived)).await;
         match (arrived, exchanged) {
             (Some(arrived), _) => Ok(arrived.into_answer()),
             (None, Ok(Err(failure))) => Err(failure),
@@ -172,41 +162,41 @@ impl Client {
     }
 
     /// What arrives is put where it survives that the deadline ends this.
-    async fn exchange(&self, outgoing: &Outgoing<'_>, arrived: &mut Option<Arrived>) -> Result<(), Failure> {
-        let (parts, body) = self.send(outgoing).await.map_err(|error| Failure::of(&error))?.into_parts();
+    async fn exchange(&self, outgoing: Outgoing<'_>, arrived: &mut Option<Arrived>) -> Result<(), Failure> {
+        let target = outgoing.target;
+        let mut wire = match self.pool.take(target.origin()) {
+            Some(wire) => wire,
+            None => Wire::over(self.dialer.dial(target.uri()).await?).await.map_err(|error| Failure::of(&error))?,
+        };
+        // Never sent twice: of a request that is lost with its connection the receiver may have seen something.
+        let answer = wire.send(self.request(outgoing)).await.map_err(|error| Failure::of(&error))?;
+        let (parts, body) = answer.into_parts();
         let arrived = arrived.insert(Arrived {
             status: parts.status,
             retry_after: retry_after(&parts.headers, SystemTime::now),
             is_plain: !parts.headers.contains_key(CONTENT_ENCODING),
             beginning: Vec::new(),
         });
-        arrived.read(body).await;
+        if arrived.read(&mut wire, body).await {
+            self.pool.put(target.origin(), wire);
+        }
         Ok(())
     }
 
-    /// A request that certainly was not processed is sent again, on another connection: each time costs the pool one, so
-    /// this ends. Of any other the receiver may have seen something.
-    async fn send(&self, outgoing: &Outgoing<'_>) -> Result<Response<Incoming>, hyper_util::client::legacy::Error> {
-        loop {
-            match self.http.request(self.request(outgoing)).await {
-                Err(error) if is_unsent(&error) => {}
-                sent => return sent,
-            }
-        }
-    }
-
-    fn request(&self, outgoing: &Outgoing<'_>) -> Request<Full<Bytes>> {
-        let target = outgoing.target;
-        let mut request = Request::new(Full::new(outgoing.body.clone()));
+    fn request(&self, outgoing: Outgoing<'_>) -> Request<Full<Bytes>> {
+        let Outgoing { target, headers, body, .. } = outgoing;
+        // A proxy wants to know where to; in a tunnel it is not spoken to.
+        let spoken_to = self.proxy.as_ref().filter(|_| !target.is_https());
+        let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = target.uri().clone();
-        *request.headers_mut() = outgoing.headers.clone();
+        *request.uri_mut() = if spoken_to.is_some() { target.uri() } else { target.path() }.clone();
+        *request.headers_mut() = headers;
         let headers = request.headers_mut();
         headers.insert(HOST, target.host().clone());
         headers.insert(ACCEPT_ENCODING, IDENTITY);
         headers.entry(USER_AGENT).or_insert(AGENT);
-        if let (Some(auth), false) = (&self.proxy_auth, target.is_https()) {
-            headers.insert(PROXY_AUTHORIZATION, auth.clone());
+        if let Some(auth) = spoken_to.and_then(|proxy| proxy.auth.clone()) {
+            headers.insert(PROXY_AUTHORIZATION, auth);
         }
         request
     }
@@ -227,11 +217,11 @@ struct Arrived {
 }
 
 impl Arrived {
-    /// Reads to the end, so that the connection can be used again, unless the end is far. A body that is dropped before
-    /// its end takes its connection along.
-    async fn read(&mut self, mut body: Incoming) {
+    /// Reads to the end, so that the connection can be used again, unless the end is far: false then.
+    async fn read(&mut self, wire: &mut Wire, mut body: Incoming) -> bool {
         let mut length = 0;
-        while let Some(Ok(frame)) = body.frame().await {
+        while let Some(frame) = wire.frame(&mut body).await {
+            let Ok(frame) = frame else { return false };
             let Some(data) = frame.data_ref() else { continue };
             length += data.len();
             if self.is_plain {
@@ -239,9 +229,10 @@ impl Arrived {
                 self.beginning.extend_from_slice(&data[..data.len().min(room)]);
             }
             if length > BODY_BYTES_MAX {
-                return;
+                return false;
             }
         }
+        true
     }
 
     fn into_answer(self) -> Answer {
@@ -280,25 +271,13 @@ impl Failure {
         Failure { class, text: text.to_string() }
     }
 
-    /// What the dialler said, or else what became of a connection that stood.
-    fn of(error: &hyper_util::client::legacy::Error) -> Failure {
-        let mut found = None;
-        for cause in dial::causes(error) {
-            if let Some(failure) = cause.downcast_ref::<Failure>() {
-                return failure.clone();
-            }
-            // The innermost knows best.
-            found = class_of(cause).map(|class| Failure::new(class, in_words(class, cause))).or(found);
-        }
-        found.unwrap_or_else(|| Failure::new(ErrorClass::Protocol, in_words(ErrorClass::Protocol, error)))
+    /// What became of a connection that stood.
+    fn of(error: &hyper::Error) -> Failure {
+        // The innermost knows best.
+        let known = dial::causes(error).filter_map(|cause| Some((class_of(cause)?, cause))).last();
+        let (class, cause) = known.unwrap_or((ErrorClass::Protocol, error));
+        Failure::new(class, in_words(class, cause))
     }
-}
-
-fn is_unsent(error: &hyper_util::client::legacy::Error) -> bool {
-    let inner = |cause: &(dyn Error + 'static)| {
-        cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref).map(|inner| inner.is::<Unsent>())
-    };
-    dial::causes(error).any(|cause| inner(cause) == Some(true))
 }
 
 fn class_of(cause: &(dyn Error + 'static)) -> Option<ErrorClass> {

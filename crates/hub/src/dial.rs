@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use futures_util::future::BoxFuture;
@@ -19,13 +19,12 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use http::uri::Scheme;
 use http::{HeaderValue, Uri};
 use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
-use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
@@ -35,9 +34,6 @@ use url::Url;
 
 use crate::address::Allowed;
 use crate::client::{ErrorClass, Failure};
-
-/// A dial may outlive its request (another connection came free first): it ends by itself.
-const DIAL_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Asks for the addresses of a name.
 pub trait Resolve: Send + Sync + 'static {
@@ -105,11 +101,8 @@ impl FromStr for Proxy {
     }
 }
 
-/// Opens connections for hyper's pool, which calls it once for each new connection.
-#[derive(Clone)]
-pub(crate) struct Dialer(Arc<Ways>);
-
-struct Ways {
+/// Opens connections.
+pub(crate) struct Dialer {
     allowed: Arc<Allowed>,
     tls: TlsConnector,
     way: Way,
@@ -147,51 +140,30 @@ impl Dialer {
                 Way::Proxy { uri: uri.clone(), tcp, tunnel }
             }
         };
-        Ok(Dialer(Arc::new(Ways { allowed, tls: tls(extra_roots)?, way })))
+        Ok(Dialer { allowed, tls: tls(extra_roots)?, way })
     }
 
-    async fn dial(self, uri: Uri) -> Result<Stream, Failure> {
-        let host = bare_host(&uri)?;
+    pub(crate) async fn dial(&self, uri: &Uri) -> Result<Stream, Failure> {
+        let host = bare_host(uri)?;
         if let Ok(address) = host.parse() {
-            vet_literal(&self.0.allowed, address)?;
+            vet_literal(&self.allowed, address)?;
         }
         let is_https = uri.scheme() == Some(&Scheme::HTTPS);
-        let (tcp, is_proxied) = match &self.0.way {
-            Way::Direct(tcp) => (tcp.clone().call(uri.clone()).await.map_err(|error| not_connected(&error))?, false),
+        let no_proxy = |error: &(dyn Error + 'static)| Failure::new(ErrorClass::Proxy, with_causes(error));
+        let tcp = match &self.way {
+            Way::Direct(tcp) => tcp.clone().call(uri.clone()).await.map_err(|error| not_connected(&error))?,
             Way::Proxy { tunnel, .. } if is_https => {
-                let tunnelled = tunnel.clone().call(uri.clone()).await;
-                (tunnelled.map_err(|error| Failure::new(ErrorClass::Proxy, with_causes(&error)))?, false)
+                tunnel.clone().call(uri.clone()).await.map_err(|error| no_proxy(&error))?
             }
-            Way::Proxy { uri, tcp, .. } => {
-                let connected = tcp.clone().call(uri.clone()).await;
-                (connected.map_err(|error| Failure::new(ErrorClass::Proxy, with_causes(&error)))?, true)
-            }
+            Way::Proxy { uri, tcp, .. } => tcp.clone().call(uri.clone()).await.map_err(|error| no_proxy(&error))?,
         };
         if !is_https {
-            return Ok(Stream::new(Io::Plain(tcp), is_proxied));
+            return Ok(Stream::new(Io::Plain(tcp)));
         }
         let not_secure = |error: &dyn Error| Failure::new(ErrorClass::Tls, error);
         let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(|error| not_secure(&error))?;
-        let secured = self.0.tls.connect(name, tcp.into_inner()).await.map_err(|error| not_secure(&error))?;
-        Ok(Stream::new(Io::Tls(TokioIo::new(Box::new(secured))), false))
-    }
-}
-
-impl Service<Uri> for Dialer {
-    type Response = Stream;
-    type Error = Failure;
-    type Future = BoxFuture<'static, Result<Stream, Failure>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let dialer = self.clone();
-        Box::pin(async move {
-            let late = |_| Failure::new(ErrorClass::Timeout, format!("no connection within {DIAL_TIME_MAX:?}"));
-            timeout(DIAL_TIME_MAX, dialer.dial(uri)).await.map_err(late)?
-        })
+        let secured = self.tls.connect(name, tcp.into_inner()).await.map_err(|error| not_secure(&error))?;
+        Ok(Stream::new(Io::Tls(TokioIo::new(Box::new(secured)))))
     }
 }
 
@@ -293,9 +265,7 @@ fn tls(extra_roots: &[CertificateDer<'static>]) -> Result<TlsConnector, String> 
 /// A connection as hyper uses it.
 pub(crate) struct Stream {
     io: Io,
-    is_proxied: bool,
-    /// Something was read since the last write: the next request, if any, comes after a pause.
-    has_rested: bool,
+    is_resting: Arc<AtomicBool>,
 }
 
 enum Io {
@@ -303,49 +273,29 @@ enum Io {
     Tls(TokioIo<Box<TlsStream<TcpStream>>>),
 }
 
-/// A pooled connection turned out to be over before a byte of the request was written: it certainly was not processed.
-#[derive(Debug, thiserror::Error)]
-#[error("the connection had ended before the request was sent")]
-pub(crate) struct Unsent;
-
 impl Stream {
-    fn new(io: Io, is_proxied: bool) -> Stream {
-        Stream { io, is_proxied, has_rested: false }
+    fn new(io: Io) -> Stream {
+        Stream { io, is_resting: Arc::default() }
     }
 
-    /// hyper, too, looks whether a pooled connection is over, but learns of it from the runtime, which may not have come
-    /// to look at the socket since. So the socket itself is asked, once before each request on a used connection.
-    ///
-    /// A receiver's end that is still on its way to us cannot be seen: that remains a `Reset`.
-    fn check_rested(&mut self, bytes: &[u8]) -> io::Result<()> {
-        // A body that is still being written while the answer comes is none of our business.
-        if !std::mem::take(&mut self.has_rested) || !bytes.starts_with(b"POST ") {
-            return Ok(());
-        }
-        let mut byte = [MaybeUninit::uninit()];
-        let is_over = match &self.io {
-            // Nobody asked, so whatever is there (a `408` for being idle) must not be taken for the answer to what follows.
-            Io::Plain(io) => {
-                SockRef::from(io.inner()).peek(&mut byte).map_or_else(|error| !is_pending(&error), |_| true)
-            }
-            // Bytes may be a matter of TLS itself.
-            Io::Tls(io) => {
-                let tcp = io.inner().get_ref().0;
-                SockRef::from(tcp).peek(&mut byte).map_or_else(|error| !is_pending(&error), |count| count == 0)
-            }
+    /// Set by whoever knows that no answer is to come: whatever comes is then the end.
+    pub(crate) fn is_resting(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_resting)
+    }
+
+    /// The runtime says that nothing can be read, but may not have looked since; the socket itself knows. It is asked
+    /// once before each request on a connection that rested: without, one request in some dozens is written to a
+    /// connection whose end is in our socket already.
+    fn is_over(&self) -> bool {
+        let tcp = match &self.io {
+            Io::Plain(io) => io.inner(),
+            Io::Tls(io) => io.inner().get_ref().0,
         };
-        if is_over { Err(io::Error::other(Unsent)) } else { Ok(()) }
-    }
-}
-
-fn is_pending(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-}
-
-impl Connection for Stream {
-    fn connected(&self) -> Connected {
-        // Proxied: hyper then sends the whole URL in the request's first line.
-        Connected::new().proxy(self.is_proxied)
+        // Bytes, too, are the end: a `408` for being idle, or TLS's way to say good-bye.
+        let pending = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
+        SockRef::from(tcp)
+            .peek(&mut [MaybeUninit::uninit()])
+            .map_or_else(|error| !pending.contains(&error.kind()), |_| true)
     }
 }
 
@@ -356,16 +306,16 @@ impl Read for Stream {
             Io::Plain(io) => Pin::new(io).poll_read(cx, buf),
             Io::Tls(io) => Pin::new(io).poll_read(cx, buf),
         };
-        stream.has_rested |= read.is_ready();
+        if read.is_pending() && stream.is_resting.load(Ordering::Relaxed) && stream.is_over() {
+            return Poll::Ready(Ok(())); // nothing read: the end
+        }
         read
     }
 }
 
 impl Write for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let stream = self.get_mut();
-        stream.check_rested(buf)?;
-        match &mut stream.io {
+        match &mut self.get_mut().io {
             Io::Plain(io) => Pin::new(io).poll_write(cx, buf),
             Io::Tls(io) => Pin::new(io).poll_write(cx, buf),
         }
@@ -397,9 +347,7 @@ impl Write for Stream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let stream = self.get_mut();
-        stream.check_rested(bufs.first().map_or(&[], |buf| buf))?;
-        match &mut stream.io {
+        match &mut self.get_mut().io {
             Io::Plain(io) => Pin::new(io).poll_write_vectored(cx, bufs),
             Io::Tls(io) => Pin::new(io).poll_write_vectored(cx, bufs),
         }

@@ -28,6 +28,7 @@ pub mod signature;
 mod store;
 pub mod target;
 mod view;
+mod wire;
 
 use std::future::Future;
 use std::time::Duration;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::{HeaderValue, Uri};
 use url::{Host, Url};
@@ -12,6 +13,10 @@ const CHARS_MAX: usize = 2_000;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Target {
     uri: Uri,
+    /// Path and query: what the first line of a request says.
+    path: Uri,
+    /// Scheme and authority: targets that share them share connections.
+    origin: Arc<str>,
     /// The `host` header: built here, not once a request.
     host: HeaderValue,
     literal: Option<IpAddr>,
@@ -56,11 +61,22 @@ impl Target {
         let uri = Uri::try_from(url.as_str()).map_err(|error| unusable(error.to_string()))?;
         let authority = &url[url::Position::BeforeHost..url::Position::AfterPort];
         let host = HeaderValue::try_from(authority).map_err(|error| unusable(error.to_string()))?;
-        Ok(Target { uri, host, literal, is_https })
+        let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
+        let path = Uri::try_from(path).map_err(|error| unusable(error.to_string()))?;
+        let origin = url[..url::Position::AfterPort].into();
+        Ok(Target { uri, path, origin, host, literal, is_https })
     }
 
     pub(crate) fn uri(&self) -> &Uri {
         &self.uri
+    }
+
+    pub(crate) fn path(&self) -> &Uri {
+        &self.path
+    }
+
+    pub(crate) fn origin(&self) -> &Arc<str> {
+        &self.origin
     }
 
     /// What the `host` header says: host, and port unless it is the scheme's own.

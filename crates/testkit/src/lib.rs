@@ -12,6 +12,7 @@
 //! | a network that fails     | [`FaultProxy`]: refuses, cuts, stalls, mutes or delays connections    |
 //! | servers to kill          | [`OwnServers`]: a PostgreSQL and a RabbitMQ of its own, restarted or starved |
 //! | a server                 | [`TestApp`]: the real roles in this process, and a [`Client`] to call it |
+//! | an endpoint for webhooks | [`Receiver`]: keeps what came, and answers as it is told               |
 //! | the program itself       | [`Pillarbox`]: the real binary, which can be killed at any moment     |
 //!
 //! What a test takes it gives back when the value is dropped, also when the test panics. A helper that cannot do its
@@ -30,6 +31,7 @@ mod own_servers;
 mod postgres;
 mod process;
 mod rabbit;
+mod receiver;
 mod redis;
 pub mod servers;
 
@@ -41,6 +43,7 @@ pub use own_servers::OwnServers;
 pub use postgres::TestDatabase;
 pub use process::{Pillarbox, command};
 pub use rabbit::TestVhost;
+pub use receiver::{Received, Receiver, Reply};
 pub use redis::TestRedis;
 
 /// A name that no other test has, in this process or another.

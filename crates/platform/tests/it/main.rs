@@ -18,6 +18,7 @@ mod errors;
 mod failing;
 mod hostile;
 mod hub_dead_letters;
+mod hub_delivery;
 mod hub_messages;
 mod hub_people;
 mod hub_subscribers;
