@@ -6,17 +6,18 @@ use hub::address::Allowed;
 use hyper::Method;
 use mailbox::database::migrations;
 use serde_json::{Value, json};
-use testkit::{TestApp, TestDatabase, drain};
+use testkit::{Receiver, TestApp, TestDatabase, drain};
 use uuid::Uuid;
 
-use crate::hub_people::{Receiver, bury, commands, id_of, key, pointers, post_event, start, subscriber, walk};
+use crate::hub_delivery::caller;
+use crate::hub_people::{always, bury, commands, id_of, pointers, post_event, start, subscriber, walk};
 
 const PATH: &str = "/hub/v1/dead-letters";
 
 #[tokio::test]
 async fn dead_letters_are_walked_filtered_and_shown_with_their_snapshots() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let (one, two) = (subscriber(&acme, "one").await, subscriber(&acme, "two").await);
     let event = post_event(db, "acme", "order.paid", "{}").await;
     let mut ids = Vec::new();
@@ -55,7 +56,7 @@ async fn dead_letters_are_walked_filtered_and_shown_with_their_snapshots() {
 #[tokio::test]
 async fn twenty_who_retry_one_dead_letter_have_it_sent_again_once() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let id = subscriber(&acme, "a").await;
     let event = post_event(db, "acme", "order.paid", "{}").await;
     let dead = bury(db, "acme", id, 1, (event, "order.paid"), "exhausted").await;
@@ -92,7 +93,7 @@ async fn twenty_who_retry_one_dead_letter_have_it_sent_again_once() {
 #[tokio::test]
 async fn a_dead_letter_whose_subscriber_is_gone_stays_one() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let id = subscriber(&acme, "a").await;
     let event = post_event(db, "acme", "order.paid", "{}").await;
     let dead = bury(db, "acme", id, 1, (event, "order.paid"), "exhausted").await;
@@ -108,7 +109,7 @@ async fn a_dead_letter_whose_subscriber_is_gone_stays_one() {
 #[tokio::test]
 async fn a_dead_letter_whose_event_was_gone_is_shown_and_not_sent_again() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let id = subscriber(&acme, "a").await;
     let event = post_event(db, "acme", "order.paid", "{}").await;
     let dead = bury(db, "acme", id, 1, (event, "order.paid"), "expired").await;
@@ -127,14 +128,14 @@ async fn a_dead_letter_whose_event_was_gone_is_shown_and_not_sent_again() {
 #[tokio::test]
 async fn many_are_retried_by_filter_in_steps_and_each_once() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let (one, two) = (subscriber(&acme, "one").await, subscriber(&acme, "two").await);
     let event = post_event(db, "acme", "order.paid", "{}").await;
     let first = bury(db, "acme", one, 1, (event, "order.paid"), "exhausted").await;
     for n in 2..=5 {
         bury(db, "acme", two, n, (event, "order.paid"), "refused").await;
     }
-    let rival = subscriber(&key(&app, "manage", "rival").await, "rival").await;
+    let rival = subscriber(&caller(&app, "manage", "rival").await, "rival").await;
     bury(db, "rival", rival, 1, (event, "order.paid"), "refused").await;
     // More than one step of them.
     sqlx::query(
@@ -169,25 +170,22 @@ async fn a_retried_dead_letter_is_sent_again_and_one_that_dies_again_can_be_retr
     let database = TestDatabase::new(&migrations()).await;
     let app =
         TestApp::start_with(&database, |settings| settings.hub.allowed_networks = Some(Allowed::loopback())).await;
-    let acme = key(&app, "manage", "acme").await;
-    let (bad, good) = (Receiver::start(400, "no").await, Receiver::start(200, "yes").await);
+    let acme = caller(&app, "manage", "acme").await;
+    let (bad, good) = (Receiver::replying(always(400, "no")).await, Receiver::start().await);
     for on_exhausted in ["skip", "block"] {
         let fields =
-            json!({"name": on_exhausted, "url": bad.url, "event_types": ["order.*"], "on_exhausted": on_exhausted});
+            json!({"name": on_exhausted, "url": bad.url(), "event_types": ["order.*"], "on_exhausted": on_exhausted});
         let id = id_of(&acme.post("/hub/v1/subscribers", fields).await.json()["id"]);
         let event = json!({"event_type": "order.paid", "payload": {"n": 1}, "ordering_key": "k"});
         let event = acme.post("/hub/v1/events", event).await.json()["event_id"].as_str().unwrap().to_owned();
         let waiting = format!("{PATH}?subscriber_id={id}&retried=false");
         let mut seen = 0;
         for round in 0..2 {
-            let died = async || {
-                let seen_by_now = bad.seen.lock().unwrap().len();
-                seen_by_now > seen && walk(&acme, &waiting).await.len() == 1
-            };
+            let died = async || bad.count() > seen && walk(&acme, &waiting).await.len() == 1;
             drain("it is dead", Duration::from_secs(10), died).await;
-            seen = bad.seen.lock().unwrap().len();
+            seen = bad.count();
             if round == 1 {
-                let better = json!({"url": good.url});
+                let better = json!({"url": good.url()});
                 acme.send(Method::PATCH, &format!("/hub/v1/subscribers/{id}"), Some(better)).await;
             }
             let dead = id_of(&walk(&acme, &waiting).await[0]["id"]);

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use testkit::TestDatabase;
 use uuid::Uuid;
 
-use crate::hub_people::{Posted, attempt, commands, id_of, key, make_message, post_event, start, subscriber, walk};
+use crate::hub_delivery::caller;
+use crate::hub_people::{Posted, attempt, commands, id_of, make_message, post_event, start, subscriber, walk};
 
 async fn wait_in_lane(database: &TestDatabase, subscriber: Uuid, n: i64) {
     sqlx::query(
@@ -50,12 +51,12 @@ async fn leave_unsent(database: &TestDatabase, event: Posted, filtered: &[Uuid],
 #[tokio::test]
 async fn an_event_is_shown_with_what_became_of_it_for_everyone() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let mut ids = Vec::new();
     for name in ["delivered", "pending", "failed", "dead", "filtered", "inactive", "revived"] {
         ids.push(subscriber(&acme, name).await);
     }
-    let rival = subscriber(&key(&app, "manage", "rival").await, "rival").await;
+    let rival = subscriber(&caller(&app, "manage", "rival").await, "rival").await;
     let event = post_event(db, "acme", "order.paid", r#"{"amount": 1.50}"#).await;
     let (before, after) =
         (post_event(db, "acme", "order.paid", "{}").await, post_event(db, "rival", "order.paid", "{}").await);
@@ -115,7 +116,7 @@ async fn an_event_is_shown_with_what_became_of_it_for_everyone() {
 #[tokio::test]
 async fn events_are_listed_newest_first_of_one_tenant_and_only_the_hubs() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let mut ids = Vec::new();
     for number in 0..7 {
         let event_type = if number < 4 { "order.paid" } else { "user.created" };
@@ -144,7 +145,7 @@ async fn events_are_listed_newest_first_of_one_tenant_and_only_the_hubs() {
 #[tokio::test]
 async fn a_subscribers_messages_are_walked_and_found_by_their_outcome_however_far_down() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let (id, other) = (subscriber(&acme, "a").await, subscriber(&acme, "b").await);
     let event = post_event(db, "acme", "order.paid", "{}").await;
     for n in 1..=9 {
@@ -184,7 +185,7 @@ async fn a_subscribers_messages_are_walked_and_found_by_their_outcome_however_fa
 #[tokio::test]
 async fn a_message_is_shown_with_every_attempt_also_of_those_before_it_was_retried() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let (id, other) = (subscriber(&acme, "a").await, subscriber(&acme, "b").await);
     let event = post_event(db, "acme", "order.paid", "{}").await;
     make_message(db, 1, id, event).await;
@@ -213,7 +214,7 @@ async fn a_message_is_shown_with_every_attempt_also_of_those_before_it_was_retri
 #[tokio::test]
 async fn a_message_that_blocks_its_lane_can_be_given_up_and_waits_once_it_is_retried() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let id = subscriber(&acme, "a").await;
     let event = post_event(db, "acme", "order.paid", "{}").await;
     make_message(db, 7, id, event).await;
@@ -243,7 +244,7 @@ async fn a_message_that_blocks_its_lane_can_be_given_up_and_waits_once_it_is_ret
 #[tokio::test]
 async fn giving_a_message_up_is_asked_of_its_owner_once_and_not_of_what_is_settled() {
     let (database, app) = start().await;
-    let (db, acme) = (database.pool(), key(&app, "manage", "acme").await);
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
     let id = subscriber(&acme, "a").await;
     let (waiting, settled) =
         (post_event(db, "acme", "order.paid", "{}").await, post_event(db, "acme", "order.paid", "{}").await);

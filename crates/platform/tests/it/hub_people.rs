@@ -1,22 +1,12 @@
-//! What the hub's tests share: an app whose webhooks may stay on this machine, callers, a receiver, and the rows that
-//! fan-out and dispatch would write.
-
-use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+//! What the hub's tests share: an app whose webhooks may stay on this machine, and the rows that fan-out and dispatch would
+//! write.
 
 use chrono::{DateTime, Utc};
-use http_body_util::{BodyExt, Full};
 use hub::address::Allowed;
-use hyper::body::{Bytes, Incoming};
-use hyper::header::HeaderMap;
-use hyper::service::service_fn;
-use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
 use mailbox::database::migrations;
 use serde_json::{Value, json};
 use sqlx::PgPool;
-use testkit::{Answer, Client, TestApp, TestDatabase};
-use tokio::net::TcpListener;
+use testkit::{Answer, Client, Reply, TestApp, TestDatabase};
 use uuid::Uuid;
 
 pub(crate) async fn start() -> (TestDatabase, TestApp) {
@@ -28,12 +18,6 @@ pub(crate) async fn start() -> (TestDatabase, TestApp) {
     })
     .await;
     (database, app)
-}
-
-pub(crate) async fn key(app: &TestApp, role: &str, tenant: &str) -> Client {
-    let made = app.admin().post("/admin/v1/keys", json!({"name": "test", "role": role, "tenant": tenant})).await;
-    assert_eq!(made.status, 201, "{made:?}");
-    app.anyone().bearer(made.json()["key"].as_str().unwrap())
 }
 
 pub(crate) fn subscriber_fields(name: &str) -> Value {
@@ -168,35 +152,7 @@ pub(crate) async fn commands(db: &PgPool) -> Vec<(String, String, Value)> {
         .unwrap()
 }
 
-/// A receiver of webhooks that answers with one status and remembers what came.
-pub(crate) struct Receiver {
-    pub(crate) url: String,
-    pub(crate) seen: Arc<Mutex<Vec<(HeaderMap, Bytes)>>>,
-}
-
-impl Receiver {
-    pub(crate) async fn start(status: u16, says: &'static str) -> Receiver {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/hook", listener.local_addr().unwrap());
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let kept = seen.clone();
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let kept = kept.clone();
-                let answer = service_fn(move |request: Request<Incoming>| {
-                    let kept = kept.clone();
-                    async move {
-                        let (parts, body) = request.into_parts();
-                        let body = body.collect().await.unwrap().to_bytes();
-                        kept.lock().unwrap().push((parts.headers, body));
-                        let answer = Response::builder().status(status).body(Full::new(Bytes::from(says)));
-                        Ok::<_, Infallible>(answer.unwrap())
-                    }
-                });
-                let serving = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
-                tokio::spawn(serving);
-            }
-        });
-        Receiver { url, seen }
-    }
+/// To be answered by a receiver of webhooks, whatever comes.
+pub(crate) fn always(status: u16, body: &'static str) -> impl FnMut(&testkit::Received) -> Reply + Send + 'static {
+    move |_| Reply { body: body.to_owned(), ..Reply::status(status) }
 }

@@ -4,11 +4,12 @@ use hub::signature::Verifier;
 use hyper::Method;
 use kit::auth::Role;
 use serde_json::{Value, json};
-use testkit::Client;
+use testkit::{Client, Receiver};
 use uuid::Uuid;
 
+use crate::hub_delivery::caller;
 use crate::hub_people::{
-    Receiver, id_of, key, make_message, pointers, post_event, start, subscriber, subscriber_fields, walk,
+    always, id_of, make_message, pointers, post_event, start, subscriber, subscriber_fields, walk,
 };
 
 async fn patch(client: &Client, id: Uuid, change: Value) -> testkit::Answer {
@@ -29,8 +30,8 @@ fn body_of(path: &str, method: &Method) -> Option<Value> {
 #[tokio::test]
 async fn strangers_users_and_producers_are_kept_out_of_every_route_and_other_tenants_find_nothing() {
     let (database, app) = start().await;
-    let (acme, rival) = (key(&app, "manage", "acme").await, key(&app, "admin", "rival").await);
-    let (producer, user) = (key(&app, "ingest", "acme").await, app.user(Uuid::now_v7(), None));
+    let (acme, rival) = (caller(&app, "manage", "acme").await, caller(&app, "admin", "rival").await);
+    let (producer, user) = (caller(&app, "ingest", "acme").await, app.user(Uuid::now_v7(), None));
     let id = subscriber(&acme, "billing").await;
     let event = post_event(database.pool(), "acme", "order.paid", "{}").await;
     make_message(database.pool(), 1, id, event).await;
@@ -84,7 +85,7 @@ async fn strangers_users_and_producers_are_kept_out_of_every_route_and_other_ten
 #[tokio::test]
 async fn a_secret_and_header_values_are_shown_once_and_kept_sealed() {
     let (database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
+    let acme = caller(&app, "manage", "acme").await;
     let mut fields = subscriber_fields("billing");
     fields["headers"] = json!({"Authorization": "Bearer hunter2-hunter2"});
     let made = acme.post("/hub/v1/subscribers", fields).await;
@@ -125,7 +126,7 @@ async fn a_secret_and_header_values_are_shown_once_and_kept_sealed() {
 #[tokio::test]
 async fn a_repeat_of_making_one_makes_no_second_and_shows_no_secret() {
     let (_database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
+    let acme = caller(&app, "manage", "acme").await;
     let repeating = acme.with_header("idempotency-key", "once");
     assert_eq!(repeating.post("/hub/v1/subscribers", subscriber_fields("a")).await.status, 201);
     repeating.post("/hub/v1/subscribers", subscriber_fields("a")).await.assert_problem(409, "already-answered");
@@ -136,7 +137,7 @@ async fn a_repeat_of_making_one_makes_no_second_and_shows_no_secret() {
 #[tokio::test]
 async fn every_field_that_is_wrong_is_named() {
     let (_database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
+    let acme = caller(&app, "manage", "acme").await;
     let answer = acme.post("/hub/v1/subscribers", json!({})).await;
     assert_eq!(pointers(&answer), ["/name", "/url", "/event_types"]);
     let wrong = json!({
@@ -203,7 +204,7 @@ async fn every_field_that_is_wrong_is_named() {
 #[tokio::test]
 async fn a_change_keeps_what_is_absent_and_null_is_the_default() {
     let (_database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
+    let acme = caller(&app, "manage", "acme").await;
     let all = json!({
         "name": "a", "url": "https://example.com/a", "event_types": ["order.paid"], "ordering_key": "/id",
         "filter": [{"pointer": "/amount", "op": "gt", "value": 1}], "retry_backoff_seconds": [], "retry_statuses": [409],
@@ -256,7 +257,7 @@ async fn a_change_keeps_what_is_absent_and_null_is_the_default() {
 #[tokio::test]
 async fn who_changes_what_was_changed_meanwhile_is_told() {
     let (_database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
+    let acme = caller(&app, "manage", "acme").await;
     let id = subscriber(&acme, "a").await;
     let path = format!("/hub/v1/subscribers/{id}");
     let first = acme.with_header("if-match", "\"1\"");
@@ -289,7 +290,7 @@ async fn who_changes_what_was_changed_meanwhile_is_told() {
 #[tokio::test]
 async fn pausing_and_resuming_leave_being_active_alone() {
     let (database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
+    let acme = caller(&app, "manage", "acme").await;
     let id = subscriber(&acme, "a").await;
     let act = async |action: &str| {
         let answer = acme.send(Method::POST, &format!("/hub/v1/subscribers/{id}/{action}"), None).await;
@@ -316,7 +317,7 @@ async fn pausing_and_resuming_leave_being_active_alone() {
 #[tokio::test]
 async fn a_list_is_walked_newest_first_and_filtered_by_what_is_sent() {
     let (_database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
+    let acme = caller(&app, "manage", "acme").await;
     let mut ids = Vec::new();
     for number in 0..7 {
         ids.push(subscriber(&acme, &format!("s{number}")).await);
@@ -340,7 +341,8 @@ async fn a_list_is_walked_newest_first_and_filtered_by_what_is_sent() {
         assert_eq!(found.len(), expected, "{event_type}");
     }
     let cursor = acme.get("/hub/v1/subscribers?limit=3").await.json()["next_cursor"].as_str().unwrap().to_owned();
-    let other = key(&app, "manage", "rival").await.get(&format!("/hub/v1/subscribers?limit=3&cursor={cursor}")).await;
+    let other =
+        caller(&app, "manage", "rival").await.get(&format!("/hub/v1/subscribers?limit=3&cursor={cursor}")).await;
     other.assert_problem(400, "malformed-query");
     app.stop().await;
 }
@@ -348,7 +350,7 @@ async fn a_list_is_walked_newest_first_and_filtered_by_what_is_sent() {
 #[tokio::test]
 async fn a_rotated_secret_overlaps_and_an_urgent_one_ends_all_others() {
     let (database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
+    let acme = caller(&app, "manage", "acme").await;
     let mut fields = subscriber_fields("a");
     fields["signature"] = json!("v1a");
     let made = acme.post("/hub/v1/subscribers", fields).await.json();
@@ -387,7 +389,7 @@ async fn a_rotated_secret_overlaps_and_an_urgent_one_ends_all_others() {
 #[tokio::test]
 async fn a_deleted_subscriber_takes_its_secrets_and_lanes_along() {
     let (database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
+    let acme = caller(&app, "manage", "acme").await;
     let id = subscriber(&acme, "a").await;
     sqlx::query("insert into pillarbox_hub.lane (subscriber, head, attempts, again) values ($1, 1, 1, false)")
         .bind(id)
@@ -411,13 +413,14 @@ async fn a_deleted_subscriber_takes_its_secrets_and_lanes_along() {
 #[tokio::test]
 async fn a_test_is_signed_with_every_secret_and_says_what_came_of_it() {
     let (database, app) = start().await;
-    let acme = key(&app, "manage", "acme").await;
-    let receiver = Receiver::start(202, "thank you").await;
+    let acme = caller(&app, "manage", "acme").await;
+    let receiver = Receiver::replying(always(202, "thank you")).await;
     let mut fields = subscriber_fields("a");
-    (fields["url"], fields["format"]) = (json!(receiver.url), json!("standard"));
+    (fields["url"], fields["format"]) = (json!(receiver.url()), json!("standard"));
     fields["headers"] = json!({"x-token": "hunter2"});
     let made = acme.post("/hub/v1/subscribers", fields).await.json();
     let path = format!("/hub/v1/subscribers/{}", made["id"].as_str().unwrap());
+    patch(&acme, id_of(&made["id"]), json!({"headers": {"X-Token": "***", "x-team": "blue"}})).await;
     let rotated = acme.post(&format!("{path}/rotate-secret"), json!({})).await.json();
     let tested = acme.send(Method::POST, &format!("{path}/test"), None).await;
     assert_eq!(tested.status, 200, "{tested:?}");
@@ -426,21 +429,22 @@ async fn a_test_is_signed_with_every_secret_and_says_what_came_of_it() {
         (&tested["delivered"], &tested["status"], &tested["excerpt"]),
         (&json!(true), &json!(202), &json!("thank you"))
     );
-    let (headers, body) = receiver.seen.lock().unwrap().pop().unwrap();
-    assert_eq!(headers["x-token"], "hunter2");
-    assert_eq!(headers["webhook-id"], tested["event_id"].as_str().unwrap());
+    let received = receiver.received().pop().unwrap();
+    assert_eq!(received.header("x-token"), "hunter2", "a value that is shown as *** is kept by giving that back");
+    assert_eq!(received.header("x-team"), "blue");
+    assert_eq!(received.header("webhook-id"), tested["event_id"].as_str().unwrap());
     for secret in [&made["secret"], &rotated["secret"]] {
         let verifier = Verifier::parse(secret.as_str().unwrap()).unwrap();
-        verifier.verify(&headers, &body, chrono::Utc::now().timestamp()).unwrap();
+        verifier.verify(&received.headers, &received.body, chrono::Utc::now().timestamp()).unwrap();
     }
-    let sent: Value = serde_json::from_slice(&body).unwrap();
+    let sent = received.json();
     assert_eq!((&sent["type"], &sent["data"]["subscriber_id"]), (&json!("hub.test"), &made["id"]));
     let logged: i64 =
         sqlx::query_scalar("select count(*) from pillarbox.log").fetch_one(database.pool()).await.unwrap();
     assert_eq!(logged, 0, "a test does not go through the log");
 
-    let broken = Receiver::start(500, "no").await;
-    patch(&acme, id_of(&made["id"]), json!({"url": broken.url})).await;
+    let broken = Receiver::replying(always(500, "no")).await;
+    patch(&acme, id_of(&made["id"]), json!({"url": broken.url()})).await;
     let tested = acme.send(Method::POST, &format!("{path}/test"), None).await.json();
     assert_eq!((&tested["delivered"], &tested["status"]), (&json!(false), &json!(500)));
     patch(&acme, id_of(&made["id"]), json!({"url": "http://127.0.0.1:1/"})).await;
