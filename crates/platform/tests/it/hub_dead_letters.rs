@@ -10,7 +10,7 @@ use testkit::{Receiver, TestApp, TestDatabase, drain};
 use uuid::Uuid;
 
 use crate::hub_delivery::caller;
-use crate::hub_people::{always, bury, commands, id_of, pointers, post_event, start, subscriber, walk};
+use crate::hub_people::{always, bury, commands, id_of, pointers, post_event, race, start, subscriber, walk};
 
 const PATH: &str = "/hub/v1/dead-letters";
 
@@ -61,19 +61,12 @@ async fn twenty_who_retry_one_dead_letter_have_it_sent_again_once() {
     let event = post_event(db, "acme", "order.paid", "{}").await;
     let dead = bury(db, "acme", id, 1, (event, "order.paid"), "exhausted").await;
     let path = format!("{PATH}/{dead}/retry");
-    let racing = (0..20).map(|_| {
-        let (client, path) = (acme.clone(), path.clone());
-        tokio::spawn(async move { client.send(Method::POST, &path, None).await })
-    });
-    let mut accepted = 0;
-    for racer in racing.collect::<Vec<_>>() {
-        let answer = racer.await.unwrap();
-        match answer.status {
-            202 => accepted += 1,
-            _ => answer.assert_problem(409, "already-retried"),
-        }
-    }
-    assert_eq!(accepted, 1);
+    let client = acme.clone();
+    let row = ("select from pillarbox_hub.dead_letter where id = $1 for update", dead);
+    let answers = race(db, row, async move |_| client.send(Method::POST, &path, None).await).await;
+    let (accepted, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status == 202);
+    refused.iter().for_each(|answer| answer.assert_problem(409, "already-retried"));
+    assert_eq!(accepted.len(), 1);
     assert_eq!(
         commands(db).await,
         [("hub.dead_letter.retry".to_owned(), id.to_string(), json!({"dead_letter": dead}))]

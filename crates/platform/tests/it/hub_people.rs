@@ -1,12 +1,14 @@
 //! What the hub's tests share: an app whose webhooks may stay on this machine, and the rows that fan-out and dispatch would
 //! write.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use hub::address::Allowed;
 use mailbox::database::migrations;
 use serde_json::{Value, json};
 use sqlx::PgPool;
-use testkit::{Answer, Client, Reply, TestApp, TestDatabase};
+use testkit::{Answer, Client, Reply, TestApp, TestDatabase, drain};
 use uuid::Uuid;
 
 pub(crate) async fn start() -> (TestDatabase, TestApp) {
@@ -155,4 +157,36 @@ pub(crate) async fn commands(db: &PgPool) -> Vec<(String, String, Value)> {
 /// To be answered by a receiver of webhooks, whatever comes.
 pub(crate) fn always(status: u16, body: &'static str) -> impl FnMut(&testkit::Received) -> Reply + Send + 'static {
     move |_| Reply { body: body.to_owned(), ..Reply::status(status) }
+}
+
+/// Lets twenty race for a row: it is held until some of them stand in front of it, and then let go.
+pub(crate) async fn race(
+    db: &PgPool,
+    (lock, id): (&'static str, Uuid),
+    racer: impl AsyncFn(usize) -> Answer + Clone + 'static,
+) -> Vec<Answer> {
+    let mut holding = db.begin().await.unwrap();
+    sqlx::query(lock).bind(id).execute(&mut *holding).await.unwrap();
+    let local = tokio::task::LocalSet::new();
+    let racing: Vec<_> = (0..20)
+        .map(|number| {
+            let racer = racer.clone();
+            local.spawn_local(async move { racer(number).await })
+        })
+        .collect();
+    let letting_go = async {
+        let waiting = async || {
+            let query = "select count(*) from pg_stat_activity
+                         where datname = current_database() and wait_event_type = 'Lock'";
+            sqlx::query_scalar::<_, i64>(query).fetch_one(db).await.unwrap() >= 3
+        };
+        drain("some stand in front of the row", Duration::from_secs(5), waiting).await;
+        holding.commit().await.unwrap();
+        let mut answers = Vec::new();
+        for racer in racing {
+            answers.push(racer.await.unwrap());
+        }
+        answers
+    };
+    local.run_until(letting_go).await
 }

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::hub_delivery::caller;
 use crate::hub_people::{
-    always, id_of, make_message, pointers, post_event, start, subscriber, subscriber_fields, walk,
+    always, id_of, make_message, pointers, post_event, race, start, subscriber, subscriber_fields, walk,
 };
 
 async fn patch(client: &Client, id: Uuid, change: Value) -> testkit::Answer {
@@ -256,7 +256,7 @@ async fn a_change_keeps_what_is_absent_and_null_is_the_default() {
 
 #[tokio::test]
 async fn who_changes_what_was_changed_meanwhile_is_told() {
-    let (_database, app) = start().await;
+    let (database, app) = start().await;
     let acme = caller(&app, "manage", "acme").await;
     let id = subscriber(&acme, "a").await;
     let path = format!("/hub/v1/subscribers/{id}");
@@ -274,16 +274,12 @@ async fn who_changes_what_was_changed_meanwhile_is_told() {
     assert_eq!(first.with_header("if-none-match", "\"1\"").get(&path).await.json()["name"], "b");
     // Twenty that all start from the same version: one of them is in time.
     let second = acme.with_header("if-match", "\"2\"");
-    let racing = (0..20).map(|number| {
-        let client = second.clone();
-        tokio::spawn(async move { patch(&client, id, json!({"name": format!("n{number}")})).await.status })
-    });
-    let mut statuses = Vec::new();
-    for racer in racing.collect::<Vec<_>>() {
-        statuses.push(racer.await.unwrap());
-    }
-    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 1, "{statuses:?}");
-    assert_eq!(statuses.iter().filter(|status| **status == 412).count(), 19, "{statuses:?}");
+    let row = ("select from pillarbox_hub.subscriber where id = $1 for update", id);
+    let racer = async move |number| patch(&second, id, json!({"name": format!("n{number}")})).await;
+    let answers = race(database.pool(), row, racer).await;
+    let (in_time, late): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status == 200);
+    late.iter().for_each(|answer| answer.assert_problem(412, "stale"));
+    assert_eq!(in_time.len(), 1);
     app.stop().await;
 }
 
