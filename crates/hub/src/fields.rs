@@ -139,85 +139,69 @@ impl Fields {
         old: Option<&SubscriberSettings>,
         client: &Client,
     ) -> Result<SubscriberSettings, Vec<FieldError>> {
-        let mut wrong = Vec::new();
-        let was = |of: fn(&SubscriberSettings) -> Option<u32>| old.map(of);
-        let number = |value: Option<u32>| value.unwrap_or_default();
-        let name = self.name.settle("/name", old.map(|old| old.name.clone()), None, name, &mut wrong);
-        let url = self.url.settle("/url", old.map(|old| old.url.clone()), None, |url| vetted(url, client), &mut wrong);
-        let types = old.map(|old| old.event_types.clone());
-        let event_types = self.event_types.settle("/event_types", types, None, event_types, &mut wrong);
-        let filter = self.filter.settle("/filter", old.map(|old| old.filter.clone()), Some(None), filter, &mut wrong);
-        let pointer = old.map(|old| old.ordering_key.clone());
-        let ordering_key = self.ordering_key.settle("/ordering_key", pointer, Some(None), pointer_to, &mut wrong);
-        let backoff = old.map(|old| old.retry_backoff_seconds.clone());
-        let retry_backoff_seconds = self.retry_backoff_seconds.settle(
+        let mut to = Settling { old, wrong: Vec::new() };
+        let kept = old.map(|old| old.headers.clone()).unwrap_or_default();
+        let number = |range| move |value| within(value, range);
+        let name = to.be("/name", self.name, |old| old.name.clone(), None, name);
+        let url = to.be("/url", self.url, |old| old.url.clone(), None, |url| vetted(url, client));
+        let types = to.be("/event_types", self.event_types, |old| old.event_types.clone(), None, event_types);
+        let filter = to.be("/filter", self.filter, |old| old.filter.clone(), Some(None), filter);
+        let ordering_key =
+            to.be("/ordering_key", self.ordering_key, |old| old.ordering_key.clone(), Some(None), pointer_to);
+        let backoff = to.be(
             "/retry_backoff_seconds",
-            backoff,
+            self.retry_backoff_seconds,
+            |old| old.retry_backoff_seconds.clone(),
             Some(BACKOFF_DEFAULT.to_vec()),
-            |list| numbers(&list, RETRIES_MAX, BACKOFF_SECONDS),
-            &mut wrong,
+            backoff_of,
         );
-        let statuses = old.map(|old| old.retry_statuses.iter().copied().map(u32::from).collect());
-        let retry_statuses = self.retry_statuses.settle(
+        let statuses = to.be(
             "/retry_statuses",
-            statuses,
+            self.retry_statuses,
+            |old| old.retry_statuses.clone(),
             Some(Vec::new()),
-            |list| numbers(&list, STATUSES_MAX, STATUSES),
-            &mut wrong,
+            statuses_of,
         );
-        let on_exhausted = self.on_exhausted.or(old.map(|old| old.on_exhausted), OnExhausted::Skip);
-        let within = |range| move |value| within(value, range).map(Some);
-        let timeout_ms = self.timeout_ms.settle(
-            "/timeout_ms",
-            was(|old| Some(old.timeout_ms)),
-            Some(Some(10_000)),
-            within(TIMEOUT_MS),
-            &mut wrong,
-        );
-        let max_in_flight = self.max_in_flight.settle(
-            "/max_in_flight",
-            was(|old| Some(old.max_in_flight)),
-            Some(Some(50)),
-            within(IN_FLIGHT),
-            &mut wrong,
-        );
-        let rate_limit_per_second = self.rate_limit_per_second.settle(
+        let timeout = to.be("/timeout_ms", self.timeout_ms, |old| old.timeout_ms, Some(10_000), number(TIMEOUT_MS));
+        let in_flight =
+            to.be("/max_in_flight", self.max_in_flight, |old| old.max_in_flight, Some(50), number(IN_FLIGHT));
+        let rate = to.be(
             "/rate_limit_per_second",
-            was(|old| old.rate_limit_per_second),
+            self.rate_limit_per_second,
+            |old| old.rate_limit_per_second,
             Some(None),
-            within(RATE),
-            &mut wrong,
+            |rate| within(rate, RATE).map(Some),
         );
-        let kept = old.map(|old| old.headers.clone());
-        let headers = self.headers.settle(
+        let headers = to.be(
             "/headers",
-            kept.clone(),
+            self.headers,
+            |old| old.headers.clone(),
             Some(Vec::new()),
-            |given| headers_of(given, kept.as_deref().unwrap_or_default()),
-            &mut wrong,
+            |given| headers_of(given, &kept),
         );
-        let format = self.format.or(old.map(|old| old.format), Format::Raw);
-        let is_active = self.is_active.or(old.map(|old| old.is_active), true);
-        // What is missing here is in `wrong`.
-        let (Some(name), Some(url), Some(event_types), true) = (name, url, event_types, wrong.is_empty()) else {
-            return Err(wrong);
+        let skip = Some(OnExhausted::Skip);
+        let on_exhausted = to.be("/on_exhausted", self.on_exhausted, |old| old.on_exhausted, skip, Ok);
+        let format = to.be("/format", self.format, |old| old.format, Some(Format::Raw), Ok);
+        let is_active = to.be("/is_active", self.is_active, |old| old.is_active, Some(true), Ok);
+        let all = || {
+            Some(SubscriberSettings {
+                name: name?,
+                url: url?,
+                event_types: types?,
+                filter: filter?,
+                ordering_key: ordering_key?,
+                retry_backoff_seconds: backoff?,
+                retry_statuses: statuses?,
+                on_exhausted: on_exhausted?,
+                timeout_ms: timeout?,
+                max_in_flight: in_flight?,
+                rate_limit_per_second: rate?,
+                headers: headers?,
+                format: format?,
+                is_active: is_active?,
+            })
         };
-        Ok(SubscriberSettings {
-            name,
-            url,
-            event_types,
-            filter: filter.flatten(),
-            ordering_key: ordering_key.flatten(),
-            retry_backoff_seconds: retry_backoff_seconds.unwrap_or_default(),
-            retry_statuses: retry_statuses.unwrap_or_default().into_iter().map(|status| status as u16).collect(),
-            on_exhausted,
-            timeout_ms: number(timeout_ms.flatten()),
-            max_in_flight: number(max_in_flight.flatten()),
-            rate_limit_per_second: rate_limit_per_second.flatten(),
-            headers: headers.unwrap_or_default(),
-            format,
-            is_active,
-        })
+        all().ok_or(to.wrong)
     }
 
     /// What a new subscriber's deliveries are to be signed with.
@@ -248,31 +232,29 @@ impl Fields {
     }
 }
 
-impl<T> Field<T> {
-    fn settle<U>(
-        self,
+/// Goes through the fields, and gathers what is wrong.
+struct Settling<'a> {
+    old: Option<&'a SubscriberSettings>,
+    wrong: Vec<FieldError>,
+}
+
+impl Settling<'_> {
+    /// What a field is to be; None if it is wrong. Without a default it is required.
+    fn be<T, U>(
+        &mut self,
         pointer: &str,
-        old: Option<U>,
+        field: Field<T>,
+        old: impl FnOnce(&SubscriberSettings) -> U,
         default: Option<U>,
         check: impl FnOnce(T) -> Result<U, Wrong>,
-        wrong: &mut Vec<FieldError>,
     ) -> Option<U> {
-        let settled = match self {
-            Field::Absent => old.or(default).ok_or_else(|| one("is required")),
+        let settled = match field {
+            Field::Absent => self.old.map(old).or(default).ok_or_else(|| one("is required")),
             Field::Null => default.ok_or_else(|| one("is required, and takes no null")),
             Field::Given(value) => check(value),
         };
         let at = |(below, detail): (String, String)| FieldError::body(format!("{pointer}{below}"), detail);
-        settled.map_err(|found| wrong.extend(found.into_iter().map(at))).ok()
-    }
-
-    /// For what needs no check.
-    fn or(self, old: Option<T>, default: T) -> T {
-        match self {
-            Field::Absent => old.unwrap_or(default),
-            Field::Null => default,
-            Field::Given(value) => value,
-        }
+        settled.map_err(|found| self.wrong.extend(found.into_iter().map(at))).ok()
     }
 }
 
@@ -314,6 +296,14 @@ fn filter(filter: Filter) -> Result<Option<Filter>, Wrong> {
 fn pointer_to(pointer: String) -> Result<Option<String>, Wrong> {
     check_pointer(&pointer).map_err(one)?;
     Ok(Some(pointer))
+}
+
+fn backoff_of(list: Vec<i64>) -> Result<Vec<u32>, Wrong> {
+    numbers(&list, RETRIES_MAX, BACKOFF_SECONDS)
+}
+
+fn statuses_of(list: Vec<i64>) -> Result<Vec<u16>, Wrong> {
+    Ok(numbers(&list, STATUSES_MAX, STATUSES)?.into_iter().map(|status| status as u16).collect())
 }
 
 fn numbers(list: &[i64], count_max: usize, range: RangeInclusive<i64>) -> Result<Vec<u32>, Wrong> {

@@ -71,7 +71,9 @@ pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure>
         .map_err(|error| Failure::Other(format!("--server {error}")))?;
     let key = send.api_key.map(Secret::new).or_else(|| settings.admin_key.clone());
     let key = key.ok_or_else(|| {
-        Failure::Other("give an API key: --api-key or PILLARBOX_API_KEY (`pillarbox key create --role ingest`)".to_owned())
+        Failure::Other(
+            "give an API key: --api-key or PILLARBOX_API_KEY (`pillarbox key create --role ingest`)".to_owned(),
+        )
     })?;
     let mut headers = HeaderMap::new();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -97,8 +99,7 @@ pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure>
 }
 
 fn header_value(flag: &str, text: &str) -> Result<HeaderValue, Failure> {
-    let mut value =
-        HeaderValue::from_str(text).map_err(|_| Failure::Other(format!("{flag} takes printable ASCII")))?;
+    let mut value = HeaderValue::from_str(text).map_err(|_| Failure::Other(format!("{flag} takes printable ASCII")))?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -131,9 +132,7 @@ pub(super) async fn listen(listen: Listen) -> Result<(), Failure> {
                     hearing.recv().await;
                 }
             }
-            None => {
-                while hearing.recv().await.is_some() {}
-            }
+            None => while hearing.recv().await.is_some() {},
         }
     };
     tokio::select! {
