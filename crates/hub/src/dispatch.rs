@@ -99,7 +99,7 @@ pub(crate) struct Recipient {
 
 /// What came of a message that was sent.
 struct Finished {
-    /// Of the dispatcher: what was sent before it forgot everything means nothing to it.
+    /// Of the feed: one that was forgotten, or went to another process and came back, is another.
     generation: u64,
     subscriber: Uuid,
     key: Key,
@@ -121,6 +121,7 @@ pub(crate) struct Dispatcher {
     hot: HashSet<Uuid>,
     /// When to look at a feed again that waits for something.
     timers: BTreeSet<(DateTime<Utc>, Uuid)>,
+    /// How many feeds there have been.
     generation: u64,
     in_flight: usize,
     /// All messages up to here were told to the feeds.
@@ -246,7 +247,6 @@ impl Dispatcher {
 
     /// Everything that it knew may be wrong.
     fn forget(&mut self) {
-        self.generation += 1;
         self.feeds.clear();
         self.hot.clear();
         self.timers.clear();
@@ -300,7 +300,10 @@ impl Dispatcher {
         for recipient in new {
             let id = recipient.id;
             let loaded = loaded.remove(&id).unwrap_or_default();
-            self.feeds.insert(id, Feed::new(recipient, loaded.position, loaded.lanes, loaded.done, now));
+            self.generation += 1;
+            let mut feed = Feed::new(recipient, loaded.position, loaded.lanes, loaded.done, now);
+            feed.generation = self.generation;
+            self.feeds.insert(id, feed);
             self.hot.insert(id);
         }
         self.version = version;
@@ -348,10 +351,8 @@ impl Dispatcher {
     }
 
     fn settle(&mut self, finished: Finished) {
-        if finished.generation != self.generation {
-            return;
-        }
-        let Some(feed) = self.feeds.get_mut(&finished.subscriber) else { return };
+        let feed = self.feeds.get_mut(&finished.subscriber);
+        let Some(feed) = feed.filter(|feed| feed.generation == finished.generation) else { return };
         self.in_flight -= 1;
         feed.finished(&finished.key, finished.came, self.clock.now(), rand::random());
         self.hot.insert(finished.subscriber);
@@ -494,7 +495,7 @@ impl Dispatcher {
                     Some(_) if feed.is_given_up(mail.n) => Some((Reason::Manual, "given up by hand")),
                     Some(_) => None,
                 };
-                let (sender, generation, subscriber) = (self.finished.0.clone(), self.generation, *subscriber);
+                let (sender, generation, subscriber) = (self.finished.0.clone(), feed.generation, *subscriber);
                 if let Some((reason, detail)) = unsent {
                     let came = Came::unsent(reason, detail);
                     let _ = sender.send(Finished { generation, subscriber, key, came });

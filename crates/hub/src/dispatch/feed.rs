@@ -190,6 +190,8 @@ struct Aside {
 
 pub(crate) struct Feed {
     pub(crate) recipient: Arc<Recipient>,
+    /// What was sent for another feed of the same subscriber is not this one's.
+    pub(crate) generation: u64,
     /// Everything up to here was read, or is a lane's that is aside.
     read_to: i64,
     pub(crate) behind: bool,
@@ -241,6 +243,7 @@ impl Feed {
     ) -> Feed {
         let mut feed = Feed {
             recipient,
+            generation: 0,
             read_to: position,
             behind: true,
             reading: false,
