@@ -385,7 +385,7 @@ impl Dispatcher {
             self.told_at = tokio::time::Instant::now();
             for subscriber in news.subscribers {
                 if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                    feed.behind = true;
+                    (feed.behind, feed.commanded) = (true, true);
                     self.hot.insert(subscriber);
                 }
             }
@@ -406,6 +406,11 @@ impl Dispatcher {
                 for (subscriber, wish) in wishes.lanes {
                     if let Some(feed) = self.feeds.get_mut(&subscriber) {
                         feed.unread(&[wish]);
+                    }
+                }
+                for subscriber in wishes.commands {
+                    if let Some(feed) = self.feeds.get_mut(&subscriber) {
+                        feed.commanded = true;
                     }
                 }
                 self.again_at = Some(tokio::time::Instant::now() + AGAIN_PAUSE);
@@ -544,10 +549,13 @@ impl Dispatcher {
         }
         let mut wishes = Wishes::default();
         for subscriber in &self.hot {
-            if wishes.feeds.len() >= READS_MAX || wishes.lanes.len() >= READS_MAX {
+            if wishes.feeds.len().max(wishes.lanes.len()).max(wishes.commands.len()) >= READS_MAX {
                 break;
             }
             let Some(feed) = self.feeds.get_mut(subscriber) else { continue };
+            if std::mem::take(&mut feed.commanded) {
+                wishes.commands.push(*subscriber);
+            }
             if let Some((after, most)) = feed.wish() {
                 (feed.reading, feed.behind) = (true, false);
                 wishes.feeds.push((*subscriber, after, most));
@@ -555,7 +563,7 @@ impl Dispatcher {
             let most = READS_MAX - wishes.lanes.len();
             wishes.lanes.extend(feed.lane_wishes(now, most).into_iter().map(|wish| (*subscriber, wish)));
         }
-        if wishes.feeds.is_empty() && wishes.lanes.is_empty() {
+        if wishes.feeds.is_empty() && wishes.lanes.is_empty() && wishes.commands.is_empty() {
             return;
         }
         let (db, wished) = (self.db.clone(), wishes.clone());
@@ -579,7 +587,7 @@ impl Dispatcher {
             if let Some(at) = feed.next_look(now) {
                 timers.insert((at.max(now + Duration::from_millis(1)), *subscriber));
             }
-            !feed.is_idle() || feed.has_news(now) || feed.is_hungry() || in_flight >= IN_FLIGHT_MAX
+            !feed.is_idle() || feed.has_news(now) || feed.is_hungry() || feed.commanded || in_flight >= IN_FLIGHT_MAX
         });
     }
 }

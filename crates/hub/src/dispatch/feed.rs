@@ -196,6 +196,8 @@ pub(crate) struct Feed {
     read_to: i64,
     pub(crate) behind: bool,
     pub(crate) reading: bool,
+    /// There may be commands for it, which are read whether it wishes for messages or not.
+    pub(crate) commanded: bool,
     lanes: HashMap<Key, Lane>,
     /// Lanes with something to send, by turns.
     ready: VecDeque<Key>,
@@ -247,6 +249,7 @@ impl Feed {
             read_to: position,
             behind: true,
             reading: false,
+            commanded: true,
             lanes: HashMap::new(),
             ready: VecDeque::new(),
             due: BTreeMap::new(),
@@ -628,7 +631,7 @@ impl Feed {
     }
 
     /// Someone wants a message given up, or the lane that it blocks tried again. It is carried out when it is the message's
-    /// turn; until then it is told again and again.
+    /// turn; until then it is remembered, and told again to who goes on from here.
     pub(crate) fn command(&mut self, id: i64, key: &Key, n: i64, what: What, now: DateTime<Utc>) {
         let is_head = |lane: &Lane| match (lane.queue.front(), &lane.aside) {
             (Some(first), _) => first.n == n,

@@ -115,11 +115,12 @@ pub(crate) async fn load(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::R
     Ok(loaded)
 }
 
-/// What is to be read: of subscribers behind a number, and of lanes.
+/// What is to be read: of subscribers behind a number, of lanes, and commands.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Wishes {
     pub(crate) feeds: Vec<(Uuid, i64, usize)>,
     pub(crate) lanes: Vec<(Uuid, LaneWish)>,
+    pub(crate) commands: Vec<Uuid>,
 }
 
 #[derive(Default)]
@@ -153,7 +154,9 @@ pub(crate) async fn read(db: &PgPool, wishes: &Wishes) -> sqlx::Result<Read> {
         .bind(wishes.feeds.iter().map(|(_, _, most)| *most as i64).collect::<Vec<_>>())
         .fetch_all(&mut *db)
         .await?;
-        commands = read_commands(&mut db, wishes).await?;
+    }
+    if !wishes.commands.is_empty() {
+        commands = read_commands(&mut db, &wishes.commands).await?;
     }
     if !wishes.lanes.is_empty() {
         let name = |key: &Key| match key {
@@ -194,15 +197,12 @@ pub(crate) async fn read(db: &PgPool, wishes: &Wishes) -> sqlx::Result<Read> {
     Ok(read)
 }
 
-async fn read_commands(db: &mut PgConnection, wishes: &Wishes) -> sqlx::Result<Vec<Command>> {
+async fn read_commands(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::Result<Vec<Command>> {
     let query = "select command.id, command.subscriber, command.n, command.what, message.lane
                  from pillarbox_hub.command
                  join pillarbox_hub.message on message.subscriber = command.subscriber and message.n = command.n
                  where command.subscriber = any ($1) order by command.id";
-    let rows = sqlx::query(query)
-        .bind(wishes.feeds.iter().map(|(subscriber, _, _)| *subscriber).collect::<Vec<_>>())
-        .fetch_all(db)
-        .await?;
+    let rows = sqlx::query(query).bind(subscribers).fetch_all(db).await?;
     rows.iter()
         .map(|row| {
             let what = match row.try_get::<&str, _>("what")? {
