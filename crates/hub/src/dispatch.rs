@@ -176,7 +176,7 @@ impl Dispatcher {
 
     /// Waits until something happens, and does what follows from it.
     pub(crate) async fn round(&mut self) -> Result<Round, DispatchError> {
-        if self.looked_at.is_none_or(|at| at.elapsed() > self.share.pause()) {
+        if self.is_time_to_look() && self.saving.is_none() && self.unsaved.is_none() {
             self.look().await?;
         }
         self.wait().await?;
@@ -223,6 +223,11 @@ impl Dispatcher {
     }
 
     // ---- whose turn it is
+
+    /// First what is being kept is kept, and nothing new is begun: who is given a shard must find it.
+    fn is_time_to_look(&self) -> bool {
+        self.looked_at.is_none_or(|at| at.elapsed() > self.share.pause())
+    }
 
     /// Takes its part of the shards, and of what is in them.
     async fn look(&mut self) -> Result<(), DispatchError> {
@@ -516,7 +521,7 @@ impl Dispatcher {
     }
 
     fn save(&mut self, now: DateTime<Utc>) {
-        if self.saving.is_some() {
+        if self.saving.is_some() || (self.unsaved.is_none() && self.is_time_to_look()) {
             return;
         }
         let save = match self.unsaved.take() {
