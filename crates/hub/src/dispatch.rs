@@ -20,6 +20,7 @@ use kit::worker::Round;
 use mailbox::handler::trace_of;
 use mailbox::lease::Share;
 use mailbox::log::Message;
+use mailbox::watch::Watcher;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -112,6 +113,9 @@ pub(crate) struct Dispatcher {
     client: Client,
     seal: Seal,
     share: Share,
+    watcher: Watcher,
+    /// Of the watcher: the database may have taken back what was known before.
+    doubts: u64,
     looked_at: Option<tokio::time::Instant>,
     shards: BTreeSet<i16>,
     /// Of the directory, as the feeds know it.
@@ -145,6 +149,7 @@ impl Dispatcher {
         client: Client,
         seal: Seal,
         share: Share,
+        watcher: Watcher,
         handed_over: mpsc::Receiver<Fanned>,
     ) -> Dispatcher {
         Dispatcher {
@@ -153,6 +158,8 @@ impl Dispatcher {
             client,
             seal,
             share,
+            doubts: watcher.doubts(),
+            watcher,
             looked_at: None,
             shards: BTreeSet::new(),
             version: 0,
@@ -176,6 +183,10 @@ impl Dispatcher {
 
     /// Waits until something happens, and does what follows from it.
     pub(crate) async fn round(&mut self) -> Result<Round, DispatchError> {
+        // Neither messages nor outcomes wait for the disk: after a crash the same numbers can be other messages.
+        if std::mem::replace(&mut self.doubts, self.watcher.doubts()) != self.doubts {
+            self.forget();
+        }
         if self.is_time_to_look() && self.saving.is_none() && self.unsaved.is_none() {
             self.look().await?;
         }
@@ -257,6 +268,10 @@ impl Dispatcher {
         self.timers.clear();
         (self.in_flight, self.version, self.told_to) = (0, 0, 0);
         self.shards.clear();
+        if let Some((_, saving)) = &self.saving {
+            saving.abort();
+        }
+        while self.handed_over.try_recv().is_ok() {}
         (self.reading, self.asking, self.saving, self.unsaved) = (None, None, None, None);
         self.looked_at = None;
     }
