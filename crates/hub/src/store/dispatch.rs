@@ -73,7 +73,8 @@ pub(crate) async fn load(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::R
     }
     // A lane's head is written down now and then only: what was settled since is passed over.
     let rows = sqlx::query(
-        "select lane.*, case when next_at is null or again then head else coalesce(first.n, head) end as next
+        "select lane.*, case when next_at is null or again or lane.lane is null then head
+                             else coalesce(first.n, last.n + 1, head) end as next
          from pillarbox_hub.lane
          left join lateral (
              select n from pillarbox_hub.message
@@ -83,6 +84,10 @@ pub(crate) async fn load(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::R
                                  and outcome <> 'failed')
              order by n limit 1
          ) first on true
+         left join lateral (
+             select n from pillarbox_hub.message
+             where message.subscriber = lane.subscriber and message.lane = lane.lane order by n desc limit 1
+         ) last on true
          where lane.subscriber = any ($1)",
     )
     .bind(subscribers)
