@@ -10,6 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use futures_util::future::BoxFuture;
@@ -34,6 +35,9 @@ use url::Url;
 
 use crate::address::Allowed;
 use crate::client::{ErrorClass, Failure};
+
+/// Shared by all addresses of a name, so that one that does not answer leaves time for the others.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Asks for the addresses of a name.
 pub trait Resolve: Send + Sync + 'static {
@@ -108,6 +112,7 @@ pub(crate) struct Dialer {
     way: Way,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one of it")]
 enum Way {
     Direct(HttpConnector<Vetting>),
     /// Names are resolved by the proxy, which has to know what it lets through; only addresses are vetted here.
@@ -129,6 +134,7 @@ impl Dialer {
             let mut tcp = HttpConnector::new_with_resolver(Vetting { resolver, vetted_by });
             tcp.enforce_http(false);
             tcp.set_nodelay(true);
+            tcp.set_connect_timeout(Some(CONNECT_TIME_MAX));
             tcp
         };
         let way = match proxy {

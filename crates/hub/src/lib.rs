@@ -29,6 +29,7 @@ mod store;
 pub mod target;
 mod view;
 mod wire;
+mod workers;
 
 use std::future::Future;
 use std::time::Duration;
@@ -39,6 +40,7 @@ use kit::page::CursorKey;
 use kit::secret::Seal;
 use mailbox::cursor::{Cursor, Kind, Start};
 use mailbox::filter::{Filter, Matching};
+use mailbox::maintain::Keep;
 use mailbox::runtime::{Rhythm, Runtime};
 use mailbox::watch::Watcher;
 use serde::{Deserialize, Serialize};
@@ -56,6 +58,9 @@ use crate::ingest::Ingest;
 const FAN_OUT_BATCH: u32 = 500;
 /// Batches that fan-out may be ahead of a dispatcher in the same process.
 const HANDED_OVER_MAX: usize = 64;
+
+const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
+const MEASURE_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -117,6 +122,15 @@ impl Hub {
         let limits = Limits { batch_max: 500, queue_max: 2_000 };
         let (ingest, taking) = Batcher::new(handler, limits);
         (Hub { db, clock, cursor_key, seal, client, watcher, ingest }, taking)
+    }
+
+    /// Looks after the hub's tables, and measures them.
+    pub fn maintain(&self, runtime: &Runtime, keep: Keep, attempt_days: u32) {
+        let (worker, db, clock) =
+            (runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE), runtime.db().clone(), self.clock.clone());
+        runtime.spawn(async move { worker.run(|| workers::maintain(&db, keep, attempt_days, clock.now())).await });
+        let (worker, db) = (runtime.worker("hub.measure".to_owned(), MEASURE_PAUSE), runtime.db().clone());
+        runtime.spawn(async move { worker.run(|| workers::measure(&db)).await });
     }
 
     /// Makes messages, sends them, or both.

@@ -319,7 +319,7 @@ mod tests {
             let secret = generated(kind);
             let again = SigningSecret::parse(&secret.to_text()).unwrap();
             assert_eq!((again.kind(), again.to_text(), again.public()), (kind, secret.to_text(), secret.public()));
-            assert_eq!(sign(&[secret.clone()], ID, NOW, BODY), sign(&[again], ID, NOW, BODY));
+            assert_eq!(sign(std::slice::from_ref(&secret), ID, NOW, BODY), sign(&[again], ID, NOW, BODY));
             assert_eq!(format!("{secret:?}"), "SigningSecret(***)");
         }
         assert_eq!(BASE64_STANDARD.decode(&generated(SecretKind::Symmetric).to_text()[6..]).unwrap().len(), 32);

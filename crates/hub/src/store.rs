@@ -5,3 +5,4 @@ pub(crate) mod dispatch;
 pub(crate) mod fanout;
 pub(crate) mod message;
 pub(crate) mod subscriber;
+pub(crate) mod upkeep;

@@ -30,6 +30,7 @@ pub mod log;
 pub mod maintain;
 pub mod moment;
 pub mod parked;
+pub mod partition;
 pub mod post;
 pub mod replay;
 pub mod replica;

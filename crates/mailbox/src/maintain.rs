@@ -2,17 +2,11 @@
 
 use chrono::{DateTime, Utc};
 use kit::worker::Round;
-use sqlx::{Acquire, PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool};
 
-use crate::{home, idempotency, log, replica};
-
-/// With so many days made ahead, a week without anybody maintaining costs nothing; then messages overflow, and are kept.
-const DAYS_AHEAD: i32 = 7;
+use crate::{home, idempotency, log, partition, replica};
 
 const FORGET_MAX: i64 = 10_000;
-
-/// PostgreSQL's code for a lock that was not to be had in time.
-const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// How long things are kept.
 #[derive(Debug, Clone, Copy)]
@@ -31,8 +25,8 @@ impl Default for Keep {
 /// One round of everything. No post waits for it: where it cannot have a lock soon, the next round is soon enough.
 pub async fn round(db: &PgPool, keep: Keep, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
     let mut db = db.acquire().await?;
-    for made in [log::make_partitions(&mut db, DAYS_AHEAD).await, make_reader_partitions(&mut db).await] {
-        if let Some(made @ 1..) = unless_locked(made)? {
+    for made in [log::make_partitions(&mut db, partition::DAYS_AHEAD).await, make_reader_partitions(&mut db).await] {
+        if let Some(made @ 1..) = partition::unless_locked(made)? {
             tracing::info!(made, "made partitions");
         }
     }
@@ -53,7 +47,7 @@ pub async fn round(db: &PgPool, keep: Keep, now: DateTime<Utc>) -> Result<Round,
 }
 
 async fn make_reader_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
-    sqlx::query_scalar("select pillarbox.make_reader_partitions($1)").bind(DAYS_AHEAD).fetch_one(db).await
+    sqlx::query_scalar("select pillarbox.make_reader_partitions($1)").bind(partition::DAYS_AHEAD).fetch_one(db).await
 }
 
 /// The newest place of every consumer that still counts: the time of its old moment, and that moment's snapshot.
@@ -101,16 +95,16 @@ async fn drop_log_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) ->
     );
     let cutoff: DateTime<Utc> =
         sqlx::query_scalar(sqlx::AssertSqlSafe(query)).bind(now - days(keep.log_days)).fetch_one(&mut *db).await?;
-    for partition in days_before(db, "log", cutoff).await? {
+    for partition in partition::days_before(db, "pillarbox.log", cutoff).await? {
         // A transaction that was open when a consumer looked may have written here.
         let query = format!(
             "select exists (select from ({LIVE_PLACES}) as place cross join pg_snapshot_xip(place.old) as open (xid)
-                            join pillarbox.{partition} as row on row.xid = open.xid)"
+                            join {partition} as row on row.xid = open.xid)"
         );
         if sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(&mut *db).await? {
             continue;
         }
-        drop_day(db, "log", &partition).await?;
+        partition::drop_day(db, "pillarbox.log", &partition).await?;
     }
     let query = "delete from pillarbox.log_overflow where ctid in
                      (select ctid from pillarbox.log_overflow where at < $1 limit $2)";
@@ -119,7 +113,7 @@ async fn drop_log_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) ->
 
 async fn drop_reader_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>) -> sqlx::Result<()> {
     let positions_until = now - days(keep.log_days + 1);
-    for partition in days_before(db, "position", positions_until).await? {
+    for partition in partition::days_before(db, "pillarbox.position", positions_until).await? {
         // A consumer that has not moved since keeps its place.
         let query = format!(
             // Under its old number: what a lane writes meanwhile is newer.
@@ -127,56 +121,18 @@ async fn drop_reader_days(db: &mut PgConnection, keep: Keep, now: DateTime<Utc>)
              select n, consumer, array[shard], array[last_id], old, old_id, old_at, new, new_id, new_at
              from pillarbox.cursor cross join pillarbox.shards() as slot (shard)
              cross join lateral pillarbox.place(consumer, shard)
-             where kept_in = 'pillarbox.{partition}'::regclass"
+             where kept_in = '{partition}'::regclass"
         );
         sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *db).await?;
-        drop_day(db, "position", &partition).await?;
+        partition::drop_day(db, "pillarbox.position", &partition).await?;
     }
     let inbox_until = now - days(keep.behind_days + 1);
-    for partition in days_before(db, "inbox", inbox_until).await? {
-        drop_day(db, "inbox", &partition).await?;
+    for partition in partition::days_before(db, "pillarbox.inbox", inbox_until).await? {
+        partition::drop_day(db, "pillarbox.inbox", &partition).await?;
     }
     let query = "delete from pillarbox.inbox_overflow where ctid in
                      (select ctid from pillarbox.inbox_overflow where message_id < pillarbox.uuid_at($1) limit $2)";
     sqlx::query(query).bind(inbox_until).bind(FORGET_MAX).execute(db).await.map(drop)
-}
-
-/// The partitions of days that ended before `cutoff`, oldest first. Their names are ours, and hold nothing but letters,
-/// digits and `_`.
-async fn days_before(db: &mut PgConnection, parent: &str, cutoff: DateTime<Utc>) -> sqlx::Result<Vec<String>> {
-    sqlx::query_scalar(
-        "select relname::text from pg_class join pg_inherits on inhrelid = pg_class.oid
-         where inhparent = ('pillarbox.' || $1)::regclass and relname ~ ('^' || $1 || '_[0-9]{8}$')
-           and to_date(right(relname, 8), 'YYYYMMDD') + 1 <= ($2 at time zone 'UTC')::date
-         order by relname",
-    )
-    .bind(parent)
-    .bind(cutoff)
-    .fetch_all(db)
-    .await
-}
-
-/// Drops one partition. It needs the table for a moment; while it waits for a long reader, posts wait behind it, so it
-/// waits no longer than nobody notices.
-async fn drop_day(db: &mut PgConnection, parent: &str, partition: &str) -> sqlx::Result<()> {
-    let mut tx = db.begin().await?;
-    let statements = format!(
-        "set local lock_timeout = '100ms';
-         alter table pillarbox.{parent} detach partition pillarbox.{partition};
-         drop table pillarbox.{partition}"
-    );
-    let dropped = sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut *tx).await;
-    match unless_locked(dropped)? {
-        Some(_) => {
-            tx.commit().await?;
-            tracing::info!(partition, "dropped");
-        }
-        None => {
-            tx.rollback().await?;
-            tracing::info!(partition, "is in use; it can go another time");
-        }
-    }
-    Ok(())
 }
 
 async fn forget_foreign(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<u64> {
@@ -190,15 +146,6 @@ async fn forget_discarded(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx:
                      (select consumer, message_id from pillarbox.discarded where discarded_at < $1
                       order by discarded_at limit $2)";
     Ok(sqlx::query(query).bind(before).bind(FORGET_MAX).execute(db).await?.rows_affected())
-}
-
-/// None if someone else holds the lock.
-fn unless_locked<T>(outcome: sqlx::Result<T>) -> sqlx::Result<Option<T>> {
-    match outcome {
-        Ok(value) => Ok(Some(value)),
-        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 fn days(count: u32) -> chrono::Duration {

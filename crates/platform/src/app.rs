@@ -192,6 +192,9 @@ pub async fn start(
     workers.spawn(taking);
     if settings.has_service("hub") {
         hub.start(&runtime, settings.has_role(Role::Fanout), settings.has_role(Role::Dispatch));
+        if settings.has_role(Role::Maintain) {
+            hub.maintain(&runtime, settings.keep(), settings.hub.attempt_days);
+        }
     }
     let (measuring, measured) = (worker("lag", LAG_PAUSE, false), work_db.clone());
     workers.spawn(async move { measuring.run(|| measure(&measured)).await });

@@ -8,6 +8,7 @@ mod replay;
 mod serve;
 mod table;
 mod tail;
+mod webhooks;
 mod when;
 
 use std::net::SocketAddr;
@@ -108,6 +109,10 @@ enum Command {
     /// API keys
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Post an event to the hub, as a producer does
+    Send(webhooks::Send),
+    /// Listen on this machine for webhooks: verify and print them
+    Listen(webhooks::Listen),
     /// Print the messages of the log as lines of JSON, and follow it
     Tail {
         /// Start with the oldest message that is kept, not with the next one
@@ -217,6 +222,10 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         println!("{text}");
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(Command::Listen(listen)) = cli.command {
+        webhooks::listen(listen).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let settings = load(&cli)?;
     match cli.command.unwrap_or(Command::Up) {
         Command::Up => serve::up(&settings).await?,
@@ -236,7 +245,8 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Recover(way) => replay::recover(&settings, way).await?,
         Command::Parity { check } => cursors::parity(&settings, check).await?,
         Command::Status => return operate::status(&settings).await,
-        Command::Openapi => {}
+        Command::Send(send) => webhooks::send(&settings, send).await?,
+        Command::Openapi | Command::Listen(_) => {}
     }
     Ok(ExitCode::SUCCESS)
 }

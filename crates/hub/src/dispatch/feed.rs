@@ -281,9 +281,8 @@ impl Feed {
                 behind: true,
                 reading: false,
             };
-            match row.next_at {
-                Some(next_at) => drop(feed.due.insert((next_at, key.clone()), ())),
-                None => {}
+            if let Some(next_at) = row.next_at {
+                feed.due.insert((next_at, key.clone()), ());
             }
             let lane = Lane {
                 attempts: row.attempts,
@@ -296,10 +295,6 @@ impl Feed {
             feed.lanes.insert(key, lane);
         }
         feed
-    }
-
-    pub(crate) fn subscriber(&self) -> Uuid {
-        self.recipient.id
     }
 
     /// Whether anything may be sent at all.
@@ -319,11 +314,6 @@ impl Feed {
 
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
-    }
-
-    /// Messages in memory.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting
     }
 
     // ---- reading

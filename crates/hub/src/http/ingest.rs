@@ -106,7 +106,7 @@ impl NewEvent {
         post.tenant = caller.tenant.clone();
         post.trace = TraceContext::current();
         let field = |name: &str, detail: String| {
-            Problem::validation(vec![FieldError::body(&format!("{pointer}/{name}"), detail)])
+            Problem::validation(vec![FieldError::body(format!("{pointer}/{name}"), detail)])
         };
         post.check().map_err(|error| match error {
             PostError::Topic => {

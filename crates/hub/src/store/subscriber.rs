@@ -13,7 +13,6 @@ use crate::signature::SigningSecret;
 #[derive(Debug, Clone)]
 pub(crate) struct Known {
     pub(crate) subscriber: Subscriber,
-    pub(crate) shard: i16,
     /// The newest first, each with the time from which nothing is signed with it any more; None: it is in use.
     pub(crate) secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
 }
@@ -36,7 +35,7 @@ pub(crate) struct Which {
 
 const COLUMNS: &str = "id, tenant, name, url, event_types, filter, ordering_key, retry_backoff_seconds, retry_statuses,
     on_exhausted, timeout_ms, max_in_flight, rate_limit_per_second, headers, format, is_active, inactive_reason,
-    paused_at, version, created_at, updated_at, shard,
+    paused_at, version, created_at, updated_at,
     array(select sealed from pillarbox_hub.secret where secret.subscriber = subscriber.id order by secret.id desc) as sealed,
     array(select expires_at from pillarbox_hub.secret where secret.subscriber = subscriber.id
           order by secret.id desc) as sealed_until";
@@ -263,7 +262,7 @@ fn known(row: &PgRow, seal: &Seal) -> sqlx::Result<Known> {
         Ok((secret, expires_at))
     };
     let secrets = sealed.into_iter().zip(ends).map(secret).collect::<sqlx::Result<_>>()?;
-    Ok(Known { subscriber, shard: row.try_get("shard")?, secrets })
+    Ok(Known { subscriber, secrets })
 }
 
 fn settings(row: &PgRow, seal: &Seal, id: Uuid) -> sqlx::Result<SubscriberSettings> {

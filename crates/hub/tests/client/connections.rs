@@ -18,6 +18,20 @@ async fn a_connection_serves_many_requests() {
     assert_eq!((receiver.connections(), receiver.requests().len()), (1, 20));
 }
 
+#[tokio::test]
+async fn a_connection_serves_no_other_host_and_no_other_port() {
+    let (one, other) = (Receiver::answering(OK).await, Receiver::answering(OK).await);
+    let names = Table::of(&[("one.example", &[&["127.0.0.1"]]), ("other.example", &[&["127.0.0.1"]])]);
+    let client = Client::with_resolver(loopback(), names).unwrap();
+    for _ in 0..3 {
+        for (host, receiver) in [("one.example", &one), ("one.example", &other), ("other.example", &one)] {
+            post(&client, &format!("http://{host}:{}/", receiver.address.port())).await.unwrap();
+        }
+    }
+    assert_eq!((one.connections(), one.requests().len()), (2, 6));
+    assert_eq!((other.connections(), other.requests().len()), (1, 3));
+}
+
 /// Twice: a silent end, and one that is announced by an answer that nobody asked for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_the_receiver_has_closed_meanwhile_costs_no_delivery() {

@@ -1,0 +1,99 @@
+use chrono::{DateTime, Utc};
+use mailbox::{hold, partition};
+use sqlx::{PgConnection, Row};
+
+const FORGET_MAX: i64 = 10_000;
+
+/// Makes partitions ahead; returns how many it made.
+pub(crate) async fn make_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
+    let query = "select pillarbox_hub.make_partitions($1)";
+    let made = sqlx::query_scalar(query).bind(partition::DAYS_AHEAD).fetch_one(db).await;
+    Ok(partition::unless_locked(made)?.unwrap_or(0))
+}
+
+/// When the oldest message that is not settled was made, and its event posted; None if all are settled. It may also be one
+/// that was settled a moment ago.
+pub(crate) async fn oldest_unsettled(
+    db: &mut PgConnection,
+) -> sqlx::Result<(Option<DateTime<Utc>>, Option<DateTime<Utc>>)> {
+    let row = sqlx::query(
+        "select min(waiting.at) as at, min(waiting.log_at) as log_at
+         from pillarbox_hub.subscriber
+         left join lateral (select n from pillarbox_hub.position
+                            where position.subscriber = subscriber.id order by n desc limit 1) newest on true
+         cross join lateral (
+             (select at, log_at from pillarbox_hub.message
+              where message.subscriber = subscriber.id and n > coalesce(newest.n, 0) order by n limit 1)
+             union all
+             (select at, log_at from pillarbox_hub.lane
+              join pillarbox_hub.message on message.subscriber = lane.subscriber and message.n = lane.head
+              where lane.subscriber = subscriber.id)
+         ) waiting",
+    )
+    .fetch_one(db)
+    .await?;
+    Ok((row.try_get("at")?, row.try_get("log_at")?))
+}
+
+/// The log is kept for messages that are not settled.
+pub(crate) async fn hold_log(db: &mut PgConnection, from: Option<DateTime<Utc>>) -> sqlx::Result<()> {
+    hold::set(db, "hub", from).await
+}
+
+/// Drops the days of these tables that ended before.
+pub(crate) async fn drop_days(db: &mut PgConnection, tables: &[&str], cutoff: DateTime<Utc>) -> sqlx::Result<()> {
+    for table in tables {
+        let parent = format!("pillarbox_hub.{table}");
+        for day in partition::days_before(db, &parent, cutoff).await? {
+            partition::drop_day(db, &parent, &day).await?;
+        }
+        let overflow = format!(
+            "delete from {parent}_overflow where ctid in (select ctid from {parent}_overflow where at < $1 limit $2)"
+        );
+        let query = sqlx::query(sqlx::AssertSqlSafe(overflow));
+        query.bind(cutoff - chrono::Duration::days(1)).bind(FORGET_MAX).execute(&mut *db).await?;
+    }
+    Ok(())
+}
+
+/// Forgets what nobody follows any more, and what belonged to subscribers that are gone.
+pub(crate) async fn forget(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+    // The newest stays: it says which number is next.
+    let query = "delete from pillarbox_hub.fanned where n_to in (
+                     select n_to from pillarbox_hub.fanned
+                     where at < $1 and n_to < (select max(n_to) from pillarbox_hub.fanned) order by n_to limit $2)";
+    sqlx::query(query).bind(before).bind(FORGET_MAX).execute(&mut *db).await?;
+    for table in ["lane", "command"] {
+        let query = format!(
+            "delete from pillarbox_hub.{table}
+             where not exists (select from pillarbox_hub.subscriber where subscriber.id = {table}.subscriber)"
+        );
+        sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *db).await?;
+    }
+    let query = "delete from pillarbox_hub.secret where expires_at < $1";
+    let is_any = "select exists (select from pillarbox_hub.secret where expires_at < $1)";
+    // Asked first: a statement that deletes nothing is a change for who follows the directory.
+    if sqlx::query_scalar(is_any).bind(before).fetch_one(&mut *db).await? {
+        sqlx::query(query).bind(before).execute(db).await?;
+    }
+    Ok(())
+}
+
+/// How many messages wait, up to a bound for each subscriber, and how many dead letters nobody has retried.
+pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
+    let row = sqlx::query(
+        "select (select coalesce(sum(waiting.count), 0)::bigint
+                 from pillarbox_hub.subscriber
+                 left join lateral (select n from pillarbox_hub.position
+                                    where position.subscriber = subscriber.id order by n desc limit 1) newest on true
+                 cross join lateral (
+                     select count(*) from (select from pillarbox_hub.message
+                                           where message.subscriber = subscriber.id and n > coalesce(newest.n, 0)
+                                           limit 10000) as some
+                 ) waiting) + (select count(*) from pillarbox_hub.lane) as pending,
+                (select count(*) from pillarbox_hub.dead_letter where manual_retry_at is null) as dead",
+    )
+    .fetch_one(db)
+    .await?;
+    Ok((row.try_get("pending")?, row.try_get("dead")?))
+}

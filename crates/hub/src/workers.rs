@@ -1,0 +1,49 @@
+//! Timed rounds.
+
+use chrono::{DateTime, Duration, Utc};
+use kit::worker::Round;
+use mailbox::home;
+use mailbox::maintain::Keep;
+use sqlx::PgPool;
+
+use crate::store::upkeep;
+
+/// What dispatchers have followed within this time they do not need again.
+const FOLLOWED: Duration = Duration::days(1);
+
+/// Partitions ahead, an end for what is old, and a hold on the log for what is not yet sent.
+pub(crate) async fn maintain(
+    db: &PgPool,
+    keep: Keep,
+    attempt_days: u32,
+    now: DateTime<Utc>,
+) -> Result<Round, sqlx::Error> {
+    let mut db = db.acquire().await?;
+    let made = upkeep::make_partitions(&mut db).await?;
+    if made > 0 {
+        tracing::info!(made, "made partitions of the hub");
+    }
+    if home::is_restored(&mut db).await? {
+        return Ok(Round::Idle);
+    }
+    let days = |count: u32| Duration::days(i64::from(count));
+    let (oldest, posted) = upkeep::oldest_unsettled(&mut db).await?;
+    // The log is held for so long only; a message whose event is gone dies as `expired`, and is seen.
+    upkeep::hold_log(&mut db, posted.map(|at| at.max(now - days(keep.behind_days)))).await?;
+    // An hour's margin: clocks differ.
+    let unsettled = oldest.map_or(now, |at| at - Duration::hours(1));
+    let messages_until = (now - days(keep.log_days)).min(unsettled);
+    upkeep::drop_days(&mut db, &["message", "unsent"], messages_until).await?;
+    // A position is of use as long as there are messages that it has passed.
+    upkeep::drop_days(&mut db, &["position"], messages_until - Duration::days(1)).await?;
+    upkeep::drop_days(&mut db, &["attempt"], (now - days(attempt_days)).min(messages_until)).await?;
+    upkeep::forget(&mut db, now - FOLLOWED).await?;
+    Ok(Round::Idle)
+}
+
+pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
+    let (pending, dead) = upkeep::sizes(&mut *db.acquire().await?).await?;
+    metrics::gauge!("eventhub_pending_messages").set(pending as f64);
+    metrics::gauge!("eventhub_dlq_size").set(dead as f64);
+    Ok(Round::Idle)
+}
