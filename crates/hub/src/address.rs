@@ -46,8 +46,31 @@ const REFUSED_V6: [([u16; 8], u32); 11] = [
 
 /// Networks that may be dialled although they are not public. Empty by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(from = "ListOrText")]
 pub struct Allowed(Vec<Network>);
+
+/// A variable of the environment is text: `10.1.0.0/16, ::1`.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a list of networks such as 10.1.0.0/16")]
+enum ListOrText {
+    List(Vec<Network>),
+    #[serde(deserialize_with = "split")]
+    Text(Vec<Network>),
+}
+
+impl From<ListOrText> for Allowed {
+    fn from(given: ListOrText) -> Allowed {
+        match given {
+            ListOrText::List(networks) | ListOrText::Text(networks) => Allowed(networks),
+        }
+    }
+}
+
+fn split<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Network>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.map(|part| part.parse().map_err(de::Error::custom)).collect()
+}
 
 impl Allowed {
     pub fn new(networks: impl IntoIterator<Item = Network>) -> Allowed {
@@ -230,6 +253,8 @@ mod tests {
     #[test]
     fn a_network_in_the_settings_is_text_and_a_bad_one_says_what_it_takes() {
         let allowed: Allowed = serde_json::from_str(r#"["10.1.0.0/16", "::1"]"#).unwrap();
+        let variable: Allowed = serde_json::from_value("10.1.0.0/16, ::1".into()).unwrap();
+        assert_eq!(variable, allowed);
         assert_eq!(serde_json::to_string(&allowed).unwrap(), r#"["10.1.0.0/16","::1/128"]"#);
         for bad in ["", "10.1", "10.0.0.0/33", "localhost", "::/129"] {
             let error = serde_json::from_value::<Network>(bad.into()).unwrap_err().to_string();

@@ -20,6 +20,7 @@ use kit::worker::Round;
 use mailbox::handler::trace_of;
 use mailbox::lease::Share;
 use mailbox::log::Message;
+use mailbox::watch::Watcher;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -99,7 +100,7 @@ pub(crate) struct Recipient {
 
 /// What came of a message that was sent.
 struct Finished {
-    /// Of the dispatcher: what was sent before it forgot everything means nothing to it.
+    /// Of the feed: one that was forgotten, or went to another process and came back, is another.
     generation: u64,
     subscriber: Uuid,
     key: Key,
@@ -112,6 +113,9 @@ pub(crate) struct Dispatcher {
     client: Client,
     seal: Seal,
     share: Share,
+    watcher: Watcher,
+    /// Of the watcher: the database may have taken back what was known before.
+    doubts: u64,
     looked_at: Option<tokio::time::Instant>,
     shards: BTreeSet<i16>,
     /// Of the directory, as the feeds know it.
@@ -121,6 +125,7 @@ pub(crate) struct Dispatcher {
     hot: HashSet<Uuid>,
     /// When to look at a feed again that waits for something.
     timers: BTreeSet<(DateTime<Utc>, Uuid)>,
+    /// How many feeds there have been.
     generation: u64,
     in_flight: usize,
     /// All messages up to here were told to the feeds.
@@ -144,6 +149,7 @@ impl Dispatcher {
         client: Client,
         seal: Seal,
         share: Share,
+        watcher: Watcher,
         handed_over: mpsc::Receiver<Fanned>,
     ) -> Dispatcher {
         Dispatcher {
@@ -152,6 +158,8 @@ impl Dispatcher {
             client,
             seal,
             share,
+            doubts: watcher.doubts(),
+            watcher,
             looked_at: None,
             shards: BTreeSet::new(),
             version: 0,
@@ -175,7 +183,11 @@ impl Dispatcher {
 
     /// Waits until something happens, and does what follows from it.
     pub(crate) async fn round(&mut self) -> Result<Round, DispatchError> {
-        if self.looked_at.is_none_or(|at| at.elapsed() > self.share.pause()) {
+        // Neither messages nor outcomes wait for the disk: after a crash the same numbers can be other messages.
+        if std::mem::replace(&mut self.doubts, self.watcher.doubts()) != self.doubts {
+            self.forget();
+        }
+        if self.is_time_to_look() && self.saving.is_none() && self.unsaved.is_none() {
             self.look().await?;
         }
         self.wait().await?;
@@ -223,6 +235,11 @@ impl Dispatcher {
 
     // ---- whose turn it is
 
+    /// First what is being kept is kept, and nothing new is begun: who is given a shard must find it.
+    fn is_time_to_look(&self) -> bool {
+        self.looked_at.is_none_or(|at| at.elapsed() > self.share.pause())
+    }
+
     /// Takes its part of the shards, and of what is in them.
     async fn look(&mut self) -> Result<(), DispatchError> {
         let mut db = self.db.acquire().await?;
@@ -246,12 +263,15 @@ impl Dispatcher {
 
     /// Everything that it knew may be wrong.
     fn forget(&mut self) {
-        self.generation += 1;
         self.feeds.clear();
         self.hot.clear();
         self.timers.clear();
         (self.in_flight, self.version, self.told_to) = (0, 0, 0);
         self.shards.clear();
+        if let Some((_, saving)) = &self.saving {
+            saving.abort();
+        }
+        while self.handed_over.try_recv().is_ok() {}
         (self.reading, self.asking, self.saving, self.unsaved) = (None, None, None, None);
         self.looked_at = None;
     }
@@ -300,7 +320,10 @@ impl Dispatcher {
         for recipient in new {
             let id = recipient.id;
             let loaded = loaded.remove(&id).unwrap_or_default();
-            self.feeds.insert(id, Feed::new(recipient, loaded.position, loaded.lanes, loaded.done, now));
+            self.generation += 1;
+            let mut feed = Feed::new(recipient, loaded.position, loaded.lanes, loaded.done, now);
+            feed.generation = self.generation;
+            self.feeds.insert(id, feed);
             self.hot.insert(id);
         }
         self.version = version;
@@ -348,10 +371,8 @@ impl Dispatcher {
     }
 
     fn settle(&mut self, finished: Finished) {
-        if finished.generation != self.generation {
-            return;
-        }
-        let Some(feed) = self.feeds.get_mut(&finished.subscriber) else { return };
+        let feed = self.feeds.get_mut(&finished.subscriber);
+        let Some(feed) = feed.filter(|feed| feed.generation == finished.generation) else { return };
         self.in_flight -= 1;
         feed.finished(&finished.key, finished.came, self.clock.now(), rand::random());
         self.hot.insert(finished.subscriber);
@@ -384,7 +405,7 @@ impl Dispatcher {
             self.told_at = tokio::time::Instant::now();
             for subscriber in news.subscribers {
                 if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                    feed.behind = true;
+                    (feed.behind, feed.commanded) = (true, true);
                     self.hot.insert(subscriber);
                 }
             }
@@ -405,6 +426,11 @@ impl Dispatcher {
                 for (subscriber, wish) in wishes.lanes {
                     if let Some(feed) = self.feeds.get_mut(&subscriber) {
                         feed.unread(&[wish]);
+                    }
+                }
+                for subscriber in wishes.commands {
+                    if let Some(feed) = self.feeds.get_mut(&subscriber) {
+                        feed.commanded = true;
                     }
                 }
                 self.again_at = Some(tokio::time::Instant::now() + AGAIN_PAUSE);
@@ -494,7 +520,7 @@ impl Dispatcher {
                     Some(_) if feed.is_given_up(mail.n) => Some((Reason::Manual, "given up by hand")),
                     Some(_) => None,
                 };
-                let (sender, generation, subscriber) = (self.finished.0.clone(), self.generation, *subscriber);
+                let (sender, generation, subscriber) = (self.finished.0.clone(), feed.generation, *subscriber);
                 if let Some((reason, detail)) = unsent {
                     let came = Came::unsent(reason, detail);
                     let _ = sender.send(Finished { generation, subscriber, key, came });
@@ -510,7 +536,7 @@ impl Dispatcher {
     }
 
     fn save(&mut self, now: DateTime<Utc>) {
-        if self.saving.is_some() {
+        if self.saving.is_some() || (self.unsaved.is_none() && self.is_time_to_look()) {
             return;
         }
         let save = match self.unsaved.take() {
@@ -543,10 +569,13 @@ impl Dispatcher {
         }
         let mut wishes = Wishes::default();
         for subscriber in &self.hot {
-            if wishes.feeds.len() >= READS_MAX || wishes.lanes.len() >= READS_MAX {
+            if wishes.feeds.len().max(wishes.lanes.len()).max(wishes.commands.len()) >= READS_MAX {
                 break;
             }
             let Some(feed) = self.feeds.get_mut(subscriber) else { continue };
+            if std::mem::take(&mut feed.commanded) {
+                wishes.commands.push(*subscriber);
+            }
             if let Some((after, most)) = feed.wish() {
                 (feed.reading, feed.behind) = (true, false);
                 wishes.feeds.push((*subscriber, after, most));
@@ -554,7 +583,7 @@ impl Dispatcher {
             let most = READS_MAX - wishes.lanes.len();
             wishes.lanes.extend(feed.lane_wishes(now, most).into_iter().map(|wish| (*subscriber, wish)));
         }
-        if wishes.feeds.is_empty() && wishes.lanes.is_empty() {
+        if wishes.feeds.is_empty() && wishes.lanes.is_empty() && wishes.commands.is_empty() {
             return;
         }
         let (db, wished) = (self.db.clone(), wishes.clone());
@@ -578,7 +607,7 @@ impl Dispatcher {
             if let Some(at) = feed.next_look(now) {
                 timers.insert((at.max(now + Duration::from_millis(1)), *subscriber));
             }
-            !feed.is_idle() || feed.has_news(now) || feed.is_hungry() || in_flight >= IN_FLIGHT_MAX
+            !feed.is_idle() || feed.has_news(now) || feed.is_hungry() || feed.commanded || in_flight >= IN_FLIGHT_MAX
         });
     }
 }

@@ -158,6 +158,7 @@ impl Hub {
                 self.client.clone(),
                 self.seal.clone(),
                 runtime.share("hub.dispatch"),
+                runtime.watcher().clone(),
                 handed_over,
             );
             let worker = runtime.worker("hub.dispatch".to_owned(), Duration::from_millis(100));

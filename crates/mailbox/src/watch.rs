@@ -89,7 +89,7 @@ impl Watcher {
     }
 
     /// Grows with each doubt.
-    pub(crate) fn doubts(&self) -> u64 {
+    pub fn doubts(&self) -> u64 {
         self.inner.doubts.load(Ordering::SeqCst)
     }
 

@@ -190,10 +190,14 @@ struct Aside {
 
 pub(crate) struct Feed {
     pub(crate) recipient: Arc<Recipient>,
+    /// What was sent for another feed of the same subscriber is not this one's.
+    pub(crate) generation: u64,
     /// Everything up to here was read, or is a lane's that is aside.
     read_to: i64,
     pub(crate) behind: bool,
     pub(crate) reading: bool,
+    /// There may be commands for it, which are read whether it wishes for messages or not.
+    pub(crate) commanded: bool,
     lanes: HashMap<Key, Lane>,
     /// Lanes with something to send, by turns.
     ready: VecDeque<Key>,
@@ -241,9 +245,11 @@ impl Feed {
     ) -> Feed {
         let mut feed = Feed {
             recipient,
+            generation: 0,
             read_to: position,
             behind: true,
             reading: false,
+            commanded: true,
             lanes: HashMap::new(),
             ready: VecDeque::new(),
             due: BTreeMap::new(),
@@ -615,7 +621,7 @@ impl Feed {
     }
 
     /// Someone wants a message given up, or the lane that it blocks tried again. It is carried out when it is the message's
-    /// turn; until then it is told again and again.
+    /// turn; until then it is remembered, and told again to who goes on from here.
     pub(crate) fn command(&mut self, id: i64, key: &Key, n: i64, what: What, now: DateTime<Utc>) {
         let is_head = |lane: &Lane| match (lane.queue.front(), &lane.aside) {
             (Some(first), _) => first.n == n,

@@ -73,7 +73,8 @@ pub(crate) async fn load(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::R
     }
     // A lane's head is written down now and then only: what was settled since is passed over.
     let rows = sqlx::query(
-        "select lane.*, case when next_at is null or again then head else coalesce(first.n, head) end as next
+        "select lane.*, case when next_at is null or again or lane.lane is null then head
+                             else coalesce(first.n, last.n + 1, head) end as next
          from pillarbox_hub.lane
          left join lateral (
              select n from pillarbox_hub.message
@@ -83,6 +84,10 @@ pub(crate) async fn load(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::R
                                  and outcome <> 'failed')
              order by n limit 1
          ) first on true
+         left join lateral (
+             select n from pillarbox_hub.message
+             where message.subscriber = lane.subscriber and message.lane = lane.lane order by n desc limit 1
+         ) last on true
          where lane.subscriber = any ($1)",
     )
     .bind(subscribers)
@@ -115,11 +120,12 @@ pub(crate) async fn load(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::R
     Ok(loaded)
 }
 
-/// What is to be read: of subscribers behind a number, and of lanes.
+/// What is to be read: of subscribers behind a number, of lanes, and commands.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Wishes {
     pub(crate) feeds: Vec<(Uuid, i64, usize)>,
     pub(crate) lanes: Vec<(Uuid, LaneWish)>,
+    pub(crate) commands: Vec<Uuid>,
 }
 
 #[derive(Default)]
@@ -153,7 +159,9 @@ pub(crate) async fn read(db: &PgPool, wishes: &Wishes) -> sqlx::Result<Read> {
         .bind(wishes.feeds.iter().map(|(_, _, most)| *most as i64).collect::<Vec<_>>())
         .fetch_all(&mut *db)
         .await?;
-        commands = read_commands(&mut db, wishes).await?;
+    }
+    if !wishes.commands.is_empty() {
+        commands = read_commands(&mut db, &wishes.commands).await?;
     }
     if !wishes.lanes.is_empty() {
         let name = |key: &Key| match key {
@@ -194,15 +202,12 @@ pub(crate) async fn read(db: &PgPool, wishes: &Wishes) -> sqlx::Result<Read> {
     Ok(read)
 }
 
-async fn read_commands(db: &mut PgConnection, wishes: &Wishes) -> sqlx::Result<Vec<Command>> {
+async fn read_commands(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::Result<Vec<Command>> {
     let query = "select command.id, command.subscriber, command.n, command.what, message.lane
                  from pillarbox_hub.command
                  join pillarbox_hub.message on message.subscriber = command.subscriber and message.n = command.n
                  where command.subscriber = any ($1) order by command.id";
-    let rows = sqlx::query(query)
-        .bind(wishes.feeds.iter().map(|(subscriber, _, _)| *subscriber).collect::<Vec<_>>())
-        .fetch_all(db)
-        .await?;
+    let rows = sqlx::query(query).bind(subscribers).fetch_all(db).await?;
     rows.iter()
         .map(|row| {
             let what = match row.try_get::<&str, _>("what")? {
