@@ -31,6 +31,7 @@ pub(super) fn router() -> OpenApiRouter<Hub> {
 struct MessageFilters {
     /// Whose.
     subscriber_id: Uuid,
+    #[param(inline)]
     outcome: Option<MessageOutcome>,
 }
 
