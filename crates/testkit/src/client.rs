@@ -66,15 +66,24 @@ impl Client {
         self.try_send(method, path, body).await.unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
+    /// A body as it stands: JSON of one's own spelling.
+    pub async fn send_text(&self, method: Method, path: &str, body: &str) -> Answer {
+        let sent = self.try_send_text(method, path, Some(body.to_owned())).await;
+        sent.unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
     /// For a server that may be gone.
     pub async fn try_send(&self, method: Method, path: &str, body: Option<Value>) -> Result<Answer, String> {
+        self.try_send_text(method, path, body.map(|body| body.to_string())).await
+    }
+
+    async fn try_send_text(&self, method: Method, path: &str, body: Option<String>) -> Result<Answer, String> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         request.headers_mut().expect("the address is good").extend(self.headers.clone());
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
-        let bytes = body.map(|body| body.to_string()).unwrap_or_default();
-        let request = request.body(Full::new(Bytes::from(bytes))).expect("the request is good");
+        let request = request.body(Full::new(Bytes::from(body.unwrap_or_default()))).expect("the request is good");
         let (parts, body) = self.http.request(request).await.map_err(|error| error.to_string())?.into_parts();
         let body = body.collect().await.map_err(|error| error.to_string())?.to_bytes();
         let text = String::from_utf8(body.to_vec()).expect("UTF-8");

@@ -53,12 +53,17 @@ impl OwnServers {
 
     /// `kill -9`, and the same command again; returns when it accepts connections.
     pub async fn restart_broker(&self) {
-        self.restart("rabbitmq", self.amqp_url()).await;
+        self.without("rabbitmq", self.amqp_url(), async {}).await;
     }
 
     /// `kill -9`, and the same command again; returns when it accepts connections.
     pub async fn restart_postgres(&self) {
-        self.restart("postgres", self.postgres_url()).await;
+        self.without_postgres(async {}).await;
+    }
+
+    /// `kill -9`, what is to be done while it is away, and the same command again.
+    pub async fn without_postgres<T>(&self, meanwhile: impl Future<Output = T>) -> T {
+        self.without("postgres", self.postgres_url(), meanwhile).await
     }
 
     /// RabbitMQ runs short of memory, as it believes: it takes no more messages until there is enough again.
@@ -104,13 +109,14 @@ impl OwnServers {
         (command, pid)
     }
 
-    async fn restart(&self, name: &str, url: &str) {
+    async fn without<T>(&self, name: &str, url: &str, meanwhile: impl Future<Output = T>) -> T {
         let folder = PathBuf::from(&self.variables["PBX_TEST_DIR"]);
         let arguments = texts(&Path::new("/proc").join(pid_of(&folder, name).to_string()).join("cmdline"));
         let (mut command, pid) = self.like_server(name, &arguments[0]);
         kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it is ours to kill");
         // With its children: PostgreSQL does not start while one of them still has the old memory.
         drain("it is gone", READY_WITHIN, async || living_in(&folder.join(name)).is_empty()).await;
+        let done = meanwhile.await;
 
         let log = std::fs::OpenOptions::new().append(true).open(folder.join(format!("{name}.log"))).expect("its log");
         command.args(&arguments[1..]).process_group(0).stdout(log.try_clone().expect("its log")).stderr(log);
@@ -122,6 +128,7 @@ impl OwnServers {
         let address =
             url.rsplit_once('@').and_then(|(_, rest)| rest.split_once('/')).expect("host and port").0.to_owned();
         drain("it accepts connections", READY_WITHIN, async || TcpStream::connect(&address).await.is_ok()).await;
+        done
     }
 }
 

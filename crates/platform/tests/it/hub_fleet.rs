@@ -1,0 +1,236 @@
+//! Several processes on one database, which are killed and told to end.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hyper::Method;
+use mailbox::database::migrations;
+use serde_json::{Value, json};
+use testkit::{Client, Pillarbox, Receiver, Reply, TestApp, TestDatabase, drain};
+use tokio::sync::Semaphore;
+use uuid::Uuid;
+
+use crate::hub_delivery::{PATIENCE, caller, post, subscribe, until_received};
+use crate::hub_world::{Notebook, numbered, sized, until_outcome};
+use crate::instance::{ADMIN_KEY, BINARY, DataFolder};
+
+/// 32 bytes: replicas share it.
+const SECRET_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
+
+/// A `pillarbox serve` that may send webhooks to this machine.
+pub(crate) struct Replica {
+    pub(crate) process: Pillarbox,
+    _folder: DataFolder,
+}
+
+impl Replica {
+    pub(crate) fn start(database_url: &str) -> Replica {
+        let folder = DataFolder::new();
+        let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text(), "--database-url", database_url];
+        let env = [
+            ("PILLARBOX_ADMIN_KEY", ADMIN_KEY),
+            ("PILLARBOX_SECRET_KEY", SECRET_KEY),
+            ("PILLARBOX_LEASE_MS", "1000"),
+            ("PILLARBOX_POOL_MIN", "0"),
+            ("PILLARBOX_POOL_MAX", "5"),
+            ("PILLARBOX_HUB__ALLOWED_NETWORKS", "127.0.0.0/8"),
+        ];
+        Replica { process: Pillarbox::start(BINARY, &args, &env), _folder: folder }
+    }
+
+    /// Calls it as an operator, of the tenant `main`.
+    pub(crate) async fn admin(&self) -> Client {
+        Client::new(&self.process.base_url().await).bearer(ADMIN_KEY)
+    }
+}
+
+/// Posts a batch until somebody has accepted it.
+async fn post_somewhere(clients: &Mutex<Vec<Client>>, name: &str, events: Vec<Value>) {
+    let body = json!({ "events": events });
+    drain("the batch is accepted", PATIENCE, async || {
+        let client = {
+            let clients = clients.lock().unwrap();
+            clients[Uuid::new_v4().as_u128() as usize % clients.len()].with_header("idempotency-key", name)
+        };
+        let posted = client.try_send(Method::POST, "/hub/v1/events/batch", Some(body.clone())).await;
+        match posted {
+            Ok(answer) if answer.status == 202 => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lanes_keep_their_order_and_lose_nothing_while_processes_are_killed() {
+    const SUBSCRIBERS: usize = 3;
+    const LANES: usize = 12;
+    const IN_FLIGHT: usize = 6;
+    let (rounds, kills) = (sized(40, 400), sized(4, 40));
+    let database = TestDatabase::new(&migrations()).await;
+    let mut replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&database.url())).collect();
+    // One in eight fails at first, one in fifty twice; some answers take long.
+    let notebook = Notebook::start(|path, lane, n, times| {
+        let chance = (path.len() as u64 * 31 + lane.len() as u64 * 7 + lane.bytes().map(u64::from).sum::<u64>() + n * 13) % 50;
+        let fails = (chance % 8 == 0 && times == 0) || (chance == 0 && times == 1);
+        let after = if chance == 1 { 700 } else { chance % 10 };
+        (if fails { 503 } else { 200 }, Duration::from_millis(after))
+    })
+    .await;
+    let mut clients = Vec::new();
+    for replica in &replicas {
+        clients.push(replica.admin().await);
+    }
+    for number in 0..SUBSCRIBERS {
+        let fields = json!({"max_in_flight": IN_FLIGHT, "retry_backoff_seconds": [1, 1, 1, 1]});
+        subscribe(&clients[0], &notebook.url(&format!("s-{number}")), fields).await;
+    }
+    let clients = Mutex::new(clients);
+    let posting = async {
+        for round in 1..=rounds {
+            post_somewhere(&clients, &format!("round-{round}"), numbered(LANES, [round])).await;
+        }
+    };
+    let all = SUBSCRIBERS * LANES * rounds;
+    let killing = async {
+        for kill in 0..kills {
+            notebook.until_taken(all * (kill + 1) / (kills + 2), PATIENCE * 2).await;
+            let victim = Uuid::new_v4().as_u128() as usize % replicas.len();
+            replicas[victim].process.kill9();
+            replicas[victim] = Replica::start(&database.url());
+            let client = replicas[victim].admin().await;
+            clients.lock().unwrap()[victim] = client;
+        }
+    };
+    tokio::join!(posting, killing);
+    notebook.until_taken(all, PATIENCE * 2).await;
+    let repeats = notebook.check_order();
+    println!("{repeats} of {all} came again after {kills} kills");
+    // Those under way and those whose outcome was not kept yet, of who was killed and of what moved when it came back.
+    assert!(repeats <= kills * 2 * SUBSCRIBERS * IN_FLIGHT, "{repeats} of {all} came again");
+    for replica in &mut replicas {
+        assert!(replica.process.terminate().await.success());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_told_to_end_keeps_what_is_under_way_and_nothing_is_sent_twice() {
+    const EVENTS: usize = 30;
+    let database = TestDatabase::new(&migrations()).await;
+    let mut first = Replica::start(&database.url());
+    let admin = first.admin().await;
+    let receiver =
+        Receiver::replying(|_| Reply { after: Duration::from_millis(700), ..Reply::status(200) }).await;
+    let subscriber = subscribe(&admin, &receiver.url(), json!({"max_in_flight": 10})).await;
+    let mut posted = Vec::new();
+    for n in 0..EVENTS {
+        posted.push(post(&admin, "test.numbered", json!({ "n": n }), None).await);
+    }
+    until_received(&receiver, 15).await;
+    assert!(first.process.terminate().await.success(), "{}", first.process.logs());
+    let before = receiver.count();
+    assert!(before < EVENTS, "some were still to be sent");
+    let mut second = Replica::start(&database.url());
+    let admin = second.admin().await;
+    until_received(&receiver, EVENTS).await;
+    for event_id in &posted {
+        let outcome = until_outcome(&admin, event_id, &subscriber, "delivered").await;
+        assert_eq!(outcome["attempts"], 1, "{outcome}");
+    }
+    assert!(second.process.terminate().await.success());
+    let mut times: HashMap<String, u32> = HashMap::new();
+    for received in receiver.received() {
+        *times.entry(received.header("webhook-id").to_owned()).or_default() += 1;
+    }
+    assert!(times.len() == EVENTS && times.values().all(|times| *times == 1), "{times:?}");
+}
+
+/// An answer to what was sent before a subscriber went to another process and came back is nobody's any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_answer_settles_nothing_after_a_subscriber_has_moved_away_and_back() {
+    const SUBSCRIBERS: usize = 8;
+    let database = TestDatabase::new(&migrations()).await;
+    let start = async || TestApp::start_with(&database, |settings| settings.lease_ms = 1_000).await;
+    let app = start().await;
+    let manager = caller(&app, "manage", "acme").await;
+    // The first sight of 1 is answered when `early` opens, the second fails at once, later ones wait for `late`.
+    let gate = || Arc::new(Semaphore::new(0));
+    let (early, late) = (gate(), gate());
+    let seen = Arc::<Mutex<Vec<(String, u64)>>>::default();
+    let address = serve_gated(early.clone(), late.clone(), seen.clone()).await;
+    let times = |path: usize, n: u64| {
+        let path = format!("/{path}");
+        seen.lock().unwrap().iter().filter(|(to, number)| *to == path && *number == n).count()
+    };
+    for number in 0..SUBSCRIBERS {
+        let fields = json!({"event_types": [format!("test.s{number}")], "retry_backoff_seconds": [1, 1, 1]});
+        subscribe(&manager, &format!("{address}/{number}"), fields).await;
+        for n in 1..=2 {
+            post(&manager, &format!("test.s{number}"), json!({ "n": n }), Some("lane")).await;
+        }
+    }
+    let each_has = async |least: usize| (0..SUBSCRIBERS).all(|number| times(number, 1) >= least);
+    drain("each was sent its first", PATIENCE, async || each_has(1).await).await;
+    let other = start().await;
+    drain("some have moved, and failed there", PATIENCE, async || {
+        (0..SUBSCRIBERS).filter(|number| times(*number, 1) >= 2).count() >= 2
+    })
+    .await;
+    let moved: Vec<usize> = (0..SUBSCRIBERS).filter(|number| times(*number, 1) >= 2).collect();
+    other.stop().await;
+    let back = async || moved.iter().all(|number| times(*number, 1) >= 3);
+    drain("they are back, and are sent theirs again", PATIENCE, back).await;
+    early.add_permits(SUBSCRIBERS);
+    // What is sent later has come; by then the early answers were heard.
+    for number in &moved {
+        post(&manager, &format!("test.s{number}"), json!({ "n": 3 }), Some("another lane")).await;
+    }
+    drain("others go on", PATIENCE, async || moved.iter().all(|number| times(*number, 3) == 1)).await;
+    for number in &moved {
+        assert_eq!(times(*number, 2), 0, "1 is under way to {number}, so 2 waits");
+    }
+    late.add_permits(100);
+    drain("all come", PATIENCE, async || (0..SUBSCRIBERS).all(|number| times(number, 2) == 1)).await;
+    app.stop().await;
+}
+
+async fn serve_gated(early: Arc<Semaphore>, late: Arc<Semaphore>, seen: Arc<Mutex<Vec<(String, u64)>>>) -> String {
+    use http_body_util::{BodyExt, Full};
+    use hyper::body::{Bytes, Incoming};
+    use hyper::service::service_fn;
+    use hyper::{Request, Response};
+
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let answer = move |request: Request<Incoming>| {
+        let (early, late, seen) = (early.clone(), late.clone(), seen.clone());
+        async move {
+            let path = request.uri().path().to_owned();
+            let body = request.into_body().collect().await?.to_bytes();
+            let n = serde_json::from_slice::<Value>(&body).unwrap()["n"].as_u64().unwrap();
+            let times = {
+                let mut seen = seen.lock().unwrap();
+                seen.push((path.clone(), n));
+                seen.iter().filter(|one| **one == (path.clone(), n)).count()
+            };
+            let status = match (n, times) {
+                (1, 1) => early.acquire().await.map(|permit| permit.forget()).map_or(500, |()| 200),
+                (1, 2) => 503,
+                (1, _) => late.acquire().await.map(|permit| permit.forget()).map_or(500, |()| 200),
+                _ => 200,
+            };
+            Ok::<_, hyper::Error>(Response::builder().status(status).body(Full::new(Bytes::new())).unwrap())
+        }
+    };
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                let stream = hyper_util::rt::TokioIo::new(stream);
+                let _ = hyper::server::conn::http1::Builder::new().serve_connection(stream, service_fn(answer)).await;
+            });
+        }
+    });
+    address
+}
