@@ -72,7 +72,8 @@ async fn lanes_keep_their_order_and_lose_nothing_while_processes_are_killed() {
     let mut replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&database.url())).collect();
     // One in eight fails at first, one in fifty twice; some answers take long.
     let notebook = Notebook::start(|path, lane, n, times| {
-        let chance = (path.len() as u64 * 31 + lane.len() as u64 * 7 + lane.bytes().map(u64::from).sum::<u64>() + n * 13) % 50;
+        let chance =
+            (path.len() as u64 * 31 + lane.len() as u64 * 7 + lane.bytes().map(u64::from).sum::<u64>() + n * 13) % 50;
         let fails = (chance % 8 == 0 && times == 0) || (chance == 0 && times == 1);
         let after = if chance == 1 { 700 } else { chance % 10 };
         (if fails { 503 } else { 200 }, Duration::from_millis(after))
@@ -120,8 +121,7 @@ async fn a_process_that_is_told_to_end_keeps_what_is_under_way_and_nothing_is_se
     let database = TestDatabase::new(&migrations()).await;
     let mut first = Replica::start(&database.url());
     let admin = first.admin().await;
-    let receiver =
-        Receiver::replying(|_| Reply { after: Duration::from_millis(700), ..Reply::status(200) }).await;
+    let receiver = Receiver::replying(|_| Reply { after: Duration::from_millis(700), ..Reply::status(200) }).await;
     let subscriber = subscribe(&admin, &receiver.url(), json!({"max_in_flight": 10})).await;
     let mut posted = Vec::new();
     for n in 0..EVENTS {

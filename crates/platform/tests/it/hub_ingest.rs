@@ -132,8 +132,7 @@ async fn who_may_only_post_to_the_hub_moves_nothing_outside_of_it() {
     let sources: Vec<String> =
         sqlx::query_scalar("select source from pillarbox.log order by id").fetch_all(db).await.unwrap();
     assert_eq!(sources, ["hub", "hub", "hub", "test"]);
-    let commands: i64 =
-        sqlx::query_scalar("select count(*) from pillarbox_hub.command").fetch_one(db).await.unwrap();
+    let commands: i64 = sqlx::query_scalar("select count(*) from pillarbox_hub.command").fetch_one(db).await.unwrap();
     assert_eq!(commands, 0, "a topic commands nothing");
     let receiver = Receiver::start().await;
     subscribe(&caller(&app, "manage", "main").await, &receiver.url(), json!({})).await;

@@ -47,8 +47,10 @@ async fn two_hundred_a_second_for_two_and_a_half_each_come_once_and_soon() {
     world.app.stop().await;
     assert_eq!((notebook.check_order(), notebook.sights().len()), (0, all), "each once, in order");
     let sights = notebook.sights();
-    let mut late: Vec<Duration> =
-        sights.iter().map(|sight| sight.at.saturating_duration_since(accepted[&(sight.lane.clone(), sight.n)])).collect();
+    let mut late: Vec<Duration> = sights
+        .iter()
+        .map(|sight| sight.at.saturating_duration_since(accepted[&(sight.lane.clone(), sight.n)]))
+        .collect();
     late.sort_unstable();
     let (half, p99) = (late[late.len() / 2], late[late.len() * 99 / 100]);
     println!("from accepted to received: half within {half:?}, 99 % within {p99:?}");

@@ -35,8 +35,7 @@ async fn what_was_accepted_is_delivered_in_order_though_postgresql_is_killed_und
     let (accepted, unavailable) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let stop = tokio_util::sync::CancellationToken::new();
     let posting = {
-        let (admin, accepted, unavailable, stop) =
-            (admin.clone(), accepted.clone(), unavailable.clone(), stop.clone());
+        let (admin, accepted, unavailable, stop) = (admin.clone(), accepted.clone(), unavailable.clone(), stop.clone());
         tokio::spawn(async move {
             while !stop.is_cancelled() {
                 let round = accepted.load(Ordering::SeqCst) + 1;
