@@ -69,18 +69,8 @@ impl Fixture {
         let receiver = Receiver::start().await?;
         let (ingest_key, manage_key) = (String::new(), String::new());
         let database = name;
-        let mut fixture = Fixture {
-            folder,
-            admin,
-            database,
-            postmaster,
-            db,
-            server,
-            receiver,
-            admin_key,
-            ingest_key,
-            manage_key,
-        };
+        let mut fixture =
+            Fixture { folder, admin, database, postmaster, db, server, receiver, admin_key, ingest_key, manage_key };
         fixture.ingest_key = fixture.make_key("ingest").await?;
         fixture.manage_key = fixture.make_key("manage").await?;
         Ok(fixture)
@@ -96,9 +86,7 @@ impl Fixture {
         let mut poster = Poster::connect(&self.server.address, key).await?;
         match poster.ask(method, path, &body.to_string()).await? {
             (200..300, answer) => Ok(serde_json::from_slice(answer).unwrap_or(Value::Null)),
-            (status, answer) => {
-                Err(format!("{method} {path}: {status}: {}", String::from_utf8_lossy(answer)).into())
-            }
+            (status, answer) => Err(format!("{method} {path}: {status}: {}", String::from_utf8_lossy(answer)).into()),
         }
     }
 
