@@ -126,6 +126,7 @@ pub(crate) struct Dispatcher {
     /// All messages up to here were told to the feeds.
     told_to: i64,
     told_at: tokio::time::Instant,
+    asked_at: tokio::time::Instant,
     handed_over: mpsc::Receiver<Fanned>,
     finished: (mpsc::UnboundedSender<Finished>, mpsc::UnboundedReceiver<Finished>),
     reading: Option<(Wishes, JoinHandle<sqlx::Result<Read>>)>,
@@ -162,6 +163,7 @@ impl Dispatcher {
             in_flight: 0,
             told_to: 0,
             told_at: tokio::time::Instant::now(),
+            asked_at: tokio::time::Instant::now(),
             handed_over,
             finished: mpsc::unbounded_channel(),
             reading: None,
@@ -335,8 +337,7 @@ impl Dispatcher {
 
     fn next_wake(&self) -> tokio::time::Instant {
         let now = tokio::time::Instant::now();
-        let quiet = if self.told_at.elapsed() > Duration::from_secs(2) { IDLE_NEWS_PAUSE } else { NEWS_PAUSE };
-        let mut until = now + quiet;
+        let mut until = now + self.news_pause();
         if let Some((at, _)) = self.timers.first() {
             let pause = (*at - self.clock.now()).to_std().unwrap_or_default();
             until = until.min(now + pause);
@@ -345,6 +346,10 @@ impl Dispatcher {
             until = until.min(self.saved_at + SAVE_LINGER);
         }
         until.max(now)
+    }
+
+    fn news_pause(&self) -> Duration {
+        if self.told_at.elapsed() > Duration::from_secs(2) { IDLE_NEWS_PAUSE } else { NEWS_PAUSE }
     }
 
     fn settle(&mut self, finished: Finished) {
@@ -563,9 +568,12 @@ impl Dispatcher {
     }
 
     fn ask(&mut self) {
-        if self.asking.is_some() || self.version == 0 || self.told_at.elapsed() < NEWS_PAUSE {
+        // An answer ends a wait, too: without a pause it would be asked again at once, and for ever.
+        let is_early = self.told_at.elapsed() < NEWS_PAUSE || self.asked_at.elapsed() < self.news_pause();
+        if self.asking.is_some() || self.version == 0 || is_early {
             return;
         }
+        self.asked_at = tokio::time::Instant::now();
         let (db, after) = (self.db.clone(), self.told_to);
         self.asking = Some(tokio::spawn(async move { store::dispatch::news(&db, after).await }));
     }
