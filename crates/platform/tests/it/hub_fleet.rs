@@ -74,7 +74,7 @@ async fn lanes_keep_their_order_and_lose_nothing_while_processes_are_killed() {
     let notebook = Notebook::start(|path, lane, n, times| {
         let chance =
             (path.len() as u64 * 31 + lane.len() as u64 * 7 + lane.bytes().map(u64::from).sum::<u64>() + n * 13) % 50;
-        let fails = (chance % 8 == 0 && times == 0) || (chance == 0 && times == 1);
+        let fails = (chance.is_multiple_of(8) && times == 0) || (chance == 0 && times == 1);
         let after = if chance == 1 { 700 } else { chance % 10 };
         (if fails { 503 } else { 200 }, Duration::from_millis(after))
     })
