@@ -56,7 +56,10 @@ async fn a_dead_letter_has_all_that_was_known_and_a_retry_joins_the_tail_of_its_
     let shown = shown.json();
     assert_eq!((&shown["reason"], &shown["attempts"]), (&json!("exhausted"), &json!(2)), "{shown}");
     assert_eq!((&shown["event_id"], &shown["lane"]), (&json!(posted[0]), &json!("lane")));
-    assert_eq!((&shown["event"]["payload"], &shown["event"]["event_type"]), (&json!({"n": 1}), &json!("test.numbered")));
+    assert_eq!(
+        (&shown["event"]["payload"], &shown["event"]["event_type"]),
+        (&json!({"n": 1}), &json!("test.numbered"))
+    );
     assert_eq!((&shown["subscriber"]["name"], &shown["subscriber"]["url"]), (&json!("then"), &json!(receiver.url())));
     assert!(text(&shown["detail"]).contains("503"), "{shown}");
 
