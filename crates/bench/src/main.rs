@@ -4,6 +4,7 @@
 //! spread. Absolute numbers say little.
 
 mod foundation;
+mod hub;
 mod load;
 mod relay;
 mod report;
@@ -45,6 +46,15 @@ enum Command {
         #[arg(long, value_delimiter = ',')]
         only: Vec<relay::Part>,
     },
+    /// Webhooks, from the event accepted to the webhook received
+    Hub {
+        /// Only these parts [default: all]
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<hub::Part>,
+        /// Messages in the backlog
+        #[arg(long, default_value_t = 1_000_000)]
+        backlog: u64,
+    },
     /// The raw limit for HTTP, as a process of its own
     #[command(hide = true)]
     RawServer,
@@ -70,6 +80,7 @@ async fn run(cli: Cli) -> Outcome<()> {
         Command::RawServer => return server::run_raw().await,
         Command::Foundation => foundation::measure(&pillarbox, cli.pairs).await?,
         Command::Relay { only } => relay::measure(&pillarbox, cli.pairs, &only).await?,
+        Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs, &only, backlog).await?,
     };
     report.print();
     if let Some(file) = cli.json {

@@ -27,9 +27,14 @@ pub(crate) struct Server {
 impl Server {
     /// Starts it and waits until it says where it listens.
     pub(crate) async fn start(program: &Path, args: &[&str]) -> Outcome<Server> {
+        Server::start_logging(program, args, Stdio::null()).await
+    }
+
+    /// The same, with its log going somewhere.
+    pub(crate) async fn start_logging(program: &Path, args: &[&str], log: Stdio) -> Outcome<Server> {
         let started = Instant::now();
         let mut child =
-            Command::new(program).args(args).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true).spawn()?;
+            Command::new(program).args(args).stdout(Stdio::piped()).stderr(log).kill_on_drop(true).spawn()?;
         let stdout = child.stdout.take().ok_or("no standard output")?;
         let mut lines = BufReader::new(stdout).lines();
         let listening = async {
@@ -45,11 +50,20 @@ impl Server {
     }
 
     pub(crate) fn rss_bytes(&self) -> Outcome<u64> {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The most that it ever had.
+    pub(crate) fn rss_bytes_most(&self) -> Outcome<u64> {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, name: &str) -> Outcome<u64> {
         let pid = self.child.id().ok_or("it has ended")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let kib =
-            status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB")?.trim().parse::<u64>().ok());
-        Ok(kib.ok_or("no VmRSS")? * 1024)
+            status.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB")?.trim().parse::<u64>().ok());
+        Ok(kib.ok_or_else(|| format!("no {name}"))? * 1024)
     }
 
     pub(crate) fn cpu_seconds(&self) -> Outcome<f64> {

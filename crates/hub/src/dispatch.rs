@@ -131,6 +131,7 @@ pub(crate) struct Dispatcher {
     /// All messages up to here were told to the feeds.
     told_to: i64,
     told_at: tokio::time::Instant,
+    asked_at: tokio::time::Instant,
     handed_over: mpsc::Receiver<Fanned>,
     finished: (mpsc::UnboundedSender<Finished>, mpsc::UnboundedReceiver<Finished>),
     reading: Option<(Wishes, JoinHandle<sqlx::Result<Read>>)>,
@@ -170,6 +171,7 @@ impl Dispatcher {
             in_flight: 0,
             told_to: 0,
             told_at: tokio::time::Instant::now(),
+            asked_at: tokio::time::Instant::now(),
             handed_over,
             finished: mpsc::unbounded_channel(),
             reading: None,
@@ -358,8 +360,7 @@ impl Dispatcher {
 
     fn next_wake(&self) -> tokio::time::Instant {
         let now = tokio::time::Instant::now();
-        let quiet = if self.told_at.elapsed() > Duration::from_secs(2) { IDLE_NEWS_PAUSE } else { NEWS_PAUSE };
-        let mut until = now + quiet;
+        let mut until = (self.told_at.max(self.asked_at) + self.news_pause()).max(now + Duration::from_millis(1));
         if let Some((at, _)) = self.timers.first() {
             let pause = (*at - self.clock.now()).to_std().unwrap_or_default();
             until = until.min(now + pause);
@@ -368,6 +369,10 @@ impl Dispatcher {
             until = until.min(self.saved_at + SAVE_LINGER);
         }
         until.max(now)
+    }
+
+    fn news_pause(&self) -> Duration {
+        if self.told_at.elapsed() > Duration::from_secs(2) { IDLE_NEWS_PAUSE } else { NEWS_PAUSE }
     }
 
     fn settle(&mut self, finished: Finished) {
@@ -592,9 +597,10 @@ impl Dispatcher {
     }
 
     fn ask(&mut self) {
-        if self.asking.is_some() || self.version == 0 || self.told_at.elapsed() < NEWS_PAUSE {
+        if self.asking.is_some() || self.version == 0 || self.told_at.max(self.asked_at).elapsed() < self.news_pause() {
             return;
         }
+        self.asked_at = tokio::time::Instant::now();
         let (db, after) = (self.db.clone(), self.told_to);
         self.asking = Some(tokio::spawn(async move { store::dispatch::news(&db, after).await }));
     }

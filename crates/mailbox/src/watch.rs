@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use kit::worker::{Round, Wake};
 use sqlx::{PgConnection, PgPool};
 
-use crate::filter::Filter;
-use crate::log::{Message, Reader};
+use crate::log::{self, Message};
 use crate::moment::Moment;
 
 /// How often it looks while there is traffic, and after a while without.
@@ -131,13 +130,10 @@ impl Watcher {
     }
 
     async fn read_ahead(&self, db: &mut PgConnection, old: Moment, new: &Moment) -> sqlx::Result<Option<Arc<Ahead>>> {
-        let mut reader = Reader::of_all_shards(Filter::everything(), &old);
-        reader.open(new);
-        let messages = reader.read(db, AHEAD).await?;
-        if !reader.is_done() {
+        let Some(messages) = log::between(db, &old, new, AHEAD).await? else {
             *write(&self.inner.overrun_at) = Some(Instant::now());
             return Ok(None);
-        }
+        };
         Ok(Some(Arc::new(Ahead { old, new: new.clone(), messages })))
     }
 

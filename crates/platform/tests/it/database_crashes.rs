@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::consuming::{post_numbers, quick};
 use crate::lanes::Sink;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Uses up a hundred transaction ids and posts a number, without waiting for the disk: a crash takes it all back.
 async fn post_in_vain(db: &PgPool, number: i64) {

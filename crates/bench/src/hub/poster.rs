@@ -1,0 +1,118 @@
+//! POSTs over connections that stay open, one after the other on each. The same for the raw limit and for ours, and as
+//! cheap as can be: it shares the cores with what it measures.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::Outcome;
+
+const CONNECTIONS: usize = 64;
+
+/// A connection to a server, with a bearer token if it has one.
+pub(super) struct Poster {
+    stream: TcpStream,
+    headers: String,
+    buffer: Vec<u8>,
+}
+
+/// What is posted to whom, at most so many a second.
+#[derive(Clone)]
+pub(super) struct Load {
+    pub(super) address: String,
+    pub(super) path: &'static str,
+    pub(super) token: String,
+    /// The body for each number.
+    pub(super) body: Arc<dyn Fn(u64) -> String + Send + Sync>,
+    pub(super) status: u16,
+    pub(super) rate_max: Option<f64>,
+}
+
+/// When each was accepted, by number.
+pub(super) struct Posted {
+    pub(super) began: Instant,
+    pub(super) accepted: Vec<(u64, Instant)>,
+}
+
+impl Poster {
+    pub(super) async fn connect(address: &str, token: &str) -> Outcome<Poster> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let auth = if token.is_empty() { String::new() } else { format!("authorization: Bearer {token}\r\n") };
+        let headers = format!("host: {address}\r\n{auth}content-type: application/json\r\n");
+        Ok(Poster { stream, headers, buffer: vec![0; 16 * 1024] })
+    }
+
+    /// The status and the body of the answer.
+    pub(super) async fn ask(&mut self, method: &str, path: &str, body: &str) -> Outcome<(u16, &[u8])> {
+        let (headers, length) = (&self.headers, body.len());
+        let request = format!("{method} {path} HTTP/1.1\r\n{headers}content-length: {length}\r\n\r\n{body}");
+        self.stream.write_all(request.as_bytes()).await?;
+        let mut filled = 0;
+        loop {
+            if let Some((status, from, to)) = whole(&self.buffer[..filled])? {
+                return Ok((status, &self.buffer[from..to]));
+            }
+            match self.stream.read(&mut self.buffer[filled..]).await? {
+                0 => return Err(format!("{method} {path}: the connection ended").into()),
+                count => filled += count,
+            }
+        }
+    }
+}
+
+/// The status, and where the body is, once the answer is there with all that it announced.
+fn whole(answer: &[u8]) -> Outcome<Option<(u16, usize, usize)>> {
+    let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
+    let head = std::str::from_utf8(&answer[..end])?;
+    let status: u16 = head.get(9..12).ok_or("not HTTP")?.parse()?;
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+    let to = end + 4 + length.unwrap_or(0);
+    Ok((answer.len() >= to).then_some((status, end + 4, to)))
+}
+
+impl Load {
+    /// Posts so many, numbered from 0, and waits for the last answer.
+    pub(super) async fn run(&self, count: u64) -> Outcome<Posted> {
+        let mut posters = Vec::new();
+        for _ in 0..CONNECTIONS {
+            posters.push(Poster::connect(&self.address, &self.token).await?);
+        }
+        let (next, began) = (Arc::new(AtomicU64::new(0)), Instant::now());
+        let posting = |poster| tokio::spawn(self.clone().post_again_and_again(poster, next.clone(), count, began));
+        let tasks: Vec<_> = posters.into_iter().map(posting).collect();
+        let mut accepted = Vec::with_capacity(count as usize);
+        for task in tasks {
+            accepted.extend(task.await??);
+        }
+        Ok(Posted { began, accepted })
+    }
+
+    async fn post_again_and_again(
+        self,
+        mut poster: Poster,
+        next: Arc<AtomicU64>,
+        count: u64,
+        began: Instant,
+    ) -> Outcome<Vec<(u64, Instant)>> {
+        let mut accepted = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= count {
+                return Ok(accepted);
+            }
+            if let Some(rate) = self.rate_max {
+                let due = began + Duration::from_secs_f64(number as f64 / rate);
+                tokio::time::sleep_until(due.into()).await;
+            }
+            let (status, answer) = poster.ask("POST", self.path, &(self.body)(number)).await?;
+            if status != self.status {
+                return Err(format!("{}: {status}: {}", self.path, String::from_utf8_lossy(answer)).into());
+            }
+            accepted.push((number, Instant::now()));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Where webhooks go: it counts, and notes when each came. It shares the cores with what it measures, so it does little.
+
+use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::Outcome;
+
+/// Paths that are counted: `/0`, `/1` and so on.
+const ENDPOINTS: usize = 32;
+/// Messages whose arrival is noted.
+const NOTED_MAX: usize = 1 << 18;
+
+/// An endpoint that always fails, and one that never answers.
+pub(super) const FAILING: &str = "/failing";
+pub(super) const SILENT: &str = "/silent";
+
+/// Ends with the value.
+pub(super) struct Receiver {
+    pub(super) address: String,
+    heard: Arc<Heard>,
+    serving: JoinHandle<()>,
+}
+
+struct Heard {
+    since: Instant,
+    counts: [AtomicU64; ENDPOINTS],
+    /// By number, in nanoseconds; 0: not yet.
+    arrivals: Vec<AtomicU64>,
+}
+
+impl Receiver {
+    pub(super) async fn start() -> Outcome<Receiver> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?.to_string();
+        let heard = Arc::new(Heard {
+            since: Instant::now(),
+            counts: Default::default(),
+            arrivals: (0..NOTED_MAX).map(|_| AtomicU64::new(0)).collect(),
+        });
+        let hearing = heard.clone();
+        let serving = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let _ = stream.set_nodelay(true);
+                let heard = hearing.clone();
+                tokio::spawn(async move {
+                    let answer = service_fn(|request| answer(request, &heard));
+                    // A client that leaves is no news.
+                    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
+                });
+            }
+        });
+        Ok(Receiver { address, heard, serving })
+    }
+
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// How many came to these endpoints.
+    pub(super) fn count(&self, endpoints: Range<usize>) -> u64 {
+        self.heard.counts[endpoints].iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// When the message with this number came.
+    pub(super) fn arrival(&self, number: u64) -> Option<Instant> {
+        let nanos = self.heard.arrivals.get(number as usize)?.load(Ordering::Relaxed);
+        (nanos > 0).then(|| self.heard.since + Duration::from_nanos(nanos))
+    }
+
+    /// Numbers begin anew.
+    pub(super) fn forget_arrivals(&self) {
+        self.heard.arrivals.iter().for_each(|arrival| arrival.store(0, Ordering::Relaxed));
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+async fn answer(request: Request<Incoming>, heard: &Heard) -> Result<Response<Empty<Bytes>>, Infallible> {
+    let (parts, mut body) = request.into_parts();
+    let mut beginning = None;
+    while let Some(Ok(frame)) = body.frame().await {
+        beginning = beginning.or(frame.into_data().ok());
+    }
+    let path = parts.uri.path();
+    let mut response = Response::new(Empty::new());
+    match path {
+        FAILING => *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR,
+        SILENT => std::future::pending().await,
+        _ => {
+            if let Some(arrival) = beginning.and_then(|body| heard.arrivals.get(number_in(&body)?)) {
+                arrival.store(heard.since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            }
+            if let Some(count) = path[1..].parse().ok().and_then(|at: usize| heard.counts.get(at)) {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    Ok(response)
+}
+
+/// The number that a payload of ours begins with.
+fn number_in(body: &[u8]) -> Option<usize> {
+    let digits = body.strip_prefix(br#"{"n":"#)?;
+    let end = digits.iter().position(|byte| !byte.is_ascii_digit())?;
+    std::str::from_utf8(&digits[..end]).ok()?.parse().ok()
+}
