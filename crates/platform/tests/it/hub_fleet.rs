@@ -67,14 +67,13 @@ async fn lanes_keep_their_order_and_lose_nothing_while_processes_are_killed() {
     const SUBSCRIBERS: usize = 3;
     const LANES: usize = 12;
     const IN_FLIGHT: usize = 6;
-    let (rounds, kills) = (sized(40, 400), sized(4, 40));
+    let (rounds, kills) = (sized(40, 400), sized(3, 40));
     let database = TestDatabase::new(&migrations()).await;
     let mut replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&database.url())).collect();
-    // One in eight fails at first, one in fifty twice; some answers take long.
+    // All but the first subscriber fail now and then, some twice; some answers take long.
     let notebook = Notebook::start(|path, lane, n, times| {
-        let chance =
-            (path.len() as u64 * 31 + lane.len() as u64 * 7 + lane.bytes().map(u64::from).sum::<u64>() + n * 13) % 50;
-        let fails = (chance.is_multiple_of(8) && times == 0) || (chance == 0 && times == 1);
+        let chance = (path.bytes().chain(lane.bytes()).map(u64::from).sum::<u64>() + n * 13) % 50;
+        let fails = !path.ends_with("s-0") && ((chance % 8 == 0 && times == 0) || (chance == 0 && times == 1));
         let after = if chance == 1 { 700 } else { chance % 10 };
         (if fails { 503 } else { 200 }, Duration::from_millis(after))
     })
@@ -109,7 +108,7 @@ async fn lanes_keep_their_order_and_lose_nothing_while_processes_are_killed() {
     let repeats = notebook.check_order();
     println!("{repeats} of {all} came again after {kills} kills");
     // Those under way and those whose outcome was not kept yet, of who was killed and of what moved when it came back.
-    assert!(repeats <= kills * 2 * SUBSCRIBERS * IN_FLIGHT, "{repeats} of {all} came again");
+    assert!(repeats <= kills * 4 * SUBSCRIBERS * IN_FLIGHT, "{repeats} of {all} came again");
     for replica in &mut replicas {
         assert!(replica.process.terminate().await.success());
     }
@@ -196,41 +195,27 @@ async fn a_late_answer_settles_nothing_after_a_subscriber_has_moved_away_and_bac
 }
 
 async fn serve_gated(early: Arc<Semaphore>, late: Arc<Semaphore>, seen: Arc<Mutex<Vec<(String, u64)>>>) -> String {
-    use http_body_util::{BodyExt, Full};
-    use hyper::body::{Bytes, Incoming};
-    use hyper::service::service_fn;
-    use hyper::{Request, Response};
-
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
-    let answer = move |request: Request<Incoming>| {
+    let answer = move |uri: axum::http::Uri, axum::Json(body): axum::Json<Value>| {
         let (early, late, seen) = (early.clone(), late.clone(), seen.clone());
         async move {
-            let path = request.uri().path().to_owned();
-            let body = request.into_body().collect().await?.to_bytes();
-            let n = serde_json::from_slice::<Value>(&body).unwrap()["n"].as_u64().unwrap();
+            let one = (uri.path().to_owned(), body["n"].as_u64().unwrap());
             let times = {
                 let mut seen = seen.lock().unwrap();
-                seen.push((path.clone(), n));
-                seen.iter().filter(|one| **one == (path.clone(), n)).count()
+                seen.push(one.clone());
+                seen.iter().filter(|other| **other == one).count()
             };
-            let status = match (n, times) {
-                (1, 1) => early.acquire().await.map(|permit| permit.forget()).map_or(500, |()| 200),
-                (1, 2) => 503,
-                (1, _) => late.acquire().await.map(|permit| permit.forget()).map_or(500, |()| 200),
-                _ => 200,
-            };
-            Ok::<_, hyper::Error>(Response::builder().status(status).body(Full::new(Bytes::new())).unwrap())
+            match (one.1, times) {
+                (1, 1) => early.acquire().await.unwrap().forget(),
+                (1, 2) => return axum::http::StatusCode::SERVICE_UNAVAILABLE,
+                (1, _) => late.acquire().await.unwrap().forget(),
+                _ => {}
+            }
+            axum::http::StatusCode::OK
         }
     };
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let answer = answer.clone();
-            tokio::spawn(async move {
-                let stream = hyper_util::rt::TokioIo::new(stream);
-                let _ = hyper::server::conn::http1::Builder::new().serve_connection(stream, service_fn(answer)).await;
-            });
-        }
-    });
+    let router = axum::Router::new().fallback(answer);
+    tokio::spawn(async move { axum::serve(listener, router).await });
     address
 }

@@ -17,7 +17,7 @@ use crate::hub_world::{Notebook, numbered, sized};
 async fn what_was_accepted_is_delivered_in_order_though_postgresql_is_killed_under_load() {
     const LANES: usize = 10;
     const SUBSCRIBERS: usize = 2;
-    let outage = Duration::from_secs(sized(2, 30) as u64);
+    let outage = Duration::from_secs(sized(1, 30) as u64);
     let servers = OwnServers::start().await;
     let options: PgConnectOptions = servers.postgres_url().parse().unwrap();
     mailbox::database::migrate(&options).await.unwrap();
@@ -75,7 +75,7 @@ async fn what_was_accepted_is_delivered_in_order_though_postgresql_is_killed_und
     notebook.until_taken(all, Duration::from_secs(60)).await;
     let repeats = notebook.check_order();
     println!("{repeats} of {all} came again");
-    // What is kept without waiting for the disk is at most some tenths of a second old.
-    assert!(repeats <= all / 2, "{repeats} of {all} came again");
+    // What was under way or not kept yet, at each of the crashes: outcomes do not wait for the disk.
+    assert!(repeats <= all / 5, "{repeats} of {all} came again");
     assert!(replica.process.terminate().await.success(), "{}", replica.process.logs());
 }
