@@ -268,7 +268,9 @@ impl<W: Work> Lane<W> {
     /// Runs the next messages of the log; true if there is more.
     async fn run_live(&mut self) -> Result<bool, LaneError> {
         let Some((now, ahead)) = self.watcher.newest() else { return Ok(false) };
-        let followed = ahead.and_then(|ahead| self.reader.follow(&ahead, self.options.batch));
+        let followed = ahead.iter().find_map(|ahead| self.reader.follow(ahead, self.options.batch));
+        // More windows may lie ahead of the one that was followed.
+        let has_more = |lane: &Self| !lane.reader.is_done() || !lane.reader.has_reached(&now);
         let messages = match followed {
             Some(messages) => messages,
             None => {
@@ -285,7 +287,7 @@ impl<W: Work> Lane<W> {
             let item = |message| Item { message, run: 0, origin: Origin::Log };
             self.run(messages.into_iter().map(item).collect(), &[]).await?;
         }
-        Ok(!self.reader.is_done())
+        Ok(has_more(self))
     }
 
     /// Does what can be done now of these, and keeps what came of it.

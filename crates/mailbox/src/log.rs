@@ -108,6 +108,11 @@ impl Reader {
         self.places.values().all(Place::is_done)
     }
 
+    /// Whether nothing is left to read up to this moment.
+    pub(crate) fn has_reached(&self, now: &Moment) -> bool {
+        self.places.values().all(|place| place.is_done() && !now.is_after(&place.new))
+    }
+
     /// Opens windows up to `now`. One that is not done stays as it is: cutting it short breaks the order. A place that was
     /// taken over may be ahead of what this process has seen, and must not go back.
     pub fn open(&mut self, now: &Moment) {

@@ -22,6 +22,9 @@ const REFRESH: Duration = Duration::from_secs(30);
 
 /// What is read ahead at a time; a log that brings more is read by each reader at its own pace.
 const AHEAD: u32 = 512;
+/// So many windows, and so much of them together, are kept for who was at work when they came.
+const WINDOWS_MAX: usize = 16;
+const WINDOWS_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// After so much at once, this long not.
 const AHEAD_PAUSE: Duration = Duration::from_secs(1);
 
@@ -30,14 +33,15 @@ pub(crate) struct Ahead {
     pub(crate) old: Moment,
     pub(crate) new: Moment,
     pub(crate) messages: Vec<Message>,
+    bytes: usize,
 }
 
-/// The newest moment, and what came with it if that was not too much.
+/// The newest moment, and the last windows before it, each where the one before ends.
 #[derive(Clone)]
 struct Seen {
     moment: Moment,
     at: Instant,
-    ahead: Option<Arc<Ahead>>,
+    ahead: Arc<[Arc<Ahead>]>,
 }
 
 /// Shared by what watches, what reads and what posts.
@@ -75,8 +79,8 @@ impl Watcher {
         wake
     }
 
-    /// The newest moment, once there is one, and perhaps what came with it.
-    pub(crate) fn newest(&self) -> Option<(Moment, Option<Arc<Ahead>>)> {
+    /// The newest moment, once there is one, and what came before it, as far as it is at hand.
+    pub(crate) fn newest(&self) -> Option<(Moment, Arc<[Arc<Ahead>]>)> {
         self.look().map(|seen| (seen.moment, seen.ahead))
     }
 
@@ -106,7 +110,7 @@ impl Watcher {
         let quiet_for = match self.look() {
             Some(seen) if seen.at.elapsed() < REFRESH && !seen.moment.has_passed(&mut db).await? => seen.at.elapsed(),
             last => {
-                self.take(&mut db, last.map(|seen| seen.moment)).await?;
+                self.take(&mut db, last).await?;
                 Duration::ZERO
             }
         };
@@ -118,23 +122,27 @@ impl Watcher {
         Ok(Round::Idle)
     }
 
-    async fn take(&self, db: &mut PgConnection, last: Option<Moment>) -> sqlx::Result<()> {
+    async fn take(&self, db: &mut PgConnection, last: Option<Seen>) -> sqlx::Result<()> {
         let moment = Moment::now(db).await?;
         let ahead = match last {
-            Some(last) if self.reads_ahead() => self.read_ahead(db, last, &moment).await?,
-            _ => None,
+            Some(last) if self.reads_ahead() => {
+                let window = self.read_ahead(db, last.moment, &moment).await?;
+                window.map_or_else(Arc::default, |window| continued(&last.ahead, window))
+            }
+            _ => Arc::default(),
         };
         *write(&self.inner.newest) = Some(Seen { moment, at: Instant::now(), ahead });
         read(&self.inner.readers).iter().for_each(Wake::wake);
         Ok(())
     }
 
-    async fn read_ahead(&self, db: &mut PgConnection, old: Moment, new: &Moment) -> sqlx::Result<Option<Arc<Ahead>>> {
+    async fn read_ahead(&self, db: &mut PgConnection, old: Moment, new: &Moment) -> sqlx::Result<Option<Ahead>> {
         let Some(messages) = log::between(db, &old, new, AHEAD).await? else {
             *write(&self.inner.overrun_at) = Some(Instant::now());
             return Ok(None);
         };
-        Ok(Some(Arc::new(Ahead { old, new: new.clone(), messages })))
+        let bytes = messages.iter().map(Message::bytes).sum();
+        Ok(Some(Ahead { old, new: new.clone(), messages, bytes }))
     }
 
     fn reads_ahead(&self) -> bool {
@@ -145,6 +153,18 @@ impl Watcher {
     fn look(&self) -> Option<Seen> {
         read(&self.inner.newest).clone()
     }
+}
+
+/// The last windows, with one more behind them.
+fn continued(windows: &[Arc<Ahead>], next: Ahead) -> Arc<[Arc<Ahead>]> {
+    let mut room = WINDOWS_BYTES_MAX.saturating_sub(next.bytes);
+    let fits = |window: &&Arc<Ahead>| {
+        let left = room.checked_sub(window.bytes);
+        room = left.unwrap_or(0);
+        left.is_some()
+    };
+    let kept = windows.iter().rev().take(WINDOWS_MAX - 1).take_while(fits).count();
+    windows[windows.len() - kept..].iter().cloned().chain([Arc::new(next)]).collect()
 }
 
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {

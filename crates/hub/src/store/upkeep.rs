@@ -89,7 +89,7 @@ pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
                  cross join lateral (
                      select count(*) from (select from pillarbox_hub.message
                                            where message.subscriber = subscriber.id and n > coalesce(newest.n, 0)
-                                           limit 10000) as some
+                                           limit 10000) as counted
                  ) waiting) + (select count(*) from pillarbox_hub.lane) as pending,
                 (select count(*) from pillarbox_hub.dead_letter where manual_retry_at is null) as dead",
     )

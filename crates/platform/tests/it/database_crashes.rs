@@ -93,6 +93,12 @@ async fn transaction_ids_that_are_given_out_again_after_a_crash_hide_no_message(
         assert!(transaction_of(&db, next).await < lost, "and its transaction ids are given out again");
         drop(held);
         until_seen(next).await;
+        // And kept: a lane that is still at work on it would wait at the gate with it, and not see what comes next.
+        drain("it is kept", PATIENCE, async || {
+            let query = "select count(*) from pillarbox.outbox_status where consumer = 'sink' and status = 'pending'";
+            sqlx::query_scalar::<_, i64>(query).fetch_one(&db).await.is_ok_and(|pending| pending == 0)
+        })
+        .await;
     }
     stop.cancel();
     runtime.ended().await;
