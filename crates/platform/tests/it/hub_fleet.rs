@@ -64,16 +64,17 @@ async fn post_somewhere(clients: &Mutex<Vec<Client>>, name: &str, events: Vec<Va
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lanes_keep_their_order_and_lose_nothing_while_processes_are_killed() {
-    const SUBSCRIBERS: usize = 3;
-    const LANES: usize = 12;
+    const SUBSCRIBERS: usize = 6;
+    const LANES: usize = 6;
     const IN_FLIGHT: usize = 6;
     let (rounds, kills) = (sized(40, 400), sized(3, 40));
     let database = TestDatabase::new(&migrations()).await;
     let mut replicas: Vec<Replica> = (0..3).map(|_| Replica::start(&database.url())).collect();
-    // All but the first subscriber fail now and then, some twice; some answers take long.
+    // Half of the subscribers fail now and then, at times twice; some answers take long.
     let notebook = Notebook::start(|path, lane, n, times| {
         let chance = (path.bytes().chain(lane.bytes()).map(u64::from).sum::<u64>() + n * 13) % 50;
-        let fails = !path.ends_with("s-0") && ((chance % 8 == 0 && times == 0) || (chance == 0 && times == 1));
+        let is_good = path.ends_with(['0', '2', '4']);
+        let fails = !is_good && ((chance % 8 == 0 && times == 0) || (chance == 0 && times == 1));
         let after = if chance == 1 { 700 } else { chance % 10 };
         (if fails { 503 } else { 200 }, Duration::from_millis(after))
     })

@@ -56,7 +56,7 @@ async fn what_was_accepted_is_delivered_in_order_though_postgresql_is_killed_und
         };
         drain("events are accepted", Duration::from_secs(60), enough).await;
     };
-    for crash in 1..=sized(2, 3) {
+    for crash in 1..=sized(1, 3) {
         let before = accepted.load(Ordering::SeqCst);
         until_accepted(before + 15).await;
         servers
