@@ -51,6 +51,8 @@ const AGAIN_PAUSE: Duration = Duration::from_millis(200);
 const IN_FLIGHT_MAX: usize = 4_096;
 /// Subscribers, and lanes of a subscriber, that are read for at a time.
 const READS_MAX: usize = 64;
+/// The number of no message, and not 0: that is what there is to tell before the first.
+const UNKNOWN: i64 = -1;
 /// How long the last answers are waited for at the end.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
 
@@ -169,7 +171,7 @@ impl Dispatcher {
             timers: BTreeSet::new(),
             generation: 0,
             in_flight: 0,
-            told_to: 0,
+            told_to: UNKNOWN,
             told_at: tokio::time::Instant::now(),
             asked_at: tokio::time::Instant::now(),
             handed_over,
@@ -268,7 +270,7 @@ impl Dispatcher {
         self.feeds.clear();
         self.hot.clear();
         self.timers.clear();
-        (self.in_flight, self.version, self.told_to) = (0, 0, 0);
+        (self.in_flight, self.version, self.told_to) = (0, 0, UNKNOWN);
         self.shards.clear();
         if let Some((_, saving)) = &self.saving {
             saving.abort();
@@ -286,7 +288,7 @@ impl Dispatcher {
             return Ok(());
         }
         let shards: Vec<i16> = self.shards.iter().copied().collect();
-        if self.told_to == 0 {
+        if self.told_to == UNKNOWN {
             self.told_to = store::dispatch::newest(&mut db).await?;
         }
         let known = store::subscriber::of_shards(&mut db, &self.seal, &shards)
