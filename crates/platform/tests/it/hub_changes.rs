@@ -1,10 +1,13 @@
 //! A subscriber that is made, changed or deleted while events come.
 
 use hyper::Method;
+use kit::secret::Secret;
+use mailbox::database::migrations;
+use pillarbox::settings::Role;
 use serde_json::json;
-use testkit::{Receiver, Reply, drain};
+use testkit::{FaultProxy, Receiver, Reply, TestApp, TestDatabase, drain};
 
-use crate::hub_delivery::{PATIENCE, post, subscribe, until_received};
+use crate::hub_delivery::{PATIENCE, caller, post, subscribe, until_received};
 use crate::hub_world::{World, text, until_outcome};
 
 #[tokio::test]
@@ -19,6 +22,43 @@ async fn an_event_that_is_posted_right_after_its_subscriber_was_made_is_delivere
         assert_eq!(receiver.received()[0].header("webhook-id"), event_id);
     }
     world.app.stop().await;
+}
+
+/// A dispatcher that knows a subscriber, and no message yet, hears of the first message and of another subscriber at once.
+#[tokio::test]
+async fn the_first_message_of_all_is_delivered_also_when_another_subscriber_is_made_meanwhile() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start_with(&database, |settings| settings.roles = vec![Role::Api, Role::Fanout]).await;
+    let manager = caller(&app, "manage", "acme").await;
+    let receiver = Receiver::start().await;
+    subscribe(&manager, &receiver.url(), json!({"event_types": ["test.a"]})).await;
+    let proxy = FaultProxy::in_front_of(&database.url()).await;
+    let dispatching = TestApp::start_with(&database, |settings| {
+        settings.roles = vec![Role::Dispatch];
+        settings.database_url = Some(Secret::new(proxy.url(&database.url())));
+    })
+    .await;
+    let has = async |condition: &str| {
+        let query = format!("select exists ({condition})");
+        sqlx::query_scalar::<_, bool>(sqlx::AssertSqlSafe(query)).fetch_one(database.pool()).await.unwrap()
+    };
+    // It asks for news only when it knows its subscribers.
+    let asks = "select from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+                and query like '%unnest(fanned.subscribers)%'";
+    drain("it asks for news", PATIENCE, async || has(asks).await).await;
+    proxy.stall();
+    for n in 1..=2 {
+        post(&manager, "test.a", json!({ "n": n }), Some("lane")).await;
+    }
+    subscribe(&manager, &receiver.url(), json!({"event_types": ["test.b"]})).await;
+    let made = "select from pillarbox_hub.fanned where n_to = 2";
+    drain("the messages are made", PATIENCE, async || has(made).await).await;
+    proxy.pass();
+    until_received(&receiver, 2).await;
+    dispatching.stop().await;
+    app.stop().await;
+    let numbers: Vec<_> = receiver.received().iter().map(|received| received.json()["n"].clone()).collect();
+    assert_eq!(numbers, [1, 2]);
 }
 
 #[tokio::test]
