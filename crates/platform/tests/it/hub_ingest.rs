@@ -141,7 +141,8 @@ async fn who_may_only_post_to_the_hub_moves_nothing_outside_of_it() {
     let commands: i64 = sqlx::query_scalar("select count(*) from pillarbox_hub.command").fetch_one(db).await.unwrap();
     assert_eq!(commands, 0, "a topic commands nothing");
     let receiver = Receiver::start().await;
-    subscribe(&caller(&app, "manage", "main").await, &receiver.url(), json!({})).await;
+    let fields = json!({"event_types": ["order.*"]});
+    subscribe(&caller(&app, "manage", "main").await, &receiver.url(), fields).await;
     post(&ingest, "order.paid", json!({}), None).await;
     until_received(&receiver, 1).await;
     app.stop().await;
