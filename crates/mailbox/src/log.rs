@@ -230,7 +230,8 @@ impl Reader {
 }
 
 // The snapshots are cast as arrays, once, and not for each row. An unwanted row brings no content. It is not sorted
-// here, where a sort copies all that it sorts.
+// here, where a sort copies all that it sorts. A transaction in progress is looked for as a range of one: a day that was
+// posted in few transactions makes an equality look so common that its rows are sought by (shard, id), through all of it.
 const READ: &str = "
 select ahead.shard, ahead.id, ahead.wanted, ahead.message_id, ahead.source, ahead.tenant, ahead.topic, ahead.key,
        ahead.aggregate_type, ahead.aggregate_id, ahead.at,
@@ -251,7 +252,7 @@ cross join lateral (
         (select late.* from pg_snapshot_xip(place.old) as in_progress (xid)
          cross join lateral (
              select * from pillarbox.log
-             where xid = in_progress.xid and shard = place.shard and id > place.last_id
+             where xid >= in_progress.xid and xid <= in_progress.xid and shard = place.shard and id > place.last_id
                and id > (select floor_id from pillarbox.home) and pg_visible_in_snapshot(xid, place.new)
              order by id limit place.share
          ) late)
@@ -296,7 +297,7 @@ union all
 select late.* from pg_snapshot_xip($1::pg_snapshot) as in_progress (xid)
 cross join lateral (
     select * from pillarbox.log
-    where xid = in_progress.xid and id > (select floor_id from pillarbox.home)
+    where xid >= in_progress.xid and xid <= in_progress.xid and id > (select floor_id from pillarbox.home)
       and pg_visible_in_snapshot(xid, $3::pg_snapshot)
     limit $4
 ) late
