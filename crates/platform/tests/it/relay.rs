@@ -8,7 +8,7 @@ use serde_json::json;
 use testkit::{TestApp, TestDatabase, TestVhost, drain};
 
 use crate::broker::Outside;
-use crate::relaying::{PATIENCE, firsts, one_route, parked, post, relayed, relaying};
+use crate::relaying::{PATIENCE, distinct, firsts, one_route, parked, post, relayed, relaying};
 
 #[tokio::test]
 async fn ten_thousand_events_reach_the_queue_of_their_aggregate_type_once() {
@@ -91,9 +91,10 @@ async fn unroutable_among_routable_waits_with_its_key_and_the_others_go() {
         settings.relay.routes[0].required = true;
     })
     .await;
-    let received = outside.take("good", 130).await;
+    // Some may come twice: a batch that could not be kept is sent again.
+    let mut received = Vec::new();
+    outside.take_until("good", &mut received, |received| distinct(received) >= 130).await;
     drain("the others are parked", PATIENCE, async || parked(db).await == (10, 20)).await;
-    assert_eq!(outside.depth("good").await, 0);
     for (key, numbers) in firsts(&received) {
         let number: usize = key[3..].parse().unwrap();
         let expected: &[u64] = if number.is_multiple_of(5) { &[1] } else { &[1, 2, 3] };
@@ -102,7 +103,7 @@ async fn unroutable_among_routable_waits_with_its_key_and_the_others_go() {
     // Once there is a queue for it, it goes, and what waited behind it follows.
     outside.queue("found", "test.exchange", "test.lost").await;
     assert_eq!(outside.take("found", 10).await.len(), 10);
-    assert_eq!(outside.take("good", 10).await.len(), 10);
+    outside.take_until("good", &mut received, |received| distinct(received) >= 140).await;
     drain("nothing is parked", PATIENCE, async || parked(db).await == (0, 0)).await;
     app.stop().await;
 }
