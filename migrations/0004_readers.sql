@@ -102,18 +102,6 @@ create index position_consumer_n on pillarbox.position (consumer, n);
 create index position_consumer_at on pillarbox.position (consumer, at);
 create table pillarbox.position_overflow partition of pillarbox.position default;
 
--- Where a consumer is in a shard: its newest position there, if it has one, and in which partition that stands.
-create function pillarbox.place(consumer text, shard smallint)
-returns table (n bigint, old pg_snapshot, old_id bigint, old_at timestamptz, new pg_snapshot, new_id bigint,
-               new_at timestamptz, last_id bigint, kept_in oid)
-language sql stable
-as $$
-    select n, old, old_id, old_at, new, new_id, new_at, last_ids[array_position(shards, $2)], tableoid
-    from pillarbox.position
-    where position.consumer = $1 and $2 = any (shards)
-    order by n desc limit 1
-$$;
-
 -- ---- what has taken effect
 
 -- The lowest id of version 7 of a moment.
@@ -286,9 +274,12 @@ left join lateral (
 ) dead on true
 left join lateral (
     select log.id <= (select floor_id from pillarbox.home)
-        or pg_visible_in_snapshot(log.xid, place.old)
-        or (pg_visible_in_snapshot(log.xid, place.new) and log.id <= place.last_id) as passed
-    from pillarbox.place(cursor.consumer, log.shard)
+        or pg_visible_in_snapshot(log.xid, position.old)
+        or (pg_visible_in_snapshot(log.xid, position.new)
+            and log.id <= position.last_ids[array_position(position.shards, log.shard)]) as passed
+    from pillarbox.position
+    where position.consumer = cursor.consumer and log.shard = any (position.shards)
+    order by position.n desc limit 1
 ) newest on true
 left join lateral (
     select position.at from pillarbox.position

@@ -2,6 +2,18 @@
 -- What operators needed besides: replays that end where they are to end and can be called off, and messages that were
 -- thrown away shown as such.
 
+-- Where a consumer is in a shard: its newest position there, if it has one, and in which partition that stands.
+create function pillarbox.place(consumer text, shard smallint)
+returns table (n bigint, old pg_snapshot, old_id bigint, old_at timestamptz, new pg_snapshot, new_id bigint,
+               new_at timestamptz, last_id bigint, kept_in oid)
+language sql stable
+as $$
+    select n, old, old_id, old_at, new, new_id, new_at, last_ids[array_position(shards, $2)], tableoid
+    from pillarbox.position
+    where position.consumer = $1 and $2 = any (shards)
+    order by n desc limit 1
+$$;
+
 -- Every shard, for who asks for all of them. As many as `shard_of` knows.
 create function pillarbox.shards() returns setof smallint
 language sql immutable parallel safe rows 16
