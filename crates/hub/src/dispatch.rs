@@ -30,9 +30,9 @@ use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 pub(crate) use self::feed::Mail;
-use self::feed::{Came, Feed, Key, Reason, Save};
+use self::feed::{Came, Feed, Key, Save};
 use crate::client::Client;
-use crate::domain::{Format, OnExhausted};
+use crate::domain::{Format, OnExhausted, Reason};
 use crate::fanout::Fanned;
 use crate::signature::SigningSecret;
 use crate::store;

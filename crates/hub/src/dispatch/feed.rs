@@ -13,7 +13,7 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::{Event, Recipient};
-use crate::domain::{OnExhausted, Verdict, backoff};
+use crate::domain::{OnExhausted, Outcome, Reason, Verdict, backoff};
 
 /// How many messages wait in memory before no more are read.
 const AHEAD: usize = 512;
@@ -71,13 +71,6 @@ pub(crate) struct Came {
     pub(crate) unsent: Option<Reason>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Delivered,
-    Failed,
-    Dead,
-}
-
 /// An attempt to be kept.
 #[derive(Debug)]
 pub(crate) struct Attempt {
@@ -87,37 +80,6 @@ pub(crate) struct Attempt {
     pub(crate) attempt: u16,
     pub(crate) outcome: Outcome,
     pub(crate) came: Came,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
-    Exhausted,
-    Refused,
-    Gone,
-    Manual,
-    Expired,
-}
-
-impl Outcome {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Outcome::Delivered => "delivered",
-            Outcome::Failed => "failed",
-            Outcome::Dead => "dead",
-        }
-    }
-}
-
-impl Reason {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Reason::Exhausted => "exhausted",
-            Reason::Refused => "refused",
-            Reason::Gone => "gone",
-            Reason::Manual => "manual",
-            Reason::Expired => "expired",
-        }
-    }
 }
 
 /// A message that is given up.
