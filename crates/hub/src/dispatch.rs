@@ -432,7 +432,7 @@ impl Dispatcher {
                 }
                 for (subscriber, wish) in wishes.lanes {
                     if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                        feed.unread(&[wish]);
+                        feed.unread(wish);
                     }
                 }
                 for subscriber in wishes.commands {

@@ -5,7 +5,7 @@
 //! before is settled; lanes take turns. A lane that fails, or that has more waiting than others should wait for, is put
 //! *aside*: it gets a row, the position moves on past it, and it reads its messages for itself until it has caught up.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -164,7 +164,7 @@ pub(crate) struct Feed {
     /// Lanes with something to send, by turns.
     ready: VecDeque<Key>,
     /// Lanes that wait, by when.
-    due: BTreeMap<(DateTime<Utc>, Key), ()>,
+    due: BTreeSet<(DateTime<Utc>, Key)>,
     /// Lanes that are due, or go well, and must read before they can go on.
     hungry: BTreeSet<Key>,
     /// Read and not settled, of lanes that are not aside.
@@ -214,7 +214,7 @@ impl Feed {
             commanded: true,
             lanes: HashMap::new(),
             ready: VecDeque::new(),
-            due: BTreeMap::new(),
+            due: BTreeSet::new(),
             hungry: BTreeSet::new(),
             open: BTreeSet::new(),
             done,
@@ -244,7 +244,7 @@ impl Feed {
                 reading: false,
             };
             if let Some(next_at) = row.next_at {
-                feed.due.insert((next_at, key.clone()), ());
+                feed.due.insert((next_at, key.clone()));
             }
             let lane = Lane {
                 attempts: row.attempts,
@@ -389,13 +389,11 @@ impl Feed {
         }
     }
 
-    /// A reading failed: it is done again.
-    pub(crate) fn unread(&mut self, wishes: &[LaneWish]) {
-        for wish in wishes {
-            if let Some(aside) = self.lanes.get_mut(&wish.key).and_then(|lane| lane.aside.as_mut()) {
-                (aside.reading, aside.behind) = (false, true);
-                self.hungry.insert(wish.key.clone());
-            }
+    /// A lane could not be read for: it is done again.
+    pub(crate) fn unread(&mut self, wish: LaneWish) {
+        if let Some(aside) = self.lanes.get_mut(&wish.key).and_then(|lane| lane.aside.as_mut()) {
+            (aside.reading, aside.behind) = (false, true);
+            self.hungry.insert(wish.key);
         }
     }
 
@@ -413,7 +411,7 @@ impl Feed {
         lane.in_flight = true;
         self.in_flight += 1;
         self.allowance.left -= 1.0;
-        if self.failures >= BREAKER_FAILURES {
+        if self.is_broken() {
             self.probe_at = Some(now + PROBE_PAUSE);
         }
         Some((key, mail))
@@ -440,21 +438,18 @@ impl Feed {
         if !self.is_open() {
             return None;
         }
-        let due = self.due.first_key_value().map(|((at, _), ())| *at);
-        let held_back = (!self.ready.is_empty()).then_some(()).and_then(|()| {
-            let rate = self.recipient.rate.filter(|_| self.allowance.left < 1.0);
-            let allowed = rate.map(|rate| now + Duration::from_secs_f64(1.0 / f64::from(rate)));
-            [self.left_alone_until, self.probe_at.filter(|_| self.is_broken()), allowed].into_iter().flatten().max()
-        });
+        let due = self.due.first().map(|(at, _)| *at);
+        let rate = self.recipient.rate.filter(|_| self.allowance.left < 1.0);
+        let allowed = rate.map(|rate| now + Duration::from_secs_f64(1.0 / f64::from(rate)));
+        let holds = [self.left_alone_until, self.probe_at.filter(|_| self.is_broken()), allowed];
+        // What is over holds nothing back any more; without any, it is an answer that is waited for.
+        let held_back = holds.into_iter().flatten().filter(|at| *at > now && !self.ready.is_empty()).max();
         [due, held_back].into_iter().flatten().min()
     }
 
     fn wake_due(&mut self, now: DateTime<Utc>) {
-        while let Some(entry) = self.due.first_entry() {
-            if entry.key().0 > now {
-                break;
-            }
-            let ((_, key), ()) = entry.remove_entry();
+        while self.due.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, key)) = self.due.pop_first() else { break };
             let Some(lane) = self.lanes.get_mut(&key) else { continue };
             lane.next_at = None;
             if lane.queue.is_empty() {
@@ -505,48 +500,43 @@ impl Feed {
             (Some(again), _) => self.put_off(key, mail.n, now + again.max(pause.unwrap_or_default())),
             (None, None) => self.settle(key),
             (None, Some(reason)) => {
-                self.deaths.push(Death {
-                    recipient: self.recipient.clone(),
-                    mail,
-                    reason,
-                    detail,
-                    attempts: tried,
-                    at: now,
-                });
+                let (head, recipient) = (mail.n, self.recipient.clone());
+                self.deaths.push(Death { recipient, mail, reason, detail, attempts: tried, at: now });
                 let blocks = self.recipient.on_exhausted == OnExhausted::Block && matches!(key, Key::Lane(_));
                 match blocks && matches!(reason, Reason::Exhausted | Reason::Refused) {
-                    true => self.block(key),
+                    true => self.block(key, head),
                     false => self.settle(key),
                 }
             }
         }
     }
 
-    /// The first of the lane is tried again at that time; what waits behind it is read again then.
+    /// The lane goes on with `head` at that time.
     fn put_off(&mut self, key: &Key, head: i64, next_at: DateTime<Utc>) {
-        self.put_aside(key);
-        let Some(lane) = self.lanes.get_mut(key) else { return };
-        self.waiting -= lane.queue.len();
-        lane.queue.clear();
-        lane.next_at = Some(next_at);
-        if let Some(aside) = &mut lane.aside {
-            (aside.read_to, aside.behind) = (head - 1, true);
+        if let Some(lane) = self.stop(key, head) {
+            lane.next_at = Some(next_at);
+            self.due.insert((next_at, key.clone()));
         }
-        self.due.insert((next_at, key.clone()), ());
-        self.touched.insert(key.clone());
     }
 
-    fn block(&mut self, key: &Key) {
+    /// The lane waits for someone to retry its head.
+    fn block(&mut self, key: &Key, head: i64) {
+        if let Some(lane) = self.stop(key, head) {
+            (lane.blocked, lane.again, lane.next_at) = (true, false, None);
+        }
+    }
+
+    /// Puts the lane aside before `head`, with nothing of it in memory: it is read again when it goes on.
+    fn stop(&mut self, key: &Key, head: i64) -> Option<&mut Lane> {
         self.put_aside(key);
-        let Some(lane) = self.lanes.get_mut(key) else { return };
-        let head = lane.queue.front().map_or(0, |first| first.n);
+        let lane = self.lanes.get_mut(key)?;
         self.waiting -= lane.queue.len();
         lane.queue.clear();
-        (lane.blocked, lane.again, lane.next_at) = (true, false, None);
         if let Some(aside) = &mut lane.aside {
             (aside.read_to, aside.behind) = (head - 1, true);
         }
         self.touched.insert(key.clone());
+        Some(lane)
     }
 
     /// The first of the lane has its outcome; the next may go.

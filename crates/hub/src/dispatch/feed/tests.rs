@@ -350,6 +350,17 @@ fn who_asks_to_be_left_alone_is() {
 }
 
 #[test]
+fn who_waits_for_an_answer_alone_is_not_looked_at_before() {
+    let (_, mut feed) = fed(recipient(1, OnExhausted::Skip), &[None, None, None]);
+    let first = feed.next(now()).unwrap();
+    let busy = Came { retry_after: Some(Duration::from_secs(1)), ..came(Verdict::Retry) };
+    feed.finished(&first.0, busy, now(), 0.0);
+    let later = now() + TimeDelta::seconds(2);
+    feed.next(later).unwrap();
+    assert_eq!(feed.next_look(later), Some(now() + TimeDelta::seconds(5)), "when the first is due, not at once");
+}
+
+#[test]
 fn a_lane_with_more_waiting_than_others_should_wait_for_is_put_aside() {
     let mut lanes = vec![Some("hot"); 5_000];
     lanes.push(Some("calm"));
