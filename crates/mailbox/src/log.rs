@@ -229,9 +229,10 @@ impl Reader {
     }
 }
 
-// The snapshots are cast as arrays, once, and not for each row. An unwanted row brings no content. It is not sorted
-// here, where a sort copies all that it sorts. A transaction in progress is looked for as a range of one: a day that was
-// posted in few transactions makes an equality look so common that its rows are sought by (shard, id), through all of it.
+// The snapshots are cast as arrays, once, and not for each row. An unwanted row brings no content. A transaction that was in
+// progress is looked into once it is visible, and between exact ends in the index (xid, shard, id): as rows, because an
+// equality looks so common, on a day that was posted in few transactions, that it is sought through all of that day, and a range
+// of the xid alone walks all that the transaction posted, for each chunk.
 const READ: &str = "
 select ahead.shard, ahead.id, ahead.wanted, ahead.message_id, ahead.source, ahead.tenant, ahead.topic, ahead.key,
        ahead.aggregate_type, ahead.aggregate_id, ahead.at,
@@ -252,10 +253,12 @@ cross join lateral (
         (select late.* from pg_snapshot_xip(place.old) as in_progress (xid)
          cross join lateral (
              select * from pillarbox.log
-             where xid >= in_progress.xid and xid <= in_progress.xid and shard = place.shard and id > place.last_id
-               and id > (select floor_id from pillarbox.home) and pg_visible_in_snapshot(xid, place.new)
-             order by id limit place.share
-         ) late)
+             where (xid, shard, id) > (in_progress.xid, place.shard,
+                                       greatest(place.last_id, (select floor_id from pillarbox.home)))
+               and (xid, shard, id) <= (in_progress.xid, place.shard, 9223372036854775807)
+             order by xid, shard, id limit place.share
+         ) late
+         where pg_visible_in_snapshot(in_progress.xid, place.new))
         order by id limit place.share
     ) found
 ) ahead";
@@ -298,9 +301,9 @@ select late.* from pg_snapshot_xip($1::pg_snapshot) as in_progress (xid)
 cross join lateral (
     select * from pillarbox.log
     where xid >= in_progress.xid and xid <= in_progress.xid and id > (select floor_id from pillarbox.home)
-      and pg_visible_in_snapshot(xid, $3::pg_snapshot)
     limit $4
 ) late
+where pg_visible_in_snapshot(in_progress.xid, $3::pg_snapshot)
 limit $4";
 
 /// A message as the log has it.
