@@ -1,0 +1,68 @@
+//! What the events service says. Messages of one event have its id as their key, so they come in order.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// The `source` of all of these.
+pub const SOURCE: &str = "events";
+
+pub const PUBLISHED: &str = "event.published";
+pub const UPDATED: &str = "event.updated";
+pub const UNPUBLISHED: &str = "event.unpublished";
+pub const CANCELED: &str = "event.canceled";
+/// Reconciliation: what the events service has of some events.
+pub const STATED: &str = "event.stated";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EventStatus {
+    Draft,
+    Published,
+    Canceled,
+}
+
+/// The payload of `event.published`, `event.updated`, `event.unpublished` and `event.canceled`: the event as it is after the
+/// change. Who has a higher `version` of it already has newer news.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EventChanged {
+    pub event_id: Uuid,
+    /// Grows with every change of the event.
+    pub version: i64,
+    pub status: EventStatus,
+    pub owner_id: Uuid,
+    pub title: String,
+    pub city: String,
+    pub category: String,
+    pub start_time: DateTime<Utc>,
+    pub end_time: DateTime<Utc>,
+    /// IANA.
+    pub time_zone: String,
+    /// 0 is unlimited.
+    pub capacity: i32,
+    pub occurred_at: DateTime<Utc>,
+}
+
+/// The payload of `event.stated`: some events, and what is believed of their participants. The joins service brings its own
+/// picture in line, and answers with [`crate::joins::JoinsCounted`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EventsStated {
+    /// The reconciliation that it belongs to.
+    pub run: Uuid,
+    /// Which part of it, from 0.
+    pub part: i32,
+    /// Only look, repair nothing.
+    pub dry_run: bool,
+    /// Take it over whatever the versions say: after one database was set back.
+    pub force: bool,
+    pub events: Vec<EventStated>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EventStated {
+    #[serde(flatten)]
+    pub event: EventChanged,
+    pub active_participants: i32,
+    /// As [`crate::joins::Count`] has it; 0 before the first.
+    pub count_version: i64,
+}

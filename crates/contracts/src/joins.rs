@@ -1,0 +1,85 @@
+//! What the joins service says. Messages of one event have its id as their key, so they come in order.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// The `source` of all of these.
+pub const SOURCE: &str = "joins";
+
+pub const CONFIRMED: &str = "join.confirmed";
+pub const CANCELED: &str = "join.canceled";
+pub const WAITLISTED: &str = "join.waitlisted";
+pub const PROMOTED: &str = "join.promoted";
+pub const EXPIRED: &str = "join.expired";
+pub const KICKED: &str = "mod.kicked";
+pub const BANNED: &str = "mod.banned";
+pub const UNBANNED: &str = "mod.unbanned";
+/// Reconciliation: how many there really are.
+pub const COUNTED: &str = "join.counted";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JoinStatus {
+    Active,
+    Waitlisted,
+    Canceled,
+    Expired,
+    Rejected,
+}
+
+/// The payload of all but `join.counted`: one person's place, and how many there are after the change.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JoinChanged {
+    pub event_id: Uuid,
+    pub user_id: Uuid,
+    /// Absent for a ban, or its end, of someone who had not joined.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub join_id: Option<Uuid>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<JoinStatus>,
+    /// The place in the event's order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Who kicked, banned or unbanned: `user:<id>` or `key:<id>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// When a ban ends; absent: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<DateTime<Utc>>,
+    pub counts: Count,
+    pub occurred_at: DateTime<Utc>,
+    pub trace_id: String,
+}
+
+/// Absolute, so that repeats and disorder cannot make them drift: the highest version is right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    pub active: i32,
+    pub waitlisted: i32,
+    /// Grows with every change of the event's joins.
+    pub version: i64,
+}
+
+/// The payload of `join.counted`: the answer to [`crate::events::EventsStated`], counted anew.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JoinsCounted {
+    pub run: Uuid,
+    pub part: i32,
+    pub dry_run: bool,
+    pub force: bool,
+    /// How many of the stated events were not known as stated.
+    pub drifted: i32,
+    /// How many of them are now; 0 in a dry run.
+    pub repaired: i32,
+    pub events: Vec<EventCounted>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventCounted {
+    pub event_id: Uuid,
+    #[serde(flatten)]
+    pub counts: Count,
+}
