@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgArguments;
-use sqlx::{Acquire, PgConnection, PgPool, Postgres, Row};
+use sqlx::{Acquire, PgConnection, PgExecutor, PgPool, Postgres, Row};
 use uuid::Uuid;
 
 use crate::filter::Filter;
@@ -211,22 +211,23 @@ pub(crate) async fn append(db: &mut PgConnection, consumer: &str, places: &BTree
     Ok(())
 }
 
-/// The same for one window, and for who is still in the share-out: in one statement that need not wait for the disk, since
-/// it says only where a reader is. False if others have taken over.
+/// The same for one window, and for who is still in the share-out: in one statement. What says only where a reader is need
+/// not be kept `durably`. False if others have taken over; None if the places are of several windows.
 pub(crate) async fn advance(
-    db: &PgPool,
+    db: impl PgExecutor<'_>,
     consumer: &str,
     owner: Uuid,
     places: &BTreeMap<i16, Place>,
+    durably: bool,
 ) -> sqlx::Result<Option<bool>> {
     let mut windows = windows(places).into_iter();
     let (Some(((old, new), (shards, last_ids))), None) = (windows.next(), windows.next()) else { return Ok(None) };
     let query = "with held as (
-                     select owner, set_config('synchronous_commit', 'off', true) from pillarbox.lane
+                     select case when not $11 then set_config('synchronous_commit', 'off', true) end from pillarbox.lane
                      where consumer = $1 and owner = $10 for key share)
                  insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
                  select $1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9 from held";
-    let query = bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).bind(owner);
+    let query = bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).bind(owner).bind(durably);
     Ok(Some(query.execute(db).await?.rows_affected() == 1))
 }
 

@@ -322,9 +322,15 @@ impl<W: Work> Lane<W> {
         if self.watcher.doubts() != self.doubts {
             return Err(LaneError::Doubtful);
         }
-        let still_blocked = match worked.tx {
-            None if settlement.is_plain() && replayed.is_empty() && self.id.advanced(&moved).await? => Vec::new(),
-            tx => self.id.keep(tx, &settlement, replayed, &moved).await?,
+        let mut tx = worked.tx;
+        let is_plain = settlement.is_plain() && replayed.is_empty();
+        let still_blocked = if is_plain && self.id.advanced(tx.as_mut(), &moved).await? {
+            if let Some(tx) = tx {
+                tx.commit().await?;
+            }
+            Vec::new()
+        } else {
+            self.id.keep(tx, &settlement, replayed, &moved).await?
         };
 
         self.work.kept();

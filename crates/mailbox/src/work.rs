@@ -93,9 +93,18 @@ impl LaneId {
         }
     }
 
-    /// Keeps the new places alone, if that can be done in one statement.
-    pub(crate) async fn advanced(&self, moved: &BTreeMap<i16, Place>) -> Result<bool, LaneError> {
-        match cursor::advance(&self.db, &self.consumer, self.owner, moved).await? {
+    /// Keeps the new places, with the effects if there are any: true if one statement did.
+    pub(crate) async fn advanced(
+        &self,
+        tx: Option<&mut Transaction<'static, Postgres>>,
+        moved: &BTreeMap<i16, Place>,
+    ) -> Result<bool, LaneError> {
+        let (consumer, owner) = (&self.consumer, self.owner);
+        let advanced = match tx {
+            Some(tx) => cursor::advance(&mut **tx, consumer, owner, moved, true).await?,
+            None => cursor::advance(&self.db, consumer, owner, moved, false).await?,
+        };
+        match advanced {
             Some(true) => Ok(true),
             Some(false) => Err(LaneError::TakenOver),
             None => Ok(false),

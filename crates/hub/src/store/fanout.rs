@@ -39,7 +39,7 @@ pub(crate) async fn newest_seqs(tx: &mut PgConnection, lanes: &[(Uuid, String)])
     .await
 }
 
-/// Appends messages with the numbers behind `after`, and says for whom.
+/// Appends messages with the numbers behind `after`, and says for whom, in one statement.
 pub(crate) async fn append(
     tx: &mut PgConnection,
     after: i64,
@@ -47,27 +47,6 @@ pub(crate) async fn append(
     also_for: &[Uuid],
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    if !messages.is_empty() {
-        let column = |of: fn(&NewMessage) -> i64| messages.iter().map(of).collect::<Vec<_>>();
-        sqlx::query(
-            "insert into pillarbox_hub.message
-                 (n, at, subscriber, lane, seq, log_shard, log_id, log_at, dead_letter)
-             select $1 + m.place, $2, m.subscriber, m.lane, m.seq, m.log_shard, m.log_id, m.log_at, m.dead_letter
-             from unnest($3::uuid[], $4::text[], $5::bigint[], $6::smallint[], $7::bigint[], $8::timestamptz[], $9::uuid[])
-                  with ordinality as m (subscriber, lane, seq, log_shard, log_id, log_at, dead_letter, place)",
-        )
-        .bind(after)
-        .bind(now)
-        .bind(messages.iter().map(|message| message.subscriber).collect::<Vec<_>>())
-        .bind(messages.iter().map(|message| message.lane.as_deref()).collect::<Vec<_>>())
-        .bind(messages.iter().map(|message| message.seq).collect::<Vec<_>>())
-        .bind(messages.iter().map(|message| message.place.shard).collect::<Vec<_>>())
-        .bind(column(|message| message.place.id))
-        .bind(messages.iter().map(|message| message.place.at).collect::<Vec<_>>())
-        .bind(messages.iter().map(|message| message.dead_letter).collect::<Vec<_>>())
-        .execute(&mut *tx)
-        .await?;
-    }
     let mut subscribers: Vec<Uuid> =
         messages.iter().map(|message| message.subscriber).chain(also_for.iter().copied()).collect();
     subscribers.sort_unstable();
@@ -76,9 +55,30 @@ pub(crate) async fn append(
         return Ok(());
     }
     // A number is used up by a batch without messages, too: it is how dispatchers notice it.
-    let query = "insert into pillarbox_hub.fanned (n_from, n_to, subscribers, at) values ($1, $2, $3, $4)";
     let to = after + (messages.len() as i64).max(1);
-    sqlx::query(query).bind(after).bind(to).bind(subscribers).bind(now).execute(tx).await.map(drop)
+    let column = |of: fn(&NewMessage) -> i64| messages.iter().map(of).collect::<Vec<_>>();
+    sqlx::query(
+        "with made as (
+             insert into pillarbox_hub.message (n, at, subscriber, lane, seq, log_shard, log_id, log_at, dead_letter)
+             select $1 + m.place, $2, m.subscriber, m.lane, m.seq, m.log_shard, m.log_id, m.log_at, m.dead_letter
+             from unnest($3::uuid[], $4::text[], $5::bigint[], $6::smallint[], $7::bigint[], $8::timestamptz[], $9::uuid[])
+                  with ordinality as m (subscriber, lane, seq, log_shard, log_id, log_at, dead_letter, place))
+         insert into pillarbox_hub.fanned (n_from, n_to, subscribers, at) values ($1, $10, $11, $2)",
+    )
+    .bind(after)
+    .bind(now)
+    .bind(messages.iter().map(|message| message.subscriber).collect::<Vec<_>>())
+    .bind(messages.iter().map(|message| message.lane.as_deref()).collect::<Vec<_>>())
+    .bind(messages.iter().map(|message| message.seq).collect::<Vec<_>>())
+    .bind(messages.iter().map(|message| message.place.shard).collect::<Vec<_>>())
+    .bind(column(|message| message.place.id))
+    .bind(messages.iter().map(|message| message.place.at).collect::<Vec<_>>())
+    .bind(messages.iter().map(|message| message.dead_letter).collect::<Vec<_>>())
+    .bind(to)
+    .bind(subscribers)
+    .execute(tx)
+    .await
+    .map(drop)
 }
 
 /// Keeps who an event did not go to.
