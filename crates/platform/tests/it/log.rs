@@ -312,7 +312,7 @@ async fn a_chunk_of_a_long_backlog_is_read_by_index() {
     let mut reader = Reader::of_all_shards(Filter::everything(), &beginning);
     reader.open(&Moment::now(&mut db).await.unwrap());
     let touched = blocks_of_a_chunk(&mut db, &mut reader).await;
-    assert!(touched < 1_500, "it touched {touched} blocks");
+    assert!(touched < 1_000, "it touched {touched} blocks");
 }
 
 #[tokio::test]
@@ -327,6 +327,6 @@ async fn a_chunk_of_a_long_transaction_that_commits_late_is_read_by_index() {
     reader.open(&Moment::now(&mut db).await.unwrap());
     for _ in 0..3 {
         let touched = blocks_of_a_chunk(&mut db, &mut reader).await;
-        assert!(touched < 1_500, "it touched {touched} blocks");
+        assert!(touched < 1_000, "it touched {touched} blocks");
     }
 }
