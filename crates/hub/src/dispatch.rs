@@ -120,8 +120,9 @@ pub(crate) struct Dispatcher {
     doubts: u64,
     looked_at: Option<tokio::time::Instant>,
     shards: BTreeSet<i16>,
-    /// Of the directory, as the feeds know it.
+    /// Of the directory, as the feeds know it, and the newest that was heard of.
     version: i64,
+    newest_version: i64,
     feeds: HashMap<Uuid, Feed>,
     /// Feeds that may have something to do.
     hot: HashSet<Uuid>,
@@ -166,6 +167,7 @@ impl Dispatcher {
             looked_at: None,
             shards: BTreeSet::new(),
             version: 0,
+            newest_version: 0,
             feeds: HashMap::new(),
             hot: HashSet::new(),
             timers: BTreeSet::new(),
@@ -192,7 +194,10 @@ impl Dispatcher {
             self.forget();
         }
         if self.is_time_to_look() && self.saving.is_none() && self.unsaved.is_none() {
+            self.flush().await?;
             self.look().await?;
+        } else if self.version != 0 && self.newest_version > self.version {
+            self.refresh().await?;
         }
         self.wait().await?;
         self.go_on();
@@ -270,7 +275,7 @@ impl Dispatcher {
         self.feeds.clear();
         self.hot.clear();
         self.timers.clear();
-        (self.in_flight, self.version, self.told_to) = (0, 0, UNKNOWN);
+        (self.in_flight, self.version, self.newest_version, self.told_to) = (0, 0, 0, UNKNOWN);
         self.shards.clear();
         if let Some((_, saving)) = &self.saving {
             saving.abort();
@@ -330,7 +335,7 @@ impl Dispatcher {
             self.feeds.insert(id, feed);
             self.hot.insert(id);
         }
-        self.version = version;
+        (self.version, self.newest_version) = (version, version);
         Ok(())
     }
 
@@ -392,19 +397,22 @@ impl Dispatcher {
         }
         self.told_to = fanned.to;
         self.told_at = tokio::time::Instant::now();
+        self.newest_version = self.newest_version.max(fanned.version);
         for (subscriber, mails) in fanned.mails {
             match self.feeds.get_mut(&subscriber) {
                 Some(feed) => {
                     feed.hand_over(mails);
                     self.hot.insert(subscriber);
                 }
-                None => self.looked_at = self.looked_at.filter(|_| false), // perhaps a new one
+                // Another process's, or a new one, which reads for itself once it is known.
+                None => {}
             }
         }
     }
 
     async fn learn(&mut self, news: News) -> Result<(), DispatchError> {
-        if news.version != self.version {
+        self.newest_version = self.newest_version.max(news.version);
+        if self.newest_version > self.version {
             self.refresh().await?;
         }
         if news.newest > self.told_to {
@@ -546,25 +554,43 @@ impl Dispatcher {
         if self.saving.is_some() || (self.unsaved.is_none() && self.is_time_to_look()) {
             return;
         }
-        let save = match self.unsaved.take() {
-            Some(save) => save,
-            None => {
-                let news = self.hot.iter().filter(|id| self.feeds.get(id).is_some_and(|feed| feed.has_news(now)));
-                let count = news.take(SAVE_AT_ONCE).count();
-                if count == 0 || (count < SAVE_AT_ONCE && self.saved_at.elapsed() < SAVE_LINGER) {
-                    return;
-                }
-                let mut save = Save::default();
-                for subscriber in &self.hot {
-                    if let Some(feed) = self.feeds.get_mut(subscriber)
-                        && feed.has_news(now)
-                    {
-                        feed.save(now, &mut save);
-                    }
-                }
-                Arc::new(save)
+        if let Some(save) = self.unsaved.take() {
+            return self.keep(save, now);
+        }
+        let news = self.hot.iter().filter(|id| self.feeds.get(id).is_some_and(|feed| feed.has_news(now)));
+        let count = news.take(SAVE_AT_ONCE).count();
+        if count > 0 && (count == SAVE_AT_ONCE || self.saved_at.elapsed() >= SAVE_LINGER) {
+            let save = self.news(now);
+            self.keep(save, now);
+        }
+    }
+
+    /// Keeps all that there is, and waits for it: who is given a shard must find what came of its messages.
+    async fn flush(&mut self) -> Result<(), DispatchError> {
+        let now = self.clock.now();
+        if self.hot.iter().any(|id| self.feeds.get(id).is_some_and(|feed| feed.has_news(now))) {
+            let save = self.news(now);
+            self.keep(save, now);
+            let saved = ended(self.saving.as_mut().map(|(_, saving)| saving)).await;
+            self.saved(saved?)?;
+        }
+        Ok(())
+    }
+
+    /// What is to be kept of all feeds.
+    fn news(&mut self, now: DateTime<Utc>) -> Arc<Save> {
+        let mut save = Save::default();
+        for subscriber in &self.hot {
+            if let Some(feed) = self.feeds.get_mut(subscriber)
+                && feed.has_news(now)
+            {
+                feed.save(now, &mut save);
             }
-        };
+        }
+        Arc::new(save)
+    }
+
+    fn keep(&mut self, save: Arc<Save>, now: DateTime<Utc>) {
         let (db, fence, kept) = (self.db.clone(), self.share.fence(), save.clone());
         let saving = tokio::spawn(async move { store::dispatch::keep(&db, fence, &kept, now).await });
         self.saving = Some((save, saving));
@@ -629,9 +655,14 @@ async fn ended<T>(task: Option<&mut JoinHandle<T>>) -> Result<T, tokio::task::Jo
 }
 
 fn count(save: &Save) {
+    let latency = metrics::histogram!("eventhub_delivery_latency_seconds");
+    let mut counts: HashMap<&'static str, u64> = HashMap::new();
     for attempt in &save.attempts {
-        metrics::counter!("eventhub_messages_delivered_total", "outcome" => attempt.outcome.as_str()).increment(1);
-        metrics::histogram!("eventhub_delivery_latency_seconds").record(attempt.came.latency.as_secs_f64());
+        *counts.entry(attempt.outcome.as_str()).or_default() += 1;
+        latency.record(attempt.came.latency.as_secs_f64());
+    }
+    for (outcome, count) in counts {
+        metrics::counter!("eventhub_messages_delivered_total", "outcome" => outcome).increment(count);
     }
 }
 

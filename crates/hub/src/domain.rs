@@ -25,6 +25,17 @@ pub struct Subscriber {
     pub updated_at: DateTime<Utc>,
 }
 
+/// What a subscriber is sent, and in which lanes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Interest {
+    pub subscriber: Uuid,
+    pub tenant: Tenant,
+    pub event_types: Vec<EventTypes>,
+    pub filter: Option<Filter>,
+    pub ordering_key: Option<String>,
+    pub is_active: bool,
+}
+
 /// What its owner chooses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SubscriberSettings {

@@ -22,6 +22,8 @@ pub(crate) enum Error {
         "it has {0} secrets already: wait until one ends, or say `overlap_hours: 0`, which ends all before the new one"
     )]
     TooManySecrets(usize),
+    #[error("a tenant has at most {0} subscribers: delete those that are no longer needed")]
+    TooManySubscribers(i64),
     #[error("it is {0} already")]
     Settled(Outcome),
     #[error("it was retried already; if it dies again, that can be retried again")]
@@ -54,6 +56,7 @@ impl From<Error> for Problem {
             Error::Invalid(errors) => Problem::validation(errors),
             Error::Stale(problem) => problem,
             Error::TooManySecrets(_) => Problem::conflict("too-many-secrets", &error),
+            Error::TooManySubscribers(_) => Problem::conflict("too-many-subscribers", &error),
             Error::Settled(_) => Problem::conflict("message-settled", &error),
             Error::AlreadyRetried => Problem::conflict("already-retried", &error),
             Error::SubscriberGone => Problem::conflict("subscriber-gone", &error),

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kit::clock::Clock;
-use kit::secret::Seal;
 use mailbox::log::Message;
 use mailbox::post::Source;
 use mailbox::work::{Item, LaneError, LaneId, Outcome, Work, Worked};
@@ -19,9 +18,9 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use crate::dispatch::{Event, Mail};
-use crate::domain::{Subscriber, lane_at};
+use crate::domain::{Interest, lane_at};
 use crate::store;
-use crate::store::fanout::NewMessage;
+use crate::store::fanout::{NewCommand, NewMessage, Retried};
 
 /// Where events come in.
 pub(crate) const SOURCE: Source = Source::new("hub");
@@ -38,10 +37,11 @@ pub(crate) struct Fanned {
     pub(crate) after: i64,
     pub(crate) to: i64,
     pub(crate) mails: HashMap<Uuid, Vec<Mail>>,
+    /// Of the directory that it was made with.
+    pub(crate) version: i64,
 }
 
 pub(crate) struct FanOut {
-    seal: Seal,
     clock: Clock,
     handing_over: mpsc::Sender<Fanned>,
     directory: Directory,
@@ -51,11 +51,11 @@ pub(crate) struct FanOut {
     made: Option<Fanned>,
 }
 
-/// The subscribers, and by tenant and type which of them are meant.
+/// Who is sent what, and by tenant and type which of them are meant.
 #[derive(Default)]
 struct Directory {
     version: i64,
-    subscribers: Vec<Subscriber>,
+    interests: Vec<Interest>,
     meant: HashMap<(String, String), Arc<[usize]>>,
 }
 
@@ -65,7 +65,13 @@ struct Batch {
     messages: Vec<NewMessage>,
     events: Vec<Option<Arc<Event>>>,
     unsent: Vec<(i64, Vec<Uuid>, Vec<Uuid>)>,
-    commanded: Vec<Uuid>,
+    commands: Vec<NewCommand>,
+}
+
+/// What people want done.
+enum Wish {
+    Retry(RetryDeadLetter),
+    GiveUp(GiveUp),
 }
 
 #[derive(Deserialize)]
@@ -81,16 +87,8 @@ struct GiveUp {
 }
 
 impl FanOut {
-    pub(crate) fn new(seal: Seal, clock: Clock, handing_over: mpsc::Sender<Fanned>) -> FanOut {
-        FanOut {
-            seal,
-            clock,
-            handing_over,
-            directory: Directory::default(),
-            seqs: HashMap::new(),
-            newest: 0,
-            made: None,
-        }
+    pub(crate) fn new(clock: Clock, handing_over: mpsc::Sender<Fanned>) -> FanOut {
+        FanOut { clock, handing_over, directory: Directory::default(), seqs: HashMap::new(), newest: 0, made: None }
     }
 
     async fn look(&mut self, tx: &mut PgConnection) -> Result<(), LaneError> {
@@ -100,10 +98,8 @@ impl FanOut {
             self.newest = newest;
         }
         if version != self.directory.version {
-            let known =
-                store::subscriber::all(tx, &self.seal).await.map_err(|error| LaneError::Work(error.to_string()))?;
-            let subscribers = known.into_iter().map(|known| known.subscriber).collect();
-            self.directory = Directory { version, subscribers, meant: HashMap::new() };
+            let interests = store::subscriber::interests(tx).await?;
+            self.directory = Directory { version, interests, meant: HashMap::new() };
         }
         Ok(())
     }
@@ -118,22 +114,21 @@ impl FanOut {
         let value = || payload.get_or_init(|| parsed(message));
         let (mut filtered, mut inactive) = (Vec::new(), Vec::new());
         for at in meant.iter() {
-            let subscriber = &self.directory.subscribers[*at];
-            let settings = &subscriber.settings;
-            if !settings.is_active {
-                inactive.push(subscriber.id);
+            let interest = &self.directory.interests[*at];
+            if !interest.is_active {
+                inactive.push(interest.subscriber);
                 continue;
             }
-            if settings.filter.as_ref().is_some_and(|filter| !filter.holds(value())) {
-                filtered.push(subscriber.id);
+            if interest.filter.as_ref().is_some_and(|filter| !filter.holds(value())) {
+                filtered.push(interest.subscriber);
                 continue;
             }
-            let lane = match &settings.ordering_key {
+            let lane = match &interest.ordering_key {
                 Some(pointer) => lane_at(value(), pointer),
                 None => message.key.clone(),
             };
             batch.messages.push(NewMessage {
-                subscriber: subscriber.id,
+                subscriber: interest.subscriber,
                 lane,
                 seq: None,
                 place: message.place(),
@@ -144,36 +139,6 @@ impl FanOut {
         if !filtered.is_empty() || !inactive.is_empty() {
             batch.unsent.push((message.id, filtered, inactive));
         }
-    }
-
-    async fn obey(&self, tx: &mut PgConnection, message: &Message, batch: &mut Batch) -> Result<(), LaneError> {
-        let not_ours = |error: serde_json::Error| LaneError::Work(format!("{}: {error}", message.topic));
-        match message.topic.as_str() {
-            RETRY_DEAD_LETTER => {
-                let RetryDeadLetter { dead_letter } = serde_json::from_str(message.payload.get()).map_err(not_ours)?;
-                let Some(retried) = store::fanout::retried(tx, dead_letter).await? else { return Ok(()) };
-                if retried.blocks {
-                    store::fanout::command(tx, retried.subscriber, retried.n, "retry", "").await?;
-                    batch.commanded.push(retried.subscriber);
-                    return Ok(());
-                }
-                batch.messages.push(NewMessage {
-                    subscriber: retried.subscriber,
-                    lane: retried.lane,
-                    seq: None,
-                    place: retried.place,
-                    dead_letter: Some(dead_letter),
-                });
-                batch.events.push(None);
-            }
-            GIVE_UP_MESSAGE => {
-                let GiveUp { subscriber, n, by } = serde_json::from_str(message.payload.get()).map_err(not_ours)?;
-                store::fanout::command(tx, subscriber, n, "dead_letter", &by).await?;
-                batch.commanded.push(subscriber);
-            }
-            _ => {}
-        }
-        Ok(())
     }
 
     /// Gives each message of a lane its place there.
@@ -202,20 +167,30 @@ impl Work for FanOut {
         self.made = None;
         let mut tx = lane.db.begin().await?;
         self.look(&mut tx).await?;
-        let mut batch = Batch::default();
+        let mut wishes = Vec::with_capacity(items.len());
         for item in items {
-            match item.message.source == CONTROL.as_str() {
-                true => self.obey(&mut tx, &item.message, &mut batch).await?,
-                false => self.match_event(&item.message, &mut batch),
+            wishes.push(Wish::of(&item.message)?);
+        }
+        let retries: Vec<Uuid> = wishes.iter().filter_map(Option::as_ref).filter_map(Wish::dead_letter).collect();
+        let retried = store::fanout::retried(&mut tx, &retries).await?;
+        let mut retried: HashMap<Uuid, Retried> = retried.into_iter().map(|found| (found.dead_letter, found)).collect();
+        // In the order of the log, whatever each is.
+        let mut batch = Batch::default();
+        for (item, wish) in items.iter().zip(wishes) {
+            match wish {
+                Some(wish) => batch.obey(wish, &mut retried),
+                None => self.match_event(&item.message, &mut batch),
             }
         }
         let after = self.newest;
         self.newest = -1; // until it is kept
         self.number(&mut tx, &mut batch.messages).await?;
         let now = self.clock.now();
-        store::fanout::append(&mut tx, after, &batch.messages, &batch.commanded, now).await?;
+        let commanded: Vec<Uuid> = batch.commands.iter().map(|command| command.subscriber).collect();
+        store::fanout::append(&mut tx, after, &batch.messages, &commanded, now).await?;
+        store::fanout::leave_commands(&mut tx, &batch.commands).await?;
         store::fanout::keep_unsent(&mut tx, &batch.unsent, now).await?;
-        self.made = Some(batch.handed_over(after));
+        self.made = Some(batch.handed_over(after, self.directory.version));
         Ok(Worked { outcomes: vec![Outcome::Done; items.len()], tx: Some(tx) })
     }
 
@@ -229,14 +204,57 @@ impl Work for FanOut {
     }
 }
 
+impl Wish {
+    /// None: it is an event.
+    fn of(message: &Message) -> Result<Option<Wish>, LaneError> {
+        if message.source != CONTROL.as_str() {
+            return Ok(None);
+        }
+        let not_ours = |error: serde_json::Error| LaneError::Work(format!("{}: {error}", message.topic));
+        let payload = message.payload.get();
+        match message.topic.as_str() {
+            RETRY_DEAD_LETTER => serde_json::from_str(payload).map(|wish| Some(Wish::Retry(wish))).map_err(not_ours),
+            GIVE_UP_MESSAGE => serde_json::from_str(payload).map(|wish| Some(Wish::GiveUp(wish))).map_err(not_ours),
+            other => Err(LaneError::Work(format!("nobody knows what `{other}` means"))),
+        }
+    }
+
+    fn dead_letter(&self) -> Option<Uuid> {
+        match self {
+            Wish::Retry(RetryDeadLetter { dead_letter }) => Some(*dead_letter),
+            Wish::GiveUp(_) => None,
+        }
+    }
+}
+
 impl Batch {
-    fn handed_over(self, after: i64) -> Fanned {
-        let used = match (self.messages.len(), self.commanded.is_empty()) {
+    fn obey(&mut self, wish: Wish, retried: &mut HashMap<Uuid, Retried>) {
+        match wish {
+            Wish::Retry(RetryDeadLetter { dead_letter }) => match retried.remove(&dead_letter) {
+                Some(Retried { subscriber, n, blocks: true, .. }) => {
+                    self.commands.push(NewCommand { subscriber, n, what: "retry", by: String::new() });
+                }
+                Some(Retried { subscriber, lane, place, .. }) => {
+                    let dead_letter = Some(dead_letter);
+                    self.messages.push(NewMessage { subscriber, lane, seq: None, place, dead_letter });
+                    self.events.push(None);
+                }
+                // Its subscriber is gone.
+                None => {}
+            },
+            Wish::GiveUp(GiveUp { subscriber, n, by }) => {
+                self.commands.push(NewCommand { subscriber, n, what: "dead_letter", by });
+            }
+        }
+    }
+
+    fn handed_over(self, after: i64, version: i64) -> Fanned {
+        let used = match (self.messages.len(), self.commands.is_empty()) {
             (0, true) => 0,
             (count, _) => (count as i64).max(1),
         };
         let mut mails: HashMap<Uuid, Vec<Mail>> = HashMap::new();
-        let mut is_whole = self.commanded.is_empty();
+        let mut is_whole = self.commands.is_empty();
         for ((n, message), event) in (after + 1..).zip(self.messages).zip(self.events) {
             is_whole &= event.is_some();
             let lane = message.lane.map(Arc::from);
@@ -244,8 +262,8 @@ impl Batch {
         }
         // What is sent again has its content elsewhere: such a batch is read from the database.
         match is_whole {
-            true => Fanned { after, to: after + used, mails },
-            false => Fanned { after: after + used, to: after + used, mails: HashMap::new() },
+            true => Fanned { after, to: after + used, mails, version },
+            false => Fanned { after: after + used, to: after + used, mails: HashMap::new(), version },
         }
     }
 }
@@ -256,11 +274,11 @@ impl Directory {
         if let Some(meant) = self.meant.get(&key) {
             return meant.clone();
         }
-        let is_meant = |subscriber: &Subscriber| {
-            subscriber.tenant.as_str() == message.tenant
-                && subscriber.settings.event_types.iter().any(|types| types.include(&message.topic))
+        let is_meant = |interest: &Interest| {
+            interest.tenant.as_str() == message.tenant
+                && interest.event_types.iter().any(|types| types.include(&message.topic))
         };
-        let meant: Arc<[usize]> = (0..self.subscribers.len()).filter(|at| is_meant(&self.subscribers[*at])).collect();
+        let meant: Arc<[usize]> = (0..self.interests.len()).filter(|at| is_meant(&self.interests[*at])).collect();
         if self.meant.len() > REMEMBERED_MAX {
             self.meant.clear();
         }

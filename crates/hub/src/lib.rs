@@ -73,11 +73,19 @@ pub struct HubSettings {
     pub egress_proxy: Option<kit::secret::Secret<String>>,
     /// How long every attempt is kept.
     pub attempt_days: u32,
+    /// How long a dead letter can be retried.
+    pub dead_letter_days: u32,
 }
 
 impl Default for HubSettings {
     fn default() -> HubSettings {
-        HubSettings { allowed_networks: None, https_only: false, egress_proxy: None, attempt_days: 30 }
+        HubSettings {
+            allowed_networks: None,
+            https_only: false,
+            egress_proxy: None,
+            attempt_days: 30,
+            dead_letter_days: 90,
+        }
     }
 }
 
@@ -125,10 +133,12 @@ impl Hub {
     }
 
     /// Looks after the hub's tables, and measures them.
-    pub fn maintain(&self, runtime: &Runtime, keep: Keep, attempt_days: u32) {
+    pub fn maintain(&self, runtime: &Runtime, keep: Keep, settings: &HubSettings) {
+        let keep =
+            workers::Kept { log: keep, attempts: settings.attempt_days, dead_letters: settings.dead_letter_days };
         let (worker, db, clock) =
             (runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE), runtime.db().clone(), self.clock.clone());
-        runtime.spawn(async move { worker.run(|| workers::maintain(&db, keep, attempt_days, clock.now())).await });
+        runtime.spawn(async move { worker.run(|| workers::maintain(&db, keep, clock.now())).await });
         let (worker, db) = (runtime.worker("hub.measure".to_owned(), MEASURE_PAUSE), runtime.db().clone());
         runtime.spawn(async move { worker.run(|| workers::measure(&db)).await });
     }
@@ -148,8 +158,7 @@ impl Hub {
             };
             let mut rhythm = Rhythm::default();
             (rhythm.lane.batch, rhythm.lane.in_step) = (FAN_OUT_BATCH, true);
-            runtime
-                .consume(&cursor, rhythm, || FanOut::new(self.seal.clone(), self.clock.clone(), handing_over.clone()));
+            runtime.consume(&cursor, rhythm, || FanOut::new(self.clock.clone(), handing_over.clone()));
         }
         if dispatches {
             let dispatcher = Dispatcher::new(

@@ -11,13 +11,16 @@ use crate::store::upkeep;
 /// What dispatchers have followed within this time they do not need again.
 const FOLLOWED: Duration = Duration::days(1);
 
+/// For how long, in days.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kept {
+    pub(crate) log: Keep,
+    pub(crate) attempts: u32,
+    pub(crate) dead_letters: u32,
+}
+
 /// Partitions ahead, an end for what is old, and a hold on the log for what is not yet sent.
-pub(crate) async fn maintain(
-    db: &PgPool,
-    keep: Keep,
-    attempt_days: u32,
-    now: DateTime<Utc>,
-) -> Result<Round, sqlx::Error> {
+pub(crate) async fn maintain(db: &PgPool, keep: Kept, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
     let mut db = db.acquire().await?;
     let made = upkeep::make_partitions(&mut db).await?;
     if made > 0 {
@@ -29,14 +32,15 @@ pub(crate) async fn maintain(
     let days = |count: u32| Duration::days(i64::from(count));
     let (oldest, posted) = upkeep::oldest_unsettled(&mut db).await?;
     // The log is held for so long only; a message whose event is gone dies as `expired`, and is seen.
-    upkeep::hold_log(&mut db, posted.map(|at| at.max(now - days(keep.behind_days)))).await?;
+    upkeep::hold_log(&mut db, posted.map(|at| at.max(now - days(keep.log.behind_days)))).await?;
     // An hour's margin: clocks differ.
     let unsettled = oldest.map_or(now, |at| at - Duration::hours(1));
-    let messages_until = (now - days(keep.log_days)).min(unsettled);
+    let messages_until = (now - days(keep.log.log_days)).min(unsettled);
     upkeep::drop_days(&mut db, &["message", "unsent"], messages_until).await?;
     // A position is of use as long as there are messages that it has passed.
     upkeep::drop_days(&mut db, &["position"], messages_until - Duration::days(1)).await?;
-    upkeep::drop_days(&mut db, &["attempt"], (now - days(attempt_days)).min(messages_until)).await?;
+    upkeep::drop_days(&mut db, &["attempt"], (now - days(keep.attempts)).min(messages_until)).await?;
+    upkeep::forget_dead_letters(&mut db, now - days(keep.dead_letters)).await?;
     upkeep::forget(&mut db, now - FOLLOWED).await?;
     Ok(Round::Idle)
 }

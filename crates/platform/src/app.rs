@@ -193,7 +193,7 @@ pub async fn start(
     if settings.has_service("hub") {
         hub.start(&runtime, settings.has_role(Role::Fanout), settings.has_role(Role::Dispatch));
         if settings.has_role(Role::Maintain) {
-            hub.maintain(&runtime, settings.keep(), settings.hub.attempt_days);
+            hub.maintain(&runtime, settings.keep(), &settings.hub);
         }
     }
     let (measuring, measured) = (worker("lag", LAG_PAUSE, false), work_db.clone());

@@ -19,6 +19,8 @@ use crate::signature::{SecretKind, SigningSecret};
 use crate::store::subscriber::{self as store, Known, Which};
 use crate::view::TestResult;
 
+/// Of a tenant: all of them are in the memory of whoever fans out.
+const SUBSCRIBERS_MAX: i64 = 10_000;
 const SECRETS_MAX: usize = 5;
 /// A request is answered within 30 s unless it is set otherwise.
 const TEST_TIME_MAX: Duration = Duration::from_secs(20);
@@ -40,6 +42,9 @@ pub(crate) async fn create(
             return Err(Error::Invalid(wrong.collect()));
         }
     };
+    if store::count(tx, tenant).await? >= SUBSCRIBERS_MAX {
+        return Err(Error::TooManySubscribers(SUBSCRIBERS_MAX));
+    }
     let subscriber = Subscriber {
         id: Uuid::now_v7(),
         tenant: tenant.clone(),

@@ -106,7 +106,7 @@ async fn attempts(
 
 /// Give a message up; it becomes a dead letter, and those behind it go on
 ///
-/// Done within seconds, unless it is delivered before that.
+/// Done within seconds, unless it is delivered before that; while its subscriber is paused, when that ends.
 #[utoipa::path(post, path = "/hub/v1/messages/{id}/dead-letter", tag = "hub", security(("bearer" = [])),
     params(("id" = String, Path, description = "The UUID of an event and that of a subscriber, joined by a dot"),
         ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),

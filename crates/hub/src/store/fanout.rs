@@ -1,5 +1,6 @@
 use chrono::{DateTime, Utc};
 use mailbox::log::LogRef;
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
@@ -107,6 +108,7 @@ pub(crate) async fn keep_unsent(
 
 /// What a dead letter's retry needs to know of it.
 pub(crate) struct Retried {
+    pub(crate) dead_letter: Uuid,
     pub(crate) subscriber: Uuid,
     pub(crate) n: i64,
     pub(crate) lane: Option<String>,
@@ -115,31 +117,57 @@ pub(crate) struct Retried {
     pub(crate) blocks: bool,
 }
 
-pub(crate) async fn retried(tx: &mut PgConnection, dead_letter: Uuid) -> sqlx::Result<Option<Retried>> {
-    let row = sqlx::query(
-        "select subscriber, n, lane, log_shard, log_id, log_at,
+/// Of these, those whose subscriber is still there.
+pub(crate) async fn retried(tx: &mut PgConnection, dead_letters: &[Uuid]) -> sqlx::Result<Vec<Retried>> {
+    if dead_letters.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = sqlx::query(
+        "select id, subscriber, n, lane, log_shard, log_id, log_at,
                 exists (select from pillarbox_hub.lane
                         where lane.subscriber = dead_letter.subscriber and head = n and next_at is null) as blocks
          from pillarbox_hub.dead_letter
-         where id = $1 and exists (select from pillarbox_hub.subscriber where subscriber.id = dead_letter.subscriber)",
+         where id = any ($1) and exists (select from pillarbox_hub.subscriber where subscriber.id = dead_letter.subscriber)",
     )
-    .bind(dead_letter)
-    .fetch_optional(tx)
+    .bind(dead_letters)
+    .fetch_all(tx)
     .await?;
-    row.map(|row| {
+    let retried = |row: &PgRow| {
         Ok(Retried {
+            dead_letter: row.try_get("id")?,
             subscriber: row.try_get("subscriber")?,
             n: row.try_get("n")?,
             lane: row.try_get("lane")?,
             place: LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? },
             blocks: row.try_get("blocks")?,
         })
-    })
-    .transpose()
+    };
+    rows.iter().map(retried).collect()
 }
 
-/// Leaves a command for who sends to the subscriber.
-pub(crate) async fn command(tx: &mut PgConnection, subscriber: Uuid, n: i64, what: &str, by: &str) -> sqlx::Result<()> {
-    let query = "insert into pillarbox_hub.command (subscriber, n, what, by) values ($1, $2, $3, $4)";
-    sqlx::query(query).bind(subscriber).bind(n).bind(what).bind(by).execute(tx).await.map(drop)
+/// What someone wants done with a message.
+pub(crate) struct NewCommand {
+    pub(crate) subscriber: Uuid,
+    pub(crate) n: i64,
+    pub(crate) what: &'static str,
+    pub(crate) by: String,
+}
+
+/// Leaves commands, in their order, for who sends to the subscribers.
+pub(crate) async fn leave_commands(tx: &mut PgConnection, commands: &[NewCommand]) -> sqlx::Result<()> {
+    if commands.is_empty() {
+        return Ok(());
+    }
+    let query = "insert into pillarbox_hub.command (subscriber, n, what, by)
+                 select c.subscriber, c.n, c.what, c.by
+                 from unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[]) with ordinality
+                      as c (subscriber, n, what, by, place) order by c.place";
+    sqlx::query(query)
+        .bind(commands.iter().map(|command| command.subscriber).collect::<Vec<_>>())
+        .bind(commands.iter().map(|command| command.n).collect::<Vec<_>>())
+        .bind(commands.iter().map(|command| command.what).collect::<Vec<_>>())
+        .bind(commands.iter().map(|command| command.by.as_str()).collect::<Vec<_>>())
+        .execute(tx)
+        .await
+        .map(drop)
 }

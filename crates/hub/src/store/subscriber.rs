@@ -6,7 +6,7 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use crate::domain::{EventTypes, Filter, Format, OnExhausted, Subscriber, SubscriberSettings};
+use crate::domain::{EventTypes, Filter, Format, Interest, OnExhausted, Subscriber, SubscriberSettings};
 use crate::signature::SigningSecret;
 
 /// A subscriber and what belongs to it.
@@ -45,17 +45,45 @@ pub(crate) async fn version(db: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar("select version from pillarbox_hub.directory").fetch_one(db).await
 }
 
-/// Everyone's.
-pub(crate) async fn all(db: &mut PgConnection, seal: &Seal) -> sqlx::Result<Vec<Known>> {
-    let query = format!("select {COLUMNS} from pillarbox_hub.subscriber order by id");
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).fetch_all(db).await?;
-    rows.iter().map(|row| known(row, seal)).collect()
+/// What everyone is sent. Nothing that is sealed is opened for it: one that cannot be is sent to later, but gets its messages.
+pub(crate) async fn interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interest>> {
+    let query =
+        "select id, tenant, event_types, filter, ordering_key, is_active from pillarbox_hub.subscriber order by id";
+    let rows = sqlx::query(query).fetch_all(db).await?;
+    let interest = |row: &PgRow| {
+        Ok(Interest {
+            subscriber: row.try_get("id")?,
+            tenant: tenant(row)?,
+            event_types: event_types(row)?,
+            filter: filter(row)?,
+            ordering_key: row.try_get("ordering_key")?,
+            is_active: row.try_get("is_active")?,
+        })
+    };
+    rows.iter().map(interest).collect()
 }
 
+/// Those of these shards. One that cannot be read keeps nobody else from being sent to: it is left out, and told of.
 pub(crate) async fn of_shards(db: &mut PgConnection, seal: &Seal, shards: &[i16]) -> sqlx::Result<Vec<Known>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.subscriber where shard = any($1) order by id");
     let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(shards).fetch_all(db).await?;
-    rows.iter().map(|row| known(row, seal)).collect()
+    let mut readable = Vec::with_capacity(rows.len());
+    for row in &rows {
+        match known(row, seal) {
+            Ok(known) => readable.push(known),
+            Err(error) => {
+                let subscriber: Uuid = row.try_get("id")?;
+                tracing::error!(%subscriber, %error, "a subscriber cannot be read, so its messages wait; is `secret_keys_previous` complete?");
+            }
+        }
+    }
+    Ok(readable)
+}
+
+/// How many a tenant has.
+pub(crate) async fn count(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<i64> {
+    let query = "select count(*) from pillarbox_hub.subscriber where tenant = $1";
+    sqlx::query_scalar(query).bind(tenant.as_str()).fetch_one(db).await
 }
 
 pub(crate) async fn find(db: &mut PgConnection, seal: &Seal, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<Known>> {
@@ -246,7 +274,7 @@ fn known(row: &PgRow, seal: &Seal) -> sqlx::Result<Known> {
     let settings = settings(row, seal, id)?;
     let subscriber = Subscriber {
         id,
-        tenant: row.try_get::<&str, _>("tenant")?.parse().map_err(unreadable)?,
+        tenant: tenant(row)?,
         version: row.try_get("version")?,
         settings,
         paused_at: row.try_get("paused_at")?,
@@ -267,7 +295,6 @@ fn known(row: &PgRow, seal: &Seal) -> sqlx::Result<Known> {
 
 fn settings(row: &PgRow, seal: &Seal, id: Uuid) -> sqlx::Result<SubscriberSettings> {
     let positive = |column| row.try_get::<i32, _>(column).map(i32::unsigned_abs);
-    let event_types: Vec<String> = row.try_get("event_types")?;
     let headers = match row.try_get::<Option<Vec<u8>>, _>("headers")? {
         Some(sealed) => {
             let plain = seal.open(&sealed, id.as_bytes()).map_err(unreadable)?;
@@ -278,8 +305,8 @@ fn settings(row: &PgRow, seal: &Seal, id: Uuid) -> sqlx::Result<SubscriberSettin
     Ok(SubscriberSettings {
         name: row.try_get("name")?,
         url: row.try_get("url")?,
-        event_types: event_types.into_iter().map(EventTypes::try_from).collect::<Result<_, _>>().map_err(unreadable)?,
-        filter: row.try_get::<Option<Json<Filter>>, _>("filter")?.map(|Json(filter)| filter),
+        event_types: event_types(row)?,
+        filter: filter(row)?,
         ordering_key: row.try_get("ordering_key")?,
         retry_backoff_seconds: row
             .try_get::<Vec<i32>, _>("retry_backoff_seconds")?
@@ -295,6 +322,19 @@ fn settings(row: &PgRow, seal: &Seal, id: Uuid) -> sqlx::Result<SubscriberSettin
         format: Format::named(row.try_get("format")?).ok_or("format").map_err(unreadable)?,
         is_active: row.try_get("is_active")?,
     })
+}
+
+fn tenant(row: &PgRow) -> sqlx::Result<Tenant> {
+    row.try_get::<&str, _>("tenant")?.parse().map_err(unreadable)
+}
+
+fn event_types(row: &PgRow) -> sqlx::Result<Vec<EventTypes>> {
+    let event_types: Vec<String> = row.try_get("event_types")?;
+    event_types.into_iter().map(EventTypes::try_from).collect::<Result<_, _>>().map_err(unreadable)
+}
+
+fn filter(row: &PgRow) -> sqlx::Result<Option<Filter>> {
+    Ok(row.try_get::<Option<Json<Filter>>, _>("filter")?.map(|Json(filter)| filter))
 }
 
 /// A row that this version did not write, or a seal of another secret key.

@@ -79,6 +79,17 @@ pub(crate) async fn forget(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx
     Ok(())
 }
 
+/// Forgets dead letters from before, but not one that its lane waits for.
+pub(crate) async fn forget_dead_letters(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+    let query = "delete from pillarbox_hub.dead_letter where id in (
+                     select id from pillarbox_hub.dead_letter
+                     where coalesce(manual_retry_at, moved_to_dlq_at) < $1
+                       and not exists (select from pillarbox_hub.lane where lane.subscriber = dead_letter.subscriber
+                                       and lane.head = dead_letter.n and lane.next_at is null)
+                     limit $2)";
+    sqlx::query(query).bind(before).bind(FORGET_MAX).execute(db).await.map(drop)
+}
+
 /// How many messages wait, up to a bound for each subscriber, and how many dead letters nobody has retried.
 pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
     let row = sqlx::query(

@@ -109,3 +109,28 @@ async fn a_deleted_subscriber_gets_nothing_any_more_not_even_what_waited() {
     drain("nothing of it waits", PATIENCE, async || lanes().await == 0).await;
     world.app.stop().await;
 }
+
+#[tokio::test]
+async fn one_whose_secret_cannot_be_opened_waits_and_holds_up_nobody() {
+    let world = World::start().await;
+    let (locked_out, other) = (Receiver::start().await, Receiver::start().await);
+    let made = subscribe(&world.manager, &locked_out.url(), json!({})).await;
+    subscribe(&world.manager, &other.url(), json!({})).await;
+    let swap = "with old as (select id, sealed from pillarbox_hub.secret where subscriber = $1::uuid)
+                update pillarbox_hub.secret set sealed = coalesce($2, 'not ours'::bytea) from old where secret.id = old.id
+                returning old.sealed";
+    let seal = async |sealed: Option<Vec<u8>>| -> Vec<u8> {
+        sqlx::query_scalar(swap).bind(text(&made["id"])).bind(sealed).fetch_one(world.database.pool()).await.unwrap()
+    };
+    let sealed = seal(None).await;
+    for n in 1..=3 {
+        post(&world.manager, "test.posted", json!({ "n": n }), Some("lane")).await;
+    }
+    until_received(&other, 3).await;
+    assert_eq!(locked_out.count(), 0);
+    seal(Some(sealed)).await;
+    until_received(&locked_out, 3).await;
+    world.app.stop().await;
+    let numbers: Vec<_> = locked_out.received().iter().map(|received| received.json()["n"].clone()).collect();
+    assert_eq!(numbers, [1, 2, 3], "all that came meanwhile, in order");
+}
