@@ -6,38 +6,31 @@
 
 pub(crate) mod deliver;
 pub(crate) mod feed;
+mod mail;
+mod share;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use http::HeaderMap;
 use kit::clock::Clock;
 use kit::secret::Seal;
 use kit::worker::Round;
-use mailbox::handler::trace_of;
 use mailbox::lease::Share;
-use mailbox::log::Message;
 use mailbox::watch::Watcher;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use serde_json::value::RawValue;
 use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-pub(crate) use self::feed::Mail;
 use self::feed::{Came, Feed, Key, Save};
+pub(crate) use self::mail::{Event, Mail, Recipient, Snapshot};
 use crate::client::Client;
-use crate::domain::{Format, OnExhausted, Reason};
+use crate::domain::Reason;
 use crate::fanout::Fanned;
-use crate::signature::SigningSecret;
 use crate::store;
 use crate::store::dispatch::{News, Read, Wishes};
-use crate::target::Target;
 
 /// How often to look for news when nobody in this process tells them.
 const NEWS_PAUSE: Duration = Duration::from_millis(20);
@@ -53,52 +46,6 @@ const IN_FLIGHT_MAX: usize = 4_096;
 const READS_MAX: usize = 64;
 /// The number of no message, and not 0: that is what there is to tell before the first.
 const UNKNOWN: i64 = -1;
-/// How long the last answers are waited for at the end.
-const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
-
-/// What is sent, the same for all subscribers.
-#[derive(Debug)]
-pub(crate) struct Event {
-    pub(crate) id: Uuid,
-    pub(crate) topic: String,
-    pub(crate) at: DateTime<Utc>,
-    pub(crate) payload: Bytes,
-    pub(crate) traceparent: Option<String>,
-}
-
-/// An event as a dead letter keeps it.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Snapshot {
-    event_id: Uuid,
-    event_type: String,
-    created_at: DateTime<Utc>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    traceparent: Option<String>,
-    payload: Box<RawValue>,
-}
-
-/// Who it is sent to, and how.
-#[derive(Debug)]
-pub(crate) struct Recipient {
-    pub(crate) id: Uuid,
-    pub(crate) tenant: String,
-    pub(crate) version: i64,
-    /// Neither paused nor switched off.
-    pub(crate) is_open: bool,
-    pub(crate) target: Target,
-    pub(crate) headers: HeaderMap,
-    /// The newest first, each with when it ends.
-    pub(crate) secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
-    pub(crate) format: Format,
-    pub(crate) timeout: Duration,
-    pub(crate) max_in_flight: usize,
-    pub(crate) rate: Option<u32>,
-    pub(crate) backoff: Vec<u32>,
-    pub(crate) retry_statuses: Vec<u16>,
-    pub(crate) on_exhausted: OnExhausted,
-    /// For dead letters: without what is secret.
-    pub(crate) snapshot: Value,
-}
 
 /// What came of a message that was sent.
 struct Finished {
@@ -204,141 +151,6 @@ impl Dispatcher {
         Ok(Round::Busy)
     }
 
-    /// Stops sending, waits a little for what is under way, keeps it, and lets others go on.
-    pub(crate) async fn close(mut self) {
-        let deadline = tokio::time::Instant::now() + DRAIN_TIME_MAX;
-        let drained = async {
-            while self.in_flight > 0 {
-                let Some(finished) = self.finished.1.recv().await else { break };
-                self.settle(finished);
-            }
-        };
-        if tokio::time::timeout_at(deadline, drained).await.is_err() {
-            tracing::info!(in_flight = self.in_flight, "some webhooks are still under way; they will be sent again");
-        }
-        if let Some((save, saving)) = self.saving.take()
-            && !matches!(saving.await, Ok(Ok(true)))
-        {
-            self.unsaved = Some(save);
-        }
-        let now = self.clock.now();
-        let fence = self.share.fence();
-        let earlier = match self.unsaved.take() {
-            Some(save) => store::dispatch::keep(&self.db, fence, &save, now).await,
-            None => Ok(true),
-        };
-        let mut save = Save::default();
-        self.feeds.values_mut().for_each(|feed| feed.save(now, &mut save));
-        let kept = match earlier {
-            Ok(true) => store::dispatch::keep(&self.db, fence, &save, now).await,
-            other => other,
-        };
-        if let Err(error) = kept {
-            tracing::warn!(%error, "the last outcomes are not kept; what they tell of is sent again");
-        }
-        let left = async { self.share.leave(&mut *self.db.acquire().await?).await };
-        if let Err(error) = left.await {
-            tracing::warn!(%error, "shards are not given up; others take them when the lease ends");
-        }
-    }
-
-    // ---- whose turn it is
-
-    /// First what is being kept is kept, and nothing new is begun: who is given a shard must find it.
-    fn is_time_to_look(&self) -> bool {
-        self.looked_at.is_none_or(|at| at.elapsed() > self.share.pause())
-    }
-
-    /// Takes its part of the shards, and of what is in them.
-    async fn look(&mut self) -> Result<(), DispatchError> {
-        let mut db = self.db.acquire().await?;
-        if mailbox::home::is_restored(&mut db).await? {
-            self.forget();
-            return Err(DispatchError::Restored);
-        }
-        let Some(held) = self.share.look(&mut db).await? else {
-            drop(db);
-            self.forget();
-            return Ok(());
-        };
-        if held != self.shards {
-            self.version = 0;
-            self.shards = held;
-        }
-        drop(db);
-        self.looked_at = Some(tokio::time::Instant::now());
-        self.refresh().await
-    }
-
-    /// Everything that it knew may be wrong.
-    fn forget(&mut self) {
-        self.feeds.clear();
-        self.hot.clear();
-        self.timers.clear();
-        (self.in_flight, self.version, self.newest_version, self.told_to) = (0, 0, 0, UNKNOWN);
-        self.shards.clear();
-        if let Some((_, saving)) = &self.saving {
-            saving.abort();
-        }
-        while self.handed_over.try_recv().is_ok() {}
-        (self.reading, self.asking, self.saving, self.unsaved) = (None, None, None, None);
-        self.looked_at = None;
-    }
-
-    /// Brings the feeds in line with the directory.
-    async fn refresh(&mut self) -> Result<(), DispatchError> {
-        let mut db = self.db.acquire().await?;
-        let version = store::subscriber::version(&mut db).await?;
-        if version == self.version {
-            return Ok(());
-        }
-        let shards: Vec<i16> = self.shards.iter().copied().collect();
-        if self.told_to == UNKNOWN {
-            self.told_to = store::dispatch::newest(&mut db).await?;
-        }
-        let known = store::subscriber::of_shards(&mut db, &self.seal, &shards)
-            .await
-            .map_err(|error| DispatchError::Directory(error.to_string()))?;
-        let mut gone: HashSet<Uuid> = self.feeds.keys().copied().collect();
-        let mut new = Vec::new();
-        for known in known {
-            let recipient = match Recipient::of(known) {
-                Ok(recipient) => Arc::new(recipient),
-                Err(error) => {
-                    tracing::error!(error, "a subscriber cannot be sent to");
-                    continue;
-                }
-            };
-            gone.remove(&recipient.id);
-            match self.feeds.get_mut(&recipient.id) {
-                Some(feed) => {
-                    feed.change(recipient.clone());
-                    self.hot.insert(recipient.id);
-                }
-                None => new.push(recipient),
-            }
-        }
-        for subscriber in gone {
-            if let Some(feed) = self.feeds.remove(&subscriber) {
-                self.in_flight -= feed.in_flight();
-            }
-        }
-        let ids: Vec<Uuid> = new.iter().map(|recipient| recipient.id).collect();
-        let mut loaded = store::dispatch::load(&mut db, &ids).await?;
-        let now = self.clock.now();
-        for recipient in new {
-            let id = recipient.id;
-            let loaded = loaded.remove(&id).unwrap_or_default();
-            self.generation += 1;
-            let mut feed = Feed::new(recipient, loaded.position, loaded.lanes, loaded.done, now);
-            feed.generation = self.generation;
-            self.feeds.insert(id, feed);
-            self.hot.insert(id);
-        }
-        (self.version, self.newest_version) = (version, version);
-        Ok(())
-    }
-
     // ---- what happens
 
     async fn wait(&mut self) -> Result<(), DispatchError> {
@@ -399,13 +211,10 @@ impl Dispatcher {
         self.told_at = tokio::time::Instant::now();
         self.newest_version = self.newest_version.max(fanned.version);
         for (subscriber, mails) in fanned.mails {
-            match self.feeds.get_mut(&subscriber) {
-                Some(feed) => {
-                    feed.hand_over(mails);
-                    self.hot.insert(subscriber);
-                }
-                // Another process's, or a new one, which reads for itself once it is known.
-                None => {}
+            // Else it is another process's, or a new one, which reads for itself once it is known.
+            if let Some(feed) = self.feeds.get_mut(&subscriber) {
+                feed.hand_over(mails);
+                self.hot.insert(subscriber);
             }
         }
     }
@@ -678,68 +487,4 @@ pub(crate) enum DispatchError {
         "database-restored: this database was restored or copied; say how to go on with `pillarbox recover --from TIME` or `--skip`"
     )]
     Restored,
-}
-
-impl Event {
-    pub(crate) fn of(message: &Message) -> Event {
-        Event {
-            id: message.message_id,
-            topic: message.topic.clone(),
-            at: message.at,
-            payload: Bytes::copy_from_slice(message.payload.get().as_bytes()),
-            traceparent: trace_of(message).map(|trace| trace.to_string()),
-        }
-    }
-
-    pub(crate) fn again(snapshot: Snapshot) -> Event {
-        Event {
-            id: snapshot.event_id,
-            topic: snapshot.event_type,
-            at: snapshot.created_at,
-            payload: Bytes::copy_from_slice(snapshot.payload.get().as_bytes()),
-            traceparent: snapshot.traceparent,
-        }
-    }
-
-    /// The text of a [`Snapshot`], with the payload byte for byte.
-    pub(crate) fn snapshot(&self) -> String {
-        let payload = std::str::from_utf8(&self.payload).unwrap_or("null");
-        let snapshot = Snapshot {
-            event_id: self.id,
-            event_type: self.topic.clone(),
-            created_at: self.at,
-            traceparent: self.traceparent.clone(),
-            payload: RawValue::from_string(payload.to_owned()).unwrap_or_default(),
-        };
-        serde_json::to_string(&snapshot).unwrap_or_default()
-    }
-}
-
-impl Recipient {
-    pub(crate) fn of(known: store::subscriber::Known) -> Result<Recipient, String> {
-        let store::subscriber::Known { subscriber, secrets, .. } = known;
-        let snapshot = subscriber.snapshot();
-        let settings = subscriber.settings;
-        // It was checked when it was given; a stricter setting since then is found when it is sent to.
-        let target = Target::parse(&settings.url, false).map_err(|error| format!("{}: url {error}", subscriber.id))?;
-        let headers = crate::headers::check(&settings.headers.into_iter().collect())
-            .map_err(|refused| format!("{}: {} of its headers are refused", subscriber.id, refused.len()))?;
-        Ok(Recipient {
-            id: subscriber.id,
-            tenant: subscriber.tenant.as_str().to_owned(),
-            version: subscriber.version,
-            is_open: settings.is_active && subscriber.paused_at.is_none(),
-            target,
-            headers,
-            secrets,
-            format: settings.format,
-            timeout: Duration::from_millis(settings.timeout_ms.into()),
-            max_in_flight: settings.max_in_flight as usize,
-            rate: settings.rate_limit_per_second,
-            backoff: settings.retry_backoff_seconds,
-            retry_statuses: settings.retry_statuses,
-            on_exhausted: settings.on_exhausted,
-            snapshot,
-        })
-    }
 }

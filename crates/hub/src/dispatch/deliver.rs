@@ -7,8 +7,8 @@ use chrono::{SecondsFormat, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use kit::clock::Clock;
 
-use super::feed::{Came, Mail};
-use super::{Event, Recipient};
+use super::feed::Came;
+use super::{Event, Mail, Recipient};
 use crate::client::{Client, Outgoing};
 use crate::domain::{Format, Verdict, verdict};
 use crate::signature::{SigningSecret, WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, sign};

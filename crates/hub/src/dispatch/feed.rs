@@ -5,56 +5,31 @@
 //! before is settled; lanes take turns. A lane that fails, or that has more waiting than others should wait for, is put
 //! *aside*: it gets a row, the position moves on past it, and it reads its messages for itself until it has caught up.
 
+mod keeping;
+mod reading;
+
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use uuid::Uuid;
 
-use super::{Event, Recipient};
+pub(crate) use self::keeping::{Attempt, Death, LaneRow, Save};
+use super::{Mail, Recipient};
 use crate::domain::{OnExhausted, Outcome, Reason, Verdict, backoff};
 
-/// How many messages wait in memory before no more are read.
-const AHEAD: usize = 512;
-/// So many of one lane; the rest is read when it is their turn.
-const LANE_AHEAD: usize = 64;
 /// After so many failures in a row only one message is tried at a time.
 const BREAKER_FAILURES: u32 = 20;
 /// While the breaker is open, the next try waits at least this long.
 const PROBE_PAUSE: Duration = Duration::from_millis(500);
 /// A subscriber that asks to be left alone is, but not for longer.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
-/// How often a position, or the head of a lane that goes well, is written down. A restart finds out the rest.
-const SAVE_PAUSE: chrono::Duration = chrono::Duration::milliseconds(250);
-
-/// A message for one subscriber.
-#[derive(Debug, Clone)]
-pub(crate) struct Mail {
-    pub(crate) n: i64,
-    pub(crate) lane: Option<Arc<str>>,
-    pub(crate) seq: Option<i64>,
-    /// None: the log no longer has it.
-    pub(crate) event: Option<Arc<Event>>,
-}
 
 /// A lane, or a message without one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Key {
     Lane(Arc<str>),
     Alone(i64),
-}
-
-/// What a lane that is aside has in the database.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LaneRow {
-    pub(crate) head: i64,
-    pub(crate) lane: Option<Arc<str>>,
-    pub(crate) attempts: u16,
-    /// None: blocked.
-    pub(crate) next_at: Option<DateTime<Utc>>,
-    /// Its head has died, and is sent again all the same.
-    pub(crate) again: bool,
 }
 
 /// What came of an attempt.
@@ -69,43 +44,6 @@ pub(crate) struct Came {
     pub(crate) excerpt: Option<String>,
     /// It was not sent at all, and why.
     pub(crate) unsent: Option<Reason>,
-}
-
-/// An attempt to be kept.
-#[derive(Debug)]
-pub(crate) struct Attempt {
-    pub(crate) at: DateTime<Utc>,
-    pub(crate) subscriber: Uuid,
-    pub(crate) n: i64,
-    pub(crate) attempt: u16,
-    pub(crate) outcome: Outcome,
-    pub(crate) came: Came,
-}
-
-/// A message that is given up.
-#[derive(Debug)]
-pub(crate) struct Death {
-    pub(crate) recipient: Arc<Recipient>,
-    pub(crate) mail: Mail,
-    pub(crate) reason: Reason,
-    pub(crate) detail: String,
-    pub(crate) attempts: u16,
-    pub(crate) at: DateTime<Utc>,
-}
-
-/// What is to be kept of a feed.
-#[derive(Debug, Default)]
-pub(crate) struct Save {
-    pub(crate) attempts: Vec<Attempt>,
-    pub(crate) deaths: Vec<Death>,
-    pub(crate) positions: Vec<(Uuid, i64)>,
-    /// Rows that go: subscriber and head.
-    pub(crate) ended: Vec<(Uuid, i64)>,
-    pub(crate) waiting: Vec<(Uuid, LaneRow)>,
-    /// Subscribers that answered 410.
-    pub(crate) gone: Vec<Uuid>,
-    /// Commands that were carried out.
-    pub(crate) done: Vec<i64>,
 }
 
 /// What people can want done with a message.
@@ -276,125 +214,6 @@ impl Feed {
 
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
-    }
-
-    // ---- reading
-
-    /// Where to read on, and how many, if there is more and room for it.
-    pub(crate) fn wish(&self) -> Option<(i64, usize)> {
-        // With the breaker open, more is read only when there is nothing else to probe with.
-        let has_more = !(self.ready.is_empty() && self.due.is_empty() && self.hungry.is_empty() && self.in_flight == 0);
-        let room = if self.is_broken() { !has_more } else { self.waiting <= AHEAD / 4 };
-        let wants = self.behind && !self.reading && self.is_open() && room;
-        wants.then_some((self.read_to, AHEAD))
-    }
-
-    /// What was read behind [`Feed::wish`]: all there is if `complete`.
-    pub(crate) fn offer(&mut self, mails: Vec<Mail>, complete: bool) {
-        self.behind |= !complete;
-        for mail in mails {
-            self.read_to = self.read_to.max(mail.n);
-            self.take_in(mail);
-        }
-    }
-
-    /// What was just made, if nothing lies between it and what was read before.
-    pub(crate) fn hand_over(&mut self, mails: Vec<Mail>) {
-        if self.behind || self.reading || self.waiting > AHEAD || !self.is_open() {
-            self.behind = true;
-            return;
-        }
-        self.offer(mails, true);
-    }
-
-    fn take_in(&mut self, mail: Mail) {
-        if self.done.remove(&mail.n) {
-            return;
-        }
-        let key = mail.key();
-        let lane = self.lanes.entry(key.clone()).or_default();
-        if let Some(aside) = &mut lane.aside {
-            if aside.behind || aside.reading || lane.queue.len() >= LANE_AHEAD {
-                aside.behind = true;
-                return;
-            }
-            aside.read_to = mail.n;
-        } else {
-            self.open.insert(mail.n);
-        }
-        lane.queue.push_back(mail);
-        self.waiting += 1;
-        if lane.queue.len() == 1 && !lane.in_flight {
-            self.ready.push_back(key);
-        } else if lane.aside.is_none() && lane.queue.len() > LANE_AHEAD {
-            self.put_aside(&key);
-        }
-    }
-
-    /// From now on the lane has a row, and the position does not wait for it.
-    fn put_aside(&mut self, key: &Key) {
-        let Some(lane) = self.lanes.get_mut(key) else { return };
-        if lane.aside.is_some() {
-            return;
-        }
-        for mail in &lane.queue {
-            self.open.remove(&mail.n);
-        }
-        let read_to = lane.queue.back().map_or(self.read_to, |last| last.n);
-        lane.aside = Some(Aside { saved: None, saved_at: None, read_to, behind: false, reading: false });
-        self.touched.insert(key.clone());
-    }
-
-    /// The lanes that must read before they can go on.
-    pub(crate) fn lane_wishes(&mut self, now: DateTime<Utc>, most: usize) -> Vec<LaneWish> {
-        self.wake_due(now);
-        if !self.is_open() || self.hungry.is_empty() || self.in_flight + self.ready.len() >= AHEAD {
-            return Vec::new();
-        }
-        let most = if self.is_broken() { 1 } else { most };
-        let keys: Vec<Key> = self.hungry.iter().take(most).cloned().collect();
-        let mut wishes = Vec::new();
-        for key in keys {
-            self.hungry.remove(&key);
-            let Some(aside) = self.lanes.get_mut(&key).and_then(|lane| lane.aside.as_mut()) else { continue };
-            (aside.reading, aside.behind) = (true, false);
-            let to = match key {
-                Key::Alone(n) => n,
-                Key::Lane(_) => self.read_to.max(aside.read_to + 1),
-            };
-            wishes.push(LaneWish { after: aside.read_to, to, key });
-        }
-        wishes
-    }
-
-    /// What was read for a lane: all up to where it wished if `complete`.
-    pub(crate) fn offer_lane(&mut self, wish: &LaneWish, mails: Vec<Mail>, complete: bool) {
-        let Some(lane) = self.lanes.get_mut(&wish.key) else { return };
-        let Some(aside) = &mut lane.aside else { return };
-        aside.reading = false;
-        aside.behind |= !complete;
-        aside.read_to = match (complete, mails.last()) {
-            (true, _) => wish.to,
-            (false, last) => last.map_or(wish.after, |last| last.n),
-        };
-        self.waiting += mails.len();
-        lane.queue.extend(mails);
-        if lane.queue.is_empty() {
-            match aside.behind {
-                true => drop(self.hungry.insert(wish.key.clone())),
-                false => self.end_lane(&wish.key),
-            }
-        } else if !lane.in_flight {
-            self.ready.push_back(wish.key.clone());
-        }
-    }
-
-    /// A lane could not be read for: it is done again.
-    pub(crate) fn unread(&mut self, wish: LaneWish) {
-        if let Some(aside) = self.lanes.get_mut(&wish.key).and_then(|lane| lane.aside.as_mut()) {
-            (aside.reading, aside.behind) = (false, true);
-            self.hungry.insert(wish.key);
-        }
     }
 
     // ---- sending
@@ -622,75 +441,6 @@ impl Feed {
             self.left_alone_until = None;
         }
         self.recipient = recipient;
-    }
-
-    // ---- keeping
-
-    /// Everything up to here is settled, or stands in a row of its lane.
-    pub(crate) fn position(&self) -> i64 {
-        self.open.first().map_or(self.read_to, |first| first - 1)
-    }
-
-    /// Adds what is to be kept. Once it is asked for, it counts as kept: if it cannot be, the feed is loaded anew.
-    pub(crate) fn save(&mut self, now: DateTime<Utc>, into: &mut Save) {
-        let subscriber = self.recipient.id;
-        into.attempts.append(&mut self.attempts);
-        into.deaths.append(&mut self.deaths);
-        into.done.append(&mut self.commands_done);
-        into.ended.extend(self.ended_rows.drain(..).map(|head| (subscriber, head)));
-        if self.is_gone && self.recipient.is_open {
-            into.gone.push(subscriber);
-        }
-        let mut later = HashSet::new();
-        let mut is_new = false;
-        for key in std::mem::take(&mut self.touched) {
-            let Some(lane) = self.lanes.get_mut(&key) else { continue };
-            let Some(aside) = &mut lane.aside else { continue };
-            let head = lane.queue.front().map_or(aside.read_to + 1, |first| first.n);
-            let row = LaneRow {
-                head,
-                lane: match &key {
-                    Key::Lane(lane) => Some(lane.clone()),
-                    Key::Alone(_) => None,
-                },
-                attempts: lane.attempts,
-                next_at: if lane.blocked { None } else { Some(lane.next_at.unwrap_or(now)) },
-                again: lane.again,
-            };
-            let only_moved = aside.saved.as_ref().is_some_and(|saved| {
-                let goes_well = |row: &LaneRow| row.attempts == 0 && row.next_at.is_some() && !row.again;
-                goes_well(saved) && goes_well(&row)
-            });
-            if only_moved && aside.saved_at.is_some_and(|at| now - at < SAVE_PAUSE * 4) {
-                later.insert(key);
-                continue;
-            }
-            is_new |= aside.saved.is_none();
-            if aside.saved.as_ref() != Some(&row) {
-                into.ended.extend(aside.saved.take().map(|saved| (subscriber, saved.head)));
-                aside.saved = Some(row.clone());
-                aside.saved_at = Some(now);
-                into.waiting.push((subscriber, row));
-            }
-        }
-        self.touched = later;
-        let position = self.position();
-        // A row and the position that goes past it are kept together.
-        if position > self.saved_position && (is_new || now - self.saved_at >= SAVE_PAUSE) {
-            self.saved_position = position;
-            self.saved_at = now;
-            into.positions.push((subscriber, position));
-        }
-    }
-
-    /// Whether there is something to keep now.
-    pub(crate) fn has_news(&self, now: DateTime<Utc>) -> bool {
-        !self.attempts.is_empty()
-            || !self.deaths.is_empty()
-            || !self.ended_rows.is_empty()
-            || !self.commands_done.is_empty()
-            || (now - self.saved_at >= SAVE_PAUSE
-                && (!self.touched.is_empty() || self.position() > self.saved_position))
     }
 }
 

@@ -9,8 +9,8 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool, Row};
 use uuid::Uuid;
 
-use crate::dispatch::feed::{Attempt, Death, Key, LaneRow, LaneWish, Mail, Save, What};
-use crate::dispatch::{Event, Snapshot};
+use crate::dispatch::feed::{Attempt, Death, Key, LaneRow, LaneWish, Save, What};
+use crate::dispatch::{Event, Mail, Snapshot};
 
 /// How many messages of a lane are read at a time.
 pub(crate) const LANE_CHUNK: i64 = 64;

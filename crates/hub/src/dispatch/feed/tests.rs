@@ -12,6 +12,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::*;
+use crate::dispatch::Event;
 use crate::domain::Format;
 use crate::target::Target;
 
