@@ -27,7 +27,7 @@ use uuid::Uuid;
 use self::feed::{Came, Feed, Key, Save};
 pub(crate) use self::mail::{Event, Mail, Recipient, Snapshot};
 use crate::client::Client;
-use crate::domain::Reason;
+use crate::domain::{Reason, Verdict};
 use crate::fanout::Fanned;
 use crate::store;
 use crate::store::dispatch::{News, Read, Wishes};
@@ -40,10 +40,13 @@ const SAVE_LINGER: Duration = Duration::from_millis(10);
 const SAVE_AT_ONCE: usize = 1_000;
 /// After the database was away.
 const AGAIN_PAUSE: Duration = Duration::from_millis(200);
+/// The directory is read no more often, however often it changes.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 /// Over all subscribers of this process.
 const IN_FLIGHT_MAX: usize = 4_096;
-/// Subscribers, and lanes of a subscriber, that are read for at a time.
+/// Subscribers, and lanes, that are read for at a time; so many lanes of one subscriber.
 const READS_MAX: usize = 64;
+const LANE_READS_MAX: usize = 8;
 /// The number of no message, and not 0: that is what there is to tell before the first.
 const UNKNOWN: i64 = -1;
 
@@ -52,6 +55,8 @@ struct Finished {
     /// Of the feed: one that was forgotten, or went to another process and came back, is another.
     generation: u64,
     subscriber: Uuid,
+    /// Of the subscriber, as it was sent to.
+    version: i64,
     key: Key,
     came: Came,
 }
@@ -70,9 +75,12 @@ pub(crate) struct Dispatcher {
     /// Of the directory, as the feeds know it, and the newest that was heard of.
     version: i64,
     newest_version: i64,
+    refreshed_at: Option<tokio::time::Instant>,
     feeds: HashMap<Uuid, Feed>,
     /// Feeds that may have something to do.
     hot: HashSet<Uuid>,
+    /// Whose turn it is to be read for first.
+    turn: usize,
     /// When to look at a feed again that waits for something.
     timers: BTreeSet<(DateTime<Utc>, Uuid)>,
     /// How many feeds there have been.
@@ -115,8 +123,10 @@ impl Dispatcher {
             shards: BTreeSet::new(),
             version: 0,
             newest_version: 0,
+            refreshed_at: None,
             feeds: HashMap::new(),
             hot: HashSet::new(),
+            turn: 0,
             timers: BTreeSet::new(),
             generation: 0,
             in_flight: 0,
@@ -143,11 +153,14 @@ impl Dispatcher {
         if self.is_time_to_look() && self.saving.is_none() && self.unsaved.is_none() {
             self.flush().await?;
             self.look().await?;
-        } else if self.version != 0 && self.newest_version > self.version {
+        } else if self.refresh_due().is_some_and(|due| due <= tokio::time::Instant::now()) {
             self.refresh().await?;
         }
         self.wait().await?;
-        self.go_on();
+        // Until it knows whose messages are its own, it sends none.
+        if self.version != 0 {
+            self.go_on();
+        }
         Ok(Round::Busy)
     }
 
@@ -158,13 +171,12 @@ impl Dispatcher {
         tokio::select! {
             Some(finished) = self.finished.1.recv() => self.settle(finished),
             Some(fanned) = self.handed_over.recv() => self.hear(fanned),
-            read = ended(self.reading.as_mut().map(|(_, reading)| reading)) => self.take_in(read?)?,
+            read = ended(self.reading.as_mut().map(|(_, reading)| reading)) => self.take_in(read)?,
             news = ended(self.asking.as_mut()) => {
                 self.asking = None;
-                let news = news??;
-                self.learn(news).await?;
+                self.learn(news??);
             }
-            saved = ended(self.saving.as_mut().map(|(_, saving)| saving)) => self.saved(saved?)?,
+            saved = ended(self.saving.as_mut().map(|(_, saving)| saving)) => self.saved(saved)?,
             () = tokio::time::sleep_until(until) => {}
         }
         // Whatever else has happened meanwhile.
@@ -184,8 +196,11 @@ impl Dispatcher {
             let pause = (*at - self.clock.now()).to_std().unwrap_or_default();
             until = until.min(now + pause);
         }
-        if self.saving.is_none() && self.hot.iter().any(|id| self.feeds.get(id).is_some_and(|feed| !feed.is_idle())) {
+        if self.saving.is_none() && self.has_news() {
             until = until.min(self.saved_at + SAVE_LINGER);
+        }
+        if let Some(due) = self.refresh_due() {
+            until = until.min(due);
         }
         until.max(now)
     }
@@ -198,7 +213,12 @@ impl Dispatcher {
         let feed = self.feeds.get_mut(&finished.subscriber);
         let Some(feed) = feed.filter(|feed| feed.generation == finished.generation) else { return };
         self.in_flight -= 1;
-        feed.finished(&finished.key, finished.came, self.clock.now(), rand::random());
+        let mut came = finished.came;
+        if came.verdict == Verdict::Gone && finished.version != feed.recipient.version {
+            // Its owner has changed it meanwhile, perhaps its address: that one may be there.
+            came.verdict = Verdict::Retry;
+        }
+        feed.finished(&finished.key, came, self.clock.now(), rand::random());
         self.hot.insert(finished.subscriber);
     }
 
@@ -219,11 +239,8 @@ impl Dispatcher {
         }
     }
 
-    async fn learn(&mut self, news: News) -> Result<(), DispatchError> {
+    fn learn(&mut self, news: News) {
         self.newest_version = self.newest_version.max(news.version);
-        if self.newest_version > self.version {
-            self.refresh().await?;
-        }
         if news.newest > self.told_to {
             self.told_to = news.newest;
             self.told_at = tokio::time::Instant::now();
@@ -234,12 +251,11 @@ impl Dispatcher {
                 }
             }
         }
-        Ok(())
     }
 
-    fn take_in(&mut self, read: sqlx::Result<Read>) -> Result<(), DispatchError> {
+    fn take_in(&mut self, read: Ended<Read>) -> Result<(), DispatchError> {
         let Some((wishes, _)) = self.reading.take() else { return Ok(()) };
-        let mut read = match read {
+        let mut read = match flat(read) {
             Ok(read) => read,
             Err(error) => {
                 for (subscriber, _, _) in wishes.feeds {
@@ -258,7 +274,7 @@ impl Dispatcher {
                     }
                 }
                 self.again_at = Some(tokio::time::Instant::now() + AGAIN_PAUSE);
-                return Err(error.into());
+                return Err(error);
             }
         };
         let now = self.clock.now();
@@ -274,24 +290,23 @@ impl Dispatcher {
         for (subscriber, wish) in wishes.lanes {
             let mails = read.lanes.remove(&(subscriber, wish.key.clone())).unwrap_or_default();
             if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                let complete = mails.len() < store::dispatch::LANE_CHUNK as usize;
-                feed.offer_lane(&wish, mails, complete);
+                feed.offer_lane(&wish, mails);
                 self.hot.insert(subscriber);
             }
         }
-        for command in read.commands {
-            if let Some(feed) = self.feeds.get_mut(&command.subscriber) {
-                feed.command(command.id, &command.key, command.n, command.what, now);
-                self.hot.insert(command.subscriber);
+        for (subscriber, command) in read.commands {
+            if let Some(feed) = self.feeds.get_mut(&subscriber) {
+                feed.command(command, now);
+                self.hot.insert(subscriber);
             }
         }
         Ok(())
     }
 
-    fn saved(&mut self, saved: sqlx::Result<bool>) -> Result<(), DispatchError> {
+    fn saved(&mut self, saved: Ended<bool>) -> Result<(), DispatchError> {
         let Some((save, _)) = self.saving.take() else { return Ok(()) };
         self.saved_at = tokio::time::Instant::now();
-        match saved {
+        match flat(saved) {
             Ok(true) => {
                 count(&save);
                 Ok(())
@@ -301,10 +316,15 @@ impl Dispatcher {
                 self.forget();
                 Ok(())
             }
-            Err(error) => {
+            Err(error) if error.may_pass() => {
                 self.unsaved = Some(save);
                 self.again_at = Some(tokio::time::Instant::now() + AGAIN_PAUSE);
-                Err(error.into())
+                Err(error)
+            }
+            // It would be refused for ever. What it told of is sent again.
+            Err(error) => {
+                self.forget();
+                Err(error)
             }
         }
     }
@@ -335,25 +355,27 @@ impl Dispatcher {
     fn send(&mut self, now: DateTime<Utc>) {
         for subscriber in &self.hot {
             let Some(feed) = self.feeds.get_mut(subscriber) else { continue };
-            while self.in_flight < IN_FLIGHT_MAX
+            // One may have as many under way as are left for all others: however many take all they can, some are left.
+            while feed.in_flight() < IN_FLIGHT_MAX.saturating_sub(self.in_flight)
                 && let Some((key, mail)) = feed.next(now)
             {
                 self.in_flight += 1;
-                let unsent = match &mail.event {
-                    None => Some((Reason::Expired, "the log no longer has it")),
-                    Some(_) if feed.is_given_up(mail.n) => Some((Reason::Manual, "given up by hand")),
-                    Some(_) => None,
+                let unsent = match (&mail.event, feed.given_up_by(mail.n)) {
+                    (None, _) => Some((Reason::Expired, "the log no longer has it".to_owned())),
+                    (Some(_), Some(by)) => Some((Reason::Manual, format!("given up by {by}"))),
+                    (Some(_), None) => None,
                 };
                 let (sender, generation, subscriber) = (self.finished.0.clone(), feed.generation, *subscriber);
+                let (recipient, version) = (feed.recipient.clone(), feed.recipient.version);
                 if let Some((reason, detail)) = unsent {
-                    let came = Came::unsent(reason, detail);
-                    let _ = sender.send(Finished { generation, subscriber, key, came });
+                    let came = Came::unsent(reason, &detail);
+                    let _ = sender.send(Finished { generation, subscriber, version, key, came });
                     continue;
                 }
-                let (client, recipient, clock) = (self.client.clone(), feed.recipient.clone(), self.clock.clone());
+                let (client, clock) = (self.client.clone(), self.clock.clone());
                 tokio::spawn(async move {
                     let came = deliver::deliver(&client, &recipient, &mail, &clock).await;
-                    let _ = sender.send(Finished { generation, subscriber, key, came });
+                    let _ = sender.send(Finished { generation, subscriber, version, key, came });
                 });
             }
         }
@@ -376,14 +398,21 @@ impl Dispatcher {
 
     /// Keeps all that there is, and waits for it: who is given a shard must find what came of its messages.
     async fn flush(&mut self) -> Result<(), DispatchError> {
-        let now = self.clock.now();
-        if self.hot.iter().any(|id| self.feeds.get(id).is_some_and(|feed| feed.has_news(now))) {
+        if self.has_news() {
+            let now = self.clock.now();
             let save = self.news(now);
             self.keep(save, now);
+        }
+        if self.saving.is_some() {
             let saved = ended(self.saving.as_mut().map(|(_, saving)| saving)).await;
-            self.saved(saved?)?;
+            self.saved(saved)?;
         }
         Ok(())
+    }
+
+    fn has_news(&self) -> bool {
+        let now = self.clock.now();
+        self.hot.iter().any(|id| self.feeds.get(id).is_some_and(|feed| feed.has_news(now)))
     }
 
     /// What is to be kept of all feeds.
@@ -400,6 +429,9 @@ impl Dispatcher {
     }
 
     fn keep(&mut self, save: Arc<Save>, now: DateTime<Utc>) {
+        if save.is_empty() {
+            return; // what there is waits a little, to be kept with more
+        }
         let (db, fence, kept) = (self.db.clone(), self.share.fence(), save.clone());
         let saving = tokio::spawn(async move { store::dispatch::keep(&db, fence, &kept, now).await });
         self.saving = Some((save, saving));
@@ -410,7 +442,10 @@ impl Dispatcher {
             return;
         }
         let mut wishes = Wishes::default();
-        for subscriber in &self.hot {
+        // Each time it is another's turn to be the first.
+        self.turn = self.turn.wrapping_add(1);
+        let from = self.turn % self.hot.len().max(1);
+        for subscriber in self.hot.iter().skip(from).chain(self.hot.iter().take(from)) {
             if wishes.feeds.len().max(wishes.lanes.len()).max(wishes.commands.len()) >= READS_MAX {
                 break;
             }
@@ -422,7 +457,7 @@ impl Dispatcher {
                 (feed.reading, feed.behind) = (true, false);
                 wishes.feeds.push((*subscriber, after, most));
             }
-            let most = READS_MAX - wishes.lanes.len();
+            let most = LANE_READS_MAX.min(READS_MAX - wishes.lanes.len());
             wishes.lanes.extend(feed.lane_wishes(now, most).into_iter().map(|wish| (*subscriber, wish)));
         }
         if wishes.feeds.is_empty() && wishes.lanes.is_empty() && wishes.commands.is_empty() {
@@ -455,6 +490,13 @@ impl Dispatcher {
     }
 }
 
+/// How a task has ended that asked the database.
+type Ended<T> = Result<sqlx::Result<T>, tokio::task::JoinError>;
+
+fn flat<T>(ended: Ended<T>) -> Result<T, DispatchError> {
+    Ok(ended??)
+}
+
 /// Never, if there is nothing to wait for.
 async fn ended<T>(task: Option<&mut JoinHandle<T>>) -> Result<T, tokio::task::JoinError> {
     match task {
@@ -468,7 +510,9 @@ fn count(save: &Save) {
     let mut counts: HashMap<&'static str, u64> = HashMap::new();
     for attempt in &save.attempts {
         *counts.entry(attempt.outcome.as_str()).or_default() += 1;
-        latency.record(attempt.came.latency.as_secs_f64());
+        if attempt.came.unsent.is_none() {
+            latency.record(attempt.came.latency.as_secs_f64());
+        }
     }
     for (outcome, count) in counts {
         metrics::counter!("eventhub_messages_delivered_total", "outcome" => outcome).increment(count);
@@ -487,4 +531,22 @@ pub(crate) enum DispatchError {
         "database-restored: this database was restored or copied; say how to go on with `pillarbox recover --from TIME` or `--skip`"
     )]
     Restored,
+}
+
+/// PostgreSQL's classes of errors that lie neither in what is asked nor in what there is: connections, rollbacks, locks,
+/// resources, operators.
+const MAY_PASS: [&str; 6] = ["08", "25", "40", "53", "55", "57"];
+
+impl DispatchError {
+    /// Whether the same may succeed later.
+    fn may_pass(&self) -> bool {
+        match self {
+            DispatchError::Database(error) => {
+                let code = error.as_database_error().and_then(|error| error.code());
+                code.is_none_or(|code| MAY_PASS.iter().any(|class| code.starts_with(class)))
+            }
+            DispatchError::Task(_) => false,
+            DispatchError::Directory(_) | DispatchError::Restored => true,
+        }
+    }
 }

@@ -53,12 +53,23 @@ pub(crate) enum What {
     Retry,
 }
 
+/// That someone wants it.
+#[derive(Debug, Clone)]
+pub(crate) struct Command {
+    pub(crate) id: i64,
+    pub(crate) key: Key,
+    pub(crate) n: i64,
+    pub(crate) what: What,
+    pub(crate) by: String,
+}
+
 /// Messages of a lane that is to be read: those behind `after`, up to `to`.
 #[derive(Debug, Clone)]
 pub(crate) struct LaneWish {
     pub(crate) key: Key,
     pub(crate) after: i64,
     pub(crate) to: i64,
+    pub(crate) most: usize,
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +92,8 @@ struct Aside {
     /// As the database has it; None: it has no row yet.
     saved: Option<LaneRow>,
     saved_at: Option<DateTime<Utc>>,
+    /// A message of this lane: the next, or the last that was settled. No other lane's row has it.
+    head: i64,
     /// Of this lane everything up to here was read.
     read_to: i64,
     /// There is more, up to where the feed has read.
@@ -123,9 +136,15 @@ pub(crate) struct Feed {
     attempts: Vec<Attempt>,
     deaths: Vec<Death>,
     is_gone: bool,
-    /// By number: the commands that ask for it.
-    given_up: HashMap<i64, i64>,
+    /// By number: the commands that ask for it, and whose they are.
+    given_up: HashMap<i64, (i64, String)>,
     commands_done: Vec<i64>,
+    /// Commands that were read: they are read again until it is kept that they are done.
+    heard: HashSet<i64>,
+    /// Messages whose retry came too late, since their lane has gone on.
+    unretried: Vec<i64>,
+    /// How large messages are, by the last that came.
+    mail_bytes: usize,
 }
 
 /// A rate limit: so many at once as come together in a tenth of a second.
@@ -171,6 +190,9 @@ impl Feed {
             is_gone: false,
             given_up: HashMap::new(),
             commands_done: Vec::new(),
+            heard: HashSet::new(),
+            unretried: Vec::new(),
+            mail_bytes: reading::MAIL_BYTES_AT_FIRST,
         };
         for (row, next) in rows {
             let key = row.lane.clone().map_or(Key::Alone(row.head), Key::Lane);
@@ -178,6 +200,7 @@ impl Feed {
                 read_to: next - 1,
                 saved: Some(row.clone()),
                 saved_at: Some(now),
+                head: row.head,
                 behind: true,
                 reading: false,
             };
@@ -254,8 +277,9 @@ impl Feed {
 
     /// When to look again, if nothing else happens before.
     pub(crate) fn next_look(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let to_keep = self.next_keeping();
         if !self.is_open() {
-            return None;
+            return to_keep;
         }
         let due = self.due.first().map(|(at, _)| *at);
         let rate = self.recipient.rate.filter(|_| self.allowance.left < 1.0);
@@ -263,7 +287,7 @@ impl Feed {
         let holds = [self.left_alone_until, self.probe_at.filter(|_| self.is_broken()), allowed];
         // What is over holds nothing back any more; without any, it is an answer that is waited for.
         let held_back = holds.into_iter().flatten().filter(|at| *at > now && !self.ready.is_empty()).max();
-        [due, held_back].into_iter().flatten().min()
+        [due, held_back, to_keep].into_iter().flatten().min()
     }
 
     fn wake_due(&mut self, now: DateTime<Utc>) {
@@ -296,7 +320,7 @@ impl Feed {
         }
         let pause = came.retry_after.filter(|_| verdict == Verdict::Retry).map(|pause| pause.min(RETRY_AFTER_MAX));
         if let Some(pause) = pause {
-            self.left_alone_until = Some(now + pause);
+            self.left_alone_until = self.left_alone_until.max(Some(now + pause));
         }
         let again = match verdict {
             Verdict::Retry => backoff(&self.recipient.backoff, u32::from(tried), chance),
@@ -350,9 +374,11 @@ impl Feed {
         self.put_aside(key);
         let lane = self.lanes.get_mut(key)?;
         self.waiting -= lane.queue.len();
-        lane.queue.clear();
+        for mail in lane.queue.drain(..) {
+            self.done.remove(&mail.n);
+        }
         if let Some(aside) = &mut lane.aside {
-            (aside.read_to, aside.behind) = (head - 1, true);
+            (aside.head, aside.read_to, aside.behind) = (head, head - 1, true);
         }
         self.touched.insert(key.clone());
         Some(lane)
@@ -365,6 +391,9 @@ impl Feed {
         if let Some(mail) = lane.queue.pop_front() {
             self.waiting -= 1;
             self.open.remove(&mail.n);
+            if let Some(aside) = &mut lane.aside {
+                aside.head = mail.n;
+            }
         }
         let is_behind = lane.aside.as_ref().is_some_and(|aside| aside.behind || aside.reading);
         if !lane.queue.is_empty() {
@@ -393,45 +422,55 @@ impl Feed {
 
     /// Someone wants a message given up, or the lane that it blocks tried again. It is carried out when it is the message's
     /// turn; until then it is remembered, and told again to who goes on from here.
-    pub(crate) fn command(&mut self, id: i64, key: &Key, n: i64, what: What, now: DateTime<Utc>) {
+    pub(crate) fn command(&mut self, command: Command, now: DateTime<Utc>) {
+        let Command { id, key, n, what, by } = command;
+        if !self.heard.insert(id) {
+            return;
+        }
         let is_head = |lane: &Lane| match (lane.queue.front(), &lane.aside) {
             (Some(first), _) => first.n == n,
             (None, Some(aside)) => aside.read_to == n - 1,
             (None, None) => false,
         };
-        let may_come = n > self.position() || self.lanes.get(key).is_some_and(|lane| lane.aside.is_some());
-        match (what, self.lanes.get_mut(key).filter(|lane| is_head(lane))) {
+        let may_come = n > self.position() || self.lanes.get(&key).is_some_and(|lane| lane.aside.is_some());
+        match (what, self.lanes.get_mut(&key).filter(|lane| is_head(lane))) {
             (What::Retry, Some(lane)) if lane.blocked => {
                 (lane.blocked, lane.again, lane.attempts) = (false, true, 0);
-                self.put_off(key, n, now);
+                self.put_off(&key, n, now);
                 self.commands_done.push(id);
             }
-            (What::Retry, _) => self.commands_done.push(id),
+            (What::Retry, _) => {
+                self.unretried.push(n);
+                self.commands_done.push(id);
+            }
             // It is dead already; the lane goes on without it.
             (What::GiveUp, Some(lane)) if lane.blocked => {
                 (lane.blocked, lane.attempts) = (false, 0);
-                self.put_off(key, n + 1, now);
+                self.put_off(&key, n, now);
+                if let Some(aside) = self.lanes.get_mut(&key).and_then(|lane| lane.aside.as_mut()) {
+                    aside.read_to = n;
+                }
                 self.commands_done.push(id);
             }
             (What::GiveUp, Some(lane)) => {
-                self.given_up.insert(n, id);
+                self.given_up.insert(n, (id, by));
                 if let Some(next_at) = lane.next_at {
                     self.due.remove(&(next_at, key.clone()));
-                    self.put_off(key, n, now);
+                    self.put_off(&key, n, now);
                 }
             }
             (What::GiveUp, None) if may_come => {
-                self.given_up.insert(n, id);
+                self.given_up.insert(n, (id, by));
             }
             (What::GiveUp, None) => self.commands_done.push(id),
         }
     }
 
-    /// Whether its turn has come to be given up.
-    pub(crate) fn is_given_up(&mut self, n: i64) -> bool {
-        let id = self.given_up.remove(&n);
-        self.commands_done.extend(id);
-        id.is_some()
+    /// Who wants it given up, now that its turn has come.
+    pub(crate) fn given_up_by(&mut self, n: i64) -> Option<String> {
+        let (id, by) = self.given_up.remove(&n)?;
+        self.commands_done.push(id);
+        Some(by)
     }
 
     /// Its owner has changed something.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::feed::{Feed, Save};
-use super::{DispatchError, Dispatcher, Recipient, UNKNOWN};
+use super::{DispatchError, Dispatcher, REFRESH_PAUSE, Recipient, UNKNOWN};
 use crate::store;
 
 /// How long the last answers are waited for at the end.
@@ -55,8 +55,15 @@ impl Dispatcher {
         self.looked_at = None;
     }
 
+    /// When the directory is to be read, if it has changed.
+    pub(super) fn refresh_due(&self) -> Option<tokio::time::Instant> {
+        let has_changed = self.looked_at.is_some() && (self.version == 0 || self.newest_version > self.version);
+        has_changed.then(|| self.refreshed_at.map_or_else(tokio::time::Instant::now, |at| at + REFRESH_PAUSE))
+    }
+
     /// Brings the feeds in line with the directory.
     pub(super) async fn refresh(&mut self) -> Result<(), DispatchError> {
+        self.refreshed_at = Some(tokio::time::Instant::now());
         let mut db = self.db.acquire().await?;
         let version = store::subscriber::version(&mut db).await?;
         if version == self.version {

@@ -9,11 +9,8 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, PgPool, Row};
 use uuid::Uuid;
 
-use crate::dispatch::feed::{Attempt, Death, Key, LaneRow, LaneWish, Save, What};
+use crate::dispatch::feed::{Attempt, Command, Death, Key, LaneRow, LaneWish, Save, What};
 use crate::dispatch::{Event, Mail, Snapshot};
-
-/// How many messages of a lane are read at a time.
-pub(crate) const LANE_CHUNK: i64 = 64;
 
 /// What is new since a number: the directory's version, the newest number, and who has new messages.
 pub(crate) struct News {
@@ -59,11 +56,17 @@ pub(crate) struct Loaded {
 
 pub(crate) async fn load(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::Result<HashMap<Uuid, Loaded>> {
     let mut loaded: HashMap<Uuid, Loaded> = HashMap::new();
+    // A position is forgotten like the messages that it has passed: then all that is left is to be read.
     let rows = sqlx::query(
-        "select wanted.subscriber, coalesce(newest.n, 0) as n
+        "select wanted.subscriber,
+                coalesce(newest.n, oldest.n - 1,
+                         (select n_to from pillarbox_hub.fanned order by n_to desc limit 1), 0) as n
          from unnest($1::uuid[]) as wanted (subscriber)
          left join lateral (select n from pillarbox_hub.position
-                            where position.subscriber = wanted.subscriber order by n desc limit 1) newest on true",
+                            where position.subscriber = wanted.subscriber order by n desc limit 1) newest on true
+         left join lateral (select n from pillarbox_hub.message
+                            where newest.n is null and message.subscriber = wanted.subscriber
+                            order by n limit 1) oldest on true",
     )
     .bind(subscribers)
     .fetch_all(&mut *db)
@@ -132,15 +135,7 @@ pub(crate) struct Wishes {
 pub(crate) struct Read {
     pub(crate) feeds: HashMap<Uuid, Vec<Mail>>,
     pub(crate) lanes: HashMap<(Uuid, Key), Vec<Mail>>,
-    pub(crate) commands: Vec<Command>,
-}
-
-pub(crate) struct Command {
-    pub(crate) id: i64,
-    pub(crate) subscriber: Uuid,
-    pub(crate) n: i64,
-    pub(crate) key: Key,
-    pub(crate) what: What,
+    pub(crate) commands: Vec<(Uuid, Command)>,
 }
 
 pub(crate) async fn read(db: &PgPool, wishes: &Wishes) -> sqlx::Result<Read> {
@@ -169,11 +164,12 @@ pub(crate) async fn read(db: &PgPool, wishes: &Wishes) -> sqlx::Result<Read> {
             Key::Alone(_) => None,
         };
         of_lanes = sqlx::query(
-            "select message.* from unnest($1::uuid[], $2::text[], $3::bigint[], $4::bigint[]) as wish (subscriber, lane, after, upto)
+            "select message.* from unnest($1::uuid[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
+                  as wish (subscriber, lane, after, upto, most)
              cross join lateral (
                  (select * from pillarbox_hub.message
                   where message.subscriber = wish.subscriber and message.lane = wish.lane
-                    and n > wish.after and n <= wish.upto order by n limit $5)
+                    and n > wish.after and n <= wish.upto order by n limit wish.most)
                  union all
                  (select * from pillarbox_hub.message
                   where wish.lane is null and message.subscriber = wish.subscriber and n = wish.upto)
@@ -183,7 +179,7 @@ pub(crate) async fn read(db: &PgPool, wishes: &Wishes) -> sqlx::Result<Read> {
         .bind(wishes.lanes.iter().map(|(_, wish)| name(&wish.key)).collect::<Vec<_>>())
         .bind(wishes.lanes.iter().map(|(_, wish)| wish.after).collect::<Vec<_>>())
         .bind(wishes.lanes.iter().map(|(_, wish)| wish.to).collect::<Vec<_>>())
-        .bind(LANE_CHUNK)
+        .bind(wishes.lanes.iter().map(|(_, wish)| wish.most as i64).collect::<Vec<_>>())
         .fetch_all(&mut *db)
         .await?;
     }
@@ -202,8 +198,8 @@ pub(crate) async fn read(db: &PgPool, wishes: &Wishes) -> sqlx::Result<Read> {
     Ok(read)
 }
 
-async fn read_commands(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::Result<Vec<Command>> {
-    let query = "select command.id, command.subscriber, command.n, command.what, message.lane
+async fn read_commands(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::Result<Vec<(Uuid, Command)>> {
+    let query = "select command.id, command.subscriber, command.n, command.what, command.by, message.lane
                  from pillarbox_hub.command
                  join pillarbox_hub.message on message.subscriber = command.subscriber and message.n = command.n
                  where command.subscriber = any ($1) order by command.id";
@@ -216,7 +212,8 @@ async fn read_commands(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::Res
             };
             let (n, lane) = (row.try_get("n")?, row.try_get::<Option<String>, _>("lane")?);
             let key = lane.map_or(Key::Alone(n), |lane| Key::Lane(Arc::from(lane)));
-            Ok(Command { id: row.try_get("id")?, subscriber: row.try_get("subscriber")?, n, key, what })
+            let command = Command { id: row.try_get("id")?, n, key, what, by: row.try_get("by")? };
+            Ok((row.try_get("subscriber")?, command))
         })
         .collect()
 }
@@ -249,18 +246,25 @@ async fn events(
     let messages = log::at_places(db, &places).await?;
     let mut events: BTreeMap<LogRef, Arc<Event>> =
         messages.iter().map(|message| (message.place(), Arc::new(Event::of(message)))).collect();
-    let mut missing: Vec<Uuid> = Vec::new();
+    // The message that is sent again says which it was; one that blocks its lane died itself.
+    let (mut dead_letters, mut died): (Vec<Uuid>, (Vec<Uuid>, Vec<i64>)) = Default::default();
     for row in rows {
-        if let Some(dead_letter) = row.try_get::<Option<Uuid>, _>("dead_letter")?
-            && !events.contains_key(&place(row)?)
-        {
-            missing.push(dead_letter);
+        if events.contains_key(&place(row)?) {
+            continue;
+        }
+        match row.try_get("dead_letter")? {
+            Some(dead_letter) => dead_letters.push(dead_letter),
+            None => {
+                died.0.push(row.try_get("subscriber")?);
+                died.1.push(row.try_get("n")?);
+            }
         }
     }
-    if !missing.is_empty() {
+    if !dead_letters.is_empty() || !died.0.is_empty() {
         let query = "select log_shard, log_id, log_at, event_snapshot from pillarbox_hub.dead_letter
-                     where id = any ($1) and event_snapshot is not null";
-        for row in sqlx::query(query).bind(missing).fetch_all(db).await? {
+                     where event_snapshot is not null
+                       and (id = any ($1) or (subscriber, n) in (select * from unnest($2::uuid[], $3::bigint[])))";
+        for row in sqlx::query(query).bind(dead_letters).bind(died.0).bind(died.1).fetch_all(db).await? {
             let Json(snapshot): Json<Snapshot> = row.try_get("event_snapshot")?;
             let place = place(&row)?;
             events.insert(place, Arc::new(Event::again(snapshot)));
@@ -306,9 +310,16 @@ pub(crate) async fn keep(db: &PgPool, fence: Fence, save: &Save, now: DateTime<U
     }
     if !save.gone.is_empty() {
         let query = "update pillarbox_hub.subscriber
-                     set is_active = false, inactive_reason = 'it answered 410 Gone', version = version + 1, updated_at = $2
-                     where id = any ($1) and is_active";
-        sqlx::query(query).bind(&save.gone).bind(now).execute(&mut *tx).await?;
+                     set is_active = false, inactive_reason = 'it answered 410 Gone', version = version + 1, updated_at = $3
+                     where (id, version) in (select * from unnest($1::uuid[], $2::bigint[])) and is_active";
+        let (subscribers, versions): (Vec<Uuid>, Vec<i64>) = save.gone.iter().copied().unzip();
+        sqlx::query(query).bind(subscribers).bind(versions).bind(now).execute(&mut *tx).await?;
+    }
+    if !save.unretried.is_empty() {
+        let query = "update pillarbox_hub.dead_letter set manual_retry_by = null, manual_retry_at = null
+                     where (subscriber, n) in (select * from unnest($1::uuid[], $2::bigint[]))";
+        let (subscribers, ns): (Vec<Uuid>, Vec<i64>) = save.unretried.iter().copied().unzip();
+        sqlx::query(query).bind(subscribers).bind(ns).execute(&mut *tx).await?;
     }
     if !save.done.is_empty() {
         sqlx::query("delete from pillarbox_hub.command where id = any ($1)").bind(&save.done).execute(&mut *tx).await?;
@@ -367,7 +378,7 @@ async fn insert_deaths(tx: &mut PgConnection, deaths: &[Death]) -> sqlx::Result<
          set subscriber_snapshot = excluded.subscriber_snapshot, reason = excluded.reason, detail = excluded.detail,
              attempts = excluded.attempts, moved_to_dlq_at = excluded.moved_to_dlq_at,
              manual_retry_by = null, manual_retry_at = null
-         where dead_letter.manual_retry_at < excluded.moved_to_dlq_at",
+         where dead_letter.moved_to_dlq_at < excluded.moved_to_dlq_at",
     )
     .bind(deaths.iter().map(|_| Uuid::now_v7()).collect::<Vec<_>>())
     .bind(deaths.iter().map(|death| death.recipient.tenant.as_str()).collect::<Vec<_>>())

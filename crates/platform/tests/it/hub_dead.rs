@@ -1,10 +1,13 @@
 //! What is given up, and what becomes of it then.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use hyper::Method;
 use serde_json::{Value, json};
-use testkit::{Client, Receiver, Reply, drain};
+use testkit::{Client, Receiver, Reply, TestApp, drain};
 
-use crate::hub_delivery::{PATIENCE, post, subscribe, until_received};
+use crate::hub_delivery::{PATIENCE, caller, post, subscribe, until_received};
 use crate::hub_world::{World, attempts, text, until_dead, until_outcome};
 
 fn numbers(receiver: &Receiver) -> Vec<u64> {
@@ -190,4 +193,38 @@ async fn give_up(manager: &Client, outcome: &Value) {
 async fn give_up_too_late(manager: &Client, outcome: &Value) {
     let path = format!("/hub/v1/messages/{}/dead-letter", text(&outcome["message_id"]));
     manager.send(Method::POST, &path, None).await.assert_problem(409, "message-settled");
+}
+
+/// The lane that is given up must not take the place of the one whose message comes next.
+#[tokio::test]
+async fn of_two_lanes_that_block_one_can_be_given_up_and_the_other_retried_after_a_restart() {
+    let world = World::start().await;
+    let well = Arc::new(AtomicBool::new(false));
+    let is_well = well.clone();
+    let receiver =
+        Receiver::replying(move |_| Reply::status(if is_well.load(Ordering::Relaxed) { 200 } else { 400 })).await;
+    let subscriber = subscribe(&world.manager, &receiver.url(), json!({"on_exhausted": "block"})).await;
+    for (n, lane) in [(1, "x"), (2, "y"), (3, "x"), (4, "y")] {
+        post(&world.manager, "test.posted", json!({ "n": n }), Some(lane)).await;
+    }
+    let dead = until_dead(&world.manager, &subscriber, 2).await;
+    well.store(true, Ordering::Relaxed);
+    let give_up = format!("/hub/v1/messages/{}/dead-letter", text(&dead[0]["message_id"]));
+    assert_eq!(world.manager.post(&give_up, json!({})).await.status, 202);
+    until_received(&receiver, 3).await;
+    let World { database, app, .. } = world;
+    app.stop().await;
+    let app = TestApp::start(&database).await;
+    let manager = caller(&app, "manage", "acme").await;
+    let retry = format!("/hub/v1/dead-letters/{}/retry", text(&dead[1]["id"]));
+    assert_eq!(manager.post(&retry, json!({})).await.status, 202);
+    until_received(&receiver, 5).await;
+    // Everything has its outcome, and nothing is left to be done.
+    let waiting = "select count(*) from pillarbox_hub.lane";
+    drain("no lane waits", PATIENCE, async || {
+        sqlx::query_scalar::<_, i64>(waiting).fetch_one(database.pool()).await.unwrap() == 0
+    })
+    .await;
+    app.stop().await;
+    assert_eq!(numbers(&receiver), [1, 2, 3, 2, 4]);
 }

@@ -100,3 +100,25 @@ async fn each_lane_is_in_order_and_lanes_do_not_wait_for_each_other() {
     }
     assert_eq!(seqs.values().sum::<u64>(), 60);
 }
+
+#[tokio::test]
+async fn the_position_comes_to_the_last_message_also_when_nothing_follows() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let manager = caller(&app, "manage", "acme").await;
+    let receiver = Receiver::start().await;
+    subscribe(&manager, &receiver.url(), json!({})).await;
+    for n in 1..=2 {
+        post(&manager, "test.posted", json!({ "n": n }), None).await;
+        until_received(&receiver, n).await;
+    }
+    let passed = "select coalesce(max(n), 0) from pillarbox_hub.position";
+    drain("the position is kept", Duration::from_secs(5), async || {
+        match sqlx::query_scalar::<_, i64>(passed).fetch_one(database.pool()).await.unwrap() {
+            2 => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await;
+    app.stop().await;
+}

@@ -56,10 +56,26 @@ pub(crate) struct Save {
     /// Rows that go: subscriber and head.
     pub(crate) ended: Vec<(Uuid, i64)>,
     pub(crate) waiting: Vec<(Uuid, LaneRow)>,
-    /// Subscribers that answered 410.
-    pub(crate) gone: Vec<Uuid>,
+    /// Subscribers that answered 410, and the versions of them that did.
+    pub(crate) gone: Vec<(Uuid, i64)>,
     /// Commands that were carried out.
     pub(crate) done: Vec<i64>,
+    /// Dead letters, by subscriber and message, that were not retried after all.
+    pub(crate) unretried: Vec<(Uuid, i64)>,
+}
+
+impl Save {
+    pub(crate) fn is_empty(&self) -> bool {
+        let Save { attempts, deaths, positions, ended, waiting, gone, done, unretried } = self;
+        attempts.is_empty()
+            && deaths.is_empty()
+            && positions.is_empty()
+            && ended.is_empty()
+            && waiting.is_empty()
+            && gone.is_empty()
+            && done.is_empty()
+            && unretried.is_empty()
+    }
 }
 
 impl Feed {
@@ -74,16 +90,17 @@ impl Feed {
         into.attempts.append(&mut self.attempts);
         into.deaths.append(&mut self.deaths);
         into.done.append(&mut self.commands_done);
+        into.unretried.extend(self.unretried.drain(..).map(|n| (subscriber, n)));
         into.ended.extend(self.ended_rows.drain(..).map(|head| (subscriber, head)));
         if self.is_gone && self.recipient.is_open {
-            into.gone.push(subscriber);
+            into.gone.push((subscriber, self.recipient.version));
         }
         let mut later = HashSet::new();
         let mut is_new = false;
         for key in std::mem::take(&mut self.touched) {
             let Some(lane) = self.lanes.get_mut(&key) else { continue };
             let Some(aside) = &mut lane.aside else { continue };
-            let head = lane.queue.front().map_or(aside.read_to + 1, |first| first.n);
+            let head = lane.queue.front().map_or(aside.head, |first| first.n);
             let row = LaneRow {
                 head,
                 lane: match &key {
@@ -111,13 +128,22 @@ impl Feed {
             }
         }
         self.touched = later;
+        if !is_new && now - self.saved_at < SAVE_PAUSE {
+            return;
+        }
+        self.saved_at = now;
         let position = self.position();
         // A row and the position that goes past it are kept together.
-        if position > self.saved_position && (is_new || now - self.saved_at >= SAVE_PAUSE) {
+        if position > self.saved_position {
             self.saved_position = position;
-            self.saved_at = now;
             into.positions.push((subscriber, position));
         }
+    }
+
+    /// When there is something to keep that waits, if there is.
+    pub(super) fn next_keeping(&self) -> Option<DateTime<Utc>> {
+        let waits = !self.touched.is_empty() || self.position() > self.saved_position;
+        waits.then(|| self.saved_at + SAVE_PAUSE)
     }
 
     /// Whether there is something to keep now.
@@ -126,7 +152,6 @@ impl Feed {
             || !self.deaths.is_empty()
             || !self.ended_rows.is_empty()
             || !self.commands_done.is_empty()
-            || (now - self.saved_at >= SAVE_PAUSE
-                && (!self.touched.is_empty() || self.position() > self.saved_position))
+            || self.next_keeping().is_some_and(|at| at <= now)
     }
 }

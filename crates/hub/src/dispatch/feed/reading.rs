@@ -9,19 +9,39 @@ use crate::dispatch::Mail;
 const AHEAD: usize = 512;
 /// So many of one lane; the rest is read when it is their turn.
 const LANE_AHEAD: usize = 64;
+/// About as much is read at a time; fewer, if they are large.
+const READ_BYTES: usize = 2 * 1024 * 1024;
+/// What one takes besides its payload.
+const MAIL_BYTES_LEAST: usize = 512;
+/// Before the first has come.
+pub(super) const MAIL_BYTES_AT_FIRST: usize = 64 * 1024;
 
 impl Feed {
     /// Where to read on, and how many, if there is more and room for it.
     pub(crate) fn wish(&self) -> Option<(i64, usize)> {
         // With the breaker open, more is read only when there is nothing else to probe with.
         let has_more = !(self.ready.is_empty() && self.due.is_empty() && self.hungry.is_empty() && self.in_flight == 0);
-        let room = if self.is_broken() { !has_more } else { self.waiting <= AHEAD / 4 };
+        let room = if self.is_broken() { !has_more } else { self.waiting <= self.ahead() / 4 };
         let wants = self.behind && !self.reading && self.is_open() && room;
-        wants.then_some((self.read_to, AHEAD))
+        wants.then_some((self.read_to, self.ahead()))
+    }
+
+    /// How many messages may wait in memory.
+    fn ahead(&self) -> usize {
+        (READ_BYTES / self.mail_bytes.max(1)).clamp(1, AHEAD)
+    }
+
+    fn weigh(&mut self, mails: &[Mail]) {
+        if !mails.is_empty() {
+            let bytes: usize =
+                mails.iter().filter_map(|mail| mail.event.as_ref()).map(|event| event.payload.len()).sum();
+            self.mail_bytes = bytes / mails.len() + MAIL_BYTES_LEAST;
+        }
     }
 
     /// What was read behind [`Feed::wish`]: all there is if `complete`.
     pub(crate) fn offer(&mut self, mails: Vec<Mail>, complete: bool) {
+        self.weigh(&mails);
         self.behind |= !complete;
         for mail in mails {
             self.read_to = self.read_to.max(mail.n);
@@ -30,8 +50,13 @@ impl Feed {
     }
 
     /// What was just made, if nothing lies between it and what was read before.
-    pub(crate) fn hand_over(&mut self, mails: Vec<Mail>) {
-        if self.behind || self.reading || self.waiting > AHEAD || !self.is_open() {
+    pub(crate) fn hand_over(&mut self, mut mails: Vec<Mail>) {
+        // A read may have found it first.
+        mails.retain(|mail| mail.n > self.read_to);
+        if mails.is_empty() {
+            return;
+        }
+        if self.behind || self.reading || self.waiting > self.ahead() || !self.is_open() {
             self.behind = true;
             return;
         }
@@ -45,6 +70,10 @@ impl Feed {
         let key = mail.key();
         let lane = self.lanes.entry(key.clone()).or_default();
         if let Some(aside) = &mut lane.aside {
+            // It reads for itself, and may have read this one.
+            if matches!(key, Key::Alone(_)) || mail.n <= aside.read_to {
+                return;
+            }
             if aside.behind || aside.reading || lane.queue.len() >= LANE_AHEAD {
                 aside.behind = true;
                 return;
@@ -71,8 +100,9 @@ impl Feed {
         for mail in &lane.queue {
             self.open.remove(&mail.n);
         }
-        let read_to = lane.queue.back().map_or(self.read_to, |last| last.n);
-        lane.aside = Some(Aside { saved: None, saved_at: None, read_to, behind: false, reading: false });
+        let (Some(first), Some(last)) = (lane.queue.front(), lane.queue.back()) else { return };
+        let (head, read_to) = (first.n, last.n);
+        lane.aside = Some(Aside { saved: None, saved_at: None, head, read_to, behind: false, reading: false });
         self.touched.insert(key.clone());
     }
 
@@ -83,6 +113,7 @@ impl Feed {
             return Vec::new();
         }
         let most = if self.is_broken() { 1 } else { most };
+        let chunk = self.ahead().min(LANE_AHEAD);
         let keys: Vec<Key> = self.hungry.iter().take(most).cloned().collect();
         let mut wishes = Vec::new();
         for key in keys {
@@ -93,13 +124,17 @@ impl Feed {
                 Key::Alone(n) => n,
                 Key::Lane(_) => self.read_to.max(aside.read_to + 1),
             };
-            wishes.push(LaneWish { after: aside.read_to, to, key });
+            wishes.push(LaneWish { after: aside.read_to, to, key, most: chunk });
         }
         wishes
     }
 
-    /// What was read for a lane: all up to where it wished if `complete`.
-    pub(crate) fn offer_lane(&mut self, wish: &LaneWish, mails: Vec<Mail>, complete: bool) {
+    /// What was read for a lane: all up to where it wished if there are fewer than it wished for.
+    pub(crate) fn offer_lane(&mut self, wish: &LaneWish, mails: Vec<Mail>) {
+        let complete = mails.len() < wish.most;
+        self.weigh(&mails);
+        // The feed comes to those as well, when the lane may be over.
+        self.done.extend(mails.iter().map(|mail| mail.n).filter(|n| *n > self.read_to));
         let Some(lane) = self.lanes.get_mut(&wish.key) else { return };
         let Some(aside) = &mut lane.aside else { return };
         aside.reading = false;

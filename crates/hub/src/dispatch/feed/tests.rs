@@ -84,10 +84,12 @@ impl World {
     fn load(&self, recipient: Arc<Recipient>, now: DateTime<Utc>) -> Feed {
         let first_open = |row: &LaneRow| {
             let of_lane = self.messages.range(row.head..).filter(|(_, lane)| row.lane.is_some() && **lane == row.lane);
-            of_lane.map(|(n, _)| *n).find(|n| !self.settled.contains_key(n)).unwrap_or(row.head)
+            let last = of_lane.clone().next_back().map_or(row.head, |(n, _)| *n + 1);
+            of_lane.map(|(n, _)| *n).find(|n| !self.settled.contains_key(n)).unwrap_or(last)
         };
         let rows = self.lanes.values().map(|row| {
-            let next = if row.next_at.is_none() || row.again { row.head } else { first_open(row) };
+            let is_fixed = row.next_at.is_none() || row.again || row.lane.is_none();
+            let next = if is_fixed { row.head } else { first_open(row) };
             (LaneRow { attempts: if next == row.head { row.attempts } else { 0 }, ..row.clone() }, next)
         });
         let done = self.settled.range(self.position + 1..).map(|(n, _)| *n).collect();
@@ -105,6 +107,9 @@ impl World {
             self.lanes.remove(&head);
         }
         for (_, row) in save.waiting {
+            let other = self.lanes.get(&row.head);
+            assert!(other.is_none_or(|other| other.lane == row.lane), "a row is one lane's");
+            assert!(self.messages[&row.head] == row.lane, "a row's head is of its lane");
             assert!(
                 !self
                     .lanes
@@ -130,11 +135,16 @@ impl World {
 
     /// Reads for the feed what it wishes, as the statements would.
     fn read(&self, feed: &mut Feed, now: DateTime<Utc>) {
+        self.begin_reading(feed, now).end(feed);
+    }
+
+    /// What is made from now on is not read.
+    fn begin_reading(&self, feed: &mut Feed, now: DateTime<Utc>) -> Reading {
+        let mut reading = Reading::default();
         if let Some((after, most)) = feed.wish() {
-            feed.behind = false;
+            (feed.reading, feed.behind) = (true, false);
             let mails: Vec<Mail> = self.messages.range(after + 1..).take(most).map(|(n, _)| self.mail(*n)).collect();
-            let complete = mails.len() < most;
-            feed.offer(mails, complete);
+            reading.feed = Some((mails, most));
         }
         for wish in feed.lane_wishes(now, 8) {
             let of_lane = |(n, lane): &(&i64, &Option<Arc<str>>)| match &wish.key {
@@ -145,12 +155,12 @@ impl World {
                 .messages
                 .range(wish.after + 1..=wish.to)
                 .filter(of_lane)
-                .take(64)
+                .take(wish.most)
                 .map(|(n, _)| self.mail(*n))
                 .collect();
-            let complete = mails.len() < 64;
-            feed.offer_lane(&wish, mails, complete);
+            reading.lanes.push((wish, mails));
         }
+        reading
     }
 
     /// A message may be sent only when every earlier one of its lane is settled, in what the endpoint has seen or in what
@@ -166,10 +176,30 @@ impl World {
     }
 }
 
+/// What was read, and is not there yet.
+#[derive(Default)]
+struct Reading {
+    feed: Option<(Vec<Mail>, usize)>,
+    lanes: Vec<(LaneWish, Vec<Mail>)>,
+}
+
+impl Reading {
+    fn end(self, feed: &mut Feed) {
+        if let Some((mails, most)) = self.feed {
+            feed.reading = false;
+            let complete = mails.len() < most;
+            feed.offer(mails, complete);
+        }
+        for (wish, mails) in self.lanes {
+            feed.offer_lane(&wish, mails);
+        }
+    }
+}
+
 fn run(seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     let lanes: Vec<Arc<str>> = (0..random.random_range(1..8)).map(|lane| Arc::from(format!("lane {lane}"))).collect();
-    let on_exhausted = if seed.is_multiple_of(5) { OnExhausted::Block } else { OnExhausted::Skip };
+    let on_exhausted = if seed.is_multiple_of(2) { OnExhausted::Block } else { OnExhausted::Skip };
     let recipient = recipient(random.random_range(1..20), on_exhausted);
     let (fails, dies) = (random.random_range(0.0..0.4), random.random_range(0.0..0.05));
     let count = random.random_range(1..600);
@@ -179,7 +209,11 @@ fn run(seed: u64) {
     let mut under_way: Vec<(Key, Mail)> = Vec::new();
     let mut dead: HashSet<i64> = HashSet::new();
     let mut repeats_allowed: HashSet<i64> = HashSet::new();
-    let mut made = 0;
+    let (mut made, mut commands) = (0, 0);
+    let mut reading: Option<Reading> = None;
+    // What fan-out has handed over, and up to where the feed was told.
+    let mut handed_over: VecDeque<(i64, i64)> = VecDeque::new();
+    let mut told_to = 0;
     for step in 0..200_000 {
         assert!(step < 199_999, "seed {seed} does not come to an end: {} of {made} settled", world.settled.len());
         let is_idle = under_way.is_empty();
@@ -192,12 +226,21 @@ fn run(seed: u64) {
                     let lane = random.random_bool(0.7).then(|| lanes[random.random_range(0..lanes.len())].clone());
                     world.messages.insert(n, lane);
                 }
-                match random.random_bool(0.6) {
-                    true => feed.hand_over((from..=made).map(|n| world.mail(n)).collect()),
-                    false => feed.behind = true,
+                if random.random_bool(0.8) {
+                    handed_over.push_back((from, made));
                 }
             }
-            10..30 => world.read(&mut feed, now),
+            10..15 => {
+                if let Some((from, to)) = handed_over.pop_front()
+                    && told_to == from - 1
+                {
+                    told_to = to;
+                    feed.hand_over((from..=to).map(|n| world.mail(n)).collect());
+                }
+            }
+            15 if told_to < made => (feed.behind, told_to) = (true, made),
+            16..23 if reading.is_none() => reading = Some(world.begin_reading(&mut feed, now)),
+            23..30 => drop(reading.take().map(|reading| reading.end(&mut feed))),
             30..60 => {
                 while let Some((key, mail)) = feed.next(now) {
                     assert!(under_way.len() < recipient.max_in_flight);
@@ -238,6 +281,7 @@ fn run(seed: u64) {
                 repeats_allowed = world.delivered.iter().copied().filter(|n| !is_known(n)).collect();
                 dead.retain(|n| world.settled.contains_key(n));
                 feed = world.load(recipient.clone(), now);
+                (reading, told_to) = (None, made);
             }
             97..100 => now += TimeDelta::milliseconds(random.random_range(1..20_000)),
             _ => {}
@@ -249,7 +293,8 @@ fn run(seed: u64) {
             for n in blocked {
                 let what = if random.random() { What::Retry } else { What::GiveUp };
                 let key = world.messages[&n].clone().map_or(Key::Alone(n), Key::Lane);
-                feed.command(n, &key, n, what, now);
+                commands += 1;
+                feed.command(Command { id: commands, key, n, what, by: String::new() }, now);
             }
         }
         let all = made == count && world.settled.len() == world.messages.len();
@@ -286,7 +331,9 @@ fn fed(recipient: Arc<Recipient>, lanes: &[Option<&str>]) -> (World, Feed) {
         world.messages.insert(n, lane.map(Arc::from));
     }
     let mut feed = world.load(recipient, now());
-    world.read(&mut feed, now());
+    while feed.wish().is_some() {
+        world.read(&mut feed, now());
+    }
     (world, feed)
 }
 
@@ -298,6 +345,7 @@ fn a_failing_lane_waits_alone() {
     feed.finished(&sent[0].0, came(Verdict::Retry), now(), 0.0);
     feed.finished(&sent[1].0, came(Verdict::Delivered), now(), 0.0);
     world.read(&mut feed, now());
+    feed.save(now(), &mut Save::default());
     assert!(feed.next(now()).is_none(), "2 waits for 1, which waits");
     assert_eq!(feed.next_look(now()), Some(now() + TimeDelta::seconds(5)));
     let later = now() + TimeDelta::seconds(5);
@@ -356,6 +404,7 @@ fn who_waits_for_an_answer_alone_is_not_looked_at_before() {
     let first = feed.next(now()).unwrap();
     let busy = Came { retry_after: Some(Duration::from_secs(1)), ..came(Verdict::Retry) };
     feed.finished(&first.0, busy, now(), 0.0);
+    feed.save(now(), &mut Save::default());
     let later = now() + TimeDelta::seconds(2);
     feed.next(later).unwrap();
     assert_eq!(feed.next_look(later), Some(now() + TimeDelta::seconds(5)), "when the first is due, not at once");
