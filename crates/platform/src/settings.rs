@@ -106,7 +106,7 @@ pub enum Bus {
 const EMBEDDED_POOL_MAX: u32 = 80;
 
 /// The services in this binary, in the order in which they stand on each other.
-pub const SERVICES: [&str; 1] = ["hub"];
+pub const SERVICES: [&str; 2] = ["hub", "joins"];
 
 impl Default for Settings {
     fn default() -> Settings {
