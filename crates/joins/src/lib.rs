@@ -21,6 +21,8 @@ mod error;
 mod flow;
 mod http;
 mod inbox;
+#[cfg(test)]
+mod model;
 mod store;
 mod view;
 mod workers;

@@ -36,6 +36,8 @@ mod idempotency;
 mod instance;
 mod intake;
 mod intake_ids;
+mod joins_news;
+mod joins_people;
 mod joins_racing;
 mod joins_world;
 mod keys;
