@@ -165,7 +165,7 @@ impl Kept {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_orders_in_any_batches_lead_where_the_model_leads(batches in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..12)) {

@@ -197,9 +197,14 @@ async fn who_still_waits_when_an_event_ends_is_told() {
     let world = World::start(2).await;
     let event = world.event(2).await;
     let users = world.fill(&event, 5).await;
-    let soon = next(&event, |event| event.end_time = Utc::now() + TimeDelta::seconds(1));
+    let large = world.event(10).await;
+    crowd(&world, &large, 1_300).await;
+    let ends = |event: &EventChanged| next(event, |event| event.end_time = Utc::now() + TimeDelta::seconds(1));
+    let soon = ends(&event);
     world.tell(&soon).await;
+    world.tell(&ends(&large)).await;
     world.until_counts(&event, (2, 0)).await;
+    world.until_counts(&large, (10, 0)).await;
     assert!(Utc::now() >= soon.end_time);
     assert_eq!(world.status(&event, users[1]).await, "active", "who took part took part");
     let told: Vec<Uuid> = world
@@ -210,7 +215,7 @@ async fn who_still_waits_when_an_event_ends_is_told() {
         .map(|(_, user)| user)
         .collect();
     assert_eq!(told, users[2..]);
-    world.check().await;
+    assert_eq!(expired(&world, &large).await, 1_290);
     // A seat that becomes free now is for nobody.
     world.cancel(&event, users[0]).await;
     assert_eq!(world.counts(&event).await, (1, 0));

@@ -36,6 +36,7 @@ mod idempotency;
 mod instance;
 mod intake;
 mod intake_ids;
+mod joins_apart;
 mod joins_news;
 mod joins_people;
 mod joins_racing;
