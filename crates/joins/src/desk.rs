@@ -135,10 +135,8 @@ impl Desk {
 
 /// Data and constraints: what is wrong is one of the orders.
 fn failure(error: Error) -> Failure<Problem> {
-    let code = match &error {
-        Error::Database(sqlx::Error::Database(cause)) => cause.code(),
-        _ => None,
-    };
+    let cause = if let Error::Database(cause) = &error { cause.as_database_error() } else { None };
+    let code = cause.and_then(|cause| cause.code());
     let lies_in_an_order = code.is_some_and(|code| code.starts_with("22") || code.starts_with("23"));
     match lies_in_an_order {
         true => Failure::Item(error.into()),

@@ -154,6 +154,10 @@ impl Command {
         }
     }
 
+    pub(crate) fn news(&self) -> Option<&News> {
+        if let Command::Learn { news, .. } = self { Some(news) } else { None }
+    }
+
     /// How many may move up because of it, or fall out of the head of the waitlist; None: as many as there are.
     pub(crate) fn frees(&self) -> Option<i32> {
         match self {

@@ -38,14 +38,7 @@ impl Ledger {
         tx: &mut Transaction<'_, Postgres>,
         orders: impl IntoIterator<Item = &'o Order> + Clone,
     ) -> Result<Ledger, sqlx::Error> {
-        let news: Vec<_> = orders
-            .clone()
-            .into_iter()
-            .filter_map(|order| match &order.command {
-                Command::Learn { news, .. } => Some(news),
-                _ => None,
-            })
-            .collect();
+        let news: Vec<_> = orders.clone().into_iter().filter_map(|order| order.command.news()).collect();
         if !news.is_empty() {
             store::plant(tx, &news).await?;
         }
@@ -107,10 +100,11 @@ async fn load<'o>(
         let waiting = event.counts.waitlisted.min(STEP);
         let head = heads.entry(event.id).or_default();
         *head = order.command.frees().map_or(waiting, |frees| (*head + frees).min(waiting));
-        match order.command {
-            Command::Recount => drop(recounted.insert(event.id)),
-            Command::Sweep if event.status == EventStatus::Canceled => drop(seats.insert(event.id, STEP - waiting)),
-            _ => {}
+        if matches!(order.command, Command::Recount) {
+            recounted.insert(event.id);
+        }
+        if matches!(order.command, Command::Sweep) && event.status == EventStatus::Canceled {
+            seats.insert(event.id, STEP - waiting);
         }
     }
     let counts = |of: BTreeMap<Uuid, i32>| of.into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>();
