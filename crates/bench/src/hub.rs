@@ -1,7 +1,7 @@
 //! The hub, end to end: from the event accepted to the webhook received.
 
 mod fixture;
-mod poster;
+pub(crate) mod poster;
 mod receiver;
 mod runs;
 

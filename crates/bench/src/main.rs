@@ -5,6 +5,8 @@
 
 mod foundation;
 mod hub;
+mod installation;
+mod joins;
 mod load;
 mod relay;
 mod report;
@@ -55,6 +57,12 @@ enum Command {
         #[arg(long, default_value_t = 1_000_000)]
         backlog: u64,
     },
+    /// Joins of one event, and of a thousand, beside one transaction for each join
+    Joins {
+        /// Joins of a run of ours
+        #[arg(long, default_value_t = 20_000)]
+        count: usize,
+    },
     /// The raw limit for HTTP, as a process of its own
     #[command(hide = true)]
     RawServer,
@@ -80,6 +88,7 @@ async fn run(cli: Cli) -> Outcome<()> {
         Command::RawServer => return server::run_raw().await,
         Command::Foundation => foundation::measure(&pillarbox, cli.pairs).await?,
         Command::Relay { only } => relay::measure(&pillarbox, cli.pairs, &only).await?,
+        Command::Joins { count } => joins::measure(&pillarbox, cli.pairs, count).await?,
         Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs, &only, backlog).await?,
     };
     report.print();

@@ -29,6 +29,12 @@ pub type Handling<'t> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send 
 /// what is outside may happen again.
 pub trait Handler: Send + Sync + 'static {
     fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t>;
+
+    /// Whether each message needs a transaction of its own: for a handler that takes locks which others take in another
+    /// order than that of the log.
+    fn works_alone(&self) -> bool {
+        false
+    }
 }
 
 impl<F> Handler for F
@@ -53,7 +59,7 @@ pub struct Handle {
 impl Work for Handle {
     /// All in one transaction; if one fails, one by one.
     async fn run(&mut self, lane: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
-        if lane.careful {
+        if lane.careful || self.handler.works_alone() {
             return self.one_by_one(lane, items).await;
         }
         let mut tx = lane.db.begin().await?;

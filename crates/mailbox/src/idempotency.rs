@@ -4,7 +4,7 @@
 //! nothing half done. Who repeats a request that is still running waits for it; one that takes longer is told to come
 //! back.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -20,6 +20,13 @@ use crate::database::problem;
 const KEPT: chrono::Duration = chrono::Duration::hours(24);
 const WAIT_MAX: Duration = Duration::from_secs(2);
 const WAIT_PAUSE: Duration = Duration::from_millis(25);
+
+/// Keeps answers whose ids are free: ids, fingerprints, statuses, bodies; until when; now.
+const ENTER: &str = "insert into pillarbox.idempotency as old (id, fingerprint, status, body, expires_at)
+    select *, $5 from unnest($1::bytea[], $2::bytea[], $3::smallint[], $4::bytea[])
+    on conflict (id) do update set fingerprint = excluded.fingerprint, status = excluded.status,
+        body = excluded.body, expires_at = excluded.expires_at
+    where old.expires_at <= $6";
 
 /// Whether an answer may be kept to be given again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +82,9 @@ where
     Ok(answer)
 }
 
+/// Fingerprint, status and body of what was answered.
+type Kept = (Vec<u8>, i16, Option<Vec<u8>>);
+
 /// What came of a request among many.
 #[derive(Debug)]
 pub enum Entered {
@@ -98,23 +108,16 @@ pub async fn enter_all(
     }
     // In one order everywhere, so that two transactions wait for each other in one direction only.
     let rows: Vec<&(Identity, Answer)> = first.values().map(|at| &requests[*at]).collect();
-    let kept: Vec<Vec<u8>> = sqlx::query_scalar(
-        "insert into pillarbox.idempotency as old (id, fingerprint, status, body, expires_at)
-         select *, $5 from unnest($1::bytea[], $2::bytea[], $3::smallint[], $4::bytea[])
-         on conflict (id) do update set fingerprint = excluded.fingerprint, status = excluded.status,
-             body = excluded.body, expires_at = excluded.expires_at
-         where old.expires_at <= $6
-         returning id",
-    )
-    .bind(rows.iter().map(|(identity, _)| identity.id.as_slice()).collect::<Vec<_>>())
-    .bind(rows.iter().map(|(identity, _)| identity.fingerprint.as_slice()).collect::<Vec<_>>())
-    .bind(rows.iter().map(|(_, answer)| answer.status().as_u16() as i16).collect::<Vec<_>>())
-    .bind(rows.iter().map(|(_, answer)| answer.body()).collect::<Vec<_>>())
-    .bind(now + KEPT)
-    .bind(now)
-    .fetch_all(&mut **tx)
-    .await
-    .map_err(|error| problem(&error))?;
+    let kept: Vec<Vec<u8>> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("{ENTER} returning id")))
+        .bind(rows.iter().map(|(identity, _)| identity.id.as_slice()).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(identity, _)| identity.fingerprint.as_slice()).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, answer)| answer.status().as_u16() as i16).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, answer)| answer.body()).collect::<Vec<_>>())
+        .bind(now + KEPT)
+        .bind(now)
+        .fetch_all(&mut **tx)
+        .await
+        .map_err(|error| problem(&error))?;
     let kept: HashSet<Vec<u8>> = kept.into_iter().collect();
     let mut entered = Vec::with_capacity(requests.len());
     for (at, (identity, _)) in requests.iter().enumerate() {
@@ -130,6 +133,82 @@ pub async fn enter_all(
         });
     }
     Ok(entered)
+}
+
+/// The answers to many requests in one transaction, each known only when its effect is decided: look, decide, keep.
+///
+/// Who looks must hold a lock that a repeat of the same request needs, too. A key that is used for two different requests at
+/// once may pass the look; then [`Answers::keep`] says so, and the transaction must not be committed.
+#[derive(Debug, Default)]
+pub struct Answers {
+    known: HashMap<[u8; 16], Kept>,
+    new: BTreeMap<[u8; 16], (Identity, StatusCode, Vec<u8>)>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    #[error("another request was answered under the same Idempotency-Key meanwhile")]
+    Taken,
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+}
+
+impl Answers {
+    pub async fn look<'i>(
+        tx: &mut Transaction<'_, Postgres>,
+        identities: impl Iterator<Item = &'i Identity>,
+        now: DateTime<Utc>,
+    ) -> sqlx::Result<Answers> {
+        let ids: Vec<&[u8]> = identities.map(|identity| identity.id.as_slice()).collect();
+        let query = "select id, fingerprint, status, body from pillarbox.idempotency
+                     where id = any($1) and expires_at > $2";
+        let rows = sqlx::query(query).bind(ids).bind(now).fetch_all(&mut **tx).await?;
+        let mut known = HashMap::with_capacity(rows.len());
+        for row in rows {
+            let id: Vec<u8> = row.try_get("id")?;
+            let kept = (row.try_get("fingerprint")?, row.try_get("status")?, row.try_get("body")?);
+            known.extend(id.try_into().ok().map(|id| (id, kept)));
+        }
+        Ok(Answers { known, new: BTreeMap::new() })
+    }
+
+    /// What a repeat is told; None: it is none.
+    pub fn given(&self, identity: &Identity) -> Option<Result<Answer, Problem>> {
+        let new = || {
+            let (first, status, body) = self.new.get(&identity.id)?;
+            Some((first.fingerprint.to_vec(), status.as_u16() as i16, Some(body.clone())))
+        };
+        let kept = self.known.get(&identity.id).cloned().or_else(new)?;
+        Some(again(kept, identity))
+    }
+
+    /// A refusal that is not settled is not kept: a repeat tries again.
+    pub fn give(&mut self, identity: &Identity, answer: &Answer) {
+        if answer.status().is_success() || is_settled(answer.status()) {
+            self.new.insert(identity.id, (identity.clone(), answer.status(), answer.body().to_vec()));
+        }
+    }
+
+    pub async fn keep(self, tx: &mut Transaction<'_, Postgres>, now: DateTime<Utc>) -> Result<(), KeepError> {
+        if self.new.is_empty() {
+            return Ok(());
+        }
+        // In the order of the ids, as everywhere, so that two transactions wait for each other in one direction only.
+        let rows = || self.new.values();
+        let done = sqlx::query(ENTER)
+            .bind(rows().map(|(identity, _, _)| identity.id.as_slice()).collect::<Vec<_>>())
+            .bind(rows().map(|(identity, _, _)| identity.fingerprint.as_slice()).collect::<Vec<_>>())
+            .bind(rows().map(|(_, status, _)| status.as_u16() as i16).collect::<Vec<_>>())
+            .bind(rows().map(|(_, _, body)| body.as_slice()).collect::<Vec<_>>())
+            .bind(now + KEPT)
+            .bind(now)
+            .execute(&mut **tx)
+            .await?;
+        match done.rows_affected() == self.new.len() as u64 {
+            true => Ok(()),
+            false => Err(KeepError::Taken),
+        }
+    }
 }
 
 /// Forgets what has expired; returns how many.
@@ -175,10 +254,14 @@ async fn answered(db: &mut PgConnection, identity: &Identity, now: DateTime<Utc>
     let query = "select fingerprint, status, body from pillarbox.idempotency where id = $1 and expires_at > $2";
     let found = sqlx::query(query).bind(identity.id.as_slice()).bind(now).fetch_optional(db).await;
     let Some(row) = found.map_err(|error| problem(&error))? else { return Ok(None) };
-    let read = || -> sqlx::Result<(Vec<u8>, i16, Option<Vec<u8>>)> {
-        Ok((row.try_get("fingerprint")?, row.try_get("status")?, row.try_get("body")?))
-    };
-    let (fingerprint, status, body) = read().map_err(|error| problem(&error))?;
+    let read =
+        || -> sqlx::Result<Kept> { Ok((row.try_get("fingerprint")?, row.try_get("status")?, row.try_get("body")?)) };
+    let kept = read().map_err(|error| problem(&error))?;
+    again(kept, identity).map(Some)
+}
+
+/// The answer to a repeat of a request that was answered so.
+fn again((fingerprint, status, body): Kept, identity: &Identity) -> Result<Answer, Problem> {
     if fingerprint != identity.fingerprint {
         let detail = "this Idempotency-Key was used for another request: send a new one with each new request";
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-reused", detail));
@@ -188,7 +271,7 @@ async fn answered(db: &mut PgConnection, identity: &Identity, now: DateTime<Utc>
         return Err(Problem::conflict("already-answered", detail));
     };
     let status = StatusCode::from_u16(status as u16).map_err(|error| Problem::internal(&error))?;
-    Ok(Some(Answer::again(status, body)))
+    Ok(Answer::again(status, body))
 }
 
 async fn store(

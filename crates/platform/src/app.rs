@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::{Router, middleware};
 use hub::Hub;
+use joins::Joins;
 use kit::auth::{Gate, TokenVerifier, pass_gate};
 use kit::clock::Clock;
 use kit::config::BadSetting;
@@ -32,7 +33,7 @@ use crate::checks::Checks;
 use crate::keys::flow::settle_installation;
 use crate::keys::ring::KeyRing;
 use crate::settings::{Role, Settings};
-use crate::{edges, keys, operator};
+use crate::{edges, keys, operator, services};
 
 /// How often dependencies are looked at.
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
@@ -196,10 +197,20 @@ pub async fn start(
             hub.maintain(&runtime, settings.keep(), &settings.hub);
         }
     }
+    let (joins, settling) = Joins::new(db.clone(), app.clock.clone(), app.cursor_key.clone(), runtime.watcher());
+    workers.spawn(settling);
+    if settings.has_service("joins") && settings.has_role(Role::Maintain) {
+        joins.maintain(&runtime);
+    }
+    let mut subscriptions = Vec::new();
+    if settings.has_service("joins") {
+        subscriptions.extend(joins.subscriptions());
+    }
+    services::subscribe(settings, &runtime, broker.as_ref(), subscriptions);
     let (measuring, measured) = (worker("lag", LAG_PAUSE, false), work_db.clone());
     workers.spawn(async move { measuring.run(|| measure(&measured)).await });
 
-    let router = web::finish(router(settings, app, hub, gate), settings.request_limits());
+    let router = web::finish(router(settings, app, hub, joins, gate), settings.request_limits());
     serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
     Ok(Running { address, first_admin_key, stop, serving, workers, runtime, db, work_db, checks })
 }
@@ -248,12 +259,15 @@ impl Upkeep {
     }
 }
 
-fn router(settings: &Settings, app: App, hub: Hub, gate: Gate) -> Router {
+fn router(settings: &Settings, app: App, hub: Hub, joins: Joins, gate: Gate) -> Router {
     let mut router = Router::from(edges::router().with_state(app.clone()));
     if settings.has_role(Role::Api) {
         let mut api = Router::from(api().with_state(app));
         if settings.has_service("hub") {
             api = api.merge(Router::from(hub::router().with_state(hub)));
+        }
+        if settings.has_service("joins") {
+            api = api.merge(Router::from(joins::router().with_state(joins)));
         }
         router = router.merge(api.layer(middleware::from_fn_with_state(gate, pass_gate)));
     }
@@ -278,6 +292,7 @@ pub fn api_description() -> utoipa::openapi::OpenApi {
     let mut described =
         OpenApiRouter::with_openapi(Description::openapi()).merge(edges::router()).merge(api()).into_openapi();
     described.merge(hub::router().into_openapi());
+    described.merge(joins::router().into_openapi());
     openapi::complete(&mut described);
     described
 }

@@ -13,7 +13,7 @@ use crate::Outcome;
 const CONNECTIONS: usize = 64;
 
 /// A connection to a server, with a bearer token if it has one.
-pub(super) struct Poster {
+pub(crate) struct Poster {
     stream: TcpStream,
     headers: String,
     buffer: Vec<u8>,
@@ -38,7 +38,7 @@ pub(super) struct Posted {
 }
 
 impl Poster {
-    pub(super) async fn connect(address: &str, token: &str) -> Outcome<Poster> {
+    pub(crate) async fn connect(address: &str, token: &str) -> Outcome<Poster> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let auth = if token.is_empty() { String::new() } else { format!("authorization: Bearer {token}\r\n") };
@@ -48,8 +48,13 @@ impl Poster {
 
     /// The status and the body of the answer.
     pub(super) async fn ask(&mut self, method: &str, path: &str, body: &str) -> Outcome<(u16, &[u8])> {
+        self.ask_with(method, path, "", body).await
+    }
+
+    /// With some headers more, each ended by a line's end.
+    pub(crate) async fn ask_with(&mut self, method: &str, path: &str, more: &str, body: &str) -> Outcome<(u16, &[u8])> {
         let (headers, length) = (&self.headers, body.len());
-        let request = format!("{method} {path} HTTP/1.1\r\n{headers}content-length: {length}\r\n\r\n{body}");
+        let request = format!("{method} {path} HTTP/1.1\r\n{headers}{more}content-length: {length}\r\n\r\n{body}");
         self.stream.write_all(request.as_bytes()).await?;
         let mut filled = 0;
         loop {

@@ -5,13 +5,24 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Which crates of ours each may use. Services see `kit`, `contracts` and `mailbox`, and never each other.
-const MAY_USE: [(&str, &[&str]); 8] = [
+const MAY_USE: [(&str, &[&str]); 9] = [
     ("pillarbox-contracts", &[]),
     ("pillarbox-kit", &[]),
     ("pillarbox-mailbox", &["pillarbox-contracts", "pillarbox-kit"]),
     ("pillarbox-hub", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
+    ("pillarbox-joins", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-relay", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
-    ("pillarbox", &["pillarbox-contracts", "pillarbox-hub", "pillarbox-kit", "pillarbox-mailbox", "pillarbox-relay"]),
+    (
+        "pillarbox",
+        &[
+            "pillarbox-contracts",
+            "pillarbox-hub",
+            "pillarbox-joins",
+            "pillarbox-kit",
+            "pillarbox-mailbox",
+            "pillarbox-relay",
+        ],
+    ),
     (
         "pillarbox-testkit",
         &["pillarbox-contracts", "pillarbox-hub", "pillarbox-kit", "pillarbox-mailbox", "pillarbox-relay", "pillarbox"],

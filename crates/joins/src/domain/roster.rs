@@ -1,0 +1,327 @@
+//! Applying orders.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use contracts::events::EventStatus;
+use contracts::joins::JoinStatus;
+use uuid::Uuid;
+
+use super::{Action, Ban, Command, Entry, Event, Line, News, Order, Outcome, Refused};
+
+/// A sweep that finds nobody although the counts name some comes again after this: reconciliation puts counts right.
+const SWEEP_IN_VAIN: TimeDelta = TimeDelta::minutes(10);
+
+/// An event, and those of its joins that the orders are about.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    before: Event,
+    event: Event,
+    entries: HashMap<Uuid, Entry>,
+    bans: HashMap<Uuid, Ban>,
+    /// The head of the waitlist: seq and user. One that is no longer so is passed over.
+    waiting: VecDeque<(i64, Uuid)>,
+    /// Whether that is all of it.
+    is_whole: bool,
+    /// Some who are active, for an event that is over.
+    seated: Vec<Uuid>,
+    /// Active and waitlisted by the rows, if that was asked for.
+    counted: Option<(i32, i32)>,
+    changes: Changes,
+}
+
+/// What was read of an event's joins.
+#[derive(Debug, Default)]
+pub(crate) struct Loaded {
+    /// Of the people that orders are about.
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) bans: Vec<Ban>,
+    /// Of the waitlist, the first.
+    pub(crate) waiting: Vec<Entry>,
+    pub(crate) seated: Vec<Entry>,
+    pub(crate) counted: Option<(i32, i32)>,
+}
+
+/// What is to be kept, and told.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// None: the event is as it was.
+    pub(crate) event: Option<Event>,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) bans: Vec<Ban>,
+    /// Event and user.
+    pub(crate) bans_ended: Vec<(Uuid, Uuid)>,
+    pub(crate) lines: Vec<Line>,
+    touched: BTreeSet<Uuid>,
+    /// Whose ban changed, and whether there is one now.
+    rebanned: BTreeMap<Uuid, bool>,
+}
+
+/// What a line says besides whom it is about.
+struct Note<'o> {
+    action: Action,
+    from: Option<JoinStatus>,
+    reason: Option<&'o String>,
+    expires_at: Option<DateTime<Utc>>,
+}
+
+impl Note<'_> {
+    fn of(action: Action, from: Option<JoinStatus>) -> Note<'static> {
+        Note { action, from, reason: None, expires_at: None }
+    }
+}
+
+impl Roster {
+    pub(crate) fn new(event: Event, loaded: Loaded) -> Roster {
+        let waiting: VecDeque<_> = loaded.waiting.iter().map(|entry| (entry.seq, entry.user_id)).collect();
+        let seated = loaded.seated.iter().map(|entry| entry.user_id).collect();
+        let all = loaded.entries.into_iter().chain(loaded.waiting).chain(loaded.seated);
+        Roster {
+            before: event.clone(),
+            is_whole: waiting.len() as i64 == i64::from(event.counts.waitlisted),
+            event,
+            entries: all.map(|entry| (entry.user_id, entry)).collect(),
+            bans: loaded.bans.into_iter().map(|ban| (ban.user_id, ban)).collect(),
+            waiting,
+            seated,
+            counted: loaded.counted,
+            changes: Changes::default(),
+        }
+    }
+
+    pub(crate) fn event(&self) -> &Event {
+        &self.event
+    }
+
+    pub(crate) fn apply(&mut self, order: &Order, now: DateTime<Utc>) -> Result<Outcome, Refused> {
+        let told = self.changes.lines.len();
+        let outcome = match &order.command {
+            Command::Join { user } => self.join(order, *user, now)?,
+            Command::Cancel { user } => {
+                let how = (Action::Canceled, JoinStatus::Canceled);
+                Outcome::Canceled(self.leave(order, *user, how, None, now)?)
+            }
+            Command::Kick { user, reason } => {
+                let how = (Action::Kicked, JoinStatus::Rejected);
+                Outcome::Kicked(self.leave(order, *user, how, reason.as_ref(), now)?)
+            }
+            Command::Ban { user, reason, expires_at } => {
+                Outcome::Banned(self.ban(order, *user, (reason, *expires_at), now))
+            }
+            Command::Unban { user } => self.unban(order, *user, now)?,
+            Command::Learn { news, force } => Outcome::Learned(self.learn(news, *force)),
+            Command::Recount => Outcome::Recounted(self.recount()),
+            Command::Sweep => self.expire(order, now),
+        };
+        self.promote(order, now);
+        self.event.sweep_at = self.event.next_sweep(now);
+        let in_vain = matches!(order.command, Command::Sweep) && self.changes.lines.len() == told;
+        if in_vain && self.event.sweep_at.is_some_and(|at| at <= now) {
+            self.event.sweep_at = Some(now + SWEEP_IN_VAIN);
+        }
+        Ok(outcome)
+    }
+
+    pub(crate) fn finish(mut self) -> Changes {
+        self.changes.event = (self.event != self.before).then_some(self.event);
+        for user in &self.changes.touched {
+            self.changes.entries.extend(self.entries.remove(user));
+        }
+        for (user, is_banned) in &self.changes.rebanned {
+            match is_banned {
+                true => self.changes.bans.extend(self.bans.remove(user)),
+                false => self.changes.bans_ended.push((self.before.id, *user)),
+            }
+        }
+        self.changes
+    }
+
+    fn join(&mut self, order: &Order, user: Uuid, now: DateTime<Utc>) -> Result<Outcome, Refused> {
+        match self.event.status {
+            EventStatus::Canceled => return Err(Refused::EventCanceled),
+            EventStatus::Draft => return Err(Refused::NotPublished),
+            EventStatus::Published if self.event.has_ended(now) => return Err(Refused::Ended(self.event.end_time)),
+            EventStatus::Published => {}
+        }
+        if let Some(ban) = self.bans.get(&user).filter(|ban| ban.holds(now)) {
+            return Err(Refused::Banned(ban.expires_at));
+        }
+        if let Some(entry) = self.entries.get(&user).filter(|entry| entry.is_in()) {
+            return Ok(Outcome::In(entry.clone()));
+        }
+        // Whoever waits comes first, also while some of them are still to move up.
+        let has_seat = self.event.has_room() && self.event.counts.waitlisted == 0;
+        let seq = self.event.next_seq;
+        self.event.next_seq += 1;
+        let before = self.entries.get(&user);
+        let from = before.map(|entry| entry.status);
+        let entry = Entry {
+            id: before.map_or(order.new_id, |entry| entry.id),
+            event_id: self.event.id,
+            user_id: user,
+            status: if has_seat { JoinStatus::Active } else { JoinStatus::Waitlisted },
+            seq,
+            created_at: before.map_or(now, |entry| entry.created_at),
+            updated_at: now,
+            canceled_at: None,
+            activated_at: has_seat.then_some(now),
+        };
+        self.entries.insert(user, entry.clone());
+        self.changes.touched.insert(user);
+        let position = match has_seat {
+            true => {
+                self.event.counts.active += 1;
+                None
+            }
+            false => {
+                self.event.counts.waitlisted += 1;
+                if self.is_whole {
+                    self.waiting.push_back((seq, user));
+                }
+                Some(self.event.counts.waitlisted)
+            }
+        };
+        self.note(order, user, Note::of(Action::Joined, from), now);
+        Ok(Outcome::Joined(entry, position))
+    }
+
+    /// By themselves, or made to.
+    fn leave(
+        &mut self,
+        order: &Order,
+        user: Uuid,
+        (action, to): (Action, JoinStatus),
+        reason: Option<&String>,
+        now: DateTime<Utc>,
+    ) -> Result<Entry, Refused> {
+        self.entries.get(&user).filter(|entry| entry.is_in()).ok_or(Refused::NotIn)?;
+        let from = self.move_to(user, to, now);
+        self.note(order, user, Note { reason, ..Note::of(action, from) }, now);
+        self.entries.get(&user).cloned().ok_or(Refused::NotIn)
+    }
+
+    fn ban(
+        &mut self,
+        order: &Order,
+        user: Uuid,
+        (reason, expires_at): (&Option<String>, Option<DateTime<Utc>>),
+        now: DateTime<Utc>,
+    ) -> Ban {
+        let id = self.bans.get(&user).map_or(order.new_id, |ban| ban.id);
+        let ban = Ban {
+            id,
+            event_id: self.event.id,
+            user_id: user,
+            reason: reason.clone(),
+            banned_by: order.actor.to_string(),
+            expires_at,
+            created_at: now,
+        };
+        self.bans.insert(user, ban.clone());
+        self.changes.rebanned.insert(user, true);
+        let from = self.entries.get(&user).map(|entry| entry.status);
+        if self.entries.get(&user).is_some_and(Entry::is_in) {
+            self.move_to(user, JoinStatus::Rejected, now);
+        }
+        let note = Note { action: Action::Banned, from, reason: reason.as_ref(), expires_at };
+        self.note(order, user, note, now);
+        ban
+    }
+
+    fn unban(&mut self, order: &Order, user: Uuid, now: DateTime<Utc>) -> Result<Outcome, Refused> {
+        self.bans.remove(&user).ok_or(Refused::NotBanned)?;
+        self.changes.rebanned.insert(user, false);
+        let from = self.entries.get(&user).map(|entry| entry.status);
+        self.note(order, user, Note::of(Action::Unbanned, from), now);
+        Ok(Outcome::Unbanned)
+    }
+
+    fn learn(&mut self, news: &News, force: bool) -> bool {
+        if news.version <= self.event.event_version && !force {
+            return false;
+        }
+        let event = &mut self.event;
+        event.event_version = news.version;
+        (event.owner_id, event.status, event.capacity) = (news.owner_id, news.status, news.seats());
+        (event.start_time, event.end_time) = (news.start_time, news.end_time);
+        true
+    }
+
+    fn recount(&mut self) -> bool {
+        let counts = &mut self.event.counts;
+        let Some(counted) = self.counted.filter(|counted| *counted != (counts.active, counts.waitlisted)) else {
+            return false;
+        };
+        (counts.active, counts.waitlisted) = counted;
+        counts.version += 1;
+        true
+    }
+
+    /// Tells those who were read that it is over for them, if it is.
+    fn expire(&mut self, order: &Order, now: DateTime<Utc>) -> Outcome {
+        let is_canceled = self.event.status == EventStatus::Canceled;
+        if is_canceled || self.event.has_ended(now) {
+            let waiting = std::mem::take(&mut self.waiting).into_iter().map(|(_, user)| user);
+            let seated = std::mem::take(&mut self.seated).into_iter().filter(|_| is_canceled);
+            for user in waiting.chain(seated).collect::<Vec<_>>() {
+                let from = self.move_to(user, JoinStatus::Expired, now);
+                self.note(order, user, Note::of(Action::Expired, from), now);
+            }
+        }
+        Outcome::Swept
+    }
+
+    /// Gives free seats to those who wait, the first first.
+    fn promote(&mut self, order: &Order, now: DateTime<Utc>) {
+        while self.event.status == EventStatus::Published && !self.event.has_ended(now) && self.event.has_room() {
+            let Some((seq, user)) = self.waiting.pop_front() else { return };
+            let is_still_so = |entry: &&Entry| entry.seq == seq && entry.status == JoinStatus::Waitlisted;
+            if self.entries.get(&user).filter(is_still_so).is_some() {
+                let from = self.move_to(user, JoinStatus::Active, now);
+                self.note(order, user, Note::of(Action::Promoted, from), now);
+            }
+        }
+    }
+
+    /// Changes a status and the counts with it; returns what it was.
+    fn move_to(&mut self, user: Uuid, to: JoinStatus, now: DateTime<Utc>) -> Option<JoinStatus> {
+        let entry = self.entries.get_mut(&user)?;
+        let from = std::mem::replace(&mut entry.status, to);
+        entry.updated_at = now;
+        match to {
+            JoinStatus::Active => entry.activated_at = Some(now),
+            JoinStatus::Canceled | JoinStatus::Expired | JoinStatus::Rejected => entry.canceled_at = Some(now),
+            JoinStatus::Waitlisted => {}
+        }
+        let counts = &mut self.event.counts;
+        for (status, by) in [(from, -1), (to, 1)] {
+            match status {
+                JoinStatus::Active => counts.active += by,
+                JoinStatus::Waitlisted => counts.waitlisted += by,
+                JoinStatus::Canceled | JoinStatus::Expired | JoinStatus::Rejected => {}
+            }
+        }
+        self.changes.touched.insert(user);
+        Some(from)
+    }
+
+    fn note(&mut self, order: &Order, user: Uuid, note: Note<'_>, now: DateTime<Utc>) {
+        self.event.counts.version += 1;
+        let entry = self.entries.get(&user);
+        self.changes.lines.push(Line {
+            event_id: self.event.id,
+            user_id: user,
+            action: note.action,
+            join_id: entry.map(|entry| entry.id),
+            seq: entry.map(|entry| entry.seq),
+            from: note.from,
+            to: entry.map(|entry| entry.status),
+            by: order.actor,
+            reason: note.reason.cloned(),
+            expires_at: note.expires_at,
+            counts: self.event.counts,
+            at: now,
+            trace: order.trace,
+        });
+    }
+}

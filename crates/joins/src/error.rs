@@ -1,0 +1,54 @@
+use http::StatusCode;
+use kit::problem::Problem;
+use mailbox::post::PostError;
+
+use crate::domain::Refused;
+
+/// What can come of a request or a message, besides an answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error("you have not joined this event")]
+    NotRegistered,
+    #[error("this is for people: call with a user's token")]
+    NotAUser,
+    #[error("this is for the event's organizer")]
+    NotOrganizer,
+    #[error("a message cannot be written: {0}")]
+    Unwritable(#[from] serde_json::Error),
+    #[error("post: {0}")]
+    Post(#[from] PostError),
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Problem {
+        match refused {
+            Refused::NoEvent => Problem::not_found("event-not-found", refused),
+            Refused::NotPublished => Problem::conflict("event-not-published", refused),
+            Refused::EventCanceled => Problem::conflict("event-canceled", refused),
+            Refused::Ended(_) => Problem::conflict("event-ended", refused),
+            Refused::Banned(_) => Problem::new(StatusCode::FORBIDDEN, "banned", refused),
+            Refused::NotIn => Problem::not_found("not-registered", refused),
+            Refused::NotBanned => Problem::not_found("not-banned", refused),
+        }
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Problem {
+        match error {
+            Error::Refused(refused) => refused.into(),
+            Error::NotRegistered => Problem::not_found("not-registered", &error),
+            Error::NotAUser | Error::NotOrganizer => Problem::forbidden(&error),
+            Error::Post(PostError::Database(cause)) | Error::Database(cause) => mailbox::database::problem(&cause),
+            // We post what we made: it fits.
+            Error::Post(
+                ref cause @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)),
+            ) => Problem::internal(cause),
+            Error::Unwritable(_) => Problem::internal(&error),
+        }
+    }
+}
