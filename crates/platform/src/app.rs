@@ -32,7 +32,7 @@ use crate::checks::Checks;
 use crate::keys::flow::settle_installation;
 use crate::keys::ring::KeyRing;
 use crate::settings::{Role, Settings};
-use crate::{edges, keys, operator};
+use crate::{edges, keys, operator, services};
 
 /// How often dependencies are looked at.
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
@@ -196,6 +196,7 @@ pub async fn start(
             hub.maintain(&runtime, settings.keep(), settings.hub.attempt_days);
         }
     }
+    services::subscribe(settings, &runtime, broker.as_ref(), Vec::new());
     let (measuring, measured) = (worker("lag", LAG_PAUSE, false), work_db.clone());
     workers.spawn(async move { measuring.run(|| measure(&measured)).await });
 

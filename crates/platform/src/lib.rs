@@ -15,6 +15,7 @@ mod edges;
 mod embedded;
 pub mod keys;
 mod operator;
+mod services;
 pub mod settings;
 
 pub use cli::run;

@@ -38,6 +38,8 @@ pub struct Settings {
     pub services: Vec<String>,
     /// Empty: all.
     pub roles: Vec<Role>,
+    /// How services' messages come to each other.
+    pub bus: Bus,
 
     pub relay: RelaySettings,
     pub hub: HubSettings,
@@ -90,6 +92,16 @@ pub enum Role {
     Maintain,
 }
 
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Bus {
+    /// All services are in one database, and read its log.
+    #[default]
+    Postgres,
+    /// The relay publishes the log, and services read queues: each may have a database of its own.
+    Rabbitmq,
+}
+
 /// The private PostgreSQL takes 100 connections, some of them for operators.
 const EMBEDDED_POOL_MAX: u32 = 80;
 
@@ -108,6 +120,7 @@ impl Default for Settings {
             smtp_url: None,
             services: Vec::new(),
             roles: Vec::new(),
+            bus: Bus::default(),
             relay: RelaySettings::default(),
             hub: HubSettings::default(),
             lease_ms: 15_000,
@@ -169,6 +182,9 @@ impl Settings {
         }
         if self.behind_days < self.log_days {
             return Err(BadSetting::new("behind_days", "takes a number not below log_days"));
+        }
+        if self.bus == Bus::Rabbitmq && self.amqp_url.is_none() {
+            return Err(BadSetting::new("bus", "takes rabbitmq together with amqp_url, else postgres"));
         }
         self.relay.check().map_err(|(setting, takes)| BadSetting::new(setting, takes))?;
         self.webhook_client()?;
@@ -300,6 +316,7 @@ mod tests {
         };
         assert!(refused(|settings| settings.pool_max = 0).contains("pool_max"));
         assert!(refused(|settings| settings.services = vec!["nope".to_owned()]).contains("services"));
+        assert!(refused(|settings| settings.bus = Bus::Rabbitmq).contains("amqp_url"));
         let error = refused(|settings| settings.admin_key = Some(Secret::new("hunter2".to_owned())));
         assert!(error.contains("admin_key") && !error.contains("hunter2"), "{error}");
         let error = refused(|settings| settings.secret_key = Some(Secret::new("hunter2".to_owned())));
