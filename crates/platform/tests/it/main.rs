@@ -15,6 +15,7 @@ mod database_crashes;
 mod dependencies;
 mod discarding;
 mod errors;
+mod events_bus;
 mod events_cache;
 mod events_counts;
 mod events_feed;
