@@ -3,6 +3,7 @@
 //! Machines are noisy: each run of ours stands between two of the raw limit, and what counts is the ratio's median and
 //! spread. Absolute numbers say little.
 
+mod feed;
 mod foundation;
 mod hub;
 mod load;
@@ -55,6 +56,15 @@ enum Command {
         #[arg(long, default_value_t = 1_000_000)]
         backlog: u64,
     },
+    /// Feeds of a million events
+    Feed {
+        /// Only these parts [default: all]
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<feed::Part>,
+        /// How many events there are
+        #[arg(long, default_value_t = 1_000_000)]
+        events: u64,
+    },
     /// The raw limit for HTTP, as a process of its own
     #[command(hide = true)]
     RawServer,
@@ -80,6 +90,7 @@ async fn run(cli: Cli) -> Outcome<()> {
         Command::RawServer => return server::run_raw().await,
         Command::Foundation => foundation::measure(&pillarbox, cli.pairs).await?,
         Command::Relay { only } => relay::measure(&pillarbox, cli.pairs, &only).await?,
+        Command::Feed { only, events } => feed::measure(&pillarbox, cli.pairs, &only, events).await?,
         Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs, &only, backlog).await?,
     };
     report.print();

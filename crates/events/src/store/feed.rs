@@ -45,7 +45,8 @@ pub(crate) async fn page(
     order: Order,
     (after, limit): (Option<Place>, u32),
 ) -> sqlx::Result<Vec<(Place, Event)>> {
-    let rows = statement("", which, order, (after, limit)).build().fetch_all(db).await?;
+    // Planned for what is asked for: a rare word and a common one, a large city and a small one, are read in different ways.
+    let rows = statement("", which, order, (after, limit)).build().persistent(false).fetch_all(db).await?;
     let found = |row: &PgRow| {
         let event = event(row)?;
         let place = Place { rank: row.try_get("rank")?, start_time: row.try_get("walked_start_time")?, id: event.id };
@@ -145,8 +146,7 @@ fn statement(
             query.push(" order by matched.rank, matched.start_time, matched.id limit ");
         }
     }
-    // Not bound: a plan that is made for any limit is made for a tenth of the table.
-    query.push(limit.to_string());
+    query.push_bind(i64::from(limit));
     query
 }
 
