@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kit::clock::Clock;
 use kit::page::ReadyPage;
+use metrics::Counter;
 use moka::future::Cache as Memory;
 use redis::AsyncCommands;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
@@ -51,6 +52,8 @@ pub(crate) struct Cache {
     clock: Clock,
     memory: Memory<String, Arc<Copy>>,
     shared: Option<Arc<Shared>>,
+    hits: Counter,
+    misses: Counter,
 }
 
 struct Shared {
@@ -58,6 +61,7 @@ struct Shared {
     prefix: String,
     connection: OnceCell<ConnectionManager>,
     rests_until: Mutex<Option<Instant>>,
+    failures: Counter,
 }
 
 impl Cache {
@@ -67,10 +71,13 @@ impl Cache {
             u32::try_from(key.len() + copy.body.len() + COPY_BYTES).unwrap_or(u32::MAX)
         };
         let memory = Memory::builder().max_capacity(MEMORY_BYTES_MAX).weigher(weight).time_to_live(KEPT_MAX).build();
+        // Made once: to find a counter by its name costs more than to count.
+        let counter = |outcome: &'static str| metrics::counter!("pillarbox_events_cache_total", "outcome" => outcome);
         let shared = redis.map(|(client, prefix)| {
-            Arc::new(Shared { client, prefix, connection: OnceCell::new(), rests_until: Mutex::default() })
+            let (connection, rests_until, failures) = (OnceCell::new(), Mutex::default(), counter("away"));
+            Arc::new(Shared { client, prefix, connection, rests_until, failures })
         });
-        Cache { clock, memory, shared }
+        Cache { clock, memory, shared, hits: counter("hit"), misses: counter("miss") }
     }
 
     pub(crate) fn copy(&self, tag: String, page: ReadyPage) -> Copy {
@@ -92,8 +99,8 @@ impl Cache {
             }
         }
         let hits = found.iter().flatten().count();
-        metrics::counter!("pillarbox_events_cache_total", "outcome" => "hit").increment(hits as u64);
-        metrics::counter!("pillarbox_events_cache_total", "outcome" => "miss").increment((found.len() - hits) as u64);
+        self.hits.increment(hits as u64);
+        self.misses.increment((found.len() - hits) as u64);
         found
     }
 
@@ -111,7 +118,7 @@ impl Cache {
         let key = wanted.in_memory();
         match self.memory.get(&key).await {
             Some(copy) if self.is_good(&copy, wanted) => {
-                metrics::counter!("pillarbox_events_cache_total", "outcome" => "hit").increment(1);
+                self.hits.increment(1);
                 return Ok(copy);
             }
             Some(_) => self.memory.invalidate(&key).await,
@@ -172,7 +179,7 @@ impl Shared {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {} ms", REDIS_TIME_MAX.as_millis()),
         };
-        metrics::counter!("pillarbox_events_cache_total", "outcome" => "away").increment(1);
+        self.failures.increment(1);
         tracing::debug!(error, "Redis is left alone for a while; reads go to the database");
         *self.rests_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now() + REDIS_REST);
         None

@@ -5,7 +5,6 @@ use kit::page::{Page, ReadyPage};
 use kit::problem::Problem;
 use mailbox::database::problem;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use crate::Events;
@@ -47,17 +46,16 @@ pub(crate) async fn page(
     sort: Sort,
     (cursor, limit): (Option<String>, u32),
 ) -> Result<ReadyPage, Problem> {
-    let scope = format!("events feed {sort:?} {which:?}");
-    let position = cursor.as_deref().map(|cursor| events.cursor_key.open(&scope, cursor)).transpose()?;
     let (generation, _) = generations(events).await?;
-    let question = format!("{scope} {limit} {}", cursor.as_deref().unwrap_or_default());
+    // Cheap, since most questions were asked before: it names all that is asked for, and is looked into on a miss alone.
+    let question = serde_json::to_string(&(sort, &which, limit, &cursor)).unwrap_or_default();
     let wanted = Wanted {
-        key: format!("feed:public:{}:{}", which.city.as_deref().unwrap_or_default(), short_digest(&question)),
+        key: format!("feed:public:{}:{question}", which.city.as_deref().unwrap_or_default()),
         tag: generation.to_string(),
         ttl: FEED_TTL,
     };
     let made = events.cache.get_or_make(&wanted, async {
-        let page = read(events, which, sort, &scope, (position, limit)).await.map_err(Problem::from)?;
+        let page = read(events, which, sort, (cursor, limit)).await?;
         Ok::<_, Problem>(events.cache.copy(wanted.tag.clone(), ReadyPage::from(&page)))
     });
     let copy = made.await.map_err(|problem| (*problem).clone())?;
@@ -107,6 +105,17 @@ pub(crate) async fn plans(events: &Events) -> sqlx::Result<Vec<(String, String)>
 
 async fn read(
     events: &Events,
+    which: Which,
+    sort: Sort,
+    (cursor, limit): (Option<String>, u32),
+) -> Result<Page<EventSummary>, Problem> {
+    let scope = format!("events feed {sort:?} {which:?}");
+    let position = cursor.map(|cursor| events.cursor_key.open(&scope, &cursor)).transpose()?;
+    Ok(read_behind(events, which, sort, &scope, (position, limit)).await?)
+}
+
+async fn read_behind(
+    events: &Events,
     mut which: Which,
     sort: Sort,
     scope: &str,
@@ -142,8 +151,4 @@ async fn read(
 
 async fn generations(events: &Events) -> Result<(i64, i64), Problem> {
     events.generations.submit(()).await.map_err(|refused| refused.into_problem(problem))
-}
-
-fn short_digest(text: &str) -> String {
-    Sha256::digest(text.as_bytes())[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -12,7 +12,7 @@ use crate::domain::Event;
 const MATCHES_MAX: i64 = 1_000;
 
 /// Which of the published events; None is any. Names are folded.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Which {
     pub(crate) city: Option<String>,
     pub(crate) category: Option<String>,
