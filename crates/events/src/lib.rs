@@ -104,7 +104,7 @@ impl Events {
         let cache = Cache::new(clock.clone(), redis);
         let limits = Limits { batch_max: 500, queue_max: 10_000 };
         let (details, reading) = Batcher::new(Details { db: db.clone(), cache: cache.clone() }, limits);
-        let (generations, looking) = Batcher::new(Generations { db: feed_db.clone() }, limits);
+        let (generations, looking) = Batcher::new(Generations::new(feed_db.clone()), limits);
         let events = Events { db, feed_db, clock, cursor_key, watcher, cache, details, generations };
         (events, async {
             tokio::join!(reading, looking);

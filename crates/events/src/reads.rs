@@ -8,7 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use kit::batch::{Failure, Handler};
 use kit::page::ReadyPage;
-use sqlx::PgPool;
+use sqlx::pool::PoolConnection;
+use sqlx::{PgPool, Postgres};
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use crate::cache::{Cache, Wanted};
@@ -93,7 +95,30 @@ fn wanted(id: Uuid, version: i64, active_participants: i32) -> Wanted {
 
 /// Reads what grows when a feed, or the cities, have changed.
 pub(crate) struct Generations {
-    pub(crate) db: PgPool,
+    db: PgPool,
+    /// Kept from look to look: taking one from the pool asks the database whether it still answers, which is as much again.
+    held: Mutex<Option<PoolConnection<Postgres>>>,
+}
+
+impl Generations {
+    pub(crate) fn new(db: PgPool) -> Generations {
+        Generations { db, held: Mutex::default() }
+    }
+
+    async fn look(&self) -> sqlx::Result<(i64, i64)> {
+        let mut held = self.held.lock().await;
+        if let Some(mut connection) = held.take()
+            && let Ok(found) = feed::generations(&mut connection).await
+        {
+            *held = Some(connection);
+            return Ok(found);
+        }
+        // There was none, or it had ended meanwhile; that of the pool was tried.
+        let mut connection = self.db.acquire().await?;
+        let found = feed::generations(&mut connection).await?;
+        *held = Some(connection);
+        Ok(found)
+    }
 }
 
 impl Handler for Generations {
@@ -102,7 +127,6 @@ impl Handler for Generations {
     type Error = sqlx::Error;
 
     async fn run(&self, items: &[()]) -> Result<Vec<(i64, i64)>, Failure<sqlx::Error>> {
-        let look = async { feed::generations(&mut *self.db.acquire().await?).await };
-        Ok(vec![look.await.map_err(Failure::Whole)?; items.len()])
+        Ok(vec![self.look().await.map_err(Failure::Whole)?; items.len()])
     }
 }

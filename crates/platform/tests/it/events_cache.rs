@@ -198,6 +198,27 @@ async fn without_redis_it_is_slower_and_not_wrong() {
 }
 
 #[tokio::test]
+async fn connections_that_the_database_ended_are_nobodys_problem() {
+    let world = World::start().await;
+    let event = published(&world.owner, meetup()).await;
+    let reader = world.app.anyone();
+    for _ in 0..3 {
+        for path in [path(&event), "/event/v1/events".to_owned(), "/event/v1/meta/cities".to_owned()] {
+            let answer = reader.get(&path).await;
+            assert_eq!(answer.status, 200, "{path}: {answer:?}");
+        }
+        sqlx::query(
+            "select pg_terminate_backend(pid) from pg_stat_activity
+             where datname = current_database() and pid <> pg_backend_pid()",
+        )
+        .execute(world.db())
+        .await
+        .unwrap();
+    }
+    world.app.stop().await;
+}
+
+#[tokio::test]
 async fn what_stands_in_redis_from_elsewhere_is_not_believed() {
     let redis = TestRedis::new();
     let world = World::start_with(with_redis(&redis, redis.url())).await;
