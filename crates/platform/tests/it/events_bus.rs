@@ -12,7 +12,9 @@ use testkit::{Client, TestApp, TestDatabase, TestVhost, drain};
 use uuid::Uuid;
 
 use crate::broker::Outside;
-use crate::events_world::{PATIENCE, World, act, id, joined, made, meetup, path, published, say, someone};
+use crate::events_world::{
+    PATIENCE, World, act, id, joined, made, meetup, path, published, say, someone, time_to_show_counts,
+};
 use crate::instance::{DataFolder, serve};
 use crate::relaying::relaying;
 
@@ -48,21 +50,8 @@ async fn counts_come_over_the_broker_from_another_database_within_a_second() {
         (&heard[0].body["aggregate_type"], &heard[0].body["aggregate_id"], &heard[0].body["payload"]["version"]),
         (&json!("EVENT"), &event["id"], &json!(2))
     );
-    let reader = world.app.anyone();
-    let shows = async |count: i32, within: Duration| {
-        drain("the count", within, async || {
-            match reader.get(&path(&event)).await.json()["active_participants"].clone() {
-                found if found == count => Ok(()),
-                other => Err(other),
-            }
-        })
-        .await;
-    };
-    // The first may wait for lanes and connections.
-    say(there.pool(), "joins", &[joined(id(&event), 1, 1)]).await;
-    shows(1, PATIENCE).await;
-    say(there.pool(), "joins", &[joined(id(&event), 3, 3), joined(id(&event), 2, 2)]).await;
-    shows(3, Duration::from_secs(1)).await;
+    let took = time_to_show_counts(there.pool(), &world.app.anyone(), &event).await;
+    assert!(took < Duration::from_secs(1), "{took:?}");
     joins.stop().await;
     world.app.stop().await;
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use sqlx::PgPool;
 use testkit::{Client, FaultProxy, TestApp, TestRedis, drain};
 
-use crate::events_world::{World, act, id, joined, meetup, meetup_with, patch, path, published, say};
+use crate::events_world::{PATIENCE, World, act, id, joined, meetup, meetup_with, patch, path, published, say};
 
 fn with_redis(redis: &TestRedis, url: String) -> impl Fn(&mut Settings) + use<> {
     let prefix = redis.prefix().to_owned();
@@ -137,7 +137,7 @@ async fn a_page_says_of_counts_what_was_so_at_most_fifteen_seconds_ago() {
         async || reader.get("/event/v1/events").await.json()["items"][0]["active_participants"].as_i64().unwrap();
     assert_eq!(shown().await, 0);
     say(world.db(), "joins", &[joined(id(&event), 2, 1)]).await;
-    drain("the event's own count", Duration::from_secs(1), async || {
+    drain("the event's own count", PATIENCE, async || {
         reader.get(&path(&event)).await.json()["active_participants"] == 2
     })
     .await;

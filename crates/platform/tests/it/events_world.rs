@@ -1,6 +1,6 @@
 //! What the proofs of the events service stand on: a server, people, and events that they make.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::joins::{self, Count, JoinChanged, JoinStatus};
@@ -12,7 +12,7 @@ use pillarbox::settings::Settings;
 use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 use sqlx::PgPool;
-use testkit::{Answer, Client, TestApp, TestDatabase};
+use testkit::{Answer, Client, TestApp, TestDatabase, drain};
 use uuid::Uuid;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -151,4 +151,24 @@ pub(crate) async fn walk(reader: &Client, query: &str, mut between: impl AsyncFn
         between().await;
     }
     panic!("a walk without an end");
+}
+
+/// Says five counts of an event, one after the other, and how long it usually takes until it shows them: the median, since a
+/// machine that runs many tests at once stands still now and then.
+pub(crate) async fn time_to_show_counts(joins_db: &PgPool, reader: &Client, event: &Value) -> Duration {
+    let mut times = Vec::new();
+    for version in 1..=5 {
+        say(joins_db, "joins", &[joined(id(event), version as i32, version)]).await;
+        let said = Instant::now();
+        drain("the count is shown", PATIENCE, async || {
+            match reader.get(&path(event)).await.json()["active_participants"].clone() {
+                found if found == version => Ok(()),
+                other => Err(other),
+            }
+        })
+        .await;
+        times.push(said.elapsed());
+    }
+    times.sort();
+    times[2]
 }
