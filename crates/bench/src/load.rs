@@ -22,31 +22,55 @@ pub(crate) async fn rate(address: &str, path: &str, connections: usize, time: Du
 }
 
 async fn ask_again_and_again(address: String, request: String, until: Instant) -> Outcome<u64> {
-    let mut stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    let mut buffer = vec![0; 16 * 1024];
+    let mut connection = Connection::open(&address).await?;
     let mut answers = 0;
     while Instant::now() < until {
-        stream.write_all(request.as_bytes()).await?;
-        let mut filled = 0;
-        while !is_whole(&buffer[..filled])? {
-            match stream.read(&mut buffer[filled..]).await? {
-                0 => return Err("the server closed the connection".into()),
-                count => filled += count,
-            }
-        }
+        connection.ask(&request).await?;
         answers += 1;
     }
     Ok(answers)
 }
 
-/// True once the answer is there with all that it announced.
-fn is_whole(answer: &[u8]) -> Outcome<bool> {
-    let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(false) };
+/// One connection, one request after the other.
+pub(crate) struct Connection {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    pub(crate) async fn open(address: &str) -> Outcome<Connection> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Connection { stream, buffer: vec![0; 256 * 1024] })
+    }
+
+    /// The body of what is there.
+    pub(crate) async fn get(&mut self, path: &str) -> Outcome<&[u8]> {
+        self.ask(&format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n")).await
+    }
+
+    async fn ask(&mut self, request: &str) -> Outcome<&[u8]> {
+        self.stream.write_all(request.as_bytes()).await?;
+        let mut filled = 0;
+        loop {
+            if let Some(body) = body_of(&self.buffer[..filled])? {
+                return Ok(&self.buffer[body..filled]);
+            }
+            match self.stream.read(&mut self.buffer[filled..]).await? {
+                0 => return Err("the server closed the connection".into()),
+                count => filled += count,
+            }
+        }
+    }
+}
+
+/// Where the body begins, once the answer is there with all that it announced.
+fn body_of(answer: &[u8]) -> Outcome<Option<usize>> {
+    let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
     let head = std::str::from_utf8(&answer[..end])?;
     if !head.starts_with("HTTP/1.1 200") {
         return Err(format!("not 200: {head}").into());
     }
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
-    Ok(answer.len() >= end + 4 + length.ok_or("no content-length")?)
+    Ok((answer.len() >= end + 4 + length.ok_or("no content-length")?).then_some(end + 4))
 }

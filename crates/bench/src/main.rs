@@ -3,6 +3,7 @@
 //! Machines are noisy: each run of ours stands between two of the raw limit, and what counts is the ratio's median and
 //! spread. Absolute numbers say little.
 
+mod feed;
 mod foundation;
 mod hub;
 mod installation;
@@ -57,6 +58,15 @@ enum Command {
         #[arg(long, default_value_t = 1_000_000)]
         backlog: u64,
     },
+    /// Feeds of a million events
+    Feed {
+        /// Only these parts [default: all]
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<feed::Part>,
+        /// How many events there are
+        #[arg(long, default_value_t = 1_000_000)]
+        events: u64,
+    },
     /// Joins of one event, and of a thousand, beside one transaction for each join
     Joins {
         /// Joins of a run of ours
@@ -88,6 +98,7 @@ async fn run(cli: Cli) -> Outcome<()> {
         Command::RawServer => return server::run_raw().await,
         Command::Foundation => foundation::measure(&pillarbox, cli.pairs).await?,
         Command::Relay { only } => relay::measure(&pillarbox, cli.pairs, &only).await?,
+        Command::Feed { only, events } => feed::measure(&pillarbox, cli.pairs, &only, events).await?,
         Command::Joins { count } => joins::measure(&pillarbox, cli.pairs, count).await?,
         Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs, &only, backlog).await?,
     };

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use kit::field::{Field, Settling, Wrong, each, one, printable};
 use kit::problem::FieldError;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
@@ -115,23 +116,6 @@ pub(crate) enum SignatureKind {
     V1a,
 }
 
-#[derive(Debug, Default)]
-enum Field<T> {
-    #[default]
-    Absent,
-    Null,
-    Given(T),
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Field<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Field<T>, D::Error> {
-        Ok(Option::deserialize(deserializer)?.map_or(Field::Null, Field::Given))
-    }
-}
-
-/// Where below the field, and what it takes there.
-type Wrong = Vec<(String, String)>;
-
 impl Fields {
     /// The settings as they are to be; `old` is None for a new subscriber.
     pub(crate) fn settle(
@@ -139,7 +123,7 @@ impl Fields {
         old: Option<&SubscriberSettings>,
         client: &Client,
     ) -> Result<SubscriberSettings, Vec<FieldError>> {
-        let mut to = Settling { old, wrong: Vec::new() };
+        let mut to = Settling::of(old);
         let kept = old.map(|old| old.headers.clone()).unwrap_or_default();
         let number = |range| move |value| within(value, range);
         let name = to.be("/name", self.name, |old| old.name.clone(), None, name);
@@ -201,7 +185,7 @@ impl Fields {
                 is_active: is_active?,
             })
         };
-        all().ok_or(to.wrong)
+        all().ok_or_else(|| to.into_wrong())
     }
 
     /// What a new subscriber's deliveries are to be signed with.
@@ -232,43 +216,9 @@ impl Fields {
     }
 }
 
-/// Goes through the fields, and gathers what is wrong.
-struct Settling<'a> {
-    old: Option<&'a SubscriberSettings>,
-    wrong: Vec<FieldError>,
-}
-
-impl Settling<'_> {
-    /// What a field is to be; None if it is wrong. Without a default it is required.
-    fn be<T, U>(
-        &mut self,
-        pointer: &str,
-        field: Field<T>,
-        old: impl FnOnce(&SubscriberSettings) -> U,
-        default: Option<U>,
-        check: impl FnOnce(T) -> Result<U, Wrong>,
-    ) -> Option<U> {
-        let settled = match field {
-            Field::Absent => self.old.map(old).or(default).ok_or_else(|| one("is required")),
-            Field::Null => default.ok_or_else(|| one("is required, and takes no null")),
-            Field::Given(value) => check(value),
-        };
-        let at = |(below, detail): (String, String)| FieldError::body(format!("{pointer}{below}"), detail);
-        settled.map_err(|found| self.wrong.extend(found.into_iter().map(at))).ok()
-    }
-}
-
-fn one(detail: impl Into<String>) -> Wrong {
-    vec![(String::new(), detail.into())]
-}
-
 fn name(name: String) -> Result<String, Wrong> {
-    // Names are printed on people's screens, where a control character would act.
-    let is_printable = !name.trim().is_empty() && !name.chars().any(char::is_control);
-    match is_printable && name.chars().count() <= NAME_CHARS_MAX {
-        true => Ok(name),
-        false => Err(one(format!("takes 1 to {NAME_CHARS_MAX} characters, not all blank, and no control characters"))),
-    }
+    printable(&name, NAME_CHARS_MAX).map_err(one)?;
+    Ok(name)
 }
 
 fn vetted(url: String, client: &Client) -> Result<String, Wrong> {
@@ -313,18 +263,6 @@ fn numbers(list: &[i64], count_max: usize, range: RangeInclusive<i64>) -> Result
     each(list.to_vec(), |number| {
         within(number, range.clone()).map_err(|wrong| wrong.into_iter().map(|(_, detail)| detail).collect())
     })
-}
-
-/// Every one that is wrong, by its place.
-fn each<T, U>(list: Vec<T>, check: impl Fn(T) -> Result<U, String>) -> Result<Vec<U>, Wrong> {
-    let (mut good, mut wrong) = (Vec::with_capacity(list.len()), Vec::new());
-    for (at, item) in list.into_iter().enumerate() {
-        match check(item) {
-            Ok(item) => good.push(item),
-            Err(detail) => wrong.push((format!("/{at}"), detail)),
-        }
-    }
-    if wrong.is_empty() { Ok(good) } else { Err(wrong) }
 }
 
 fn within(number: i64, range: RangeInclusive<i64>) -> Result<u32, Wrong> {

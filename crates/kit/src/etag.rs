@@ -14,6 +14,12 @@ pub fn of(version: i64) -> HeaderValue {
     HeaderValue::try_from(format!("\"{version}\"")).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
 }
 
+/// The tag of this version, where something beside it is shown, too, that changes without one: a count. Who has the tag has
+/// both as they are; who makes a change with it means the version alone.
+pub fn beside(version: i64, shown: impl std::fmt::Display) -> HeaderValue {
+    HeaderValue::try_from(format!("\"{version}.{shown}\"")).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
+}
+
 /// The versions that `If-Match` names: the change is for these only.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IfMatch(Option<Tags>);
@@ -35,7 +41,10 @@ impl IfMatch {
         let is_meant = match &self.0 {
             None | Some(Tags::Any) => true,
             // A weak tag is never enough to change something.
-            Some(Tags::These(tags)) => tags.iter().any(|tag| of(version) == tag.as_str()),
+            Some(Tags::These(tags)) => {
+                let beside = format!("\"{version}.");
+                tags.iter().any(|tag| of(version) == tag.as_str() || tag.starts_with(&beside))
+            }
         };
         if is_meant {
             return Ok(());
@@ -48,10 +57,15 @@ impl IfMatch {
 impl IfNoneMatch {
     /// Whether the caller has this version.
     pub fn has(&self, version: i64) -> bool {
+        self.has_tag(&of(version))
+    }
+
+    /// Whether the caller has what this tag is of.
+    pub fn has_tag(&self, current: &HeaderValue) -> bool {
         match &self.0 {
             None => false,
             Some(Tags::Any) => true,
-            Some(Tags::These(tags)) => tags.iter().any(|tag| of(version) == tag.trim_start_matches("W/")),
+            Some(Tags::These(tags)) => tags.iter().any(|tag| current == tag.trim_start_matches("W/")),
         }
     }
 }
@@ -114,6 +128,17 @@ mod tests {
         let has = |value: &str, version| IfNoneMatch(read(value).unwrap()).has(version);
         assert!(has("\"7\"", 7) && has("W/\"7\"", 7) && has("\"1\",\"7\"", 7) && has("*", 7));
         assert!(!has("\"7\"", 8) && !IfNoneMatch(None).has(7));
+    }
+
+    #[test]
+    fn what_is_shown_beside_a_version_makes_another_copy_but_not_another_version() {
+        let tag = beside(7, 3).to_str().unwrap().to_owned();
+        assert!(IfMatch(read(&tag).unwrap()).check(7).is_ok() && IfMatch(read("\"7.4\"").unwrap()).check(7).is_ok());
+        assert!(
+            IfMatch(read(&tag).unwrap()).check(8).is_err() && IfMatch(read("W/\"7.3\"").unwrap()).check(7).is_err()
+        );
+        let copy = IfNoneMatch(read(&tag).unwrap());
+        assert!(copy.has_tag(&beside(7, 3)) && !copy.has_tag(&beside(7, 4)) && !copy.has_tag(&beside(8, 3)));
     }
 
     #[test]

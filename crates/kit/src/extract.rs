@@ -114,7 +114,8 @@ pub(crate) fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T, Problem
     serde_path_to_error::deserialize(fields).map_err(|error| query_problem(&pointer(error.path()), error.inner()))
 }
 
-pub(crate) fn query_problem(pointer: &str, detail: impl std::fmt::Display) -> Problem {
+/// The problem of a query: where, and what it takes.
+pub fn query_problem(pointer: &str, detail: impl std::fmt::Display) -> Problem {
     let field = FieldError::at(Place::Query, pointer, detail);
     let summary =
         format!("{}{}{}", pointer.trim_start_matches('/'), if pointer.is_empty() { "" } else { ": " }, field.detail);

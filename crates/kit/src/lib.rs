@@ -3,7 +3,7 @@
 //! Nothing here knows a domain noun, a table or a broker: those live above. Read in this order:
 //!
 //! - [`problem`]: the one shape of every error answer (RFC 9457).
-//! - [`extract`]: JSON bodies, paths and queries that reject as problems.
+//! - [`extract`]: JSON bodies, paths and queries that reject as problems. [`field`]: what a body's fields are to be.
 //! - [`serve`]: the HTTP/1.1 server: bounded, drains on stop, answers even what is not HTTP.
 //! - [`web`]: the layers around every route: trace, metrics, panics, unknown routes.
 //! - [`auth`]: who is calling: API keys and JWTs, roles and tenants. [`limit`]: how often they may.
@@ -18,6 +18,7 @@ pub mod clock;
 pub mod config;
 pub mod etag;
 pub mod extract;
+pub mod field;
 pub mod health;
 pub mod idempotency;
 pub mod limit;

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::response::{IntoResponse, Response};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
+use bytes::Bytes;
 use hmac::{Hmac, Mac};
 use http::request::Parts;
-use http::{Uri, header};
+use http::{HeaderValue, Uri, header};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
@@ -163,6 +164,32 @@ impl<T: Serialize> IntoResponse for Page<T> {
         let next = self.next_cursor.clone().map(NextCursor);
         let mut response = Json(self).into_response();
         if let Some(next) = next {
+            response.extensions_mut().insert(next);
+        }
+        response
+    }
+}
+
+/// A page that was made before, as it travels.
+#[derive(Debug, Clone)]
+pub struct ReadyPage {
+    pub body: Bytes,
+    pub next_cursor: Option<String>,
+}
+
+impl<T: Serialize> From<&Page<T>> for ReadyPage {
+    fn from(page: &Page<T>) -> ReadyPage {
+        // Items are structs of plain values, which always serialise.
+        let body = serde_json::to_vec(page).unwrap_or_default();
+        ReadyPage { body: body.into(), next_cursor: page.next_cursor.clone() }
+    }
+}
+
+impl IntoResponse for ReadyPage {
+    fn into_response(self) -> Response {
+        let content_type = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+        let mut response = (content_type, self.body).into_response();
+        if let Some(next) = self.next_cursor.map(NextCursor) {
             response.extensions_mut().insert(next);
         }
         response

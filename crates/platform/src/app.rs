@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Router, middleware};
+use events::{Events, Stores};
 use hub::Hub;
 use joins::Joins;
 use kit::auth::{Gate, TokenVerifier, pass_gate};
@@ -83,6 +84,7 @@ pub struct Running {
     workers: TaskTracker,
     runtime: Runtime,
     db: PgPool,
+    feed_db: PgPool,
     work_db: PgPool,
     checks: Arc<Checks>,
 }
@@ -99,7 +101,10 @@ impl Running {
         let (workers, consumers) = (self.workers.wait(), self.runtime.ended());
         bounded("workers", async { tokio::join!(workers, consumers) }).await;
         bounded("checks", self.checks.close()).await;
-        bounded("database connections", async { tokio::join!(self.db.close(), self.work_db.close()) }).await;
+        bounded("database connections", async {
+            tokio::join!(self.db.close(), self.feed_db.close(), self.work_db.close())
+        })
+        .await;
     }
 }
 
@@ -197,22 +202,36 @@ pub async fn start(
             hub.maintain(&runtime, settings.keep(), &settings.hub);
         }
     }
+    let feed_db = match settings.replica()? {
+        Some(replica) => database::pool(replica, PoolLimits { connections_min: 0, ..settings.pool_limits() }),
+        None => db.clone(),
+    };
+    let redis = settings.redis_client()?.map(|client| (client, settings.redis_prefix.clone()));
+    let stores = Stores { db: db.clone(), feed_db: feed_db.clone(), redis };
+    let (events, reading) = Events::new(stores, app.clock.clone(), app.cursor_key.clone(), runtime.watcher().clone());
+    workers.spawn(reading);
     let (joins, settling) = Joins::new(db.clone(), app.clock.clone(), app.cursor_key.clone(), runtime.watcher());
     workers.spawn(settling);
-    if settings.has_service("joins") && settings.has_role(Role::Maintain) {
-        joins.maintain(&runtime);
-    }
     let mut subscriptions = Vec::new();
+    if settings.has_service("events") {
+        subscriptions.extend(events.subscriptions());
+        if settings.has_role(Role::Maintain) {
+            events.maintain(&runtime, &settings.events);
+        }
+    }
     if settings.has_service("joins") {
         subscriptions.extend(joins.subscriptions());
+        if settings.has_role(Role::Maintain) {
+            joins.maintain(&runtime);
+        }
     }
     services::subscribe(settings, &runtime, broker.as_ref(), subscriptions);
     let (measuring, measured) = (worker("lag", LAG_PAUSE, false), work_db.clone());
     workers.spawn(async move { measuring.run(|| measure(&measured)).await });
 
-    let router = web::finish(router(settings, app, hub, joins, gate), settings.request_limits());
+    let router = web::finish(router(settings, app, (hub, events, joins), gate), settings.request_limits());
     serving.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
-    Ok(Running { address, first_admin_key, stop, serving, workers, runtime, db, work_db, checks })
+    Ok(Running { address, first_admin_key, stop, serving, workers, runtime, db, feed_db, work_db, checks })
 }
 
 /// Which machine and process, for people.
@@ -259,12 +278,15 @@ impl Upkeep {
     }
 }
 
-fn router(settings: &Settings, app: App, hub: Hub, joins: Joins, gate: Gate) -> Router {
+fn router(settings: &Settings, app: App, (hub, events, joins): (Hub, Events, Joins), gate: Gate) -> Router {
     let mut router = Router::from(edges::router().with_state(app.clone()));
     if settings.has_role(Role::Api) {
         let mut api = Router::from(api().with_state(app));
         if settings.has_service("hub") {
             api = api.merge(Router::from(hub::router().with_state(hub)));
+        }
+        if settings.has_service("events") {
+            api = api.merge(Router::from(events::router().with_state(events)));
         }
         if settings.has_service("joins") {
             api = api.merge(Router::from(joins::router().with_state(joins)));
@@ -292,6 +314,7 @@ pub fn api_description() -> utoipa::openapi::OpenApi {
     let mut described =
         OpenApiRouter::with_openapi(Description::openapi()).merge(edges::router()).merge(api()).into_openapi();
     described.merge(hub::router().into_openapi());
+    described.merge(events::router().into_openapi());
     described.merge(joins::router().into_openapi());
     openapi::complete(&mut described);
     described

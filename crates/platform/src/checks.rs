@@ -63,9 +63,7 @@ impl Checks {
         if let Some(broker) = broker {
             add("rabbitmq", false, Server::RabbitMq(broker));
         }
-        if let Some(url) = &settings.redis_url {
-            let takes = "takes an address such as redis://host:6379/0";
-            let client = redis::Client::open(url.reveal().as_str()).map_err(|_| BadSetting::new("redis_url", takes))?;
+        if let Some(client) = settings.redis_client()? {
             add("redis", false, Server::Redis(Redis { client, connection: OnceCell::new() }));
         }
         if let Some(url) = &settings.smtp_url {

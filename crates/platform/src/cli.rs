@@ -4,6 +4,7 @@ mod cursors;
 mod dead_letters;
 mod operate;
 mod parked;
+mod reconcile;
 mod replay;
 mod serve;
 mod table;
@@ -65,6 +66,10 @@ struct Flags {
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     database_direct_url: Option<String>,
+    /// A copy of the database to read feeds from
+    #[arg(long, global = true, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replica_url: Option<String>,
     /// RabbitMQ
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -143,6 +148,8 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Compare the counts of events with the joins themselves, and repair what differs
+    Reconcile(reconcile::Reconcile),
     /// Show what runs, what it depends on, and how far the consumers are
     Status,
     /// Print the API's description
@@ -244,6 +251,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Replay(asked) => replay::replay(&settings, asked).await?,
         Command::Recover(way) => replay::recover(&settings, way).await?,
         Command::Parity { check } => cursors::parity(&settings, check).await?,
+        Command::Reconcile(asked) => return reconcile::run(&settings, asked).await,
         Command::Status => return operate::status(&settings).await,
         Command::Send(send) => webhooks::send(&settings, send).await?,
         Command::Openapi | Command::Listen(_) => {}

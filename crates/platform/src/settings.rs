@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use events::EventsSettings;
 use hub::HubSettings;
 use kit::auth::Issuer;
 use kit::config::BadSetting;
@@ -17,6 +18,7 @@ use mailbox::database::PoolLimits;
 use mailbox::maintain::Keep;
 use relay::{Broker, RelaySettings};
 use serde::{Deserialize, Serialize};
+use sqlx::postgres::PgConnectOptions;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,8 +32,12 @@ pub struct Settings {
     pub database_url: Option<Secret<String>>,
     /// Past a pooler, for migrations; `database_url` when absent.
     pub database_direct_url: Option<Secret<String>>,
+    /// A copy of the database to read feeds from.
+    pub replica_url: Option<Secret<String>>,
     pub amqp_url: Option<Secret<String>>,
     pub redis_url: Option<Secret<String>>,
+    /// What our keys begin with, for a Redis that others use, too.
+    pub redis_prefix: String,
     pub smtp_url: Option<Secret<String>>,
 
     /// Empty: all.
@@ -43,6 +49,7 @@ pub struct Settings {
 
     pub relay: RelaySettings,
     pub hub: HubSettings,
+    pub events: EventsSettings,
     /// How long a process that no longer answers keeps its share of the work.
     pub lease_ms: u32,
     /// How long the log is kept, and how long a consumer that is behind can hold it.
@@ -106,7 +113,7 @@ pub enum Bus {
 const EMBEDDED_POOL_MAX: u32 = 80;
 
 /// The services in this binary, in the order in which they stand on each other.
-pub const SERVICES: [&str; 2] = ["hub", "joins"];
+pub const SERVICES: [&str; 3] = ["hub", "events", "joins"];
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -115,14 +122,17 @@ impl Default for Settings {
             data_dir: default_data_dir(),
             database_url: None,
             database_direct_url: None,
+            replica_url: None,
             amqp_url: None,
             redis_url: None,
+            redis_prefix: String::new(),
             smtp_url: None,
             services: Vec::new(),
             roles: Vec::new(),
             bus: Bus::default(),
             relay: RelaySettings::default(),
             hub: HubSettings::default(),
+            events: EventsSettings::default(),
             lease_ms: 15_000,
             log_days: 7,
             behind_days: 14,
@@ -188,6 +198,9 @@ impl Settings {
         }
         self.relay.check().map_err(|(setting, takes)| BadSetting::new(setting, takes))?;
         self.webhook_client()?;
+        self.events.check().map_err(|(setting, takes)| BadSetting::new(setting, takes))?;
+        self.redis_client()?;
+        self.replica()?;
         if let Some(unknown) = self.services.iter().find(|name| !SERVICES.contains(&name.as_str())) {
             let known = SERVICES.join(", ");
             return Err(BadSetting::new("services", format!("has no service `{unknown}`; there are: {known}")));
@@ -238,6 +251,20 @@ impl Settings {
     pub fn broker(&self) -> Result<Option<Arc<Broker>>, BadSetting> {
         let broker = self.amqp_url.clone().map(Broker::new).transpose();
         Ok(broker.map_err(|error| BadSetting::new("amqp_url", error))?.map(Arc::new))
+    }
+
+    /// Redis, if there is one; it connects when it is first used.
+    pub fn redis_client(&self) -> Result<Option<redis::Client>, BadSetting> {
+        let takes = "takes an address such as redis://host:6379/0";
+        let open = |url: &Secret<String>| redis::Client::open(url.reveal().as_str());
+        self.redis_url.as_ref().map(open).transpose().map_err(|_| BadSetting::new("redis_url", takes))
+    }
+
+    /// The replica that feeds are read from, if there is one.
+    pub fn replica(&self) -> Result<Option<PgConnectOptions>, BadSetting> {
+        let takes = "takes an address such as postgres://user@host/name";
+        let parse = |url: &Secret<String>| url.reveal().parse().map_err(|_| BadSetting::new("replica_url", takes));
+        self.replica_url.as_ref().map(parse).transpose()
     }
 
     pub fn keep(&self) -> Keep {

@@ -7,8 +7,16 @@ use mailbox::database::migrations;
 use serde_json::{Value, json};
 use testkit::{Client, TestApp, TestDatabase};
 
-/// Routes that show no tenant's data and so need no caller.
-const OPEN: [&str; 4] = ["/healthz", "/readyz", "/metrics", "/openapi.json"];
+/// Routes that show what is for all, and so need no caller; all of them are read.
+const OPEN: [&str; 7] = [
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/openapi.json",
+    "/event/v1/events",
+    "/event/v1/events/{id}",
+    "/event/v1/meta/cities",
+];
 
 async fn operations(client: &Client) -> Vec<(Method, String, Value)> {
     let description = client.get("/openapi.json").await.json();
@@ -34,7 +42,7 @@ async fn every_route_but_the_open_ones_refuses_a_stranger() {
     let app = TestApp::start(&database).await;
     let mut refused = 0;
     for (method, path, operation) in operations(&app.anyone()).await {
-        if OPEN.contains(&path.as_str()) {
+        if method == Method::GET && OPEN.contains(&path.as_str()) {
             assert!(operation["security"].is_null(), "{path}");
             continue;
         }
@@ -86,7 +94,7 @@ async fn the_description_is_complete() {
         }
         let parameters: Vec<_> = operation["parameters"].as_array().into_iter().flatten().collect();
         let takes = |name: &str| parameters.iter().any(|parameter| parameter["name"] == name);
-        assert_eq!(takes("limit"), takes("cursor"), "{what}");
+        assert!(takes("limit") || !takes("cursor"), "{what}");
         assert_eq!(takes("cursor"), responses.contains_key("200") && has_header("200", "Link"), "{what}");
     }
     let keys = &description["paths"]["/admin/v1/keys"]["get"]["parameters"];

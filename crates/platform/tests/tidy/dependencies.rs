@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Which crates of ours each may use. Services see `kit`, `contracts` and `mailbox`, and never each other.
-const MAY_USE: [(&str, &[&str]); 9] = [
+const MAY_USE: [(&str, &[&str]); 10] = [
     ("pillarbox-contracts", &[]),
     ("pillarbox-kit", &[]),
     ("pillarbox-mailbox", &["pillarbox-contracts", "pillarbox-kit"]),
+    ("pillarbox-events", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-hub", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-joins", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-relay", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
@@ -16,6 +17,7 @@ const MAY_USE: [(&str, &[&str]); 9] = [
         "pillarbox",
         &[
             "pillarbox-contracts",
+            "pillarbox-events",
             "pillarbox-hub",
             "pillarbox-joins",
             "pillarbox-kit",
@@ -25,7 +27,15 @@ const MAY_USE: [(&str, &[&str]); 9] = [
     ),
     (
         "pillarbox-testkit",
-        &["pillarbox-contracts", "pillarbox-hub", "pillarbox-kit", "pillarbox-mailbox", "pillarbox-relay", "pillarbox"],
+        &[
+            "pillarbox-contracts",
+            "pillarbox-events",
+            "pillarbox-hub",
+            "pillarbox-kit",
+            "pillarbox-mailbox",
+            "pillarbox-relay",
+            "pillarbox",
+        ],
     ),
     ("pillarbox-bench", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
 ];

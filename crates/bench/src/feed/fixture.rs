@@ -1,0 +1,99 @@
+//! A database with many events, and a server on it.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
+
+use crate::Outcome;
+use crate::server::Server;
+
+/// Scoring all of them takes a while.
+const SCORED_WITHIN: Duration = Duration::from_secs(180);
+
+pub(super) struct Fixture {
+    folder: PathBuf,
+    admin: PgPool,
+    database: String,
+    db: PgPool,
+    pub(super) server: Server,
+}
+
+impl Fixture {
+    pub(super) async fn new(pillarbox: &Path, events: u64) -> Outcome<Fixture> {
+        let postgres = std::env::var("PBX_TEST_POSTGRES_URL");
+        let postgres = postgres.map_err(|_| "PBX_TEST_POSTGRES_URL is not set: run `make bench`")?;
+        let database = format!("bench_{}", uuid::Uuid::new_v4().simple());
+        let folder = std::env::temp_dir().join(&database);
+        std::fs::create_dir_all(&folder)?;
+        let admin = PgPoolOptions::new().max_connections(1).connect(&postgres).await?;
+        sqlx::query(sqlx::AssertSqlSafe(format!("create database {database}"))).execute(&admin).await?;
+        let url = format!("{}/{database}", postgres.rsplit_once('/').ok_or("no database in the address")?.0);
+        let folder_text = folder.to_string_lossy().into_owned();
+        let migrating = tokio::process::Command::new(pillarbox)
+            .args(["migrate", "--database-url", &url, "--data-dir", &folder_text])
+            .status();
+        if !migrating.await?.success() {
+            return Err("pillarbox migrate failed".into());
+        }
+        let db = PgPoolOptions::new().max_connections(2).connect(&url).await?;
+        fill(&db, events).await?;
+        let roles = "api,maintain";
+        let args =
+            ["serve", "--data-dir", &folder_text, "--listen", "127.0.0.1:0", "--roles", roles, "--database-url", &url];
+        let server = Server::start(pillarbox, &args).await?;
+        let fixture = Fixture { folder, admin, database, db, server };
+        fixture.until_scored().await?;
+        Ok(fixture)
+    }
+
+    async fn until_scored(&self) -> Outcome<()> {
+        let began = Instant::now();
+        while began.elapsed() < SCORED_WITHIN {
+            let query = "select exists (select from pillarbox_events.trending_epoch)";
+            if sqlx::query_scalar(query).fetch_one(&self.db).await? {
+                eprintln!("scored after {:.1} s", began.elapsed().as_secs_f64());
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        Err("the events were not scored in time".into())
+    }
+
+    /// Ends it all; returns the memory that the server has used at most, in MiB.
+    pub(super) async fn end(self) -> Outcome<f64> {
+        let most = self.server.rss_bytes_most()? as f64 / 1024.0 / 1024.0;
+        self.server.stop().await?;
+        self.db.close().await;
+        let drop = format!("drop database {} with (force)", self.database);
+        sqlx::query(sqlx::AssertSqlSafe(drop)).execute(&self.admin).await?;
+        std::fs::remove_dir_all(&self.folder)?;
+        Ok(most)
+    }
+}
+
+/// Published, in 100 cities and 10 categories, one a minute; each with some of 1,000 words.
+async fn fill(db: &PgPool, events: u64) -> Outcome<()> {
+    const PART: u64 = 100_000;
+    for first in (1..=events).step_by(PART as usize) {
+        eprintln!("filling: {first} of {events}");
+        sqlx::query(
+            "insert into pillarbox_events.event (id, owner_id, title, description, city, city_norm, category, category_norm,
+                 start_time, end_time, time_zone, capacity, status, active_participants, count_version, cover_image_ids,
+                 published_at, created_at, updated_at)
+             select gen_random_uuid(), gen_random_uuid(), 'Event ' || n || ' about word' || n % 1000,
+                 'With word' || n % 777 || ', and some more to read: ' || repeat('lorem ipsum ', 20),
+                 'City ' || n % 100, 'city ' || n % 100, 'Kind ' || n / 100 % 10, 'kind ' || n / 100 % 10,
+                 now() + interval '1 day' + n * interval '1 minute', now() + interval '1 day' + n * interval '1 minute' + interval '2 hours',
+                 'UTC', 100, 'published', n % 100, 1, '{}', now() - n % 1000 * interval '1 minute', now(), now()
+             from generate_series($1::bigint, $2::bigint) as n",
+        )
+        .bind(first as i64)
+        .bind((first + PART - 1).min(events) as i64)
+        .execute(db)
+        .await?;
+    }
+    sqlx::query("vacuum analyze pillarbox_events.event").execute(db).await?;
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! The door for people, under `/event/v1`. What changes something takes a [`User`], and honours `Idempotency-Key` and
+//! `If-Match`; what is public anyone may read.
+
+mod events;
+mod feed;
+
+use axum::extract::FromRequestParts;
+use http::request::Parts;
+use kit::auth::Caller;
+use kit::idempotency::{Answer, Identity};
+use kit::problem::Problem;
+use mailbox::idempotency::{self, Effect, Keep};
+use sqlx::{Postgres, Transaction};
+use utoipa_axum::router::OpenApiRouter;
+use uuid::Uuid;
+
+use crate::Events;
+
+pub(crate) fn router() -> OpenApiRouter<Events> {
+    OpenApiRouter::new().merge(feed::router()).merge(events::router())
+}
+
+/// A person. A handler that takes one cannot forget to ask, and nothing else of the request is looked at before.
+struct User(Uuid);
+
+impl<S: Send + Sync> FromRequestParts<S> for User {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<User, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        let no_user = || Problem::forbidden("this is for users: call it with a user's token, not with an API key");
+        caller.user_id().map(User).ok_or_else(no_user)
+    }
+}
+
+/// Does it once for each `Idempotency-Key`, and lets the news of it go out at once.
+async fn once<F>(events: &Events, identity: Option<&Identity>, effect: F) -> Result<Answer, Problem>
+where
+    F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
+{
+    let answer = idempotency::once(&events.db, identity, Keep::Answer, events.clock.now(), effect).await?;
+    events.watcher.nudge();
+    Ok(answer)
+}

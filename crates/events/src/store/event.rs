@@ -1,0 +1,224 @@
+use chrono::{DateTime, Utc};
+use contracts::joins::Count;
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use crate::domain::{Details, Event, Name, Status, StatusChange};
+
+pub(super) const COLUMNS: &str = "event.id, event.owner_id, event.title, event.description, event.city, event.city_norm,
+    event.category, event.category_norm, event.start_time, event.end_time, event.time_zone, event.capacity, event.status,
+    event.active_participants, event.count_version, event.cover_image_ids, event.published_at, event.canceled_at,
+    event.created_at, event.updated_at, event.version";
+
+/// Enough of an event to say whether a copy of it is good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Outline {
+    pub(crate) id: Uuid,
+    pub(crate) status: Status,
+    pub(crate) version: i64,
+    pub(crate) active_participants: i32,
+}
+
+pub(crate) async fn outlines(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Vec<Outline>> {
+    let query = "select id, status, version, active_participants from pillarbox_events.event where id = any($1)";
+    let rows = sqlx::query(query).bind(ids).fetch_all(db).await?;
+    let outline = |row: &PgRow| {
+        Ok(Outline {
+            id: row.try_get("id")?,
+            status: status(row, "status")?,
+            version: row.try_get("version")?,
+            active_participants: row.try_get("active_participants")?,
+        })
+    };
+    rows.iter().map(outline).collect()
+}
+
+pub(crate) async fn find_all(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Vec<Event>> {
+    let query = format!("select {COLUMNS} from pillarbox_events.event where id = any($1)");
+    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(ids).fetch_all(db).await?;
+    rows.iter().map(event).collect()
+}
+
+pub(crate) async fn find(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Event>> {
+    Ok(find_all(db, &[id]).await?.pop())
+}
+
+/// Who changes it next waits for this transaction.
+pub(crate) async fn lock(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Event>> {
+    let query = format!("select {COLUMNS} from pillarbox_events.event where id = $1 for update");
+    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
+    row.as_ref().map(event).transpose()
+}
+
+/// Newest first, behind `before`.
+pub(crate) async fn of_owner(
+    db: &mut PgConnection,
+    owner_id: Uuid,
+    status: Option<Status>,
+    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+) -> sqlx::Result<Vec<Event>> {
+    let query = format!(
+        "select {COLUMNS} from pillarbox_events.event
+         where owner_id = $1 and ($2::text is null or status = $2)
+           and ($3::timestamptz is null or (created_at, id) < ($3, $4))
+         order by created_at desc, id desc limit $5"
+    );
+    let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+        .bind(owner_id)
+        .bind(status.map(Status::as_str))
+        .bind(before.map(|(at, _)| at))
+        .bind(before.map(|(_, id)| id))
+        .bind(i64::from(limit))
+        .fetch_all(db)
+        .await?;
+    rows.iter().map(event).collect()
+}
+
+pub(crate) async fn insert(db: &mut PgConnection, new: &Event) -> sqlx::Result<()> {
+    save(
+        db,
+        new,
+        "insert into pillarbox_events.event
+             (id, owner_id, title, description, city, city_norm, category, category_norm, start_time, end_time,
+              time_zone, capacity, status, cover_image_ids, published_at, canceled_at, created_at, updated_at, version)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)",
+    )
+    .await
+}
+
+/// All of it but its count, which is not its owner's to change.
+pub(crate) async fn update(db: &mut PgConnection, changed: &Event) -> sqlx::Result<()> {
+    save(
+        db,
+        changed,
+        "update pillarbox_events.event
+         set title = $3, description = $4, city = $5, city_norm = $6, category = $7, category_norm = $8,
+             start_time = $9, end_time = $10, time_zone = $11, capacity = $12, status = $13, cover_image_ids = $14,
+             published_at = $15, canceled_at = $16, created_at = $17, updated_at = $18, version = $19
+         where id = $1 and owner_id = $2",
+    )
+    .await
+}
+
+async fn save(db: &mut PgConnection, event: &Event, statement: &'static str) -> sqlx::Result<()> {
+    let details = &event.details;
+    sqlx::query(statement)
+        .bind(event.id)
+        .bind(event.owner_id)
+        .bind(&details.title)
+        .bind(&details.description)
+        .bind(&details.city.spelled)
+        .bind(&details.city.folded)
+        .bind(&details.category.spelled)
+        .bind(&details.category.folded)
+        .bind(details.start_time)
+        .bind(details.end_time)
+        .bind(&details.time_zone)
+        .bind(details.capacity)
+        .bind(event.status.as_str())
+        .bind(&details.cover_image_ids)
+        .bind(event.published_at)
+        .bind(event.canceled_at)
+        .bind(event.created_at)
+        .bind(event.updated_at)
+        .bind(event.version)
+        .execute(db)
+        .await
+        .map(drop)
+}
+
+/// The newest news wins, in whatever order it comes, however often.
+pub(crate) async fn count(db: &mut PgConnection, id: Uuid, counts: Count) -> sqlx::Result<()> {
+    sqlx::query(
+        "update pillarbox_events.event set active_participants = $2, count_version = $3
+         where id = $1 and count_version < $3",
+    )
+    .bind(id)
+    .bind(counts.active)
+    .bind(counts.version)
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+pub(crate) async fn add_change(db: &mut PgConnection, id: Uuid, change: &StatusChange) -> sqlx::Result<()> {
+    sqlx::query(
+        "insert into pillarbox_events.status_change (event_id, version, from_status, to_status, changed_by, at)
+         values ($1, $2, $3, $4, $5, $6)",
+    )
+    .bind(id)
+    .bind(change.version)
+    .bind(change.from.map(Status::as_str))
+    .bind(change.to.as_str())
+    .bind(change.by)
+    .bind(change.at)
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// Oldest first, behind this version.
+pub(crate) async fn changes(
+    db: &mut PgConnection,
+    id: Uuid,
+    (after, limit): (Option<i64>, u32),
+) -> sqlx::Result<Vec<StatusChange>> {
+    let rows = sqlx::query(
+        "select version, from_status, to_status, changed_by, at from pillarbox_events.status_change
+         where event_id = $1 and version > $2 order by version limit $3",
+    )
+    .bind(id)
+    .bind(after.unwrap_or(0))
+    .bind(i64::from(limit))
+    .fetch_all(db)
+    .await?;
+    let change = |row: &PgRow| {
+        let from: Option<&str> = row.try_get("from_status")?;
+        Ok(StatusChange {
+            version: row.try_get("version")?,
+            from: from.map(|name| Status::named(name).ok_or_else(|| unreadable("from_status"))).transpose()?,
+            to: status(row, "to_status")?,
+            by: row.try_get("changed_by")?,
+            at: row.try_get("at")?,
+        })
+    };
+    rows.iter().map(change).collect()
+}
+
+pub(super) fn event(row: &PgRow) -> sqlx::Result<Event> {
+    let name =
+        |spelled, folded| Ok::<_, sqlx::Error>(Name { spelled: row.try_get(spelled)?, folded: row.try_get(folded)? });
+    Ok(Event {
+        id: row.try_get("id")?,
+        owner_id: row.try_get("owner_id")?,
+        details: Details {
+            title: row.try_get("title")?,
+            description: row.try_get("description")?,
+            city: name("city", "city_norm")?,
+            category: name("category", "category_norm")?,
+            start_time: row.try_get("start_time")?,
+            end_time: row.try_get("end_time")?,
+            time_zone: row.try_get("time_zone")?,
+            capacity: row.try_get("capacity")?,
+            cover_image_ids: row.try_get("cover_image_ids")?,
+        },
+        status: status(row, "status")?,
+        active_participants: row.try_get("active_participants")?,
+        count_version: row.try_get("count_version")?,
+        published_at: row.try_get("published_at")?,
+        canceled_at: row.try_get("canceled_at")?,
+        created_at: row.try_get("created_at")?,
+        updated_at: row.try_get("updated_at")?,
+        version: row.try_get("version")?,
+    })
+}
+
+fn status(row: &PgRow, column: &str) -> sqlx::Result<Status> {
+    Status::named(row.try_get(column)?).ok_or_else(|| unreadable(column))
+}
+
+/// A row that this version did not write.
+fn unreadable(column: &str) -> sqlx::Error {
+    sqlx::Error::Decode(format!("{column} is not one that this version knows").into())
+}

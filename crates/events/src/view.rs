@@ -1,0 +1,119 @@
+//! What callers see.
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::domain::{Event, Status, StatusChange};
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Event)]
+pub(crate) struct EventView {
+    #[serde(flatten)]
+    summary: EventSummary,
+    description: String,
+}
+
+/// An event in a list: without its description.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct EventSummary {
+    id: Uuid,
+    owner_id: Uuid,
+    title: String,
+    #[schema(example = "Zürich")]
+    city: String,
+    category: String,
+    start_time: DateTime<Utc>,
+    end_time: DateTime<Utc>,
+    /// IANA.
+    #[schema(example = "Europe/Zurich")]
+    time_zone: String,
+    /// 0 is unlimited.
+    capacity: i32,
+    status: Status,
+    active_participants: i32,
+    cover_image_ids: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    published_at: Option<DateTime<Utc>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    canceled_at: Option<DateTime<Utc>>,
+    created_at: DateTime<Utc>,
+    updated_at: DateTime<Utc>,
+    /// Grows with every change but that of a count.
+    version: i64,
+}
+
+/// A change of an event's status.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = EventStatusChange)]
+pub(crate) struct StatusChangeView {
+    /// The event's version after it.
+    version: i64,
+    /// Absent: it was made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<Status>,
+    to: Status,
+    /// The user who did it.
+    by: Uuid,
+    at: DateTime<Utc>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Cities {
+    /// The most used first.
+    pub(crate) items: Vec<City>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct City {
+    #[schema(example = "Zürich")]
+    pub(crate) city: String,
+    /// Published events there.
+    pub(crate) events: i64,
+}
+
+impl EventView {
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        // A struct of strings, numbers and times always serialises.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+impl From<Event> for EventView {
+    fn from(mut event: Event) -> EventView {
+        let description = std::mem::take(&mut event.details.description);
+        EventView { summary: event.into(), description }
+    }
+}
+
+impl From<Event> for EventSummary {
+    fn from(event: Event) -> EventSummary {
+        let details = event.details;
+        EventSummary {
+            id: event.id,
+            owner_id: event.owner_id,
+            title: details.title,
+            city: details.city.spelled,
+            category: details.category.spelled,
+            start_time: details.start_time,
+            end_time: details.end_time,
+            time_zone: details.time_zone,
+            capacity: details.capacity,
+            status: event.status,
+            active_participants: event.active_participants,
+            cover_image_ids: details.cover_image_ids,
+            published_at: event.published_at,
+            canceled_at: event.canceled_at,
+            created_at: event.created_at,
+            updated_at: event.updated_at,
+            version: event.version,
+        }
+    }
+}
+
+impl From<StatusChange> for StatusChangeView {
+    fn from(change: StatusChange) -> StatusChangeView {
+        StatusChangeView { version: change.version, from: change.from, to: change.to, by: change.by, at: change.at }
+    }
+}

@@ -1,0 +1,276 @@
+//! What people can do with events, and what they cannot.
+
+use chrono::DateTime;
+use hyper::Method;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::events_world::{
+    World, act, in_hours, made, meetup, meetup_with, messages_of, patch, path, published, someone,
+};
+
+#[tokio::test]
+async fn an_event_is_drafted_published_changed_unpublished_and_canceled() {
+    let world = World::start().await;
+    let (owner, anyone) = (&world.owner, world.app.anyone());
+    let answer = owner.post("/event/v1/events", meetup()).await;
+    assert_eq!((answer.status, answer.header("etag")), (201, "\"1.0\""), "{answer:?}");
+    let draft = answer.json();
+    assert_eq!(answer.header("location"), path(&draft));
+    assert_eq!(
+        (&draft["status"], &draft["version"], &draft["active_participants"]),
+        (&json!("draft"), &json!(1), &json!(0))
+    );
+    for (field, value) in meetup().as_object().unwrap() {
+        let is_time = field.ends_with("_time");
+        let same = |a: &Value, b: &Value| match is_time {
+            true => {
+                DateTime::parse_from_rfc3339(a.as_str().unwrap()) == DateTime::parse_from_rfc3339(b.as_str().unwrap())
+            }
+            false => a == b,
+        };
+        assert!(same(&draft[field], value), "{field}: {draft}");
+    }
+    assert_eq!(owner.get(&path(&draft)).await.json(), draft);
+    anyone.get(&path(&draft)).await.assert_problem(404, "event-not-found");
+
+    let published = act(owner, &draft, "publish").await.json();
+    assert_eq!((&published["status"], &published["version"]), (&json!("published"), &json!(2)));
+    assert!(published["published_at"].is_string());
+    assert_eq!(anyone.get(&path(&draft)).await.json(), published);
+    let feed = anyone.get("/event/v1/events").await.json();
+    let mut summary = published.clone();
+    summary.as_object_mut().unwrap().remove("description");
+    assert_eq!(feed, json!({ "items": [summary] }));
+
+    let changed = patch(owner, &draft, json!({"title": "Rust night", "capacity": null})).await.json();
+    assert_eq!(
+        (&changed["title"], &changed["capacity"], &changed["version"]),
+        (&json!("Rust night"), &json!(0), &json!(3))
+    );
+    let same = patch(owner, &draft, json!({"title": "Rust night"})).await.json();
+    assert_eq!(same, changed, "nothing to change, nothing changed");
+    assert_eq!(anyone.get(&path(&draft)).await.json()["title"], "Rust night");
+
+    assert_eq!(act(owner, &draft, "unpublish").await.json()["status"], "draft");
+    anyone.get(&path(&draft)).await.assert_problem(404, "event-not-found");
+    assert_eq!(anyone.get("/event/v1/events").await.json(), json!({"items": []}));
+    assert_eq!(patch(owner, &draft, json!({"capacity": 5})).await.json()["version"], 5);
+    act(owner, &draft, "publish").await;
+    let canceled = act(owner, &draft, "cancel").await.json();
+    assert_eq!((&canceled["status"], &canceled["version"]), (&json!("canceled"), &json!(7)));
+    assert!(canceled["canceled_at"].is_string());
+    assert_eq!(anyone.get(&path(&draft)).await.json()["status"], "canceled", "who had the address is told");
+    assert_eq!(anyone.get("/event/v1/events").await.json(), json!({"items": []}));
+
+    let heard: Vec<(String, i64, String)> = messages_of(world.db(), &draft)
+        .await
+        .into_iter()
+        .map(|(topic, said)| (topic, said["version"].as_i64().unwrap(), said["status"].as_str().unwrap().to_owned()))
+        .collect();
+    let expected = [
+        ("event.published", 2, "published"),
+        ("event.updated", 3, "published"),
+        ("event.unpublished", 4, "draft"),
+        ("event.published", 6, "published"),
+        ("event.canceled", 7, "canceled"),
+    ];
+    assert_eq!(heard, expected.map(|(topic, version, status)| (topic.to_owned(), version, status.to_owned())));
+    let last = messages_of(world.db(), &draft).await.pop().unwrap().1;
+    for field in ["owner_id", "title", "city", "category", "start_time", "end_time", "time_zone", "capacity"] {
+        assert_eq!(last[field], canceled[field], "{field}");
+    }
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_legal_is_refused_and_changes_nothing() {
+    let world = World::start().await;
+    let draft = made(&world.owner, meetup()).await;
+    act(&world.owner, &draft, "unpublish").await.assert_problem(409, "transition-refused");
+    act(&world.owner, &draft, "publish").await;
+    let twice = act(&world.owner, &draft, "publish").await;
+    twice.assert_problem(409, "transition-refused");
+    assert_eq!(twice.json()["detail"], "an event that is published cannot be published");
+    act(&world.owner, &draft, "cancel").await;
+    for action in ["publish", "unpublish", "cancel"] {
+        act(&world.owner, &draft, action).await.assert_problem(409, "transition-refused");
+    }
+    patch(&world.owner, &draft, json!({"title": "x"})).await.assert_problem(409, "transition-refused");
+    assert_eq!(world.owner.get(&path(&draft)).await.json()["version"], 3);
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn only_its_owner_changes_an_event_and_only_its_owner_knows_a_draft() {
+    let world = World::start().await;
+    let (app, draft) = (&world.app, made(&world.owner, meetup()).await);
+    let public = published(&world.owner, meetup()).await;
+    let stranger = someone(app);
+    let operator = app.user(Uuid::now_v7(), Some(kit::auth::Role::Admin));
+    let writes: Vec<(Method, String, Option<Value>)> = vec![
+        (Method::PATCH, String::new(), Some(json!({"title": "mine now"}))),
+        (Method::POST, "/publish".to_owned(), None),
+        (Method::POST, "/unpublish".to_owned(), None),
+        (Method::POST, "/cancel".to_owned(), None),
+        (Method::GET, "/history".to_owned(), None),
+    ];
+    for (method, below, body) in &writes {
+        for other in [&stranger, &operator] {
+            let at = |event: &Value| format!("{}{below}", path(event));
+            other.send(method.clone(), &at(&draft), body.clone()).await.assert_problem(404, "event-not-found");
+            other.send(method.clone(), &at(&public), body.clone()).await.assert_problem(403, "forbidden");
+        }
+        let nobody = app.anyone().send(method.clone(), &format!("{}{below}", path(&public)), body.clone()).await;
+        nobody.assert_problem(401, "unauthorized");
+        let key = app.admin().send(method.clone(), &format!("{}{below}", path(&public)), body.clone()).await;
+        key.assert_problem(403, "forbidden");
+        assert!(key.json()["detail"].as_str().unwrap().contains("user's token"), "{key:?}");
+    }
+    for (path, method, body) in
+        [("/event/v1/events", Method::POST, Some(meetup())), ("/event/v1/me/events", Method::GET, None)]
+    {
+        app.anyone().send(method.clone(), path, body.clone()).await.assert_problem(401, "unauthorized");
+        app.admin().send(method, path, body).await.assert_problem(403, "forbidden");
+    }
+    for reader in [app.anyone(), stranger.clone(), app.admin(), operator] {
+        reader.get(&path(&draft)).await.assert_problem(404, "event-not-found");
+        assert_eq!(reader.get(&path(&public)).await.json(), public);
+    }
+    // Whatever they sent, it is as it was.
+    assert_eq!(world.owner.get(&path(&draft)).await.json(), draft);
+    assert_eq!(stranger.get("/event/v1/me/events").await.json(), json!({"items": []}));
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn every_field_that_is_wrong_is_named_with_what_it_takes() {
+    let world = World::start().await;
+    let long = |count: usize| "x".repeat(count);
+    let covers = |count: usize| vec!["img"; count];
+    let wrong: Vec<(Value, &str, &str)> = vec![
+        (json!({"title": ""}), "/title", "1 to 200"),
+        (json!({"title": "   "}), "/title", "blank"),
+        (json!({"title": long(201)}), "/title", "1 to 200"),
+        (json!({"title": "a\u{7}b"}), "/title", "control"),
+        (json!({"title": null}), "/title", "required"),
+        (json!({"description": long(10_001)}), "/description", "10000"),
+        (json!({"city": ""}), "/city", "1 to 100"),
+        (json!({"city": "\u{301}"}), "/city", "letter"),
+        (json!({"category": long(51)}), "/category", "1 to 50"),
+        (json!({"time_zone": "Mars/Olympus"}), "/time_zone", "IANA"),
+        (json!({"time_zone": "+01:00"}), "/time_zone", "IANA"),
+        (json!({"end_time": in_hours(24)}), "/end_time", "after start_time"),
+        (json!({"start_time": "0900-01-01T00:00:00Z"}), "/start_time", "1970"),
+        (json!({"start_time": "tomorrow"}), "/start_time", "invalid"),
+        (json!({"start_time": "2027-01-01T00:00:00"}), "/start_time", "premature"),
+        (json!({"capacity": -1}), "/capacity", "from 0"),
+        (json!({"capacity": 1_000_001}), "/capacity", "1000000"),
+        (json!({"capacity": 1.5}), "/capacity", "i64"),
+        (json!({"cover_image_ids": covers(11)}), "/cover_image_ids", "at most 10"),
+        (json!({"cover_image_ids": ["a", ""]}), "/cover_image_ids/1", "1 to 200"),
+        (json!({"status": "published"}), "", "status"),
+    ];
+    let draft = made(&world.owner, meetup()).await;
+    for (fields, pointer, takes) in wrong {
+        for answer in [
+            world.owner.post("/event/v1/events", meetup_with(fields.clone())).await,
+            patch(&world.owner, &draft, fields.clone()).await,
+        ] {
+            answer.assert_problem(422, "validation-failed");
+            let error = answer.json()["errors"][0].clone();
+            assert!(error["pointer"].as_str().unwrap().starts_with(pointer), "{fields}: {answer:?}");
+            assert!(error["detail"].as_str().unwrap().contains(takes), "{fields}: {answer:?}");
+        }
+    }
+    let nothing = world.owner.post("/event/v1/events", json!({})).await.json();
+    let missing: Vec<&str> =
+        nothing["errors"].as_array().unwrap().iter().map(|e| e["pointer"].as_str().unwrap()).collect();
+    assert_eq!(missing, ["/title", "/city", "/category", "/start_time", "/end_time", "/time_zone"]);
+    let late = patch(&world.owner, &draft, json!({"start_time": in_hours(100)})).await;
+    assert_eq!(late.json()["errors"][0]["pointer"], "/start_time", "{late:?}");
+    // The largest that fits.
+    let most = json!({"title": "é".repeat(200), "description": "é".repeat(10_000), "cover_image_ids": covers(10), "capacity": 1_000_000});
+    made(&world.owner, meetup_with(most)).await;
+    assert_eq!(world.owner.get(&path(&draft)).await.json(), draft);
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_change_is_for_the_version_that_was_seen_and_a_copy_is_known() {
+    let world = World::start().await;
+    let event = published(&world.owner, meetup()).await;
+    let shown = world.app.anyone().get(&path(&event)).await;
+    let tag = shown.header("etag").to_owned();
+    let reader = world.app.anyone().with_header("if-none-match", &tag);
+    let again = reader.get(&path(&event)).await;
+    assert_eq!((again.status, again.text.as_str(), again.header("etag")), (304, "", tag.as_str()));
+    let with = |tag: &str| world.owner.with_header("if-match", tag);
+    assert_eq!(patch(&with(&tag), &event, json!({"title": "Second"})).await.status, 200);
+    assert_eq!(reader.get(&path(&event)).await.status, 200, "it is another one now");
+    for action in ["unpublish", "cancel"] {
+        act(&with(&tag), &event, action).await.assert_problem(412, "stale");
+    }
+    patch(&with(&tag), &event, json!({"title": "Third"})).await.assert_problem(412, "stale");
+    assert_eq!(act(&with("\"3\""), &event, "unpublish").await.status, 200, "a version alone will do");
+    act(&with("\"3\""), &event, "publish").await.assert_problem(412, "stale");
+    assert_eq!(act(&with("*"), &event, "publish").await.status, 200);
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_repeated_request_does_nothing_more() {
+    let world = World::start().await;
+    let once = world.owner.with_header("idempotency-key", "make-it");
+    let requests = futures_util::future::join_all((0..20).map(|_| once.post("/event/v1/events", meetup()))).await;
+    let first = requests[0].json();
+    assert!(requests.iter().all(|answer| answer.status == 201 && answer.json() == first));
+    assert_eq!(requests.iter().filter(|answer| answer.headers.contains_key("idempotent-replayed")).count(), 19);
+    once.post("/event/v1/events", meetup_with(json!({"title": "Another"})))
+        .await
+        .assert_problem(422, "idempotency-key-reused");
+    let mine = world.owner.get("/event/v1/me/events").await.json();
+    assert_eq!(mine["items"].as_array().unwrap().len(), 1);
+    let publish = world.owner.with_header("idempotency-key", "publish-it");
+    let answers = futures_util::future::join_all((0..20).map(|_| act(&publish, &first, "publish"))).await;
+    assert!(answers.iter().all(|answer| answer.status == 200 && answer.json()["version"] == 2), "{answers:?}");
+    assert_eq!(messages_of(world.db(), &first).await.len(), 1);
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn an_owner_lists_their_events_and_sees_who_did_what() {
+    let world = World::start().await;
+    let mut made_ids = Vec::new();
+    for number in 0..5 {
+        made_ids.push(made(&world.owner, meetup_with(json!({"title": format!("No {number}")}))).await);
+    }
+    act(&world.owner, &made_ids[2], "publish").await;
+    made(&someone(&world.app), meetup()).await;
+    let (mut titles, mut next) = (Vec::new(), String::new());
+    loop {
+        let page = world.owner.get(&format!("/event/v1/me/events?limit=2{next}")).await.json();
+        titles
+            .extend(page["items"].as_array().unwrap().iter().map(|event| event["title"].as_str().unwrap().to_owned()));
+        match page["next_cursor"].as_str() {
+            Some(cursor) => next = format!("&cursor={cursor}"),
+            None => break,
+        }
+    }
+    assert_eq!(titles, ["No 4", "No 3", "No 2", "No 1", "No 0"]);
+    let only = world.owner.get("/event/v1/me/events?status=published").await.json();
+    assert_eq!(only["items"].as_array().unwrap().len(), 1);
+    world.owner.get("/event/v1/me/events?status=gone").await.assert_problem(400, "malformed-query");
+
+    act(&world.owner, &made_ids[2], "unpublish").await;
+    act(&world.owner, &made_ids[2], "cancel").await;
+    let history = world.owner.get(&format!("{}/history?limit=3", path(&made_ids[2]))).await.json();
+    let cursor = history["next_cursor"].as_str().unwrap();
+    let rest = world.owner.get(&format!("{}/history?limit=3&cursor={cursor}", path(&made_ids[2]))).await.json();
+    let changes = [history["items"].as_array().unwrap().as_slice(), rest["items"].as_array().unwrap()].concat();
+    let moves: Vec<(&Value, &Value)> = changes.iter().map(|change| (&change["from"], &change["to"])).collect();
+    let (draft, published, canceled) = (json!("draft"), json!("published"), json!("canceled"));
+    assert_eq!(moves, [(&Value::Null, &draft), (&draft, &published), (&published, &draft), (&draft, &canceled)]);
+    assert!(changes.iter().all(|change| change["by"] == made_ids[2]["owner_id"] && change["at"].is_string()));
+    world.app.stop().await;
+}
