@@ -25,7 +25,7 @@ use sqlx::PgPool;
 
 use crate::broker::{Broker, BrokerError};
 use crate::intake::{Incoming, Intake};
-use crate::route::{KEY_HEADER, TENANT_HEADER, TRACE_HEADER};
+use crate::route::{KEY_HEADER, SOURCE_HEADER, TENANT_HEADER, TRACE_HEADER};
 
 /// How long a round waits for a delivery; between rounds it can be stopped.
 const WAIT: Duration = Duration::from_millis(500);
@@ -48,9 +48,9 @@ pub struct IntakeQueue {
     /// Whose messages they are.
     #[serde(default = "Tenant::main")]
     pub tenant: Tenant,
-    /// It is a queue of our own bus: the messages say whose they are.
+    /// It is a queue of our own bus: the messages say whose they are, and from these sources they are taken.
     #[serde(skip)]
-    pub(crate) carries_tenant: bool,
+    pub(crate) trusted_sources: Option<Vec<String>>,
 }
 
 fn prefetch() -> u16 {
@@ -59,7 +59,7 @@ fn prefetch() -> u16 {
 
 impl IntakeQueue {
     pub fn new(queue: &str) -> IntakeQueue {
-        IntakeQueue { queue: queue.to_owned(), prefetch: PREFETCH, tenant: Tenant::main(), carries_tenant: false }
+        IntakeQueue { queue: queue.to_owned(), prefetch: PREFETCH, tenant: Tenant::main(), trusted_sources: None }
     }
 
     pub fn check(&self) -> Result<(), String> {
@@ -175,7 +175,7 @@ impl Bridge {
     /// Posts all that is new and can be posted, in one transaction.
     async fn keep(&self, batch: &[Incoming]) -> Result<(), BridgeError> {
         let mut tx = self.db.begin().await?;
-        let opened: Vec<Opened> = batch.iter().map(|one| self.open(one)).collect();
+        let opened: Vec<Opened> = batch.iter().filter(|one| self.trusts(one)).map(|one| self.open(one)).collect();
         let ids: Vec<String> = opened.iter().flat_map(|one| one.ids.iter().cloned()).collect();
         let mut fresh = inbox::enter_foreign(&mut tx, &self.source, &ids).await?;
         let mut posts = Vec::with_capacity(batch.len());
@@ -213,8 +213,17 @@ impl Bridge {
         Ok(dead_letter::keep_unusable(&mut *self.db.acquire().await?, &unusable).await?)
     }
 
+    /// Whoever posts by SQL can have any topic published, but not as another's. One that does not say its source is from a
+    /// relay that did not, yet.
+    fn trusts(&self, one: &Incoming) -> bool {
+        match (&self.settings.trusted_sources, one.headers.get(SOURCE_HEADER)) {
+            (Some(trusted), Some(source)) => trusted.is_empty() || trusted.contains(source),
+            (None, _) | (_, None) => true,
+        }
+    }
+
     fn tenant_of(&self, one: &Incoming) -> Tenant {
-        let carried = one.headers.get(TENANT_HEADER).filter(|_| self.settings.carries_tenant);
+        let carried = one.headers.get(TENANT_HEADER).filter(|_| self.settings.trusted_sources.is_some());
         carried.and_then(|name| name.parse().ok()).unwrap_or_else(|| self.settings.tenant.clone())
     }
 

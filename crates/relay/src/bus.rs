@@ -28,7 +28,8 @@ pub fn subscribe(
 ) {
     let queue = queue_of(subscription.consumer);
     keep_declared(runtime, topology(settings, &subscription, &queue), broker);
-    start_intake(runtime, &IntakeQueue { carries_tenant: true, ..IntakeQueue::new(&queue) }, broker);
+    let trusted_sources = Some(subscription.matching.sources.clone());
+    start_intake(runtime, &IntakeQueue { trusted_sources, ..IntakeQueue::new(&queue) }, broker);
     let matching = Matching { sources: vec![source_of(&queue)], ..subscription.matching };
     runtime.subscribe(&Subscription { matching, ..subscription }, rhythm);
 }

@@ -24,6 +24,7 @@ const SOURCES: [&str; 6] = ["events", "joins", "identity", "progress", "notify",
 /// The headers that a message carries beside its envelope.
 pub(crate) const KEY_HEADER: &str = "pillarbox-key";
 pub(crate) const TENANT_HEADER: &str = "pillarbox-tenant";
+pub(crate) const SOURCE_HEADER: &str = "pillarbox-source";
 pub(crate) const TRACE_HEADER: &str = "traceparent";
 
 /// A message goes by the first route that takes it, and by every one that takes it `also`.
@@ -201,6 +202,7 @@ impl Route {
         let mut headers = Vec::new();
         headers.extend(message.key.as_ref().map(|key| (KEY_HEADER, key.clone())));
         headers.push((TENANT_HEADER, message.tenant.clone()));
+        headers.push((SOURCE_HEADER, message.source.clone()));
         headers.extend(trace.map(|trace| (TRACE_HEADER, trace.to_string())));
         let aggregate_type = message.aggregate_type.as_deref().unwrap_or_default().to_lowercase();
         Ok(Outgoing {

@@ -95,9 +95,7 @@ pub(crate) async fn take_over(
     if !store::answered(tx, counted, (drifted.len() as i64, repaired), now).await? {
         return Ok(());
     }
-    let drift = |service: &'static str| metrics::counter!("pillarbox_reconcile_drift_total", "service" => service);
-    drift("events").increment(drifted.len() as u64);
-    drift("joins").increment(u64::from(counted.drifted.unsigned_abs()));
+    metrics::counter!("pillarbox_reconcile_drift_total", "service" => "events").increment(drifted.len() as u64);
     if !drifted.is_empty() || counted.drifted > 0 {
         tracing::warn!(run = %counted.run, part = counted.part, events = drifted.len(), joins = counted.drifted, repaired,
             dry_run = counted.dry_run, "counts had drifted");

@@ -7,6 +7,7 @@ mod auth;
 mod broker;
 mod bus;
 mod commands;
+mod community;
 mod consumers;
 mod consuming;
 mod crash;
