@@ -90,6 +90,11 @@ impl Outside {
         .await;
     }
 
+    /// Waits until the consumer's queue is there and bound: that of its dead letters is made after it.
+    pub(crate) async fn until_listening(&self, consumer: &str) {
+        self.until_there(&format!("pillarbox.{consumer}.dlq")).await;
+    }
+
     pub(crate) async fn depth(&self, queue: &str) -> u32 {
         let options = QueueDeclareOptions { passive: true, ..Default::default() };
         self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.unwrap().message_count()

@@ -73,8 +73,7 @@ async fn the_same_handler_works_over_the_broker_with_a_database_of_its_own() {
         consumers.push((runtime, stop));
     }
     let outside = Outside::of(&vhost).await;
-    outside.until_there("pillarbox.doubling").await;
-    outside.until_there("pillarbox.doubling.dlq").await;
+    outside.until_listening("doubling").await;
     for number in 0..100 {
         post(here.pool(), "test.posted", Some(&format!("key{}", number % 5)), number).await;
     }
@@ -163,7 +162,7 @@ async fn a_message_stays_its_tenants_over_the_broker_and_a_strangers_word_counts
     let owners = Subscription { consumer: "owners", matching, start: Start::Beginning, handler: Arc::new(Owners) };
     let broker = Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap());
     relay::bus::subscribe(&runtime, &app.settings.relay, &broker, owners, Rhythm::default());
-    outside.until_there("pillarbox.owners").await;
+    outside.until_listening("owners").await;
     outside.bind("pillarbox.owners", "pillarbox.events", "test.#").await; // as it will be in a moment
 
     let post = "select pillarbox.post('test.posted', to_json($1::bigint), key => 'k', tenant => $2)";

@@ -152,8 +152,8 @@ async fn people_meet_over_the_broker_with_a_database_for_each_service() {
     let (here, there) = (TestDatabase::new(&migrations()).await, TestDatabase::new(&migrations()).await);
     let (events, joins) = (start(&here, "events").await, start(&there, "joins").await);
     let outside = Outside::of(&vhost).await;
-    outside.until_there("pillarbox.events.counts").await;
-    outside.until_there("pillarbox.joins.events").await;
+    outside.until_listening("events.counts").await;
+    outside.until_listening("joins.events").await;
     Community { events: &events, joins: &joins, db: here.pool(), joins_db: there.pool() }.live().await;
     joins_world::check(there.pool(), &[]).await;
     joins.stop().await;

@@ -33,7 +33,7 @@ async fn counts_come_over_the_broker_from_another_database_within_a_second() {
     let vhost = TestVhost::new().await;
     let outside = Outside::of(&vhost).await;
     let world = World::start_with(over_the_broker(&vhost)).await;
-    outside.until_there("pillarbox.events.counts").await;
+    outside.until_listening("events.counts").await;
     outside.queue("heard", "pillarbox.events", "event.#").await;
     // The joins service's own database, and its relay.
     let there = TestDatabase::new(&migrations()).await;
@@ -81,7 +81,7 @@ async fn what_was_committed_before_a_kill_is_published_after_it_and_what_was_sai
     // Committed, and not yet published: the relay has not begun.
     let mut process = start("600000");
     let owner = Client::new(&process.base_url().await).bearer(&token);
-    outside.until_there("pillarbox.events.counts").await;
+    outside.until_listening("events.counts").await;
     let event = made(&owner, meetup()).await;
     assert_eq!(act(&owner, &event, "publish").await.status, 200);
     process.kill9();

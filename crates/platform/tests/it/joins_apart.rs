@@ -34,7 +34,7 @@ async fn joins_hear_and_tell_over_the_broker_from_a_database_of_their_own() {
     })
     .await;
     let outside = Outside::of(&vhost).await;
-    outside.until_there("pillarbox.joins.events").await;
+    outside.until_listening("joins.events").await;
     outside.queue("listening", "pillarbox.events", "join.#").await;
     let owner = Uuid::now_v7();
     let event = published(owner, 1);
