@@ -47,8 +47,7 @@ pub(crate) async fn version(db: &mut PgConnection) -> sqlx::Result<i64> {
 
 /// What everyone is sent. Nothing that is sealed is opened for it: one that cannot be is sent to later, but gets its messages.
 pub(crate) async fn interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interest>> {
-    let query =
-        "select id, tenant, event_types, filter, ordering_key, is_active from pillarbox_hub.subscriber order by id";
+    let query = "select id, tenant, event_types, filter, ordering_key, is_active, created_at from pillarbox_hub.subscriber order by id";
     let rows = sqlx::query(query).fetch_all(db).await?;
     let interest = |row: &PgRow| {
         Ok(Interest {
@@ -58,6 +57,7 @@ pub(crate) async fn interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interes
             filter: filter(row)?,
             ordering_key: row.try_get("ordering_key")?,
             is_active: row.try_get("is_active")?,
+            since: row.try_get("created_at")?,
         })
     };
     rows.iter().map(interest).collect()

@@ -23,6 +23,7 @@ mod hub_dead;
 mod hub_dead_letters;
 mod hub_delivery;
 mod hub_fairness;
+mod hub_fanout;
 mod hub_fleet;
 mod hub_ingest;
 mod hub_load;
