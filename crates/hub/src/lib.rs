@@ -34,7 +34,7 @@ mod workers;
 use std::future::Future;
 use std::time::Duration;
 
-use kit::batch::{Batcher, Limits};
+use kit::batch::Batcher;
 use kit::clock::Clock;
 use kit::page::CursorKey;
 use kit::secret::Seal;
@@ -127,8 +127,7 @@ impl Hub {
         watcher: Watcher,
     ) -> (Hub, impl Future<Output = ()> + Send) {
         let handler = Ingest { db: db.clone(), clock: clock.clone(), watcher: watcher.clone() };
-        let limits = Limits { batch_max: 500, queue_max: 2_000 };
-        let (ingest, taking) = Batcher::new(handler, limits);
+        let (ingest, taking) = Batcher::new(handler, ingest::LIMITS);
         (Hub { db, clock, cursor_key, seal, client, watcher, ingest }, taking)
     }
 
