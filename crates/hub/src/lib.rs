@@ -13,6 +13,7 @@
 //! restart sends again only what was under way. Nothing of one tenant goes to another's subscriber.
 
 pub mod address;
+mod aside;
 pub mod client;
 mod dial;
 mod dispatch;
@@ -49,6 +50,7 @@ use tokio::sync::{Mutex, mpsc};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::address::Allowed;
+pub use crate::aside::set_aside;
 use crate::client::{Client, ClientSettings};
 use crate::dispatch::Dispatcher;
 use crate::fanout::FanOut;

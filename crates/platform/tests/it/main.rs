@@ -31,6 +31,7 @@ mod hub_matching;
 mod hub_messages;
 mod hub_outage;
 mod hub_people;
+mod hub_recovery;
 mod hub_retention;
 mod hub_subscribers;
 mod hub_world;
