@@ -62,7 +62,7 @@ const FAN_OUT_BATCH: u32 = 500;
 const HANDED_OVER_MAX: usize = 64;
 
 const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
-const MEASURE_PAUSE: Duration = Duration::from_secs(5);
+const MEASURE_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

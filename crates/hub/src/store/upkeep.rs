@@ -136,20 +136,27 @@ pub(crate) async fn forget_dead_letters(db: &mut PgConnection, before: DateTime<
     sqlx::query(query).bind(before).bind(FORGET_MAX).execute(db).await.map(drop)
 }
 
-/// How many messages wait, up to a bound for each subscriber, and how many dead letters nobody has retried.
+/// How many messages and lanes wait, and how many dead letters nobody has retried: of each up to a bound for each subscriber,
+/// so that looking costs the same whatever has gathered.
 pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
     let row = sqlx::query(
-        "select (select coalesce(sum(waiting.count), 0)::bigint
-                 from pillarbox_hub.subscriber
-                 left join lateral (select n from pillarbox_hub.position
-                                    where position.subscriber = subscriber.id order by n desc limit 1) newest on true
-                 cross join lateral (
-                     select count(*) from (select from pillarbox_hub.message
-                                           where message.subscriber = subscriber.id and n > coalesce(newest.n, 0)
-                                           limit 10000) as counted
-                 ) waiting) + (select count(*) from pillarbox_hub.lane) as pending,
-                (select count(*) from pillarbox_hub.dead_letter where manual_retry_at is null) as dead",
+        "select coalesce(sum(messages.count + lanes.count), 0)::bigint as pending, coalesce(sum(dead.count), 0)::bigint as dead
+         from pillarbox_hub.subscriber
+         left join lateral (select n from pillarbox_hub.position
+                            where position.subscriber = subscriber.id order by n desc limit 1) newest on true
+         cross join lateral (
+             select count(*) from (select from pillarbox_hub.message
+                                   where message.subscriber = subscriber.id and n > coalesce(newest.n, 0) limit $1) as counted
+         ) messages
+         cross join lateral (
+             select count(*) from (select from pillarbox_hub.lane where lane.subscriber = subscriber.id limit $1) as counted
+         ) lanes
+         cross join lateral (
+             select count(*) from (select from pillarbox_hub.dead_letter
+                                   where dead_letter.subscriber = subscriber.id and manual_retry_at is null limit $1) as counted
+         ) dead",
     )
+    .bind(COUNTED_MAX)
     .fetch_one(db)
     .await?;
     Ok((row.try_get("pending")?, row.try_get("dead")?))
