@@ -67,7 +67,8 @@ pub(crate) async fn carry_on(db: &mut PgConnection, before: DateTime<Utc>, now: 
     Ok(moved.rows_affected())
 }
 
-/// Writes the positions down again that have not moved since before: without one, everything would be sent again.
+/// Writes the positions down again that have not moved since before: of a day whose messages could not be dropped yet, what
+/// was passed would be sent again without one.
 pub(crate) async fn carry_positions(
     db: &mut PgConnection,
     before: DateTime<Utc>,

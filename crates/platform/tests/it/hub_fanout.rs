@@ -75,6 +75,38 @@ async fn a_backlog_for_many_subscribers_is_fanned_out_a_part_at_a_time() {
     assert_eq!(count(db, disorder).await, 0, "each lane in the order of the log, without a gap");
 }
 
+#[tokio::test]
+async fn a_batch_that_cannot_be_kept_is_tried_in_parts() {
+    const SUBSCRIBERS: i32 = 4;
+    const EVENTS: i32 = 600;
+    let World { database, app, manager } = World::start_with(|settings| settings.roles = vec![Role::Api]).await;
+    let db = database.pool();
+    let first = subscribe(&manager, "https://example.com/hook", json!({})).await;
+    copy_subscriber(db, id_of(&first["id"]), SUBSCRIBERS - 1).await;
+    post_many(db, EVENTS).await;
+    app.stop().await;
+    // As if a statement with more rows ran out of time.
+    sqlx::raw_sql(
+        "create function refuse_many() returns trigger language plpgsql as $$
+         begin
+             if (select count(*) from made) > 500 then raise exception 'too many'; end if;
+             return null;
+         end $$;
+         create trigger refuse_many after insert on pillarbox_hub.message referencing new table as made
+             for each statement execute function refuse_many()",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    let app = TestApp::start_with(&database, |settings| settings.roles = vec![Role::Fanout]).await;
+    drain("all of it", PATIENCE, async || {
+        let made = count(db, "select count(*) from pillarbox_hub.message").await;
+        if made == i64::from(SUBSCRIBERS * EVENTS) { Ok(()) } else { Err(made) }
+    })
+    .await;
+    app.stop().await;
+}
+
 async fn replay(db: &PgPool, again: bool) {
     let (from, to) = (Utc::now() - Duration::hours(1), Utc::now() + Duration::minutes(1));
     let request = Request { consumer: "hub.fanout".to_owned(), from, to, again };
