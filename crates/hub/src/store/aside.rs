@@ -47,7 +47,7 @@ pub(crate) async fn places(tx: &mut PgConnection, subscriber: Uuid, messages: &[
     rows.iter().map(place).collect()
 }
 
-/// These messages are dead. Content that the log no longer has may be in the dead letter that one is a retry of.
+/// These messages, which are in order, are dead. Content that the log no longer has may be in the dead letter that one is a retry of.
 pub(crate) async fn bury(
     tx: &mut PgConnection,
     subscriber: &Subscriber,
@@ -57,23 +57,23 @@ pub(crate) async fn bury(
 ) -> sqlx::Result<()> {
     sqlx::query(
         "with dying as (
-             select message.*, (coalesce((select max(attempt) from pillarbox_hub.attempt
+             select message.*, new.id, (coalesce((select max(attempt) from pillarbox_hub.attempt
                                           where attempt.subscriber = $1 and attempt.n = message.n), 0) + 1)::smallint as tried
-             from pillarbox_hub.message where subscriber = $1 and n = any ($2)
+             from unnest($2::bigint[], $12::uuid[]) as new (n, id)
+             join pillarbox_hub.message on message.subscriber = $1 and message.n = new.n
          ), tried as (
              insert into pillarbox_hub.attempt (at, subscriber, n, attempt, outcome, latency_ms, error, detail)
              select $3, subscriber, n, tried, 'dead', 0, $4, $5 from dying)
          insert into pillarbox_hub.dead_letter
              (id, tenant, subscriber, n, lane, event_id, event_type, log_shard, log_id, log_at, event_snapshot,
               subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at)
-         select pillarbox.uuid_v7(), $6, $1, dying.n, dying.lane, coalesce(event.id, retried.event_id),
+         select dying.id, $6, $1, dying.n, dying.lane, coalesce(event.id, retried.event_id),
                 coalesce(event.type, retried.event_type), dying.log_shard, dying.log_id, dying.log_at,
                 coalesce(event.snapshot::json, retried.event_snapshot), $7, $4, $5, dying.tried, $3
          from dying
          left join unnest($8::bigint[], $9::uuid[], $10::text[], $11::text[]) as event (log_id, id, type, snapshot)
               on event.log_id = dying.log_id
          left join pillarbox_hub.dead_letter as retried on retried.id = dying.dead_letter
-         order by dying.n
          on conflict (subscriber, n) do nothing",
     )
     .bind(subscriber.id)
@@ -88,6 +88,8 @@ pub(crate) async fn bury(
     .bind(events.iter().map(|(_, event)| event.topic.as_str()).collect::<Vec<_>>())
     // As text: jsonb would change what was posted.
     .bind(events.iter().map(|(_, event)| event.snapshot()).collect::<Vec<_>>())
+    // In the order of the messages: it is the order in which they are retried.
+    .bind(messages.iter().map(|_| Uuid::now_v7()).collect::<Vec<_>>())
     .execute(tx)
     .await
     .map(drop)
