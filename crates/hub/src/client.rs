@@ -40,7 +40,8 @@ pub struct ClientSettings {
     pub allowed_networks: Allowed,
     /// Refuses plain http, also for subscribers that were made before this was set.
     pub https_only: bool,
-    /// With a proxy, names are resolved by the proxy and so are not vetted here; addresses in URLs still are.
+    /// With a proxy, names are resolved by the proxy, which must guard what it dials; names that this machine can resolve,
+    /// and addresses in URLs, are vetted here as well.
     pub proxy: Option<Proxy>,
     /// Trusted beside Mozilla's: for receivers with certificates of a private authority.
     pub extra_roots: Vec<CertificateDer<'static>>,

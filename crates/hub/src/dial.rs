@@ -38,6 +38,8 @@ use crate::client::{ErrorClass, Failure};
 
 /// Shared by all addresses of a name, so that one that does not answer leaves time for the others.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+/// Behind a proxy there may be no name server that answers.
+const VET_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Asks for the addresses of a name.
 pub trait Resolve: Send + Sync + 'static {
@@ -115,8 +117,9 @@ pub(crate) struct Dialer {
 #[allow(clippy::large_enum_variant, reason = "there is one of it")]
 enum Way {
     Direct(HttpConnector<Vetting>),
-    /// Names are resolved by the proxy, which has to know what it lets through; only addresses are vetted here.
+    /// The proxy resolves names for itself, and has to know what it lets through. What is known here is vetted here, too.
     Proxy {
+        resolver: Arc<dyn Resolve>,
         uri: Uri,
         tcp: HttpConnector<Vetting>,
         tunnel: Tunnel<HttpConnector<Vetting>>,
@@ -131,7 +134,7 @@ impl Dialer {
         extra_roots: &[CertificateDer<'static>],
     ) -> Result<Dialer, String> {
         let tcp = |vetted_by: Option<Arc<Allowed>>| {
-            let mut tcp = HttpConnector::new_with_resolver(Vetting { resolver, vetted_by });
+            let mut tcp = HttpConnector::new_with_resolver(Vetting { resolver: resolver.clone(), vetted_by });
             tcp.enforce_http(false);
             tcp.set_nodelay(true);
             tcp.set_connect_timeout(Some(CONNECT_TIME_MAX));
@@ -143,7 +146,7 @@ impl Dialer {
                 let tcp = tcp(None);
                 let tunnel = Tunnel::new(uri.clone(), tcp.clone());
                 let tunnel = auth.iter().fold(tunnel, |tunnel, auth| tunnel.with_auth(auth.clone()));
-                Way::Proxy { uri: uri.clone(), tcp, tunnel }
+                Way::Proxy { resolver: resolver.clone(), uri: uri.clone(), tcp, tunnel }
             }
         };
         Ok(Dialer { allowed, tls: tls(extra_roots)?, way })
@@ -151,8 +154,10 @@ impl Dialer {
 
     pub(crate) async fn dial(&self, uri: &Uri) -> Result<Stream, Failure> {
         let host = bare_host(uri)?;
-        if let Ok(address) = host.parse() {
-            vet_literal(&self.allowed, address)?;
+        match (host.parse(), &self.way) {
+            (Ok(address), _) => vet_literal(&self.allowed, address)?,
+            (Err(_), Way::Proxy { resolver, .. }) => vet_for_proxy(&self.allowed, resolver.as_ref(), host).await?,
+            (Err(_), Way::Direct(_)) => {} // `Vetting` does, by what it dials
         }
         let is_https = uri.scheme() == Some(&Scheme::HTTPS);
         let no_proxy = |error: &(dyn Error + 'static)| Failure::new(ErrorClass::Proxy, with_causes(error));
@@ -184,6 +189,26 @@ pub(crate) fn vet_literal(allowed: &Allowed, address: IpAddr) -> Result<(), Fail
     ))
 }
 
+/// A name that this machine cannot resolve is the proxy's to judge; one that is the proxy itself never goes there.
+async fn vet_for_proxy(allowed: &Allowed, resolver: &dyn Resolve, name: &str) -> Result<(), Failure> {
+    let plain = name.trim_end_matches('.').to_ascii_lowercase();
+    if plain == "localhost" || plain.ends_with(".localhost") {
+        return Err(Failure::new(ErrorClass::AddressRefused, format!("{name} would be the proxy itself")));
+    }
+    match tokio::time::timeout(VET_TIME_MAX, resolver.resolve(name)).await {
+        Ok(Ok(addresses)) if !addresses.iter().all(|address| allowed.permits(*address)) => Err(refused(name)),
+        Ok(Ok(_) | Err(_)) | Err(_) => Ok(()),
+    }
+}
+
+/// Which address it is, is not for a stranger's eyes: it may be one of the names of our own network.
+fn refused(name: &str) -> Failure {
+    Failure::new(
+        ErrorClass::AddressRefused,
+        format!("{name} has an address that is not public, and `allowed_networks` does not list it"),
+    )
+}
+
 /// Resolves a name once, and gives its addresses out only if all may be dialled: whoever gets them dials these and asks
 /// no second time, so a name that changes its mind in between gains nothing.
 #[derive(Clone)]
@@ -212,11 +237,7 @@ impl Service<Name> for Vetting {
             }
             let is_permitted = |address: &IpAddr| vetted_by.as_ref().is_none_or(|allowed| allowed.permits(*address));
             if !addresses.iter().all(is_permitted) {
-                // Which address it is, is not for a stranger's eyes: it may be one of the names of our own network.
-                return Err(Failure::new(
-                    ErrorClass::AddressRefused,
-                    format!("{name} has an address that is not public, and `allowed_networks` does not list it"),
-                ));
+                return Err(refused(name));
             }
             // The port is filled in by the caller.
             Ok(addresses.into_iter().map(|address| SocketAddr::new(address, 0)).collect::<Vec<_>>().into_iter())

@@ -37,6 +37,8 @@ pub struct Interest {
     pub filter: Option<Filter>,
     pub ordering_key: Option<String>,
     pub is_active: bool,
+    /// When it was made.
+    pub since: DateTime<Utc>,
 }
 
 /// What its owner chooses.

@@ -32,6 +32,10 @@ pub(crate) enum Error {
     SubscriberGone,
     #[error("the log no longer had its event when it died, so there is nothing to send")]
     EventGone,
+    #[error(
+        "its headers and secrets cannot be opened with the keys that this instance has (`secret_keys_previous`): it can be deleted, and made anew"
+    )]
+    Unopened,
     #[error("a subscriber cannot be sent to: {0}")]
     Unusable(String),
     #[error("post: {0}")]
@@ -61,6 +65,7 @@ impl From<Error> for Problem {
             Error::AlreadyRetried => Problem::conflict("already-retried", &error),
             Error::SubscriberGone => Problem::conflict("subscriber-gone", &error),
             Error::EventGone => Problem::conflict("event-gone", &error),
+            Error::Unopened => Problem::conflict("subscriber-unopened", &error),
             Error::Unusable(_) => Problem::internal(&error),
             // We post what we made: it fits.
             Error::Post(PostError::Database(cause)) | Error::Database(cause) => mailbox::database::problem(&cause),

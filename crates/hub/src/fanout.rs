@@ -3,12 +3,16 @@
 //! One process at a time does it, in the order of the log, so that a lane is in that order whatever its key is. A batch is
 //! one transaction with the cursor's place: messages are made once, and numbered without a gap.
 
+mod directory;
+
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use chrono::TimeDelta;
 use kit::clock::Clock;
-use mailbox::log::Message;
+use mailbox::inbox;
+use mailbox::log::{Message, SHARDS};
 use mailbox::post::Source;
 use mailbox::work::{Item, LaneError, LaneId, Outcome, Work, Worked};
 use serde::Deserialize;
@@ -17,8 +21,9 @@ use sqlx::PgConnection;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use self::directory::Directory;
 use crate::dispatch::{Event, Mail};
-use crate::domain::{Interest, lane_at};
+use crate::domain::lane_at;
 use crate::store;
 use crate::store::fanout::{NewCommand, NewMessage, Retried};
 
@@ -29,8 +34,12 @@ pub(crate) const CONTROL: Source = Source::new("hub.control");
 pub(crate) const RETRY_DEAD_LETTER: &str = "hub.dead_letter.retry";
 pub(crate) const GIVE_UP_MESSAGE: &str = "hub.message.dead_letter";
 
-/// Places in lanes, and who takes which types, are remembered for so many.
+/// Places in lanes are remembered for so many.
 const REMEMBERED_MAX: usize = 100_000;
+/// What one transaction makes: more than this is left for the next ones, but for the events of one from each shard.
+const MADE_MAX: usize = 50_000;
+/// Clocks differ by less.
+const MARGIN: TimeDelta = TimeDelta::minutes(1);
 
 /// What a batch made, for dispatchers in this process: all messages with numbers above `after`, up to `to`.
 pub(crate) struct Fanned {
@@ -48,15 +57,10 @@ pub(crate) struct FanOut {
     /// The newest place in each lane, as of the message `newest`.
     seqs: HashMap<(Uuid, String), i64>,
     newest: i64,
-    made: Option<Fanned>,
-}
-
-/// Who is sent what, and by tenant and type which of them are meant.
-#[derive(Default)]
-struct Directory {
-    version: i64,
-    interests: Vec<Interest>,
-    meant: HashMap<(String, String), Arc<[usize]>>,
+    /// How many events at a time.
+    most: u32,
+    /// What is not kept yet, and how many events at a time when it is.
+    made: Option<(Fanned, u32)>,
 }
 
 /// What a batch leads to.
@@ -66,6 +70,16 @@ struct Batch {
     events: Vec<Option<Arc<Event>>>,
     unsent: Vec<(i64, Vec<Uuid>, Vec<Uuid>)>,
     commands: Vec<NewCommand>,
+    /// Messages, and subscribers that get none.
+    size: usize,
+}
+
+/// What a message of the log is to fan-out.
+enum Meaning {
+    Event,
+    Wish(Wish),
+    /// It is done already, or nobody here knows it.
+    Nothing,
 }
 
 /// What people want done.
@@ -88,7 +102,8 @@ struct GiveUp {
 
 impl FanOut {
     pub(crate) fn new(clock: Clock, handing_over: mpsc::Sender<Fanned>) -> FanOut {
-        FanOut { clock, handing_over, directory: Directory::default(), seqs: HashMap::new(), newest: 0, made: None }
+        let (directory, seqs) = (Directory::default(), HashMap::new());
+        FanOut { clock, handing_over, directory, seqs, newest: 0, most: u32::MAX, made: None }
     }
 
     async fn look(&mut self, tx: &mut PgConnection) -> Result<(), LaneError> {
@@ -99,22 +114,74 @@ impl FanOut {
         }
         if version != self.directory.version {
             let interests = store::subscriber::interests(tx).await?;
-            self.directory = Directory { version, interests, meant: HashMap::new() };
+            self.directory = Directory::new(version, interests);
         }
         Ok(())
     }
 
-    fn match_event(&mut self, message: &Message, batch: &mut Batch) {
-        let meant = self.directory.meant(message);
+    /// What each of these means. What people wish happens once in a run: there is little of it, so all of it is entered in
+    /// the inbox. Of events there is much: whether one that is replayed was fanned out before is seen by what came of it.
+    async fn meanings(&self, tx: &mut PgConnection, lane: &LaneId, items: &[&Item]) -> Result<Vec<Meaning>, LaneError> {
+        let wishes: Vec<(Uuid, i32)> =
+            items.iter().filter(|item| is_wish(item)).map(|item| (item.message.message_id, item.run)).collect();
+        let fresh = match wishes.is_empty() {
+            true => HashSet::new(),
+            false => inbox::enter(tx, &lane.consumer, &wishes).await?,
+        };
+        let repairs = |item: &&&Item| item.is_replayed && item.run == 0 && !is_wish(item);
+        let repaired: Vec<&Message> = items.iter().filter(repairs).map(|item| &item.message).collect();
+        let known = store::fanout::fanned_out(tx, &repaired).await?;
+        let meaning = |item: &&Item| match is_wish(item) {
+            true if fresh.contains(&(item.message.message_id, item.run)) => Meaning::wish(&item.message),
+            false if !known.contains(&item.message.id) => Meaning::Event,
+            true | false => Meaning::Nothing,
+        };
+        Ok(items.iter().map(meaning).collect())
+    }
+
+    /// All that these lead to, in the order of the log; None if it is too much at a time.
+    async fn gather(
+        &mut self,
+        tx: &mut PgConnection,
+        lane: &LaneId,
+        items: &[&Item],
+    ) -> Result<Option<Batch>, LaneError> {
+        let meanings = self.meanings(tx, lane, items).await?;
+        let retries: Vec<Uuid> = meanings.iter().filter_map(Meaning::dead_letter).collect();
+        let retried = store::fanout::retried(tx, &retries).await?;
+        let mut retried: HashMap<Uuid, Retried> = retried.into_iter().map(|found| (found.dead_letter, found)).collect();
+        let mut batch = Batch::default();
+        for (at, (item, meaning)) in items.iter().zip(meanings).enumerate() {
+            match meaning {
+                Meaning::Event => self.match_event(item, &mut batch),
+                Meaning::Wish(wish) => batch.obey(wish, &mut retried),
+                Meaning::Nothing => {}
+            }
+            if batch.size > MADE_MAX && items.len() > SHARDS as usize {
+                // Half of what would have been in time, since the next ones may lead to more.
+                self.most = (at as u32 / 2).max(1);
+                return Ok(None);
+            }
+        }
+        Ok(Some(batch))
+    }
+
+    fn match_event(&mut self, item: &Item, batch: &mut Batch) {
+        let message = &item.message;
+        let (interests, meant) = self.directory.meant(message);
         if meant.is_empty() {
             return;
         }
+        batch.size += meant.len();
         let event = Arc::new(Event::of(message));
         let payload = OnceCell::new();
         let value = || payload.get_or_init(|| parsed(message));
         let (mut filtered, mut inactive) = (Vec::new(), Vec::new());
-        for at in meant.iter() {
-            let interest = &self.directory.interests[*at];
+        for interest in meant.iter().map(|at| &interests[*at]) {
+            // A repair makes what was not made then, and for nobody who was not there then.
+            if item.is_replayed && item.run == 0 && interest.since > message.at + MARGIN {
+                continue;
+            }
             if !interest.is_active {
                 inactive.push(interest.subscriber);
                 continue;
@@ -165,23 +232,12 @@ impl FanOut {
 impl Work for FanOut {
     async fn run(&mut self, lane: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
         self.made = None;
+        // If this cannot be kept, for whatever reason, half of it is tried.
+        let most = std::mem::replace(&mut self.most, (items.len() as u32 / 2).max(1));
         let mut tx = lane.db.begin().await?;
         self.look(&mut tx).await?;
-        let mut wishes = Vec::with_capacity(items.len());
-        for item in items {
-            wishes.push(Wish::of(&item.message)?);
-        }
-        let retries: Vec<Uuid> = wishes.iter().filter_map(Option::as_ref).filter_map(Wish::dead_letter).collect();
-        let retried = store::fanout::retried(&mut tx, &retries).await?;
-        let mut retried: HashMap<Uuid, Retried> = retried.into_iter().map(|found| (found.dead_letter, found)).collect();
-        // In the order of the log, whatever each is.
-        let mut batch = Batch::default();
-        for (item, wish) in items.iter().zip(wishes) {
-            match wish {
-                Some(wish) => batch.obey(wish, &mut retried),
-                None => self.match_event(&item.message, &mut batch),
-            }
-        }
+        let Some(mut batch) = self.gather(&mut tx, lane, items).await? else { return Err(LaneError::TooMuch) };
+        let most = most.saturating_mul(2).min(most_for(items.len(), batch.size));
         let after = self.newest;
         self.newest = -1; // until it is kept
         self.number(&mut tx, &mut batch.messages).await?;
@@ -190,41 +246,59 @@ impl Work for FanOut {
         store::fanout::append(&mut tx, after, &batch.messages, &commanded, now).await?;
         store::fanout::leave_commands(&mut tx, &batch.commands).await?;
         store::fanout::keep_unsent(&mut tx, &batch.unsent, now).await?;
-        self.made = Some(batch.handed_over(after, self.directory.version));
+        self.made = Some((batch.handed_over(after, self.directory.version), most));
         Ok(Worked { outcomes: vec![Outcome::Done; items.len()], tx: Some(tx) })
     }
 
     fn kept(&mut self) {
-        let Some(made) = self.made.take() else { return };
-        self.newest = made.to;
+        let Some((made, most)) = self.made.take() else { return };
+        (self.newest, self.most) = (made.to, most);
         if made.to > made.after {
             // If there is no room, dispatchers read for themselves.
             let _ = self.handing_over.try_send(made);
         }
     }
+
+    fn most(&self) -> u32 {
+        self.most
+    }
 }
 
-impl Wish {
-    /// None: it is an event.
-    fn of(message: &Message) -> Result<Option<Wish>, LaneError> {
-        if message.source != CONTROL.as_str() {
-            return Ok(None);
-        }
-        let not_ours = |error: serde_json::Error| LaneError::Work(format!("{}: {error}", message.topic));
+impl Meaning {
+    /// Of a message of control. One that this version does not know is passed: while others are upgraded, all events would
+    /// wait for it.
+    fn wish(message: &Message) -> Meaning {
         let payload = message.payload.get();
-        match message.topic.as_str() {
-            RETRY_DEAD_LETTER => serde_json::from_str(payload).map(|wish| Some(Wish::Retry(wish))).map_err(not_ours),
-            GIVE_UP_MESSAGE => serde_json::from_str(payload).map(|wish| Some(Wish::GiveUp(wish))).map_err(not_ours),
-            other => Err(LaneError::Work(format!("nobody knows what `{other}` means"))),
-        }
+        let wish = match message.topic.as_str() {
+            RETRY_DEAD_LETTER => serde_json::from_str(payload).map(Wish::Retry).map_err(|error| error.to_string()),
+            GIVE_UP_MESSAGE => serde_json::from_str(payload).map(Wish::GiveUp).map_err(|error| error.to_string()),
+            _ => Err("nobody here knows this topic".to_owned()),
+        };
+        wish.map_or_else(
+            |error| {
+                let (topic, message_id) = (&message.topic, message.message_id);
+                tracing::error!(topic, %message_id, error, "what somebody wants done with webhooks is not understood, and passed over");
+                Meaning::Nothing
+            },
+            Meaning::Wish,
+        )
     }
 
     fn dead_letter(&self) -> Option<Uuid> {
         match self {
-            Wish::Retry(RetryDeadLetter { dead_letter }) => Some(*dead_letter),
-            Wish::GiveUp(_) => None,
+            Meaning::Wish(Wish::Retry(RetryDeadLetter { dead_letter })) => Some(*dead_letter),
+            Meaning::Wish(Wish::GiveUp(_)) | Meaning::Event | Meaning::Nothing => None,
         }
     }
+}
+
+fn is_wish(item: &Item) -> bool {
+    item.message.source == CONTROL.as_str()
+}
+
+/// How many events lead to half of what a transaction makes, if they are like these.
+fn most_for(events: usize, made: usize) -> u32 {
+    u32::try_from(events * (MADE_MAX / 2) / made.max(1)).unwrap_or(u32::MAX).max(1)
 }
 
 impl Batch {
@@ -265,25 +339,6 @@ impl Batch {
             true => Fanned { after, to: after + used, mails, version },
             false => Fanned { after: after + used, to: after + used, mails: HashMap::new(), version },
         }
-    }
-}
-
-impl Directory {
-    fn meant(&mut self, message: &Message) -> Arc<[usize]> {
-        let key = (message.tenant.clone(), message.topic.clone());
-        if let Some(meant) = self.meant.get(&key) {
-            return meant.clone();
-        }
-        let is_meant = |interest: &Interest| {
-            interest.tenant.as_str() == message.tenant
-                && interest.event_types.iter().any(|types| types.include(&message.topic))
-        };
-        let meant: Arc<[usize]> = (0..self.interests.len()).filter(|at| is_meant(&self.interests[*at])).collect();
-        if self.meant.len() > REMEMBERED_MAX {
-            self.meant.clear();
-        }
-        self.meant.insert(key, meant.clone());
-        meant
     }
 }
 

@@ -2,7 +2,7 @@
 
 use contracts::EventId;
 use http::StatusCode;
-use kit::batch::{Failure, Handler};
+use kit::batch::{Failure, Handler, Limits};
 use kit::clock::Clock;
 use kit::idempotency::{Answer, Identity};
 use kit::problem::Problem;
@@ -16,6 +16,13 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::fanout::SOURCE;
+
+/// What one transaction takes, and what waits for its own: by weight, 5,000 events or 16 MB, and 64 MB.
+pub(crate) const LIMITS: Limits = Limits { batch_max: 5_000, queue_max: 20_000 };
+/// As much as an event weighs.
+const BYTES: usize = 16 * 1024 * 1024 / 5_000;
+/// However small it is, a request costs an answer, and a look for its idempotency key.
+const REQUEST: usize = 10;
 
 /// A request: one event, or some that belong together.
 #[derive(Debug)]
@@ -50,6 +57,11 @@ impl Taking {
     pub(crate) fn new(mut events: Vec<Post>, is_batch: bool, identity: Option<Identity>) -> Taking {
         events.iter_mut().for_each(|event| event.id = Some(Uuid::now_v7()));
         Taking { events, is_batch, identity }
+    }
+
+    fn weight(&self) -> usize {
+        let bytes: usize = self.events.iter().map(|event| event.payload.get().len()).sum();
+        self.events.len().max(bytes / BYTES).max(REQUEST)
     }
 
     fn answer(&self) -> Answer {
@@ -112,9 +124,41 @@ impl Handler for Ingest {
         }
         Ok(answers)
     }
+
+    fn weight(item: &Taking) -> usize {
+        item.weight()
+    }
 }
 
 /// Data, constraints and limits: what is wrong is one of the events.
 fn lies_in_the_event(error: &dyn sqlx::error::DatabaseError) -> bool {
     error.code().is_some_and(|code| ["22", "23", "54"].iter().any(|class| code.starts_with(class)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kit::auth::Tenant;
+    use serde_json::value::RawValue;
+
+    #[test]
+    fn a_request_weighs_by_its_events_and_its_bytes() {
+        let event = |bytes: usize| Post {
+            topic: "t".to_owned(),
+            payload: RawValue::from_string(format!("\"{}\"", "x".repeat(bytes - 2))).unwrap(),
+            key: None,
+            aggregate_type: None,
+            aggregate_id: None,
+            tenant: Tenant::main(),
+            id: None,
+            trace: None,
+        };
+        let weight = |events: usize, bytes: usize| {
+            Taking::new((0..events).map(|_| event(bytes)).collect(), events > 1, None).weight()
+        };
+        assert_eq!(LIMITS.batch_max / weight(1, 100), 500, "small ones: as many as answers are worth waiting for");
+        assert_eq!(weight(1_000, 100), 1_000);
+        assert_eq!(LIMITS.batch_max / weight(4, 250_000), 16, "of a megabyte");
+        assert_eq!(LIMITS.queue_max / weight(4, 250_000), 67);
+    }
 }

@@ -13,6 +13,7 @@
 //! restart sends again only what was under way. Nothing of one tenant goes to another's subscriber.
 
 pub mod address;
+mod aside;
 pub mod client;
 mod dial;
 mod dispatch;
@@ -34,7 +35,7 @@ mod workers;
 use std::future::Future;
 use std::time::Duration;
 
-use kit::batch::{Batcher, Limits};
+use kit::batch::Batcher;
 use kit::clock::Clock;
 use kit::page::CursorKey;
 use kit::secret::Seal;
@@ -49,6 +50,7 @@ use tokio::sync::{Mutex, mpsc};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::address::Allowed;
+pub use crate::aside::set_aside;
 use crate::client::{Client, ClientSettings};
 use crate::dispatch::Dispatcher;
 use crate::fanout::FanOut;
@@ -60,7 +62,7 @@ const FAN_OUT_BATCH: u32 = 500;
 const HANDED_OVER_MAX: usize = 64;
 
 const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
-const MEASURE_PAUSE: Duration = Duration::from_secs(5);
+const MEASURE_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -127,8 +129,7 @@ impl Hub {
         watcher: Watcher,
     ) -> (Hub, impl Future<Output = ()> + Send) {
         let handler = Ingest { db: db.clone(), clock: clock.clone(), watcher: watcher.clone() };
-        let limits = Limits { batch_max: 500, queue_max: 2_000 };
-        let (ingest, taking) = Batcher::new(handler, limits);
+        let (ingest, taking) = Batcher::new(handler, ingest::LIMITS);
         (Hub { db, clock, cursor_key, seal, client, watcher, ingest }, taking)
     }
 

@@ -30,12 +30,15 @@ pub(crate) async fn maintain(db: &PgPool, keep: Kept, now: DateTime<Utc>) -> Res
         return Ok(Round::Idle);
     }
     let days = |count: u32| Duration::days(i64::from(count));
-    let (oldest, posted) = upkeep::oldest_unsettled(&mut db).await?;
+    let posted = upkeep::oldest_unsettled(&mut db).await?;
     // The log is held for so long only; a message whose event is gone dies as `expired`, and is seen.
     upkeep::hold_log(&mut db, posted.map(|at| at.max(now - days(keep.log.behind_days)))).await?;
-    // An hour's margin: clocks differ.
-    let unsettled = oldest.map_or(now, |at| at - Duration::hours(1));
-    let messages_until = (now - days(keep.log.log_days)).min(unsettled);
+    let messages_until = now - days(keep.log.log_days);
+    // What waits, for one that is paused, say, must not hold up a whole day of everybody's.
+    if upkeep::carry_on(&mut db, messages_until, now).await? == upkeep::CARRY_MAX {
+        return Ok(Round::Busy);
+    }
+    upkeep::carry_positions(&mut db, messages_until, now).await?;
     upkeep::drop_days(&mut db, &["message", "unsent"], messages_until).await?;
     // A position is of use as long as there are messages that it has passed.
     upkeep::drop_days(&mut db, &["position"], messages_until - Duration::days(1)).await?;

@@ -9,6 +9,7 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -26,6 +27,11 @@ pub trait Handler: Send + Sync + 'static {
     /// One answer per item, in order. Whatever it wrote must be undone when it fails or panics.
     fn run(&self, items: &[Self::Item])
     -> impl Future<Output = Result<Vec<Self::Answer>, Failure<Self::Error>>> + Send;
+
+    /// How much of a batch, and of the queue, it takes.
+    fn weight(_: &Self::Item) -> usize {
+        1
+    }
 }
 
 /// Why a batch failed, which decides what happens to its other items.
@@ -39,9 +45,9 @@ pub enum Failure<E> {
 
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Items in one batch.
+    /// What the items of one batch weigh together. One that weighs more is alone in its batch.
     pub batch_max: usize,
-    /// Items that wait for their batch.
+    /// What the items weigh that wait for their batch. One that weighs more waits only where no other does.
     pub queue_max: usize,
 }
 
@@ -96,43 +102,85 @@ type Waiting<H> = oneshot::Sender<Result<<H as Handler>::Answer, Refused<<H as H
 
 struct Entry<H: Handler> {
     item: H::Item,
+    weight: usize,
     waiting: Waiting<H>,
 }
 
 /// The near end: clone it into every request.
 pub struct Batcher<H: Handler> {
-    queue: mpsc::Sender<Entry<H>>,
+    queue: mpsc::UnboundedSender<Entry<H>>,
+    /// What is in the queue; it is bounded by this.
+    queued: Arc<AtomicUsize>,
+    queue_max: usize,
 }
 
 impl<H: Handler> Clone for Batcher<H> {
     fn clone(&self) -> Batcher<H> {
-        Batcher { queue: self.queue.clone() }
+        Batcher { queue: self.queue.clone(), queued: self.queued.clone(), queue_max: self.queue_max }
     }
 }
 
 impl<H: Handler> Batcher<H> {
     /// The batcher, and the loop that works for it. The loop ends once every clone is dropped and the queue is empty.
     pub fn new(handler: H, limits: Limits) -> (Batcher<H>, impl Future<Output = ()> + Send) {
-        let (queue, gathered) = mpsc::channel(limits.queue_max);
-        (Batcher { queue }, work(handler, limits.batch_max, gathered))
+        let (queue, entries) = mpsc::unbounded_channel();
+        let queued = Arc::<AtomicUsize>::default();
+        let gathering = Gathering { entries, queued: queued.clone(), left_over: None };
+        (Batcher { queue, queued, queue_max: limits.queue_max }, work(handler, limits.batch_max, gathering))
     }
 
     /// Waits for the item's batch. An item whose caller goes away is still worked on: it may be half committed.
     pub async fn submit(&self, item: H::Item) -> Result<H::Answer, Refused<H::Error>> {
         let (waiting, answer) = oneshot::channel();
-        self.queue.try_send(Entry { item, waiting }).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Refused::Overloaded,
-            mpsc::error::TrySendError::Closed(_) => Refused::Stopped,
-        })?;
+        // None weighs nothing: there would be no end to them.
+        let weight = H::weight(&item).max(1);
+        let has_room = |queued: usize| (queued == 0 || queued + weight <= self.queue_max).then_some(queued + weight);
+        if self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room).is_err() {
+            return Err(Refused::Overloaded);
+        }
+        self.queue.send(Entry { item, weight, waiting }).map_err(|_| Refused::Stopped)?;
         answer.await.unwrap_or(Err(Refused::Stopped))
     }
 }
 
-async fn work<H: Handler>(handler: H, batch_max: usize, mut gathered: mpsc::Receiver<Entry<H>>) {
-    let mut entries = Vec::new();
-    while gathered.recv_many(&mut entries, batch_max).await > 0 {
-        let (items, waiting): (Vec<_>, Vec<_>) = entries.drain(..).map(|entry| (entry.item, entry.waiting)).unzip();
+async fn work<H: Handler>(handler: H, batch_max: usize, mut gathering: Gathering<H>) {
+    loop {
+        let (items, waiting) = gathering.next(batch_max).await;
+        if items.is_empty() {
+            return;
+        }
         settle(&handler, &items, waiting).await;
+    }
+}
+
+/// The far end of the queue.
+struct Gathering<H: Handler> {
+    entries: mpsc::UnboundedReceiver<Entry<H>>,
+    queued: Arc<AtomicUsize>,
+    /// It did not fit into the last batch. It is not in the queue any more, but still counts.
+    left_over: Option<Entry<H>>,
+}
+
+impl<H: Handler> Gathering<H> {
+    /// What waits, as far as it fits into a batch; nothing at the end.
+    async fn next(&mut self, batch_max: usize) -> (Vec<H::Item>, Vec<Waiting<H>>) {
+        let (mut items, mut waiting, mut weight) = (Vec::new(), Vec::new(), 0);
+        let mut entry = match self.left_over.take() {
+            Some(entry) => Some(entry),
+            None => self.entries.recv().await,
+        };
+        while let Some(taken) = entry {
+            if weight + taken.weight > batch_max && !items.is_empty() {
+                self.left_over = Some(taken);
+                break;
+            }
+            weight += taken.weight;
+            items.push(taken.item);
+            waiting.push(taken.waiting);
+            entry = self.entries.try_recv().ok();
+        }
+        self.queued.fetch_sub(weight, Ordering::Relaxed);
+        (items, waiting)
     }
 }
 
@@ -314,6 +362,57 @@ mod tests {
             assert!(matches!(answer.await.unwrap(), Err(Refused::Failed(_))));
         }
         assert!(fixture.batches.lock().unwrap().len() <= 2);
+    }
+
+    /// Keeps the weights of each batch: an item weighs what it says.
+    struct Scales {
+        gate: Arc<Semaphore>,
+        batches: Arc<Mutex<Vec<Vec<usize>>>>,
+    }
+
+    impl Handler for Scales {
+        type Item = usize;
+        type Answer = ();
+        type Error = String;
+
+        async fn run(&self, items: &[usize]) -> Result<Vec<()>, Failure<String>> {
+            self.batches.lock().unwrap().push(items.to_vec());
+            self.gate.acquire().await.unwrap().forget();
+            Ok(vec![(); items.len()])
+        }
+
+        fn weight(item: &usize) -> usize {
+            *item
+        }
+    }
+
+    #[tokio::test]
+    async fn heavy_items_fill_batches_and_the_queue_by_their_weight() {
+        let (gate, batches) = (Arc::new(Semaphore::new(0)), Arc::<Mutex<Vec<Vec<usize>>>>::default());
+        let scales = Scales { gate: gate.clone(), batches: batches.clone() };
+        let (batcher, work) = Batcher::new(scales, Limits { batch_max: 10, queue_max: 40 });
+        tokio::spawn(work);
+        let submit = |weight: usize| {
+            let batcher = batcher.clone();
+            tokio::spawn(async move { batcher.submit(weight).await })
+        };
+        let mut answers = vec![submit(1)];
+        while batches.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        for weight in [4, 4, 4, 24, 2, 0, 1] {
+            answers.push(submit(weight));
+            tokio::task::yield_now().await;
+        }
+        // 41 with this one: even what weighs nothing counts.
+        assert!(matches!(batcher.submit(1).await, Err(Refused::Overloaded)));
+        gate.add_permits(100);
+        for answer in answers {
+            answer.await.unwrap().unwrap();
+        }
+        assert_eq!(*batches.lock().unwrap(), [vec![1], vec![4, 4], vec![4], vec![24], vec![2, 0, 1]]);
+        batcher.submit(1_000).await.unwrap();
+        assert_eq!(batcher.queued.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 //! not send what the original sends. So a log that finds itself elsewhere is silent until an operator says how to go on.
 
 use chrono::{DateTime, Utc};
-use sqlx::{Acquire, PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool};
 
 use crate::moment::Moment;
 use crate::{parked, replay};
@@ -62,8 +62,14 @@ pub async fn is_restored(db: &mut PgConnection) -> sqlx::Result<bool> {
 /// Lets the readers go on. False if the log was not restored: then nothing changes.
 pub async fn recover(db: &PgPool, way: Recover) -> sqlx::Result<bool> {
     settle(db).await?;
-    let mut db = db.acquire().await?;
     let mut tx = db.begin().await?;
+    let is_recovered = recover_in(&mut tx, way).await?;
+    tx.commit().await?;
+    Ok(is_recovered)
+}
+
+/// The same in the caller's transaction, after [`settle`].
+pub async fn recover_in(tx: &mut PgConnection, way: Recover) -> sqlx::Result<bool> {
     let query = "update pillarbox.home set restored_at = null where restored_at is not null returning floor_at";
     let floor_at: Option<DateTime<Utc>> = sqlx::query_scalar(query).fetch_optional(&mut *tx).await?;
     let Some(floor_at) = floor_at else { return Ok(false) };
@@ -94,8 +100,7 @@ pub async fn recover(db: &PgPool, way: Recover) -> sqlx::Result<bool> {
             .execute(&mut *tx)
             .await?;
         }
-        Recover::Skip => parked::set_aside(&mut tx, None, "set aside by pillarbox recover --skip").await?,
+        Recover::Skip => parked::set_aside(tx, None, "set aside by pillarbox recover --skip").await?,
     }
-    tx.commit().await?;
     Ok(true)
 }

@@ -6,7 +6,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 /// Writes down that these take effect in this transaction; returns those that had not before.
-pub(crate) async fn enter(
+pub async fn enter(
     tx: &mut PgConnection,
     consumer: &str,
     messages: &[(Uuid, i32)],

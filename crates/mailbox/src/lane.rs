@@ -124,6 +124,7 @@ impl<W: Work> Lane<W> {
                         self.is_registered = false;
                         Ok(Round::Busy)
                     }
+                    LaneError::TooMuch => Ok(Round::Busy),
                     error => Err(error),
                 }
             }
@@ -233,6 +234,7 @@ impl<W: Work> Lane<W> {
         drop(db);
         let item = |parked: parked::Parked| Item {
             run: parked.run,
+            is_replayed: false,
             origin: Origin::Parked { place: parked.place, attempts: parked.attempts, discarded: parked.discarded },
             message: parked.message,
         };
@@ -250,14 +252,15 @@ impl<W: Work> Lane<W> {
         let Some(first) = self.replays.first().map(|replaying| replaying.replay) else { return Ok(false) };
         let (mut chunk, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.replays).into_iter().partition(|replaying| replaying.replay == first);
-        let limit = (self.options.batch / chunk.len() as u32).max(1);
+        let limit = (self.options.batch.min(self.work.most()) / chunk.len() as u32).max(1);
         let mut items = Vec::new();
         let mut db = self.id.db.acquire().await?;
         for replaying in &mut chunk {
             let Some(place) = self.saved.get(&replaying.shard) else { continue };
             let messages = replay::read(&mut db, replaying, &self.cursor.filter, place, limit).await?;
             let run = replaying.run;
-            items.extend(messages.into_iter().map(|message| Item { message, run, origin: Origin::Log }));
+            let item = |message| Item { message, run, is_replayed: true, origin: Origin::Log };
+            items.extend(messages.into_iter().map(item));
         }
         drop(db);
         self.run(items, &chunk).await?;
@@ -268,7 +271,8 @@ impl<W: Work> Lane<W> {
     /// Runs the next messages of the log; true if there is more.
     async fn run_live(&mut self) -> Result<bool, LaneError> {
         let Some((now, ahead)) = self.watcher.newest() else { return Ok(false) };
-        let followed = ahead.iter().find_map(|ahead| self.reader.follow(ahead, self.options.batch));
+        let batch = self.options.batch.min(self.work.most());
+        let followed = ahead.iter().find_map(|ahead| self.reader.follow(ahead, batch));
         // More windows may lie ahead of the one that was followed.
         let has_more = |lane: &Self| !lane.reader.is_done() || !lane.reader.has_reached(&now);
         let messages = match followed {
@@ -279,12 +283,13 @@ impl<W: Work> Lane<W> {
                 if self.reader.is_done() {
                     return Ok(false);
                 }
-                let limit = if was_behind { self.options.batch * WHEN_BEHIND } else { self.options.batch };
+                let limit = if was_behind { self.options.batch * WHEN_BEHIND } else { batch };
+                let limit = limit.min(self.work.most());
                 self.reader.read(&mut *self.id.db.acquire().await?, limit).await?
             }
         };
         if !messages.is_empty() || self.saved_at.elapsed() > QUIET_SAVE_PAUSE {
-            let item = |message| Item { message, run: 0, origin: Origin::Log };
+            let item = |message| Item { message, run: 0, is_replayed: false, origin: Origin::Log };
             self.run(messages.into_iter().map(item).collect(), &[]).await?;
         }
         Ok(has_more(self))

@@ -222,7 +222,10 @@ impl Reader {
         let calm = open.len() as u32 - full;
         let (calm_share, full_share) = match full {
             0 => (limit / calm.max(1), 0),
-            _ => (CALM_SHARE, limit.saturating_sub(calm * CALM_SHARE) / full),
+            _ => {
+                let calm_share = CALM_SHARE.min(limit / open.len() as u32);
+                (calm_share, limit.saturating_sub(calm * calm_share) / full)
+            }
         };
         let share = |shard: &i16| if self.full.contains(shard) { full_share } else { calm_share };
         open.iter().map(|(shard, _)| share(shard).max(1) as i32).collect()

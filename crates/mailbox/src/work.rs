@@ -17,6 +17,8 @@ pub struct Item {
     pub message: Message,
     /// 0 is live; a replay that repeats has a run of its own.
     pub run: i32,
+    /// It is read again, and may have taken effect before.
+    pub is_replayed: bool,
     pub(crate) origin: Origin,
 }
 
@@ -52,6 +54,11 @@ pub trait Work: Send {
 
     /// What the last run did is committed.
     fn kept(&mut self) {}
+
+    /// How many it takes at most, the next time. From many shards it is given one of each all the same.
+    fn most(&self) -> u32 {
+        u32::MAX
+    }
 }
 
 /// Who works, and where.
@@ -80,6 +87,9 @@ pub enum LaneError {
     Lapsed(String),
     #[error("the database was away: what was read before that is read again")]
     Doubtful,
+    /// Nothing was done: it is given fewer, by what [`Work::most`] says now.
+    #[error("too much at a time")]
+    TooMuch,
     #[error("{0}")]
     Work(String),
 }

@@ -140,11 +140,11 @@ pub(crate) async fn resume(
 /// What was to be sent to it goes nowhere any more.
 pub(crate) async fn delete(
     tx: &mut PgConnection,
-    hub: &Hub,
     (tenant, id): (&Tenant, Uuid),
     if_match: &IfMatch,
 ) -> Result<(), Error> {
-    locked(tx, hub, tenant, id, if_match).await?;
+    let version = store::lock_version(tx, tenant, id).await?.ok_or(Error::NoSubscriber)?;
+    if_match.check(version).map_err(Error::Stale)?;
     store::delete(tx, tenant, id).await?;
     tracing::info!(subscriber = %id, tenant = tenant.as_str(), "deleted a subscriber");
     Ok(())
@@ -175,7 +175,7 @@ pub(crate) async fn rotate(
 /// Sends one event at once, beside the log and whatever waits, and says what came of it.
 pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestResult, Error> {
     // Its connection goes back before anything is sent.
-    let known = show(hub, tenant, id).await?;
+    let known = opened(show(hub, tenant, id).await?)?;
     let mut recipient = Recipient::of(known).map_err(Error::Unusable)?;
     recipient.timeout = recipient.timeout.min(TEST_TIME_MAX);
     let (event_id, now) = (Uuid::now_v7(), hub.clock.now());
@@ -208,7 +208,15 @@ async fn locked(
 ) -> Result<Known, Error> {
     let known = store::lock(tx, &hub.seal, tenant, id).await?.ok_or(Error::NoSubscriber)?;
     if_match.check(known.subscriber.version).map_err(Error::Stale)?;
-    Ok(known)
+    opened(known)
+}
+
+/// What cannot be opened can be kept only as it is.
+fn opened(known: Known) -> Result<Known, Error> {
+    match known.unopened {
+        None => Ok(known),
+        Some(_) => Err(Error::Unopened),
+    }
 }
 
 async fn save(tx: &mut PgConnection, hub: &Hub, known: &mut Known, now: DateTime<Utc>) -> Result<(), Error> {

@@ -155,10 +155,9 @@ async fn delete(
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<Answer, Problem> {
-    let deleted = hub.clone();
     once(&hub, identity.as_ref(), Keep::Answer, |tx| {
         Box::pin(async move {
-            flow::delete(tx, &deleted, (&caller.tenant, id), &if_match).await?;
+            flow::delete(tx, (&caller.tenant, id), &if_match).await?;
             Ok(Answer::empty(StatusCode::NO_CONTENT))
         })
     })

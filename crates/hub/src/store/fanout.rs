@@ -1,8 +1,15 @@
-use chrono::{DateTime, Utc};
-use mailbox::log::LogRef;
+use std::collections::HashSet;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use mailbox::log::{LogRef, Message};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
+
+/// What one statement takes: a large batch must not run into its time.
+const SLICE: usize = 10_000;
+/// Clocks differ by less.
+const MARGIN: TimeDelta = TimeDelta::hours(1);
 
 /// A message to be appended.
 pub(crate) struct NewMessage {
@@ -26,8 +33,36 @@ pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
     Ok((row.try_get("n")?, row.try_get("version")?))
 }
 
+/// Of these, those that were fanned out before: something came of them, for anyone.
+pub(crate) async fn fanned_out(tx: &mut PgConnection, messages: &[&Message]) -> sqlx::Result<HashSet<i64>> {
+    let ids: Vec<i64> = messages.iter().map(|message| message.id).collect();
+    let (Some(first), Some(last)) = (ids.iter().min(), ids.iter().max()) else { return Ok(HashSet::new()) };
+    let from = messages.iter().map(|message| message.at).min().unwrap_or_default() - MARGIN;
+    // The range is for the index, which knows of ranges only.
+    let found: Vec<i64> = sqlx::query_scalar(
+        "select log_id from pillarbox_hub.message where log_id between $1 and $2 and log_id = any ($3) and at >= $4
+         union
+         select log_id from pillarbox_hub.unsent where log_id between $1 and $2 and log_id = any ($3) and at >= $4",
+    )
+    .bind(first)
+    .bind(last)
+    .bind(&ids)
+    .bind(from)
+    .fetch_all(tx)
+    .await?;
+    Ok(found.into_iter().collect())
+}
+
 /// The newest place in each of these lanes; 0 in one without any.
 pub(crate) async fn newest_seqs(tx: &mut PgConnection, lanes: &[(Uuid, String)]) -> sqlx::Result<Vec<i64>> {
+    let mut seqs = Vec::with_capacity(lanes.len());
+    for slice in lanes.chunks(SLICE) {
+        seqs.extend(newest_seqs_of(tx, slice).await?);
+    }
+    Ok(seqs)
+}
+
+async fn newest_seqs_of(tx: &mut PgConnection, lanes: &[(Uuid, String)]) -> sqlx::Result<Vec<i64>> {
     sqlx::query_scalar(
         "select coalesce((select seq from pillarbox_hub.message
                           where message.subscriber = wanted.subscriber and message.lane = wanted.lane
@@ -40,8 +75,23 @@ pub(crate) async fn newest_seqs(tx: &mut PgConnection, lanes: &[(Uuid, String)])
     .await
 }
 
-/// Appends messages with the numbers behind `after`, and says for whom, in one statement.
+/// Appends messages with the numbers behind `after`, and says for whom; most often in one statement.
 pub(crate) async fn append(
+    tx: &mut PgConnection,
+    after: i64,
+    messages: &[NewMessage],
+    also_for: &[Uuid],
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let (first, rest) = messages.split_at(messages.len().min(SLICE));
+    append_slice(tx, after, first, also_for, now).await?;
+    for (at, slice) in rest.chunks(SLICE).enumerate() {
+        append_slice(tx, after + (SLICE * (at + 1)) as i64, slice, &[], now).await?;
+    }
+    Ok(())
+}
+
+async fn append_slice(
     tx: &mut PgConnection,
     after: i64,
     messages: &[NewMessage],

@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use crate::domain::Outcome;
 
-/// A message is made after its event, and tried after it is made; clocks differ by less than this.
+/// A message is made and tried after its event, though it may have been carried on to a later day than that of its first
+/// attempts; clocks differ by less than this.
 const MARGIN: Duration = Duration::minutes(1);
 /// A page that is asked for one outcome looks through at most so many messages.
 const LOOKED_THROUGH_MAX: i64 = 2_000;
@@ -74,7 +75,7 @@ const COLUMNS: &str = "made.n, made.at, made.subscriber, made.lane, made.seq, ma
 const PROGRESS: &str = "
     left join lateral (
         select * from pillarbox_hub.attempt
-        where attempt.subscriber = made.subscriber and attempt.n = made.n and attempt.at >= made.at - $1::interval
+        where attempt.subscriber = made.subscriber and attempt.n = made.n and attempt.at >= made.log_at - $1::interval
         order by attempt.at desc, attempt.attempt desc limit 1
     ) last on true
     left join pillarbox_hub.lane waiting on waiting.subscriber = made.subscriber and waiting.head = made.n";
@@ -189,11 +190,11 @@ pub(crate) async fn list(
 pub(crate) async fn attempts(db: &mut PgConnection, subscriber: Uuid, place: LogRef) -> sqlx::Result<Vec<Attempt>> {
     let rows = sqlx::query(
         "with made as materialized (
-             select n, at, subscriber from pillarbox_hub.message where log_id = $2 and at >= $3::timestamptz - $1::interval
+             select n, log_at, subscriber from pillarbox_hub.message where log_id = $2 and at >= $3::timestamptz - $1::interval
          )
          select attempt.* from made join lateral (
              select * from pillarbox_hub.attempt
-             where attempt.subscriber = $4 and attempt.n = made.n and attempt.at >= made.at - $1::interval
+             where attempt.subscriber = $4 and attempt.n = made.n and attempt.at >= made.log_at - $1::interval
          ) attempt on true
          where made.subscriber = $4
          order by attempt.at desc, attempt.n desc, attempt.attempt desc limit $5",

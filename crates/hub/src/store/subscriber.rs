@@ -15,6 +15,8 @@ pub(crate) struct Known {
     pub(crate) subscriber: Subscriber,
     /// The newest first, each with the time from which nothing is signed with it any more; None: it is in use.
     pub(crate) secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
+    /// Why its headers and secrets cannot be opened, and are missing here.
+    pub(crate) unopened: Option<String>,
 }
 
 impl Known {
@@ -47,8 +49,7 @@ pub(crate) async fn version(db: &mut PgConnection) -> sqlx::Result<i64> {
 
 /// What everyone is sent. Nothing that is sealed is opened for it: one that cannot be is sent to later, but gets its messages.
 pub(crate) async fn interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interest>> {
-    let query =
-        "select id, tenant, event_types, filter, ordering_key, is_active from pillarbox_hub.subscriber order by id";
+    let query = "select id, tenant, event_types, filter, ordering_key, is_active, created_at from pillarbox_hub.subscriber order by id";
     let rows = sqlx::query(query).fetch_all(db).await?;
     let interest = |row: &PgRow| {
         Ok(Interest {
@@ -58,6 +59,7 @@ pub(crate) async fn interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interes
             filter: filter(row)?,
             ordering_key: row.try_get("ordering_key")?,
             is_active: row.try_get("is_active")?,
+            since: row.try_get("created_at")?,
         })
     };
     rows.iter().map(interest).collect()
@@ -69,15 +71,25 @@ pub(crate) async fn of_shards(db: &mut PgConnection, seal: &Seal, shards: &[i16]
     let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(shards).fetch_all(db).await?;
     let mut readable = Vec::with_capacity(rows.len());
     for row in &rows {
-        match known(row, seal) {
-            Ok(known) => readable.push(known),
+        let subscriber: Uuid = row.try_get("id")?;
+        match known(row, seal).map(|known| (known.unopened.clone(), known)) {
+            Ok((None, known)) => readable.push(known),
+            Ok((Some(error), _)) => {
+                tracing::error!(%subscriber, error, "a subscriber cannot be opened, so its messages wait; is `secret_keys_previous` complete?");
+            }
             Err(error) => {
-                let subscriber: Uuid = row.try_get("id")?;
-                tracing::error!(%subscriber, %error, "a subscriber cannot be read, so its messages wait; is `secret_keys_previous` complete?");
+                tracing::error!(%subscriber, %error, "a subscriber cannot be read, so its messages wait");
             }
         }
     }
     Ok(readable)
+}
+
+/// Everyone, with nothing that is sealed.
+pub(crate) async fn all(db: &mut PgConnection) -> sqlx::Result<Vec<Subscriber>> {
+    let query = format!("select {COLUMNS} from pillarbox_hub.subscriber order by id");
+    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).fetch_all(db).await?;
+    rows.iter().map(|row| subscriber(row, Vec::new())).collect()
 }
 
 /// How many a tenant has.
@@ -95,15 +107,19 @@ pub(crate) async fn find(db: &mut PgConnection, seal: &Seal, tenant: &Tenant, id
 /// Who changes it next waits for this transaction.
 pub(crate) async fn lock(db: &mut PgConnection, seal: &Seal, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<Known>> {
     // First the lock, then the look: a statement sees the secrets as they were when it began, before it waited.
-    let locked = sqlx::query("select from pillarbox_hub.subscriber where id = $1 and tenant = $2 for update")
-        .bind(id)
-        .bind(tenant.as_str())
-        .fetch_optional(&mut *db)
-        .await?;
-    match locked {
+    match lock_version(db, tenant, id).await? {
         Some(_) => find(db, seal, tenant, id).await,
         None => Ok(None),
     }
+}
+
+/// The same for who needs to know nothing but its version.
+pub(crate) async fn lock_version(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<i64>> {
+    sqlx::query_scalar("select version from pillarbox_hub.subscriber where id = $1 and tenant = $2 for update")
+        .bind(id)
+        .bind(tenant.as_str())
+        .fetch_optional(db)
+        .await
 }
 
 /// Whether this tenant has it.
@@ -269,19 +285,31 @@ fn sealed_headers(seal: &Seal, id: Uuid, headers: &[(String, String)]) -> sqlx::
     Ok(Some(seal.seal(&plain, id.as_bytes())))
 }
 
+/// One that cannot be opened is known all the same, and can be seen and deleted.
 fn known(row: &PgRow, seal: &Seal) -> sqlx::Result<Known> {
     let id: Uuid = row.try_get("id")?;
-    let settings = settings(row, seal, id)?;
-    let subscriber = Subscriber {
-        id,
+    let opened = headers(row, seal, id).and_then(|headers| Ok((headers, secrets(row, seal, id)?)));
+    let (headers, secrets, unopened) = match opened {
+        Ok((headers, secrets)) => (headers, secrets, None),
+        Err(error) => (Vec::new(), Vec::new(), Some(error.to_string())),
+    };
+    Ok(Known { subscriber: subscriber(row, headers)?, secrets, unopened })
+}
+
+fn subscriber(row: &PgRow, headers: Vec<(String, String)>) -> sqlx::Result<Subscriber> {
+    Ok(Subscriber {
+        id: row.try_get("id")?,
         tenant: tenant(row)?,
         version: row.try_get("version")?,
-        settings,
+        settings: settings(row, headers)?,
         paused_at: row.try_get("paused_at")?,
         inactive_reason: row.try_get("inactive_reason")?,
         created_at: row.try_get("created_at")?,
         updated_at: row.try_get("updated_at")?,
-    };
+    })
+}
+
+fn secrets(row: &PgRow, seal: &Seal, id: Uuid) -> sqlx::Result<Vec<(SigningSecret, Option<DateTime<Utc>>)>> {
     let sealed: Vec<Vec<u8>> = row.try_get("sealed")?;
     let ends: Vec<Option<DateTime<Utc>>> = row.try_get("sealed_until")?;
     let secret = |(sealed, expires_at): (Vec<u8>, _)| {
@@ -289,19 +317,21 @@ fn known(row: &PgRow, seal: &Seal) -> sqlx::Result<Known> {
         let secret = SigningSecret::parse(&String::from_utf8_lossy(&plain)).map_err(unreadable)?;
         Ok((secret, expires_at))
     };
-    let secrets = sealed.into_iter().zip(ends).map(secret).collect::<sqlx::Result<_>>()?;
-    Ok(Known { subscriber, secrets })
+    sealed.into_iter().zip(ends).map(secret).collect()
 }
 
-fn settings(row: &PgRow, seal: &Seal, id: Uuid) -> sqlx::Result<SubscriberSettings> {
-    let positive = |column| row.try_get::<i32, _>(column).map(i32::unsigned_abs);
-    let headers = match row.try_get::<Option<Vec<u8>>, _>("headers")? {
+fn headers(row: &PgRow, seal: &Seal, id: Uuid) -> sqlx::Result<Vec<(String, String)>> {
+    match row.try_get::<Option<Vec<u8>>, _>("headers")? {
         Some(sealed) => {
             let plain = seal.open(&sealed, id.as_bytes()).map_err(unreadable)?;
-            serde_json::from_slice(&plain).map_err(unreadable)?
+            serde_json::from_slice(&plain).map_err(unreadable)
         }
-        None => Vec::new(),
-    };
+        None => Ok(Vec::new()),
+    }
+}
+
+fn settings(row: &PgRow, headers: Vec<(String, String)>) -> sqlx::Result<SubscriberSettings> {
+    let positive = |column| row.try_get::<i32, _>(column).map(i32::unsigned_abs);
     Ok(SubscriberSettings {
         name: row.try_get("name")?,
         url: row.try_get("url")?,

@@ -3,6 +3,9 @@ use mailbox::{hold, partition};
 use sqlx::{PgConnection, Row};
 
 const FORGET_MAX: i64 = 10_000;
+const COUNTED_MAX: i64 = 1_000;
+/// Messages that are carried on at a time.
+pub(crate) const CARRY_MAX: u64 = 10_000;
 
 /// Makes partitions ahead; returns how many it made.
 pub(crate) async fn make_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
@@ -11,28 +14,72 @@ pub(crate) async fn make_partitions(db: &mut PgConnection) -> sqlx::Result<i32> 
     Ok(partition::unless_locked(made)?.unwrap_or(0))
 }
 
-/// When the oldest message that is not settled was made, and its event posted; None if all are settled. It may also be one
-/// that was settled a moment ago.
-pub(crate) async fn oldest_unsettled(
-    db: &mut PgConnection,
-) -> sqlx::Result<(Option<DateTime<Utc>>, Option<DateTime<Utc>>)> {
-    let row = sqlx::query(
-        "select min(waiting.at) as at, min(waiting.log_at) as log_at
+/// When the oldest event was posted that a message waits for; None if all are settled. It may also be one that was settled
+/// a moment ago.
+pub(crate) async fn oldest_unsettled(db: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
+    sqlx::query_scalar(
+        "select min(waiting.log_at)
          from pillarbox_hub.subscriber
          left join lateral (select n from pillarbox_hub.position
                             where position.subscriber = subscriber.id order by n desc limit 1) newest on true
          cross join lateral (
-             (select at, log_at from pillarbox_hub.message
+             (select log_at from pillarbox_hub.message
               where message.subscriber = subscriber.id and n > coalesce(newest.n, 0) order by n limit 1)
              union all
-             (select at, log_at from pillarbox_hub.lane
+             (select log_at from pillarbox_hub.lane
               join pillarbox_hub.message on message.subscriber = lane.subscriber and message.n = lane.head
               where lane.subscriber = subscriber.id)
          ) waiting",
     )
     .fetch_one(db)
-    .await?;
-    Ok((row.try_get("at")?, row.try_get("log_at")?))
+    .await
+}
+
+/// Moves messages from before that still wait to the day of `now`, so that their own can go; returns how many. Nothing else
+/// about them changes, and who reads them finds them by their number, as before.
+pub(crate) async fn carry_on(db: &mut PgConnection, before: DateTime<Utc>, now: DateTime<Utc>) -> sqlx::Result<u64> {
+    let query = "
+        with waiting as (
+            select made.subscriber, made.n from pillarbox_hub.subscriber
+            left join lateral (select n from pillarbox_hub.position
+                               where position.subscriber = subscriber.id order by n desc limit 1) newest on true
+            cross join lateral (
+                (select message.subscriber, message.n from pillarbox_hub.message
+                 where message.subscriber = subscriber.id and n > coalesce(newest.n, 0) and at < $1
+                   and not exists (select from pillarbox_hub.attempt where attempt.subscriber = message.subscriber
+                                   and attempt.n = message.n and outcome <> 'failed')
+                 limit $3)
+                union
+                -- The head of a lane that is blocked has died, and is waited for all the same.
+                (select message.subscriber, message.n from pillarbox_hub.lane
+                 join pillarbox_hub.message on message.subscriber = lane.subscriber
+                      and (message.n = lane.head or (message.lane = lane.lane and message.n > lane.head))
+                 where lane.subscriber = subscriber.id and message.at < $1
+                   and (message.n = lane.head
+                        or not exists (select from pillarbox_hub.attempt where attempt.subscriber = message.subscriber
+                                       and attempt.n = message.n and outcome <> 'failed'))
+                 limit $3)
+            ) made
+            limit $3)
+        update pillarbox_hub.message set at = $2 from waiting
+        where message.subscriber = waiting.subscriber and message.n = waiting.n and message.at < $1";
+    let moved = sqlx::query(query).bind(before).bind(now).bind(CARRY_MAX as i64).execute(db).await?;
+    Ok(moved.rows_affected())
+}
+
+/// Writes the positions down again that have not moved since before: of a day whose messages could not be dropped yet, what
+/// was passed would be sent again without one.
+pub(crate) async fn carry_positions(
+    db: &mut PgConnection,
+    before: DateTime<Utc>,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let query = "insert into pillarbox_hub.position (subscriber, n, at)
+                 select subscriber.id, newest.n, $2 from pillarbox_hub.subscriber
+                 cross join lateral (select n, at from pillarbox_hub.position
+                                     where position.subscriber = subscriber.id order by n desc, at desc limit 1) newest
+                 where newest.at < $1";
+    sqlx::query(query).bind(before).bind(now).execute(db).await.map(drop)
 }
 
 /// The log is kept for messages that are not settled.
@@ -90,20 +137,27 @@ pub(crate) async fn forget_dead_letters(db: &mut PgConnection, before: DateTime<
     sqlx::query(query).bind(before).bind(FORGET_MAX).execute(db).await.map(drop)
 }
 
-/// How many messages wait, up to a bound for each subscriber, and how many dead letters nobody has retried.
+/// How many messages and lanes wait, and how many dead letters nobody has retried: of each up to a bound for each subscriber,
+/// so that looking costs the same whatever has gathered.
 pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
     let row = sqlx::query(
-        "select (select coalesce(sum(waiting.count), 0)::bigint
-                 from pillarbox_hub.subscriber
-                 left join lateral (select n from pillarbox_hub.position
-                                    where position.subscriber = subscriber.id order by n desc limit 1) newest on true
-                 cross join lateral (
-                     select count(*) from (select from pillarbox_hub.message
-                                           where message.subscriber = subscriber.id and n > coalesce(newest.n, 0)
-                                           limit 10000) as counted
-                 ) waiting) + (select count(*) from pillarbox_hub.lane) as pending,
-                (select count(*) from pillarbox_hub.dead_letter where manual_retry_at is null) as dead",
+        "select coalesce(sum(messages.count + lanes.count), 0)::bigint as pending, coalesce(sum(dead.count), 0)::bigint as dead
+         from pillarbox_hub.subscriber
+         left join lateral (select n from pillarbox_hub.position
+                            where position.subscriber = subscriber.id order by n desc limit 1) newest on true
+         cross join lateral (
+             select count(*) from (select from pillarbox_hub.message
+                                   where message.subscriber = subscriber.id and n > coalesce(newest.n, 0) limit $1) as counted
+         ) messages
+         cross join lateral (
+             select count(*) from (select from pillarbox_hub.lane where lane.subscriber = subscriber.id limit $1) as counted
+         ) lanes
+         cross join lateral (
+             select count(*) from (select from pillarbox_hub.dead_letter
+                                   where dead_letter.subscriber = subscriber.id and manual_retry_at is null limit $1) as counted
+         ) dead",
     )
+    .bind(COUNTED_MAX)
     .fetch_one(db)
     .await?;
     Ok((row.try_get("pending")?, row.try_get("dead")?))

@@ -65,6 +65,10 @@ pub(crate) struct SubscriberWithSecrets {
     subscriber: SubscriberView,
     /// The newest first.
     secrets: Vec<SecretView>,
+    /// Its headers and secrets cannot be opened with the keys that this instance has, and are missing here: its messages
+    /// wait. It can be deleted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    unopened: bool,
 }
 
 /// The only answer that shows a secret.
@@ -118,6 +122,7 @@ impl From<&Known> for SubscriberWithSecrets {
         SubscriberWithSecrets {
             subscriber: SubscriberView::from(&known.subscriber),
             secrets: known.secrets.iter().map(view).collect(),
+            unopened: known.unopened.is_some(),
         }
     }
 }

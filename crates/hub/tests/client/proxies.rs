@@ -59,8 +59,19 @@ async fn https_goes_through_a_tunnel_that_the_proxy_cannot_look_into() {
 #[tokio::test]
 async fn addresses_are_vetted_before_the_proxy_is_asked() {
     let proxy = Receiver::answering(OK).await;
-    let client = Client::with_resolver(through(&proxy), Table::of(&[])).unwrap();
-    for url in ["http://169.254.169.254/", "https://10.0.0.1/", "http://[::1]/", "https://2130706433/"] {
+    let table = Table::of(&[("inside.example", &[&["93.184.215.14", "10.0.0.1"], &["10.0.0.1"], &["10.0.0.1"]])]);
+    let client = Client::with_resolver(through(&proxy), table).unwrap();
+    for url in [
+        "http://169.254.169.254/",
+        "https://10.0.0.1/",
+        "http://[::1]/",
+        "https://2130706433/",
+        "http://inside.example/",
+        "https://inside.example/",
+        "http://localhost/",
+        "https://Localhost./",
+        "https://a.localhost/",
+    ] {
         assert_eq!(post(&client, url).await.unwrap_err().class, ErrorClass::AddressRefused, "{url}");
     }
     assert_eq!(proxy.connections(), 0);

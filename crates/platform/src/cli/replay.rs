@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
-use mailbox::home::{self, Recover};
+use mailbox::home::Recover;
 use mailbox::replay::{self, Request};
 use mailbox::status;
 use sqlx::PgPool;
@@ -60,7 +60,7 @@ pub(super) struct Way {
     /// Everyone reads again what was posted since: RFC 3339, or back from now (30m, 2h, 7d)
     #[arg(long, value_name = "TIME", value_parser = when::time)]
     from: Option<DateTime<Utc>>,
-    /// Nothing that was restored is sent; what was parked becomes dead letters
+    /// Nothing that was restored is sent; what was parked, and webhooks that waited, become dead letters
     #[arg(long)]
     skip: bool,
 }
@@ -176,11 +176,14 @@ pub(super) async fn recover(settings: &Settings, way: Way) -> Result<(), Failure
         }
         None => (Recover::Skip, "nothing that was restored is sent, and what was parked is a dead letter".to_owned()),
     };
-    if !home::recover(&db, way).await? {
+    let Some(set_aside) = flow::recover(&db, way, Utc::now()).await? else {
         say("This database was not restored or copied; nothing is changed.")?;
         return Ok(());
-    }
+    };
     say(&format!("Recovered: {told}."))?;
+    if set_aside > 0 {
+        say(&format!("{set_aside} webhooks that waited are among the hub's dead letters."))?;
+    }
     let consumers = status::consumers(&db).await?;
     let names: Vec<&str> = consumers.iter().map(|consumer| consumer.consumer.as_str()).collect();
     say(&match names.as_slice() {

@@ -1,6 +1,7 @@
 use chrono::{DateTime, Utc};
 use mailbox::cursor::{self, Dropped};
 use mailbox::dead_letter::{self, DeadLetter, Which};
+use mailbox::home::{self, Recover};
 use mailbox::moment::Moment;
 use mailbox::parked::{self, Retried};
 use mailbox::replay::{self, Canceled, Request};
@@ -32,6 +33,22 @@ pub(crate) async fn reset(
     }
     tracing::info!(consumer, ?from, "an operator has reset a consumer");
     Ok(())
+}
+
+/// Lets a restored log go on; returns how many webhooks that waited are dead letters now, or None if it was not restored.
+pub(crate) async fn recover(db: &PgPool, way: Recover, now: DateTime<Utc>) -> Result<Option<u64>, Error> {
+    home::settle(db).await?;
+    let mut tx = db.begin().await?;
+    if !home::recover_in(&mut tx, way).await? {
+        return Ok(None);
+    }
+    let set_aside = match way {
+        Recover::From(_) => 0,
+        Recover::Skip => hub::set_aside(&mut tx, now).await?,
+    };
+    tx.commit().await?;
+    tracing::info!(?way, set_aside, "an operator has recovered the log");
+    Ok(Some(set_aside))
 }
 
 pub(crate) async fn forget(tx: &mut PgConnection, consumer: &str) -> Result<(), Error> {

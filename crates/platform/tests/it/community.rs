@@ -9,7 +9,7 @@ use mailbox::database::migrations;
 use pillarbox::settings::{Bus, Role};
 use serde_json::{Value, json};
 use sqlx::PgPool;
-use testkit::{Client, TestApp, TestDatabase, TestVhost, drain};
+use testkit::{TestApp, TestDatabase, TestVhost, drain};
 use uuid::Uuid;
 
 use crate::broker::Outside;

@@ -128,8 +128,18 @@ async fn one_whose_secret_cannot_be_opened_waits_and_holds_up_nobody() {
     }
     until_received(&other, 3).await;
     assert_eq!(locked_out.count(), 0);
+    let (list, path) = ("/hub/v1/subscribers", format!("/hub/v1/subscribers/{}", text(&made["id"])));
+    let listed = world.manager.get(list).await.json()["items"].as_array().unwrap().clone();
+    let unopened: Vec<_> = listed.iter().filter(|one| one["unopened"] == true).map(|one| one["id"].clone()).collect();
+    assert_eq!((listed.len(), unopened), (2, vec![made["id"].clone()]), "it is seen, and the other one, too");
+    assert_eq!(world.manager.get(&path).await.json()["secrets"], json!([]));
+    let changed = world.manager.post(&format!("{path}/pause"), json!({})).await;
+    changed.assert_problem(409, "subscriber-unopened");
     seal(Some(sealed)).await;
     until_received(&locked_out, 3).await;
+    seal(None).await;
+    assert_eq!(world.manager.send(Method::DELETE, &path, None).await.status, 204, "without being opened");
+    world.manager.get(&path).await.assert_problem(404, "subscriber-not-found");
     world.app.stop().await;
     let numbers: Vec<_> = locked_out.received().iter().map(|received| received.json()["n"].clone()).collect();
     assert_eq!(numbers, [1, 2, 3], "all that came meanwhile, in order");

@@ -1,0 +1,65 @@
+//! A copy of a database, and the webhooks that waited in it.
+
+use kit::secret::Secret;
+use pillarbox::settings::Settings;
+use serde_json::json;
+use testkit::{Receiver, Reply, TestApp, TestDatabase, drain};
+
+use crate::consuming::copy_database;
+use crate::hub_delivery::{PATIENCE, caller, post, subscribe, until_received};
+use crate::hub_world::{World, dead_letters, text, until_outcome};
+use crate::operator_commands::Desk;
+
+/// 32 bytes: the copy opens what the original sealed.
+fn same_key(settings: &mut Settings) {
+    settings.secret_key = Some(Secret::new("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=".to_owned()));
+}
+
+#[tokio::test]
+async fn a_copy_that_skips_sends_none_of_the_webhooks_that_waited() {
+    let World { database, app, manager } = World::start_with(same_key).await;
+    let receiver =
+        Receiver::replying(|received| Reply::status(if received.json()["bad"] == true { 503 } else { 200 })).await;
+    let paused = subscribe(&manager, &receiver.url(), json!({"event_types": ["test.waits"]})).await;
+    let pause = format!("/hub/v1/subscribers/{}/pause", text(&paused["id"]));
+    assert_eq!(manager.post(&pause, json!({})).await.status, 200);
+    let fields = json!({"event_types": ["test.fails"], "retry_backoff_seconds": [1, 1, 1, 1, 1, 1, 1, 1]});
+    let failing = subscribe(&manager, &receiver.url(), fields).await;
+    for n in 1..=3 {
+        post(&manager, "test.waits", json!({ "n": n }), Some("k")).await;
+    }
+    let first = post(&manager, "test.fails", json!({"n": 1, "bad": true}), Some("k")).await;
+    let second = post(&manager, "test.fails", json!({"n": 2}), Some("k")).await;
+    until_outcome(&manager, &first, &failing, "failed").await;
+    until_outcome(&manager, &second, &failing, "pending").await;
+    app.stop().await;
+
+    let copy = TestDatabase::empty().await;
+    copy_database(&database, &copy);
+    let app = TestApp::start_with(&copy, same_key).await;
+    let manager = caller(&app, "manage", "acme").await;
+    let sent = receiver.count();
+    let told = Desk::at(&copy).ok("recover --skip").await;
+    assert!(told.contains("5 webhooks that waited"), "{told}");
+    let resume = format!("/hub/v1/subscribers/{}/resume", text(&paused["id"]));
+    assert_eq!(manager.post(&resume, json!({})).await.status, 200);
+    // What comes now goes, to both.
+    let new = post(&manager, "test.waits", json!({"n": 4}), Some("k")).await;
+    until_outcome(&manager, &new, &paused, "delivered").await;
+    let new = post(&manager, "test.fails", json!({"n": 3}), Some("k")).await;
+    until_outcome(&manager, &new, &failing, "delivered").await;
+    assert_eq!(receiver.count(), sent + 2, "and nothing from before");
+    until_outcome(&manager, &second, &failing, "dead").await;
+    for (subscriber, count) in [(&paused, 3), (&failing, 2)] {
+        let dead = dead_letters(&manager, subscriber).await;
+        assert_eq!(dead.len(), count);
+        assert!(dead.iter().all(|dead| dead["reason"] == "manual" && dead["event_type"] != json!(null)), "{dead:?}");
+    }
+    // With their content: one can be sent on request.
+    let dead = dead_letters(&manager, &paused).await;
+    let retry = format!("/hub/v1/dead-letters/{}/retry", text(&dead[0]["id"]));
+    assert_eq!(manager.post(&retry, json!({})).await.status, 202);
+    until_received(&receiver, sent + 3).await;
+    drain("it is the first", PATIENCE, async || receiver.received().last().unwrap().json()["n"] == 1).await;
+    app.stop().await;
+}
