@@ -11,7 +11,9 @@ use serde_json::json;
 use sqlx::PgPool;
 use testkit::{Client, FaultProxy, TestApp, TestRedis, drain};
 
-use crate::events_world::{PATIENCE, World, act, id, joined, meetup, meetup_with, patch, path, published, say};
+use crate::events_world::{
+    PATIENCE, World, act, id, joined, meetup, meetup_with, patch, path, published, replica, say,
+};
 
 fn with_redis(redis: &TestRedis, url: String) -> impl Fn(&mut Settings) + use<> {
     let prefix = redis.prefix().to_owned();
@@ -63,7 +65,7 @@ async fn nobody_sees_what_was_before(owner: &Client, readers: &[Client]) {
 #[tokio::test]
 async fn no_process_shows_a_status_of_before_from_its_memory() {
     let world = World::start().await;
-    let other = TestApp::start(&world.database).await;
+    let other = replica(&world.database).await;
     nobody_sees_what_was_before(&world.owner, &[world.app.anyone(), other.anyone()]).await;
     other.stop().await;
     world.app.stop().await;

@@ -9,10 +9,10 @@ use rand::seq::SliceRandom;
 use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
 use sqlx::PgPool;
-use testkit::{TestApp, drain};
+use testkit::drain;
 use uuid::Uuid;
 
-use crate::events_world::{PATIENCE, World, id, joined, meetup, path, published, say, time_to_show_counts};
+use crate::events_world::{PATIENCE, World, id, joined, meetup, path, published, replica, say, time_to_show_counts};
 use crate::instance::run;
 
 async fn count_of(db: &PgPool, event: Uuid) -> (i32, i64) {
@@ -75,7 +75,7 @@ async fn doubled_shuffled_and_replayed_messages_leave_the_counts_right() {
     for event in &events {
         until_counted(world.db(), id(event), (40 % 7, 40)).await;
     }
-    let replica = TestApp::start(&world.database).await;
+    let other = replica(&world.database).await;
     let replayed = world.app.admin().post("/admin/v1/replays", json!({"consumer": "events.counts", "from": chrono::Utc::now() - chrono::TimeDelta::hours(1), "again": true})).await;
     assert!(replayed.status < 300, "{replayed:?}");
     drain("the replay", PATIENCE, async || {
@@ -94,10 +94,10 @@ async fn doubled_shuffled_and_replayed_messages_leave_the_counts_right() {
         assert_eq!(count_of(world.db(), id(event)).await, (40 % 7, 40));
     }
     // After a restart the next one counts as before.
-    replica.stop().await;
+    other.stop().await;
     world.app.stop().await;
     say(world.database.pool(), "joins", &[joined(id(&events[0]), 1, 41)]).await;
-    let app = TestApp::start(&world.database).await;
+    let app = replica(&world.database).await;
     until_counted(world.database.pool(), id(&events[0]), (1, 41)).await;
     app.stop().await;
 }
@@ -276,7 +276,7 @@ async fn the_command_waits_for_the_answer_and_fails_without_one() {
 #[tokio::test]
 async fn by_time_one_process_reconciles_for_all() {
     let world = World::start().await;
-    let others = [TestApp::start(&world.database).await, TestApp::start(&world.database).await];
+    let others = [replica(&world.database).await, replica(&world.database).await];
     let runs = async || {
         sqlx::query_scalar::<_, i64>("select count(*) from pillarbox_events.reconciliation")
             .fetch_one(world.db())

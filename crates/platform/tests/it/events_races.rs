@@ -2,9 +2,8 @@
 
 use futures_util::future::join_all;
 use serde_json::Value;
-use testkit::TestApp;
 
-use crate::events_world::{World, act, id, made, meetup, messages_of};
+use crate::events_world::{World, act, id, made, meetup, messages_of, replica};
 
 /// Whether a status can follow another.
 fn is_legal(from: &str, to: &str) -> bool {
@@ -14,7 +13,7 @@ fn is_legal(from: &str, to: &str) -> bool {
 #[tokio::test]
 async fn parallel_changes_leave_a_legal_history_and_the_news_of_it_in_order() {
     let world = World::start().await;
-    let other = TestApp::start(&world.database).await;
+    let other = replica(&world.database).await;
     let owner_id = uuid::Uuid::now_v7();
     let replicas = [world.app.user(owner_id, None), other.user(owner_id, None)];
     for round in 0..4 {

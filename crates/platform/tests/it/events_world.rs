@@ -30,7 +30,11 @@ impl World {
 
     pub(crate) async fn start_with(change: impl FnOnce(&mut Settings)) -> World {
         let database = TestDatabase::new(&migrations()).await;
-        let app = TestApp::start_with(&database, change).await;
+        let alone_and_changed = |settings: &mut Settings| {
+            alone(settings);
+            change(settings);
+        };
+        let app = TestApp::start_with(&database, alone_and_changed).await;
         let owner = someone(&app);
         World { database, app, owner }
     }
@@ -38,6 +42,16 @@ impl World {
     pub(crate) fn db(&self) -> &PgPool {
         self.database.pool()
     }
+}
+
+/// The tests play the part of joins.
+fn alone(settings: &mut Settings) {
+    settings.services = vec!["events".to_owned()];
+}
+
+/// Another process on the same database.
+pub(crate) async fn replica(database: &TestDatabase) -> TestApp {
+    TestApp::start_with(database, alone).await
 }
 
 /// A user whom nobody knows.
