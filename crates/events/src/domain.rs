@@ -145,11 +145,21 @@ impl Event {
     }
 
     /// The event with its next version.
+    /// Whether others than its owner may know of it: when it is published, or was when it was canceled.
+    pub fn is_public(&self) -> bool {
+        is_public(self.status, self.published_at)
+    }
+
     pub fn after(&self, action: Action, now: DateTime<Utc>) -> Result<Event, Refused> {
         let status = self.status.after(action)?;
         Ok(Event {
             status,
-            published_at: if action == Action::Publish { Some(now) } else { self.published_at },
+            published_at: match (action, self.status) {
+                (Action::Publish, _) => Some(now),
+                // What nobody could see when it was canceled stays so.
+                (Action::Cancel, Status::Draft) => None,
+                _ => self.published_at,
+            },
             canceled_at: if action == Action::Cancel { Some(now) } else { self.canceled_at },
             updated_at: now,
             version: self.version + 1,
@@ -185,6 +195,14 @@ pub struct StatusChange {
     pub to: Status,
     pub by: Uuid,
     pub at: DateTime<Utc>,
+}
+
+pub fn is_public(status: Status, published_at: Option<DateTime<Utc>>) -> bool {
+    match status {
+        Status::Draft => false,
+        Status::Published => true,
+        Status::Canceled => published_at.is_some(),
+    }
 }
 
 #[cfg(test)]

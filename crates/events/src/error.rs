@@ -19,6 +19,8 @@ pub(crate) enum Error {
     Stale(Problem),
     #[error("the order that this cursor walks along is not kept any more: start again without it")]
     CursorExpired,
+    #[error("q cannot be read as a search: take out some of its signs")]
+    Unsearchable,
     #[error("post: {0}")]
     Post(#[from] PostError),
     #[error("database: {0}")]
@@ -33,6 +35,9 @@ impl From<Error> for Problem {
             Error::Refused(_) => Problem::conflict("transition-refused", &error),
             Error::Invalid(errors) => Problem::validation(errors),
             Error::Stale(problem) => problem,
+            Error::Unsearchable => {
+                kit::extract::query_problem("/q", "cannot be read as a search: take out some of its signs")
+            }
             Error::CursorExpired => Problem::new(StatusCode::GONE, "cursor-expired", &error),
             Error::Post(PostError::Database(cause)) | Error::Database(cause) => mailbox::database::problem(&cause),
             // We post what we made: it fits.

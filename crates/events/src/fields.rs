@@ -1,6 +1,6 @@
 //! What a caller wants an event to be: each field checked, and every one that is wrong named.
 
-use chrono::{DateTime, Datelike, SubsecRound, Utc};
+use chrono::{DateTime, SubsecRound, Utc};
 use kit::field::{Field, Settling, Wrong, each, one, printable};
 use kit::problem::FieldError;
 use serde::Deserialize;
@@ -155,10 +155,7 @@ fn description(text: String) -> Result<String, Wrong> {
 
 /// Microseconds, as PostgreSQL keeps them, of a year with four digits.
 fn instant(time: DateTime<Utc>) -> Result<DateTime<Utc>, Wrong> {
-    match (1970..=9999).contains(&time.year()) {
-        true => Ok(time.trunc_subsecs(6)),
-        false => Err(one("takes a time from 1970 to 9999")),
-    }
+    kit::instant::check(time).map(|time| time.trunc_subsecs(6)).map_err(one)
 }
 
 fn zone(name: String) -> Result<String, Wrong> {

@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use crate::cache::{Cache, Wanted};
-use crate::domain::{Event, Status};
+use crate::domain::Event;
 use crate::store::{event as store, feed};
 use crate::view::EventView;
 
@@ -24,7 +24,7 @@ const EVENT_TTL: Duration = Duration::from_secs(300);
 #[derive(Debug, Clone)]
 pub(crate) enum Seen {
     /// For its owner alone; never copied.
-    Draft(Box<Event>),
+    Hidden(Box<Event>),
     /// For all: its version, its count, and the ready answer.
     Public { version: i64, active_participants: i32, body: Bytes },
 }
@@ -50,8 +50,7 @@ impl Details {
     async fn look(&self, items: &[Uuid]) -> sqlx::Result<HashMap<Uuid, Seen>> {
         let ids: Vec<Uuid> = items.iter().copied().collect::<HashSet<_>>().into_iter().collect();
         let outlines = store::outlines(&mut *self.db.acquire().await?, &ids).await?;
-        let (drafts, public): (Vec<_>, Vec<_>) =
-            outlines.into_iter().partition(|outline| outline.status == Status::Draft);
+        let (drafts, public): (Vec<_>, Vec<_>) = outlines.into_iter().partition(|outline| !outline.is_public);
         let wanted: Vec<Wanted> =
             public.iter().map(|event| wanted(event.id, event.version, event.active_participants)).collect();
         let copies = self.cache.get_all(&wanted).await;
@@ -77,8 +76,8 @@ impl Details {
 
     /// Its copy is tagged by what this very row says, so a change meanwhile makes it useless, not wrong.
     async fn made_ready(&self, event: Event) -> Seen {
-        if event.status == Status::Draft {
-            return Seen::Draft(Box::new(event));
+        if !event.is_public() {
+            return Seen::Hidden(Box::new(event));
         }
         let (version, active_participants) = (event.version, event.active_participants);
         let wanted = wanted(event.id, version, active_participants);

@@ -17,7 +17,7 @@ use mailbox::watch::Watcher;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use crate::domain::{Order, Outcome};
+use crate::domain::{Order, Outcome, Refused};
 use crate::error::Error;
 use crate::flow::ledger::Ledger;
 use crate::view::{BanView, RegistrationView};
@@ -111,8 +111,12 @@ impl Desk {
                 answered.push(again);
                 continue;
             }
-            let first = ledger.apply(order, now).map(answer).map_err(Problem::from);
+            let first = ledger.apply(order, now);
+            let may_pass = first.as_ref().is_err_and(Refused::may_pass);
+            let first = first.map(answer).map_err(Problem::from);
             match &first {
+                // The next try is another, under the same key, too.
+                Err(_) if may_pass => {}
                 Ok(answer) => answers.give(identity, answer),
                 Err(refused) => answers.give(identity, &Answer::refusal(refused)),
             }

@@ -59,7 +59,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _state: &S) -> Result<Json<T>, Problem> {
-        parse_json(&json_text(request).await?).map(Json)
+        parse_json(&json_object(request).await?).map(Json)
     }
 }
 
@@ -167,8 +167,17 @@ where
     A: DeserializeOwned,
     B: DeserializeOwned,
 {
-    let body = json_text(request).await?;
+    let body = json_object(request).await?;
     Ok((Json(parse_json(&body)?), Json(parse_json(&body)?)))
+}
+
+/// Every body of ours is an object. Serde would take a list for one, field by field.
+async fn json_object(request: Request) -> Result<Bytes, Problem> {
+    let body = json_text(request).await?;
+    match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
+        Some(b'[') => Err(Problem::validation(vec![FieldError::body("", "takes an object")])),
+        _ => Ok(body),
+    }
 }
 
 async fn json_text(request: Request) -> Result<Bytes, Problem> {

@@ -21,6 +21,7 @@ pub mod extract;
 pub mod field;
 pub mod health;
 pub mod idempotency;
+pub mod instant;
 pub mod limit;
 pub mod openapi;
 pub mod page;

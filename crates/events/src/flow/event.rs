@@ -33,7 +33,7 @@ pub(crate) async fn create(tx: &mut Tx<'_>, user: Uuid, fields: Fields, now: Dat
 pub(crate) async fn show(events: &Events, user: Option<Uuid>, id: Uuid) -> Result<Seen, Problem> {
     let seen = events.details.submit(id).await.map_err(|refused| refused.into_problem(problem))?;
     match seen {
-        Some(Seen::Draft(event)) if Some(event.owner_id) != user => Err(Error::NoEvent.into()),
+        Some(Seen::Hidden(event)) if Some(event.owner_id) != user => Err(Error::NoEvent.into()),
         Some(seen) => Ok(seen),
         None => Err(Error::NoEvent.into()),
     }
@@ -101,12 +101,12 @@ async fn locked(tx: &mut Tx<'_>, user: Uuid, id: Uuid, if_match: &IfMatch) -> Re
     Ok(event)
 }
 
-/// Nobody but its owner knows of a draft.
+/// Nobody but its owner knows of what is not public.
 fn owned_by(event: &Event, user: Uuid) -> Result<(), Error> {
-    match event.status {
+    match event.is_public() {
         _ if event.owner_id == user => Ok(()),
-        Status::Draft => Err(Error::NoEvent),
-        Status::Published | Status::Canceled => Err(Error::NotTheOwner),
+        false => Err(Error::NoEvent),
+        true => Err(Error::NotTheOwner),
     }
 }
 

@@ -144,7 +144,11 @@ async fn read_behind(
         which.from = which.from.or(Some(now));
     }
     let after = position.map(|position| position.place);
-    let rows = store::page(&mut db, &which, order, (after, limit + 1)).await?;
+    let rows = store::page(&mut db, &which, order, (after, limit + 1)).await.map_err(|error| {
+        // PostgreSQL takes a search apart with a stack of its own, and says so when that is too small.
+        let is_too_deep = error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("XX000"));
+        if is_too_deep && which.search.is_some() { Error::Unsearchable } else { error.into() }
+    })?;
     let page = Page::cut(rows, limit, &events.cursor_key, scope, |(place, _)| Position { now, epoch, place: *place });
     Ok(page.map(|(_, event)| EventSummary::from(event)))
 }

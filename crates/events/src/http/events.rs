@@ -86,7 +86,7 @@ async fn show(
 ) -> Result<Response, Problem> {
     let user = caller.and_then(|caller| caller.user_id());
     let (tag, body) = match flow::show(&events, user, id).await? {
-        Seen::Draft(event) => (tag_of(&event), Bytes::from(EventView::from(*event).to_json())),
+        Seen::Hidden(event) => (tag_of(&event), Bytes::from(EventView::from(*event).to_json())),
         Seen::Public { version, active_participants, body } => (etag::beside(version, active_participants), body),
     };
     if if_none_match.has_tag(&tag) {

@@ -33,8 +33,10 @@ struct FeedFilters {
     #[param(max_length = 50)]
     category: Option<String>,
     /// What begins then or later; absent: now.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
     /// What begins before.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
     /// Words of the title or the description; of what matches, at most 1,000 events are looked at.
     #[param(min_length = 1, max_length = 200)]

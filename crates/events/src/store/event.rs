@@ -4,7 +4,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use crate::domain::{Details, Event, Name, Status, StatusChange};
+use crate::domain::{Details, Event, Name, Status, StatusChange, is_public};
 
 pub(super) const COLUMNS: &str = "event.id, event.owner_id, event.title, event.description, event.city, event.city_norm,
     event.category, event.category_norm, event.start_time, event.end_time, event.time_zone, event.capacity, event.status,
@@ -15,18 +15,19 @@ pub(super) const COLUMNS: &str = "event.id, event.owner_id, event.title, event.d
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Outline {
     pub(crate) id: Uuid,
-    pub(crate) status: Status,
+    pub(crate) is_public: bool,
     pub(crate) version: i64,
     pub(crate) active_participants: i32,
 }
 
 pub(crate) async fn outlines(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Vec<Outline>> {
-    let query = "select id, status, version, active_participants from pillarbox_events.event where id = any($1)";
+    let query =
+        "select id, status, published_at, version, active_participants from pillarbox_events.event where id = any($1)";
     let rows = sqlx::query(query).bind(ids).fetch_all(db).await?;
     let outline = |row: &PgRow| {
         Ok(Outline {
             id: row.try_get("id")?,
-            status: status(row, "status")?,
+            is_public: is_public(status(row, "status")?, row.try_get("published_at")?),
             version: row.try_get("version")?,
             active_participants: row.try_get("active_participants")?,
         })

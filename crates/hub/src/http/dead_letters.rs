@@ -34,8 +34,10 @@ struct DeadLetterFilters {
     event_type: Option<String>,
     reason: Option<Reason>,
     /// Given up then or later.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
     /// Given up before then.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
     /// Whether somebody had them sent again.
     retried: Option<bool>,
@@ -52,8 +54,10 @@ struct Chosen {
     event_type: Option<String>,
     reason: Option<Reason>,
     /// Given up then or later.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
     /// Given up before then.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
     /// All that there are, without a filter.
     #[serde(default)]

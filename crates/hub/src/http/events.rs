@@ -25,8 +25,10 @@ struct EventFilters {
     #[param(example = "order")]
     event_type: Option<String>,
     /// Received then or later.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
     /// Received before then.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
 }
 

@@ -23,6 +23,7 @@ pub(crate) fn router() -> OpenApiRouter<Hub> {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = NewHubEvent)]
 struct NewEvent {
     /// Letters, digits and `_` in parts joined by dots.
     #[schema(max_length = 200, example = "order.paid")]
@@ -37,6 +38,7 @@ struct NewEvent {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = NewHubEvents)]
 struct NewEvents {
     /// They are taken together or not at all.
     #[schema(min_items = 1, max_items = 1000)]

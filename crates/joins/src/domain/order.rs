@@ -110,6 +110,18 @@ pub(crate) enum Refused {
     NotBanned,
 }
 
+impl Refused {
+    /// Whether the event may be told of, or published, a moment later.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Refused::NoEvent | Refused::NotPublished => true,
+            Refused::EventCanceled | Refused::Ended(_) | Refused::Banned(_) | Refused::NotIn | Refused::NotBanned => {
+                false
+            }
+        }
+    }
+}
+
 fn banned(until: &Option<DateTime<Utc>>) -> String {
     match until {
         Some(until) => format!("you are banned from this event until {until}"),

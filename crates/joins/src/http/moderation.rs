@@ -38,6 +38,7 @@ struct BanUser {
     #[schema(max_length = 500)]
     reason: Option<String>,
     /// Absent: for ever.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     expires_at: Option<DateTime<Utc>>,
 }
 

@@ -30,6 +30,7 @@ struct CreateKey {
     role: Role,
     /// Your own when absent.
     tenant: Option<Tenant>,
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     expires_at: Option<DateTime<Utc>>,
 }
 

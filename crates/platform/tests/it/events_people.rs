@@ -274,3 +274,27 @@ async fn an_owner_lists_their_events_and_sees_who_did_what() {
     assert!(changes.iter().all(|change| change["by"] == made_ids[2]["owner_id"] && change["at"].is_string()));
     world.app.stop().await;
 }
+
+#[tokio::test]
+async fn a_draft_that_is_canceled_stays_its_owners_own() {
+    let world = World::start().await;
+    let (anyone, stranger) = (world.app.anyone(), someone(&world.app));
+    let never = made(&world.owner, meetup()).await;
+    let once = published(&world.owner, meetup()).await;
+    assert_eq!(act(&world.owner, &once, "unpublish").await.status, 200);
+    let shown = published(&world.owner, meetup()).await;
+    for event in [&never, &once, &shown] {
+        assert_eq!(act(&world.owner, event, "cancel").await.status, 200);
+        assert_eq!(world.owner.get(&path(event)).await.status, 200);
+    }
+    for hidden in [&never, &once] {
+        assert_eq!(anyone.get(&path(hidden)).await.status, 404);
+        assert_eq!(act(&stranger, hidden, "publish").await.status, 404);
+    }
+    assert_eq!(
+        anyone.get(&path(&shown)).await.json()["status"],
+        "canceled",
+        "who had its address sees what became of it"
+    );
+    world.app.stop().await;
+}

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use mailbox::database::migrations;
-use testkit::{Client, TestDatabase};
+use serde_json::json;
+use testkit::{Client, TestApp, TestDatabase};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use uuid::Uuid;
 
+use crate::events_world::meetup_with;
 use crate::instance::{ADMIN_KEY, DataFolder, admin_of, serve};
 
 const REQUESTS: usize = 1_000;
@@ -163,4 +166,57 @@ async fn a_thousand_hostile_requests_get_problems_and_memory_stays_flat() {
     assert_eq!(Client::new(&base).get("/readyz").await.status, 200);
     let keys = admin_of(&process).await.get("/admin/v1/keys").await;
     assert_eq!((keys.status, keys.json()["items"].as_array().unwrap().len()), (200, 0), "none of them made a key");
+}
+
+/// Times that can be parsed, but not kept, added to or shown.
+#[tokio::test]
+async fn times_that_nobody_can_keep_are_refused_by_name() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let (admin, user) = (app.admin(), app.user(Uuid::now_v7(), None));
+    for time in ["-9999-01-01T00:00:00Z", "%2B262142-12-31T23:59:59Z", "2027-01-01T00:00:60Z"] {
+        let lists =
+            ["/event/v1/events", "/hub/v1/events", "/hub/v1/dead-letters", "/admin/v1/log", "/admin/v1/dead-letters"];
+        for (list, bound) in lists.iter().flat_map(|list| [(list, "from"), (list, "to")]) {
+            let answer = admin.get(&format!("{list}?{bound}={time}")).await;
+            answer.assert_problem(400, "malformed-query");
+            assert!(answer.text.contains("from 1970 to 9999"), "{list} {bound}: {}", answer.text);
+        }
+        let time = time.replace("%2B", "+");
+        let bodies = [
+            ("/hub/v1/dead-letters/retry", json!({"to": time})),
+            ("/admin/v1/dead-letters/retry", json!({"consumer": "joins.events", "from": time})),
+            ("/admin/v1/replays", json!({"consumer": "joins.events", "from": time})),
+            ("/admin/v1/replays", json!({"consumer": "joins.events", "from": "2026-01-01T00:00:00Z", "to": time})),
+            ("/admin/v1/consumers/joins.events/reset", json!({"from": time})),
+            ("/admin/v1/keys", json!({"name": "k", "role": "ingest", "expires_at": time})),
+        ];
+        for (path, body) in bodies {
+            admin.post(path, body).await.assert_problem(422, "validation-failed");
+        }
+        let event = meetup_with(json!({"start_time": time, "end_time": "2028-01-01T00:00:00Z"}));
+        user.post("/event/v1/events", event).await.assert_problem(422, "validation-failed");
+    }
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_list_is_no_object() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let made = app.admin().post("/admin/v1/keys", json!(["n", "ingest", null, null])).await;
+    made.assert_problem(422, "validation-failed");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_search_of_signs_is_no_mistake_of_ours() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    for signs in ["-".repeat(60), format!("{}a", "-".repeat(60)), "- ".repeat(60), "a -".repeat(50), "\"".repeat(99)] {
+        let answer =
+            app.anyone().get(&format!("/event/v1/events?q={}", signs.replace(' ', "+").replace('"', "%22"))).await;
+        assert!([200, 400].contains(&answer.status), "{signs}: {answer:?}");
+    }
+    app.stop().await;
 }

@@ -10,7 +10,7 @@ use testkit::{Client, drain};
 use uuid::Uuid;
 
 use crate::hub_delivery::caller;
-use crate::joins_world::{PATIENCE, World, act, at, moderate, next, published};
+use crate::joins_world::{PATIENCE, World, act, act_keyed, at, moderate, next, published};
 
 fn ids(page: &Value) -> Vec<Uuid> {
     page["items"].as_array().unwrap().iter().map(|item| item["user_id"].as_str().unwrap().parse().unwrap()).collect()
@@ -286,5 +286,16 @@ async fn a_kicked_may_come_again_and_a_banned_may_not_until_it_ends() {
         assert_eq!(refused.json()["errors"][0]["pointer"], pointer);
     }
     world.check().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_refusal_that_passes_does_not_stick_to_its_key() {
+    let world = World::start(1).await;
+    let (event, user) = (published(world.owner, 1), world.user(Uuid::now_v7()));
+    act_keyed(&user, event.event_id, "join", "mine").await.assert_problem(404, "event-not-found");
+    world.tell(&event).await;
+    world.until_known(&event).await;
+    assert_eq!(act_keyed(&user, event.event_id, "join", "mine").await.status, 201);
     world.stop().await;
 }

@@ -29,6 +29,7 @@ struct Consumers {
 #[serde(deny_unknown_fields)]
 struct Reset {
     /// Read again what was posted since, and has not taken effect. Absent: go on with what is posted from now on.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
 }
 

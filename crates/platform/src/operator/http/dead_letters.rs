@@ -37,8 +37,10 @@ struct DeadLetterFilters {
     topic: Option<String>,
     tenant: Option<Tenant>,
     /// Given up then or later.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
     /// Given up before then.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
 }
 
@@ -52,8 +54,10 @@ struct Chosen {
     topic: Option<String>,
     tenant: Option<Tenant>,
     /// Given up then or later.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
     /// Given up before then.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
     /// All that there are, without a filter.
     #[serde(default)]

@@ -33,8 +33,10 @@ struct LogFilters {
     #[param(value_type = Option<String>)]
     message_id: Option<MessageName>,
     /// Posted then or later.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
     /// Posted before then.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
 }
 

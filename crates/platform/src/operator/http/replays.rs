@@ -26,8 +26,10 @@ struct CreateReplay {
     #[schema(example = "relay.default")]
     consumer: String,
     /// What was posted then or later.
+    #[serde(deserialize_with = "kit::instant::required")]
     from: DateTime<Utc>,
     /// What was posted before then; now when absent.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
     /// Repeat what has taken effect already, too.
     #[serde(default)]
