@@ -71,8 +71,6 @@ impl Topology {
             if differs(queue.declare(&channel).await, "queue", &queue.name)? {
                 channel = broker.channel().await?;
             }
-        }
-        for queue in &self.queues {
             for binding in &queue.bindings {
                 binding.declare(&queue.name, &channel).await?;
             }
