@@ -138,20 +138,13 @@ fn lies_in_the_event(error: &dyn sqlx::error::DatabaseError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kit::auth::Tenant;
     use serde_json::value::RawValue;
 
     #[test]
     fn a_request_weighs_by_its_events_and_its_bytes() {
-        let event = |bytes: usize| Post {
-            topic: "t".to_owned(),
-            payload: RawValue::from_string(format!("\"{}\"", "x".repeat(bytes - 2))).unwrap(),
-            key: None,
-            aggregate_type: None,
-            aggregate_id: None,
-            tenant: Tenant::main(),
-            id: None,
-            trace: None,
+        let event = |bytes: usize| {
+            let payload = RawValue::from_string(format!("\"{}\"", "x".repeat(bytes - 2)));
+            Post::new("t", payload.unwrap())
         };
         let weight = |events: usize, bytes: usize| {
             Taking::new((0..events).map(|_| event(bytes)).collect(), events > 1, None).weight()
