@@ -6,7 +6,7 @@ use kit::batch::{Failure, Handler, Limits};
 use kit::clock::Clock;
 use kit::idempotency::{Answer, Identity};
 use kit::problem::Problem;
-use mailbox::database::problem;
+use mailbox::database::{lies_in_the_values, problem};
 use mailbox::idempotency::{Entered, enter_all};
 use mailbox::post::{Post, PostError, post_all};
 use mailbox::watch::Watcher;
@@ -108,7 +108,7 @@ impl Handler for Ingest {
         }
         if !posts.is_empty() {
             post_all(&mut tx, &SOURCE, &posts).await.map_err(|error| match error {
-                PostError::Database(sqlx::Error::Database(refused)) if lies_in_the_event(&*refused) => {
+                PostError::Database(error) if lies_in_the_values(&error) => {
                     Failure::Item(Problem::bad_request("unfit-event", "PostgreSQL cannot keep this as JSON"))
                 }
                 PostError::Database(error) => Failure::Whole(problem(&error)),
@@ -128,11 +128,6 @@ impl Handler for Ingest {
     fn weight(item: &Taking) -> usize {
         item.weight()
     }
-}
-
-/// Data, constraints and limits: what is wrong is one of the events.
-fn lies_in_the_event(error: &dyn sqlx::error::DatabaseError) -> bool {
-    error.code().is_some_and(|code| ["22", "23", "54"].iter().any(|class| code.starts_with(class)))
 }
 
 #[cfg(test)]

@@ -92,6 +92,13 @@ pub async fn ping(pool: &PgPool) -> Result<(), sqlx::Error> {
     sqlx::query("select 1").execute(pool).await.map(drop)
 }
 
+/// Whether what is wrong is what was to be written: bad data, a broken constraint, a limit of the program (JSON that is
+/// nested too deeply). Any other error may be over the next time.
+pub fn lies_in_the_values(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|cause| cause.code()).unwrap_or_default();
+    ["22", "23", "54"].iter().any(|class| code.starts_with(class))
+}
+
 /// The public face of a database error.
 pub fn problem(error: &sqlx::Error) -> Problem {
     let code = error.as_database_error().and_then(|cause| cause.code());

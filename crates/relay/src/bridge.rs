@@ -13,6 +13,7 @@ use contracts::{Envelope, EventId};
 use kit::auth::Tenant;
 use kit::clock::Clock;
 use kit::worker::Round;
+use mailbox::database::lies_in_the_values;
 use mailbox::dead_letter::{self, Unusable};
 use mailbox::post::{AggregateId, Post, PostError, Source, post_all};
 use mailbox::runtime::Runtime;
@@ -84,19 +85,12 @@ pub(crate) enum BridgeError {
     Database(#[from] sqlx::Error),
 }
 
-/// PostgreSQL's classes of errors that lie in the values: bad data, a broken constraint, a limit of the program (JSON that
-/// is nested too deeply). Any other may be over the next time.
-const LIES_IN_THE_VALUES: [&str; 3] = ["22", "23", "54"];
-
 impl BridgeError {
     /// What is wrong with the message itself, if it is the message.
     fn unfit(&self) -> Option<String> {
         match self {
             BridgeError::Unfit(reason) => Some(reason.clone()),
-            BridgeError::Database(error) => {
-                let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default();
-                LIES_IN_THE_VALUES.iter().any(|class| code.starts_with(class)).then(|| told(error))
-            }
+            BridgeError::Database(error) => lies_in_the_values(error).then(|| told(error)),
             BridgeError::Broker(_) => None,
         }
     }
