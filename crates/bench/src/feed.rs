@@ -87,7 +87,7 @@ fn rate_of_median(mut seconds: Vec<f64>) -> f64 {
 
 async fn first_pages(fixture: &Fixture, asked: &Questions, filters: &str) -> Outcome<f64> {
     let paths: Vec<String> = (0..PAGES).map(|_| format!("{}{filters}", asked.next())).collect();
-    median_rate(&mut Connection::open(&fixture.server.address).await?, &paths).await
+    median_rate(&mut Connection::open(fixture.address()).await?, &paths).await
 }
 
 async fn beside_first(
@@ -112,7 +112,7 @@ async fn beside_first(
 async fn deep(fixture: &Fixture, asked: &Questions, pairs: usize, events: u64, report: &mut Report) -> Outcome<()> {
     let depth = DEPTH.min(events.saturating_sub(PAGES as u64 * (pairs as u64 + 1) * 20) / WALK_LIMIT * WALK_LIMIT);
     let walked = asked.next();
-    let mut connection = Connection::open(&fixture.server.address).await?;
+    let mut connection = Connection::open(fixture.address()).await?;
     let mut cursor = String::new();
     for _ in 0..depth / WALK_LIMIT {
         let page = connection.get(&format!("{walked}&limit={WALK_LIMIT}{cursor}")).await?;
@@ -135,7 +135,7 @@ async fn deep(fixture: &Fixture, asked: &Questions, pairs: usize, events: u64, r
 }
 
 async fn cached(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {
-    let address = &fixture.server.address;
+    let address = fixture.address();
     let runs = Pairs::run(
         "cached",
         pairs,

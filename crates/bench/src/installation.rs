@@ -9,18 +9,24 @@ use sqlx::postgres::PgPoolOptions;
 use crate::Outcome;
 use crate::server::Server;
 
-pub(crate) struct Installation {
+const LOG_LINES: usize = 20;
+
+/// A migrated database, and a folder, without a server yet.
+pub(crate) struct Home {
     folder: PathBuf,
     admin: PgPool,
     database: String,
     pub(crate) url: String,
     pub(crate) db: PgPool,
+}
+
+pub(crate) struct Installation {
+    pub(crate) home: Home,
     pub(crate) server: Server,
 }
 
-impl Installation {
-    /// `settings` is what stands in its `pillarbox.toml`, `args` what is said to `serve` besides.
-    pub(crate) async fn start(pillarbox: &Path, settings: &str, args: &[&str]) -> Outcome<Installation> {
+impl Home {
+    pub(crate) async fn new(pillarbox: &Path) -> Outcome<Home> {
         let postgres = std::env::var("PBX_TEST_POSTGRES_URL");
         let postgres = postgres.map_err(|_| "PBX_TEST_POSTGRES_URL is not set: run `make bench`")?;
         let database = format!("bench_{}", uuid::Uuid::new_v4().simple());
@@ -36,30 +42,55 @@ impl Installation {
         if !migrating.await?.success() {
             return Err("pillarbox migrate failed".into());
         }
-        let file = folder.join("pillarbox.toml");
-        std::fs::write(&file, settings)?;
-        let log = std::fs::File::create(folder.join("server.log"))?;
-        let (file, data_dir) = (file.to_string_lossy(), folder.to_string_lossy());
-        let mut all = vec!["serve", "--config", &*file, "--data-dir", &*data_dir, "--listen", "127.0.0.1:0"];
-        all.extend(["--database-url", &url]);
-        all.extend(args);
-        let server = Server::start_logging(pillarbox, &all, Stdio::from(log)).await?;
         let db = PgPoolOptions::new().max_connections(4).connect(&url).await?;
-        Ok(Installation { folder, admin, database, url, db, server })
+        Ok(Home { folder, admin, database, url, db })
     }
 
-    pub(crate) async fn end(self) -> Outcome<()> {
-        let log = std::fs::read_to_string(self.folder.join("server.log"))?;
+    /// `settings` is what stands in its `pillarbox.toml`, `args` what is said to `serve` besides.
+    pub(crate) async fn serve(self, pillarbox: &Path, settings: &str, args: &[&str]) -> Outcome<Installation> {
+        let file = self.folder.join("pillarbox.toml");
+        std::fs::write(&file, settings)?;
+        let log = std::fs::File::create(self.log())?;
+        let (file, data_dir) = (file.to_string_lossy(), self.folder.to_string_lossy());
+        let mut all = vec!["serve", "--config", &*file, "--data-dir", &*data_dir, "--listen", "127.0.0.1:0"];
+        all.extend(["--database-url", &self.url]);
+        all.extend(args);
+        let server = Server::start_logging(pillarbox, &all, Stdio::from(log)).await?;
+        Ok(Installation { home: self, server })
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("server.log")
+    }
+}
+
+impl Installation {
+    pub(crate) async fn start(pillarbox: &Path, settings: &str, args: &[&str]) -> Outcome<Installation> {
+        Home::new(pillarbox).await?.serve(pillarbox, settings, args).await
+    }
+
+    /// What the server has to say last.
+    pub(crate) fn log_end(&self) -> Outcome<String> {
+        let log = std::fs::read_to_string(self.home.log())?;
+        let lines: Vec<&str> = log.lines().collect();
+        Ok(lines[lines.len().saturating_sub(LOG_LINES)..].join("\n"))
+    }
+
+    /// Ends it all; returns the memory that the server has used at most, in MiB.
+    pub(crate) async fn end(self) -> Outcome<f64> {
+        let most = self.server.rss_bytes_most()? as f64 / 1024.0 / 1024.0;
+        let log = std::fs::read_to_string(self.home.log())?;
         let complaints: Vec<&str> =
             log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
         if let Some(last) = complaints.last() {
             eprintln!("the server complained {} times, last: {last}", complaints.len());
         }
+        let Home { folder, admin, database, db, .. } = self.home;
         self.server.stop().await?;
-        self.db.close().await;
-        let drop = format!("drop database {} with (force)", self.database);
-        sqlx::query(sqlx::AssertSqlSafe(drop)).execute(&self.admin).await?;
-        std::fs::remove_dir_all(&self.folder)?;
-        Ok(())
+        db.close().await;
+        let drop = format!("drop database {database} with (force)");
+        sqlx::query(sqlx::AssertSqlSafe(drop)).execute(&admin).await?;
+        std::fs::remove_dir_all(&folder)?;
+        Ok(most)
     }
 }

@@ -55,7 +55,7 @@ async fn measure_both(
     count: usize,
     report: &mut Report,
 ) -> Outcome<()> {
-    let db = &installation.db;
+    let db = &installation.home.db;
     for (what, events, capacity) in [("one event", 1, HOT_CAPACITY), ("1,000 events", EVENTS, CAPACITY)] {
         let joiners = async |count: usize, signs: bool| -> Outcome<Vec<Joiner>> {
             let events = make_events(db, events, capacity).await?;
@@ -70,7 +70,7 @@ async fn measure_both(
             (0..count).map(joiner).collect()
         };
         let naive = async |clients: usize| -> Outcome<f64> {
-            let rate = naive::run(&installation.url, joiners(NAIVE_RUN, false).await?, clients).await?;
+            let rate = naive::run(&installation.home.url, joiners(NAIVE_RUN, false).await?, clients).await?;
             check::check(db).await?;
             Ok(rate)
         };

@@ -1,58 +1,36 @@
 //! A database with many events, and a server on it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sqlx::PgPool;
-use sqlx::postgres::PgPoolOptions;
 
 use crate::Outcome;
-use crate::server::Server;
+use crate::installation::{Home, Installation};
 
 /// Scoring all of them takes a while.
 const SCORED_WITHIN: Duration = Duration::from_secs(180);
 
-pub(super) struct Fixture {
-    folder: PathBuf,
-    admin: PgPool,
-    database: String,
-    db: PgPool,
-    pub(super) server: Server,
-}
+pub(super) struct Fixture(Installation);
 
 impl Fixture {
     pub(super) async fn new(pillarbox: &Path, events: u64) -> Outcome<Fixture> {
-        let postgres = std::env::var("PBX_TEST_POSTGRES_URL");
-        let postgres = postgres.map_err(|_| "PBX_TEST_POSTGRES_URL is not set: run `make bench`")?;
-        let database = format!("bench_{}", uuid::Uuid::new_v4().simple());
-        let folder = std::env::temp_dir().join(&database);
-        std::fs::create_dir_all(&folder)?;
-        let admin = PgPoolOptions::new().max_connections(1).connect(&postgres).await?;
-        sqlx::query(sqlx::AssertSqlSafe(format!("create database {database}"))).execute(&admin).await?;
-        let url = format!("{}/{database}", postgres.rsplit_once('/').ok_or("no database in the address")?.0);
-        let folder_text = folder.to_string_lossy().into_owned();
-        let migrating = tokio::process::Command::new(pillarbox)
-            .args(["migrate", "--database-url", &url, "--data-dir", &folder_text])
-            .status();
-        if !migrating.await?.success() {
-            return Err("pillarbox migrate failed".into());
-        }
-        let db = PgPoolOptions::new().max_connections(2).connect(&url).await?;
-        fill(&db, events).await?;
-        let roles = "api,maintain";
-        let args =
-            ["serve", "--data-dir", &folder_text, "--listen", "127.0.0.1:0", "--roles", roles, "--database-url", &url];
-        let server = Server::start(pillarbox, &args).await?;
-        let fixture = Fixture { folder, admin, database, db, server };
+        let home = Home::new(pillarbox).await?;
+        fill(&home.db, events).await?;
+        let fixture = Fixture(home.serve(pillarbox, "", &["--roles", "api,maintain"]).await?);
         fixture.until_scored().await?;
         Ok(fixture)
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.0.server.address
     }
 
     async fn until_scored(&self) -> Outcome<()> {
         let began = Instant::now();
         while began.elapsed() < SCORED_WITHIN {
             let query = "select exists (select from pillarbox_events.trending_epoch)";
-            if sqlx::query_scalar(query).fetch_one(&self.db).await? {
+            if sqlx::query_scalar(query).fetch_one(&self.0.home.db).await? {
                 eprintln!("scored after {:.1} s", began.elapsed().as_secs_f64());
                 return Ok(());
             }
@@ -63,13 +41,7 @@ impl Fixture {
 
     /// Ends it all; returns the memory that the server has used at most, in MiB.
     pub(super) async fn end(self) -> Outcome<f64> {
-        let most = self.server.rss_bytes_most()? as f64 / 1024.0 / 1024.0;
-        self.server.stop().await?;
-        self.db.close().await;
-        let drop = format!("drop database {} with (force)", self.database);
-        sqlx::query(sqlx::AssertSqlSafe(drop)).execute(&self.admin).await?;
-        std::fs::remove_dir_all(&self.folder)?;
-        Ok(most)
+        self.0.end().await
     }
 }
 

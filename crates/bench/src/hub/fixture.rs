@@ -1,19 +1,18 @@
 //! A database and a server of a part's own, a receiver, and subscribers that point to it.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgPool, Postgres, Transaction};
 
 use super::poster::{Load, Posted, Poster};
 use super::receiver::Receiver;
 use crate::Outcome;
-use crate::server::{Server, cpu_in};
+use crate::installation::Installation;
+use crate::server::cpu_in;
 
 /// A number whose arrival nobody asks for.
 const UNNOTED: u64 = 999_999_999;
@@ -21,15 +20,10 @@ pub(super) const TENANT: &str = "bench";
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// A run in which nothing comes for so long is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
-const LOG_LINES: usize = 20;
 
 pub(super) struct Fixture {
-    folder: PathBuf,
-    admin: PgPool,
-    database: String,
+    installation: Installation,
     postmaster: u32,
-    pub(super) db: PgPool,
-    pub(super) server: Server,
     pub(super) receiver: Receiver,
     admin_key: String,
     ingest_key: String,
@@ -46,34 +40,21 @@ pub(super) struct Used {
 impl Fixture {
     /// The real server, with these roles, as an operator runs it.
     pub(super) async fn new(pillarbox: &Path, roles: &str) -> Outcome<Fixture> {
-        let postgres = std::env::var("PBX_TEST_POSTGRES_URL");
-        let postgres = postgres.map_err(|_| "PBX_TEST_POSTGRES_URL is not set: run `make bench`")?;
-        let name = format!("bench_{}", uuid::Uuid::new_v4().simple());
-        let folder = std::env::temp_dir().join(&name);
-        std::fs::create_dir_all(&folder)?;
-        let admin = PgPoolOptions::new().max_connections(1).connect(&postgres).await?;
-        sqlx::query(sqlx::AssertSqlSafe(format!("create database {name}"))).execute(&admin).await?;
-        let database_url = format!("{}/{name}", postgres.rsplit_once('/').ok_or("no database in the address")?.0);
-        let migrating = tokio::process::Command::new(pillarbox)
-            .args(["migrate", "--database-url", &database_url, "--data-dir"])
-            .arg(&folder)
-            .status();
-        if !migrating.await?.success() {
-            return Err("pillarbox migrate failed".into());
-        }
-        let db = PgPoolOptions::new().max_connections(4).connect(&database_url).await?;
-        let backend: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&admin).await?;
-        let postmaster = parent_in(&std::fs::read_to_string(format!("/proc/{backend}/stat"))?)?;
         let admin_key = format!("pbx_{}", uuid::Uuid::new_v4().simple());
-        let server = start(pillarbox, &folder, &database_url, roles, &admin_key).await?;
+        let settings = format!("admin_key = \"{admin_key}\"\n[hub]\nallowed_networks = [\"127.0.0.0/8\"]\n");
+        let installation = Installation::start(pillarbox, &settings, &["--roles", roles]).await?;
+        let backend: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&installation.home.db).await?;
+        let postmaster = parent_in(&std::fs::read_to_string(format!("/proc/{backend}/stat"))?)?;
         let receiver = Receiver::start().await?;
         let (ingest_key, manage_key) = (String::new(), String::new());
-        let database = name;
-        let mut fixture =
-            Fixture { folder, admin, database, postmaster, db, server, receiver, admin_key, ingest_key, manage_key };
+        let mut fixture = Fixture { installation, postmaster, receiver, admin_key, ingest_key, manage_key };
         fixture.ingest_key = fixture.make_key("ingest").await?;
         fixture.manage_key = fixture.make_key("manage").await?;
         Ok(fixture)
+    }
+
+    pub(super) fn db(&self) -> &PgPool {
+        &self.installation.home.db
     }
 
     async fn make_key(&self, role: &str) -> Outcome<String> {
@@ -83,7 +64,7 @@ impl Fixture {
     }
 
     async fn ask(&self, key: &str, method: &str, path: &str, body: &Value) -> Outcome<Value> {
-        let mut poster = Poster::connect(&self.server.address, key).await?;
+        let mut poster = Poster::connect(&self.installation.server.address, key).await?;
         match poster.ask(method, path, &body.to_string()).await? {
             (200..300, answer) => Ok(serde_json::from_slice(answer).unwrap_or(Value::Null)),
             (status, answer) => Err(format!("{method} {path}: {status}: {}", String::from_utf8_lossy(answer)).into()),
@@ -128,7 +109,7 @@ impl Fixture {
             format!(r#"{{"event_type":"{event_type}","payload":{}{lane}}}"#, payload(number))
         };
         Load {
-            address: self.server.address.clone(),
+            address: self.installation.server.address.clone(),
             path: "/hub/v1/events",
             token: self.ingest_key.clone(),
             body: Arc::new(body),
@@ -163,22 +144,19 @@ impl Fixture {
         Ok(passed)
     }
 
-    /// What the server has to say last.
     pub(super) fn log_end(&self) -> Outcome<String> {
-        let log = std::fs::read_to_string(log_of(&self.folder))?;
-        let lines: Vec<&str> = log.lines().collect();
-        Ok(lines[lines.len().saturating_sub(LOG_LINES)..].join("\n"))
+        self.installation.log_end()
     }
 
     pub(super) async fn used(&self) -> Outcome<Used> {
-        let lsn: f64 = sqlx::query_scalar("select (pg_current_wal_lsn() - '0/0')::float8").fetch_one(&self.db).await?;
+        let lsn: f64 = sqlx::query_scalar("select (pg_current_wal_lsn() - '0/0')::float8").fetch_one(self.db()).await?;
         let own = cpu_in(&std::fs::read_to_string("/proc/self/stat")?)?;
-        Ok(Used { cpu: [self.server.cpu_seconds()?, cpu_of_family(self.postmaster)?, own], wal: lsn })
+        Ok(Used { cpu: [self.installation.server.cpu_seconds()?, cpu_of_family(self.postmaster)?, own], wal: lsn })
     }
 
     /// A transaction that keeps vacuum from everything that comes after it.
     pub(super) async fn pin(&self) -> Outcome<Transaction<'static, Postgres>> {
-        let mut pin = self.db.begin().await?;
+        let mut pin = self.db().begin().await?;
         sqlx::query("set transaction isolation level repeatable read").execute(&mut *pin).await?;
         sqlx::query("select pg_current_xact_id()").execute(&mut *pin).await?;
         Ok(pin)
@@ -186,49 +164,13 @@ impl Fixture {
 
     /// Ends it all; returns the memory that the server has used at most, in MiB.
     pub(super) async fn end(self) -> Outcome<f64> {
-        let most = self.server.rss_bytes_most()? as f64 / 1024.0 / 1024.0;
-        let log = self.log_end()?;
-        if log.contains("WARN") || log.contains("ERROR") {
-            eprintln!("the server's log ends with\n{log}");
-        }
-        self.server.stop().await?;
-        self.db.close().await;
-        let drop = format!("drop database {} with (force)", self.database);
-        sqlx::query(sqlx::AssertSqlSafe(drop)).execute(&self.admin).await?;
-        std::fs::remove_dir_all(&self.folder)?;
-        Ok(most)
+        self.installation.end().await
     }
 }
 
 /// 50 bytes.
 pub(super) fn payload(number: u64) -> String {
     format!(r#"{{"n":{number},"text":"{:x<1$}"}}"#, "", 34 - number.to_string().len())
-}
-
-fn log_of(folder: &Path) -> PathBuf {
-    folder.join("server.log")
-}
-
-async fn start(pillarbox: &Path, folder: &Path, url: &str, roles: &str, admin_key: &str) -> Outcome<Server> {
-    let file = folder.join("pillarbox.toml");
-    let settings = format!("admin_key = \"{admin_key}\"\n[hub]\nallowed_networks = [\"127.0.0.0/8\"]\n");
-    std::fs::write(&file, settings)?;
-    let log = std::fs::File::create(log_of(folder))?;
-    let (file, folder) = (file.to_string_lossy(), folder.to_string_lossy());
-    let args = [
-        "serve",
-        "--config",
-        &file,
-        "--data-dir",
-        &folder,
-        "--listen",
-        "127.0.0.1:0",
-        "--roles",
-        roles,
-        "--database-url",
-        url,
-    ];
-    Server::start_logging(pillarbox, &args, Stdio::from(log)).await
 }
 
 fn parent_in(stat: &str) -> Outcome<u32> {

@@ -79,7 +79,7 @@ pub(super) async fn latency(fixture: &Fixture, load: &Load, rate: f64, count: u6
 /// Puts so many events into the log as the hub does, and waits until they are messages.
 pub(super) async fn backlog(fixture: &Fixture, event_type: &str, lane: Option<&str>, count: u64) -> Outcome<()> {
     let newest = "select coalesce(max(n_to), 0) from pillarbox_hub.fanned";
-    let before: i64 = sqlx::query_scalar(newest).fetch_one(&fixture.db).await?;
+    let before: i64 = sqlx::query_scalar(newest).fetch_one(fixture.db()).await?;
     let mut left = count;
     while left > 0 {
         let chunk = left.min(CHUNK);
@@ -93,13 +93,13 @@ pub(super) async fn backlog(fixture: &Fixture, event_type: &str, lane: Option<&s
         .bind(lane)
         .bind(payload(0))
         .bind(chunk as i64)
-        .execute(&fixture.db)
+        .execute(fixture.db())
         .await?;
         left -= chunk;
     }
     let posted = Instant::now();
     loop {
-        let made = sqlx::query_scalar::<_, i64>(newest).fetch_one(&fixture.db).await? - before;
+        let made = sqlx::query_scalar::<_, i64>(newest).fetch_one(fixture.db()).await? - before;
         if made >= count as i64 {
             eprintln!("  {count} messages are made {:.1} s after they were posted", posted.elapsed().as_secs_f64());
             return Ok(());
