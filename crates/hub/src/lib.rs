@@ -42,6 +42,7 @@ use kit::secret::Seal;
 use mailbox::cursor::{Cursor, Kind, Start};
 use mailbox::filter::{Filter, Matching};
 use mailbox::maintain::Keep;
+use mailbox::own::OwnConnection;
 use mailbox::runtime::{Rhythm, Runtime};
 use mailbox::watch::Watcher;
 use serde::{Deserialize, Serialize};
@@ -128,7 +129,7 @@ impl Hub {
         client: Client,
         watcher: Watcher,
     ) -> (Hub, impl Future<Output = ()> + Send) {
-        let handler = Ingest { db: db.clone(), clock: clock.clone(), watcher: watcher.clone() };
+        let handler = Ingest { db: OwnConnection::new(db.clone()), clock: clock.clone(), watcher: watcher.clone() };
         let (ingest, taking) = Batcher::new(handler, ingest::LIMITS);
         (Hub { db, clock, cursor_key, seal, client, watcher, ingest }, taking)
     }

@@ -13,8 +13,9 @@ use kit::idempotency::{Answer, Identity};
 use kit::problem::Problem;
 use mailbox::database::problem;
 use mailbox::idempotency::{Answers, KeepError};
+use mailbox::own::OwnConnection;
 use mailbox::watch::Watcher;
-use sqlx::PgPool;
+use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::domain::{Order, Outcome, Refused};
@@ -25,7 +26,7 @@ use crate::view::{BanView, RegistrationView};
 const DESKS: usize = 4;
 /// How often a batch is tried that meets keys which others use at the same moment.
 const TRIES: u32 = 3;
-const LIMITS: Limits = Limits { batch_max: 500, queue_max: 5_000 };
+const LIMITS: Limits = Limits::new(500, 5_000);
 
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -38,7 +39,7 @@ pub(crate) struct Request {
 pub(crate) struct Desks(Vec<Batcher<Desk>>);
 
 pub(crate) struct Desk {
-    db: PgPool,
+    db: OwnConnection,
     clock: Clock,
     watcher: Watcher,
 }
@@ -50,7 +51,7 @@ impl Desks {
         clock: &Clock,
         watcher: &Watcher,
     ) -> (Desks, impl Future<Output = ()> + Send + use<>) {
-        let desk = || Desk { db: db.clone(), clock: clock.clone(), watcher: watcher.clone() };
+        let desk = || Desk { db: OwnConnection::new(db.clone()), clock: clock.clone(), watcher: watcher.clone() };
         let (desks, loops): (Vec<_>, Vec<_>) = (0..DESKS).map(|_| Batcher::new(desk(), LIMITS)).unzip();
         (Desks(desks), async { drop(futures_util::future::join_all(loops).await) })
     }
@@ -75,7 +76,11 @@ impl Handler for Desk {
 
     async fn run(&self, requests: &[Request]) -> Result<Vec<Self::Answer>, Failure<Problem>> {
         for _ in 0..TRIES {
-            match self.settle(requests).await {
+            let whole = |error: sqlx::Error| Failure::Whole(problem(&error));
+            let mut db = self.db.hold().await.map_err(whole)?;
+            let settled = self.settle(db.begin().await.map_err(whole)?, requests).await;
+            db.put_back(&settled).await;
+            match settled {
                 Ok(answered) => return Ok(answered),
                 // Who took the key has committed by now, so the next look sees what it was used for.
                 Err(Unsettled::KeyTaken) => {}
@@ -99,9 +104,12 @@ impl From<sqlx::Error> for Unsettled {
 }
 
 impl Desk {
-    async fn settle(&self, requests: &[Request]) -> Result<Vec<Result<Answer, Problem>>, Unsettled> {
+    async fn settle(
+        &self,
+        mut tx: Transaction<'_, Postgres>,
+        requests: &[Request],
+    ) -> Result<Vec<Result<Answer, Problem>>, Unsettled> {
         let now = self.clock.now();
-        let mut tx = self.db.begin().await?;
         let mut ledger = Ledger::open(&mut tx, requests.iter().map(|request| &request.order)).await?;
         // Under the events' locks: who repeats a request that is still running waits there, and then sees its answer.
         let mut answers = Answers::look(&mut tx, requests.iter().map(|request| &request.identity), now).await?;

@@ -53,6 +53,12 @@ impl Filter {
         self.wants.as_str()
     }
 
+    /// What it wants, for who looks at every message: a comparison that all pass is a third of what reading one costs.
+    pub(crate) fn narrows(&self) -> Option<&str> {
+        let is_everything = self.wants() == Matching::default().regex();
+        (!is_everything).then(|| self.wants())
+    }
+
     pub(crate) fn leaves(&self) -> Option<&str> {
         self.leaves.as_ref().map(Regex::as_str)
     }

@@ -156,7 +156,7 @@ impl Reader {
             .bind(open.iter().map(|(_, place)| place.new.snapshot.as_str()).collect::<Vec<_>>())
             .bind(open.iter().map(|(_, place)| place.last_id).collect::<Vec<_>>())
             .bind(&shares)
-            .bind(self.filter.wants())
+            .bind(self.filter.narrows())
             .bind(self.filter.leaves())
             .fetch(db);
         let mut scanned: BTreeMap<i16, Scanned> = BTreeMap::new();
@@ -245,7 +245,7 @@ from unnest($1::smallint[], $2::text[]::pg_snapshot[], $3::bigint[], $4::text[]:
             $6::integer[]) as place (shard, old, old_id, new, last_id, share)
 cross join lateral (
     select found.*,
-           pillarbox.subject(found.source, found.topic, found.aggregate_type) ~ $7
+           ($7::text is null or pillarbox.subject(found.source, found.topic, found.aggregate_type) ~ $7)
            and ($8::text is null or pillarbox.subject(found.source, found.topic, found.aggregate_type) !~ $8) as wanted
     from (
         (select * from pillarbox.log

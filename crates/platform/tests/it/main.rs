@@ -57,6 +57,7 @@ mod lanes;
 mod log;
 mod operator;
 mod operator_commands;
+mod own_connection;
 mod parity;
 mod posting;
 mod relay;
