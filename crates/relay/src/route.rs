@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use contracts::{Envelope, EventId, SCHEMA_VERSION};
+use contracts::{Envelope, EventId, SCHEMA_VERSION, SERVICE_SOURCES};
 use mailbox::cursor::{Cursor, Kind, Start};
 use mailbox::filter::{Filter, Matching};
 use mailbox::handler::trace_of;
@@ -16,10 +16,6 @@ use crate::broker::Broker;
 use crate::bus::DEAD_LETTERS;
 use crate::publish::{Outgoing, Publisher, Sent};
 use crate::topology::{Exchange, ExchangeKind};
-
-/// Who posts what is carried, unless a route says otherwise. Not `hub`: what tenants send to their webhooks is theirs. Not
-/// `amqp:...`: what came from the broker does not go back to it.
-const SOURCES: [&str; 6] = ["events", "joins", "identity", "progress", "notify", "sql"];
 
 /// The headers that a message carries beside its envelope.
 pub(crate) const KEY_HEADER: &str = "pillarbox-key";
@@ -69,8 +65,10 @@ pub enum Format {
     Bare,
 }
 
+/// Who posts what is carried, unless a route says otherwise. Not `hub`: what tenants send to their webhooks is theirs. Not
+/// `amqp:...`: what came from the broker does not go back to it.
 fn trusted_sources() -> Vec<String> {
-    SOURCES.map(str::to_owned).to_vec()
+    SERVICE_SOURCES.into_iter().chain(["sql"]).map(str::to_owned).collect()
 }
 
 fn topic_as_key() -> String {
