@@ -35,6 +35,12 @@ impl Filter {
         Filter { wants: compiled(&wanted.regex()), leaves: None }
     }
 
+    /// Takes what this matches, too.
+    pub fn or(mut self, wanted: &Matching) -> Filter {
+        self.wants = compiled(&format!("{}|{}", self.wants.as_str(), wanted.regex()));
+        self
+    }
+
     /// Leaves what any of these match.
     pub fn leaving<'a>(mut self, left: impl IntoIterator<Item = &'a Matching>) -> Filter {
         let all: Vec<String> = left.into_iter().map(Matching::regex).collect();
