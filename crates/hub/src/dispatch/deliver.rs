@@ -62,7 +62,7 @@ fn failed(detail: String, error: &'static str, latency: Duration) -> Came {
 fn body(format: Format, event: &Event) -> Bytes {
     let payload = &event.payload;
     let at = || event.at.to_rfc3339_opts(SecondsFormat::Micros, true);
-    // The payload goes in as it was posted; types and times hold nothing that JSON would escape.
+    // The payload goes in as it was posted; sources, types and times hold nothing that JSON would escape.
     let wrapped = |before: String| {
         let mut body = Vec::with_capacity(before.len() + payload.len() + 1);
         body.extend_from_slice(before.as_bytes());
@@ -74,8 +74,9 @@ fn body(format: Format, event: &Event) -> Bytes {
         Format::Raw => payload.clone(),
         Format::Standard => wrapped(format!(r#"{{"type":"{}","timestamp":"{}","data":"#, event.topic, at())),
         Format::Cloudevents => wrapped(format!(
-            r#"{{"specversion":"1.0","id":"evt_{}","source":"/pillarbox/hub","type":"{}","time":"{}","datacontenttype":"application/json","data":"#,
+            r#"{{"specversion":"1.0","id":"evt_{}","source":"/pillarbox/{}","type":"{}","time":"{}","datacontenttype":"application/json","data":"#,
             event.id,
+            event.source,
             event.topic,
             at()
         )),

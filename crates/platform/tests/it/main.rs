@@ -30,6 +30,7 @@ mod hub_changes;
 mod hub_dead;
 mod hub_dead_letters;
 mod hub_delivery;
+mod hub_export;
 mod hub_fairness;
 mod hub_fanout;
 mod hub_fleet;

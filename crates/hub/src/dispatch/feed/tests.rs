@@ -73,6 +73,7 @@ impl World {
     fn mail(&self, n: i64) -> Mail {
         let event = Event {
             id: Uuid::nil(),
+            source: "hub".to_owned(),
             topic: "t".to_owned(),
             at: DateTime::UNIX_EPOCH,
             payload: "{}".into(),
