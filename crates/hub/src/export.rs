@@ -38,7 +38,9 @@ impl From<Export> for Vec<EventTypes> {
 
 fn check(topics: &str) -> Result<(), String> {
     if topics == "*" {
-        return Err("`*` would take mails, too: it takes topics such as `event.*`, each by its first word".to_owned());
+        return Err(
+            "`*` would take mails, too: it takes topics by their names, such as `event.*` and `join.*`".to_owned()
+        );
     }
     if topics.split('.').next() == Some(MAIL) {
         return Err(format!("`{topics}` is of mails, which are never exported: it takes topics such as `event.*`"));
