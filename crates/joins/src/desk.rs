@@ -4,6 +4,7 @@
 //! There are some desks, and an event always goes to the same one of a process. So orders of one event are followed in the
 //! order in which they came, and one event whose lock is held elsewhere keeps only its own desk waiting.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -36,7 +37,7 @@ pub(crate) struct Request {
 
 /// All of a process's.
 #[derive(Clone)]
-pub(crate) struct Desks(Vec<Batcher<Desk>>);
+pub(crate) struct Desks(Arc<[Batcher<Desk>]>);
 
 pub(crate) struct Desk {
     db: OwnConnection,
@@ -53,7 +54,7 @@ impl Desks {
     ) -> (Desks, impl Future<Output = ()> + Send + use<>) {
         let desk = || Desk { db: OwnConnection::new(db.clone()), clock: clock.clone(), watcher: watcher.clone() };
         let (desks, loops): (Vec<_>, Vec<_>) = (0..DESKS).map(|_| Batcher::new(desk(), LIMITS)).unzip();
-        (Desks(desks), async { drop(futures_util::future::join_all(loops).await) })
+        (Desks(desks.into()), async { drop(futures_util::future::join_all(loops).await) })
     }
 
     pub(crate) async fn submit(&self, request: Request) -> Result<Answer, Problem> {
