@@ -12,7 +12,7 @@ use kit::batch::{Batcher, Failure, Handler, Limits};
 use kit::clock::Clock;
 use kit::idempotency::{Answer, Identity};
 use kit::problem::Problem;
-use mailbox::database::problem;
+use mailbox::database::{lies_in_the_values, problem};
 use mailbox::idempotency::{Answers, KeepError};
 use mailbox::own::OwnConnection;
 use mailbox::watch::Watcher;
@@ -146,12 +146,9 @@ impl Desk {
     }
 }
 
-/// Data and constraints: what is wrong is one of the orders.
+/// What is wrong with the values is wrong with one of the orders.
 fn failure(error: Error) -> Failure<Problem> {
-    let cause = if let Error::Database(cause) = &error { cause.as_database_error() } else { None };
-    let code = cause.and_then(|cause| cause.code());
-    let lies_in_an_order = code.is_some_and(|code| code.starts_with("22") || code.starts_with("23"));
-    match lies_in_an_order {
+    match matches!(&error, Error::Database(cause) if lies_in_the_values(cause)) {
         true => Failure::Item(error.into()),
         false => Failure::Whole(error.into()),
     }
