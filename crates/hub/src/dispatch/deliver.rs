@@ -10,8 +10,8 @@ use kit::clock::Clock;
 use super::feed::Came;
 use super::{Event, Mail, Recipient};
 use crate::client::{Client, Outgoing};
-use crate::domain::{Format, Verdict, verdict};
-use crate::signature::{SigningSecret, WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, sign};
+use crate::domain::{Format, Reason, Verdict, verdict};
+use crate::signature::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, live, sign};
 
 const LANE: HeaderName = HeaderName::from_static("webhook-lane");
 const SEQ: HeaderName = HeaderName::from_static("webhook-seq");
@@ -20,7 +20,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub(crate) async fn deliver(client: &Client, recipient: &Recipient, mail: &Mail, clock: &Clock) -> Came {
     let began = Instant::now();
     let Some(event) = &mail.event else {
-        return failed("nothing to send".to_owned(), "expired", began.elapsed());
+        return Came::unsent(Reason::Expired, "the log no longer has it");
     };
     let body = body(recipient.format, event);
     let headers = headers(recipient, mail, event, &body, clock.now());
@@ -87,18 +87,12 @@ fn headers(recipient: &Recipient, mail: &Mail, event: &Event, body: &Bytes, now:
     let mut headers = recipient.headers.clone();
     let id = format!("evt_{}", event.id);
     let timestamp = now.timestamp();
-    let secrets: Vec<SigningSecret> = recipient
-        .secrets
-        .iter()
-        .filter(|(_, expires_at)| expires_at.is_none_or(|at| at > now))
-        .map(|(secret, _)| secret.clone())
-        .collect();
     let content_type = match recipient.format {
         Format::Raw | Format::Standard => "application/json",
         Format::Cloudevents => "application/cloudevents+json",
     };
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(WEBHOOK_SIGNATURE, sign(&secrets, &id, timestamp, body));
+    headers.insert(WEBHOOK_SIGNATURE, sign(live(&recipient.secrets, now), &id, timestamp, body));
     insert(&mut headers, WEBHOOK_ID, &id);
     headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(timestamp));
     if let (Some(lane), Some(seq)) = (&mail.lane, mail.seq) {
