@@ -28,6 +28,13 @@ async fn a_copy_that_skips_sends_none_of_the_webhooks_that_waited() {
     for n in 1..=3 {
         post(&manager, "test.waits", json!({ "n": n }), Some("k")).await;
     }
+    let refusing = Receiver::replying(|_| Reply::status(400)).await;
+    let fields = json!({"event_types": ["test.blocks"], "on_exhausted": "block"});
+    let blocking = subscribe(&manager, &refusing.url(), fields).await;
+    let blocked = post(&manager, "test.blocks", json!({"n": 1}), Some("k")).await;
+    until_outcome(&manager, &blocked, &blocking, "dead").await;
+    let behind = post(&manager, "test.blocks", json!({"n": 2}), Some("k")).await;
+    until_outcome(&manager, &behind, &blocking, "pending").await;
     let first = post(&manager, "test.fails", json!({"n": 1, "bad": true}), Some("k")).await;
     let second = post(&manager, "test.fails", json!({"n": 2}), Some("k")).await;
     until_outcome(&manager, &first, &failing, "failed").await;
@@ -40,7 +47,13 @@ async fn a_copy_that_skips_sends_none_of_the_webhooks_that_waited() {
     let manager = caller(&app, "manage", "acme").await;
     let sent = receiver.count();
     let told = Desk::at(&copy).ok("recover --skip").await;
-    assert!(told.contains("5 webhooks that waited"), "{told}");
+    assert!(told.contains("6 webhooks that waited"), "{told}");
+    // Also for one that stays paused nothing waits, or the log would be kept for it.
+    let behind_all = "select count(*) from pillarbox_hub.subscriber where exists (
+                          select from pillarbox_hub.position
+                          where position.subscriber = subscriber.id and n = (select max(n_to) from pillarbox_hub.fanned))";
+    let passed: i64 = sqlx::query_scalar(behind_all).fetch_one(copy.pool()).await.unwrap();
+    assert_eq!(passed, 3);
     let resume = format!("/hub/v1/subscribers/{}/resume", text(&paused["id"]));
     assert_eq!(manager.post(&resume, json!({})).await.status, 200);
     // What comes now goes, to both.
@@ -49,6 +62,10 @@ async fn a_copy_that_skips_sends_none_of_the_webhooks_that_waited() {
     let new = post(&manager, "test.fails", json!({"n": 3}), Some("k")).await;
     until_outcome(&manager, &new, &failing, "delivered").await;
     assert_eq!(receiver.count(), sent + 2, "and nothing from before");
+    refusing.reply(|_| Reply::status(200));
+    let new = post(&manager, "test.blocks", json!({"n": 3}), Some("k")).await;
+    until_outcome(&manager, &new, &blocking, "delivered").await;
+    assert_eq!(refusing.count(), 2, "the one that blocked, and the new one");
     until_outcome(&manager, &second, &failing, "dead").await;
     for (subscriber, count) in [(&paused, 3), (&failing, 2)] {
         let dead = dead_letters(&manager, subscriber).await;

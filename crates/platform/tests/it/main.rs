@@ -35,6 +35,7 @@ mod hub_fairness;
 mod hub_fanout;
 mod hub_fleet;
 mod hub_ingest;
+mod hub_keeping;
 mod hub_load;
 mod hub_matching;
 mod hub_messages;
