@@ -1,7 +1,7 @@
 //! A copy of a database, and the webhooks that waited in it.
 
 use kit::secret::Secret;
-use pillarbox::settings::Settings;
+use pillarbox::settings::{Role, Settings};
 use serde_json::json;
 use testkit::{Receiver, Reply, TestApp, TestDatabase, drain};
 
@@ -78,5 +78,42 @@ async fn a_copy_that_skips_sends_none_of_the_webhooks_that_waited() {
     assert_eq!(manager.post(&retry, json!({})).await.status, 202);
     until_received(&receiver, sent + 3).await;
     drain("it is the first", PATIENCE, async || receiver.received().last().unwrap().json()["n"] == 1).await;
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_retry_that_nobody_has_done_yet_can_be_asked_for_again_in_a_copy_that_skips() {
+    let World { database, app, manager } = World::start_with(same_key).await;
+    let receiver = Receiver::replying(|_| Reply::status(400)).await;
+    let blocking = subscribe(&manager, &receiver.url(), json!({"on_exhausted": "block"})).await;
+    let event = post(&manager, "test.blocks", json!({"n": 1}), Some("k")).await;
+    until_outcome(&manager, &event, &blocking, "dead").await;
+    app.stop().await;
+    let asking = TestApp::start_with(&database, |settings| {
+        same_key(settings);
+        settings.roles = vec![Role::Api, Role::Fanout];
+    })
+    .await;
+    let manager = asking.anyone().bearer(manager.credential());
+    let path = format!("/hub/v1/dead-letters/{}", text(&dead_letters(&manager, &blocking).await[0]["id"]));
+    let retry = format!("{path}/retry");
+    assert_eq!(manager.post(&retry, json!({})).await.status, 202);
+    let commands = "select count(*) from pillarbox_hub.command";
+    drain("it is asked for", PATIENCE, async || {
+        sqlx::query_scalar::<_, i64>(commands).fetch_one(database.pool()).await.unwrap() == 1
+    })
+    .await;
+    asking.stop().await;
+
+    let copy = TestDatabase::empty().await;
+    copy_database(&database, &copy);
+    let app = TestApp::start_with(&copy, same_key).await;
+    let manager = caller(&app, "manage", "acme").await;
+    Desk::at(&copy).ok("recover --skip").await;
+    drain("it was not retried", PATIENCE, async || manager.get(&path).await.json()["manual_retry_at"].is_null()).await;
+    assert_eq!(receiver.count(), 1);
+    receiver.reply(|_| Reply::status(200));
+    assert_eq!(manager.post(&retry, json!({})).await.status, 202);
+    until_received(&receiver, 2).await;
     app.stop().await;
 }
