@@ -11,7 +11,7 @@ use testkit::{Receiver, Reply, TestApp, TestDatabase, drain};
 use crate::hub_delivery::{PATIENCE, caller, post, subscribe, until_received};
 use crate::hub_fleet::Replica;
 use crate::hub_people::{attempt, bury, make_message, post_event, start, subscriber};
-use crate::hub_world::{World, text, until_outcome};
+use crate::hub_world::{World, text, until_dead, until_outcome};
 
 async fn found(db: &PgPool, query: &'static str) -> BTreeSet<i64> {
     sqlx::query_scalar(query).fetch_all(db).await.unwrap().into_iter().collect()
@@ -127,6 +127,32 @@ async fn what_waited_for_longer_than_messages_are_kept_goes_once_it_may() {
     }
     app.stop().await;
     assert_eq!(receiver.count(), 5, "and the first was not sent again");
+}
+
+#[tokio::test]
+async fn a_message_whose_event_is_gone_dies_unsent_and_its_lane_goes_on() {
+    let World { database, app, manager } = World::start().await;
+    let receiver = Receiver::start().await;
+    let made = subscribe(&manager, &receiver.url(), json!({})).await;
+    let path = |what: &str| format!("/hub/v1/subscribers/{}/{what}", text(&made["id"]));
+    assert_eq!(manager.post(&path("pause"), json!({})).await.status, 200);
+    let events = [
+        post(&manager, "test.posted", json!({"n": 1}), Some("lane")).await,
+        post(&manager, "test.posted", json!({"n": 2}), Some("lane")).await,
+    ];
+    until_outcome(&manager, &events[1], &made, "pending").await;
+    app.stop().await;
+    let gone = "delete from pillarbox.log where topic = 'test.posted' and payload::jsonb = '{\"n\": 1}'";
+    assert_eq!(sqlx::query(gone).execute(database.pool()).await.unwrap().rows_affected(), 1);
+    let app = TestApp::start(&database).await;
+    let manager = caller(&app, "manage", "acme").await;
+    assert_eq!(manager.post(&path("resume"), json!({})).await.status, 200);
+    until_outcome(&manager, &events[1], &made, "delivered").await;
+    let dead = until_dead(&manager, &made, 1).await.remove(0);
+    let told = [&dead["reason"], &dead["detail"]].map(text);
+    assert_eq!((told, &dead["attempts"]), (["expired", "the log no longer has it"], &json!(1)));
+    app.stop().await;
+    assert_eq!(receiver.count(), 1);
 }
 
 /// A day of messages that cannot be dropped yet outlives the positions and the attempts of its time.
