@@ -11,8 +11,10 @@ pub const PUBLISHED: &str = "event.published";
 pub const UPDATED: &str = "event.updated";
 pub const UNPUBLISHED: &str = "event.unpublished";
 pub const CANCELED: &str = "event.canceled";
-/// Reconciliation: what the events service has of some events.
-pub const STATED: &str = "event.stated";
+/// Reconciliation: which versions the events service has of some events.
+pub const VERSIONS: &str = "event.versions";
+/// Reconciliation: an event said again, because it was not known as it is.
+pub const RESTATED: &str = "event.restated";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -43,26 +45,53 @@ pub struct EventChanged {
     pub occurred_at: DateTime<Utc>,
 }
 
-/// The payload of `event.stated`: some events, and what is believed of their participants. The joins service brings its own
-/// picture in line, and answers with [`crate::joins::JoinsCounted`].
+/// The payload of `event.versions`: some events, as little of each as is needed to see whether the joins service has the same.
+/// It answers with [`crate::joins::JoinsCounted`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct EventsStated {
+pub struct EventVersions {
     /// The reconciliation that it belongs to.
     pub run: Uuid,
     /// Which part of it, from 0.
     pub part: i32,
     /// Only look, repair nothing.
     pub dry_run: bool,
-    /// Take it over whatever the versions say: after one database was set back.
+    /// Take no version on trust: all of these are to be said again, under new versions.
     pub force: bool,
-    pub events: Vec<EventStated>,
+    pub events: Vec<EventVersion>,
 }
 
+/// Written as a list of its fields, since a run names every event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "EventVersionFields", into = "EventVersionFields")]
+pub struct EventVersion {
+    pub event_id: Uuid,
+    pub version: i64,
+    pub status: EventStatus,
+    /// As [`crate::joins::Count`] has it; 0 before the first.
+    pub count_version: i64,
+    pub active_participants: i32,
+}
+
+type EventVersionFields = (Uuid, i64, EventStatus, i64, i32);
+
+impl From<EventVersionFields> for EventVersion {
+    fn from((event_id, version, status, count_version, active_participants): EventVersionFields) -> EventVersion {
+        EventVersion { event_id, version, status, count_version, active_participants }
+    }
+}
+
+impl From<EventVersion> for EventVersionFields {
+    fn from(event: EventVersion) -> EventVersionFields {
+        (event.event_id, event.version, event.status, event.count_version, event.active_participants)
+    }
+}
+
+/// The payload of `event.restated`: news like any other, and what is believed of the participants, so that the joins service
+/// can say it better.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct EventStated {
+pub struct EventRestated {
     #[serde(flatten)]
     pub event: EventChanged,
     pub active_participants: i32,
-    /// As [`crate::joins::Count`] has it; 0 before the first.
     pub count_version: i64,
 }

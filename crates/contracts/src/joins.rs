@@ -15,7 +15,9 @@ pub const EXPIRED: &str = "join.expired";
 pub const KICKED: &str = "mod.kicked";
 pub const BANNED: &str = "mod.banned";
 pub const UNBANNED: &str = "mod.unbanned";
-/// Reconciliation: how many there really are.
+/// The counts of an event were not right, here or elsewhere, and are said anew.
+pub const RECOUNTED: &str = "join.recounted";
+/// Reconciliation: what differs.
 pub const COUNTED: &str = "join.counted";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -28,7 +30,7 @@ pub enum JoinStatus {
     Rejected,
 }
 
-/// The payload of all but `join.counted`: one person's place, and how many there are after the change.
+/// The payload of all but `join.recounted` and `join.counted`: one person's place, and how many there are after the change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JoinChanged {
     pub event_id: Uuid,
@@ -63,18 +65,34 @@ pub struct Count {
     pub version: i64,
 }
 
-/// The payload of `join.counted`: the answer to [`crate::events::EventsStated`], counted anew.
+/// The payload of `join.recounted`: nobody's place has changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EventRecounted {
+    pub event_id: Uuid,
+    pub counts: Count,
+    pub occurred_at: DateTime<Utc>,
+    pub trace_id: String,
+}
+
+/// The payload of `join.counted`: the answer to [`crate::events::EventVersions`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JoinsCounted {
     pub run: Uuid,
     pub part: i32,
     pub dry_run: bool,
     pub force: bool,
-    /// How many of the stated events were not known as stated.
+    /// How many events were looked at.
+    #[serde(default)]
+    pub checked: i32,
+    /// How many of them were not counted right here.
     pub drifted: i32,
-    /// How many of them are now; 0 in a dry run.
+    /// How many of these are being put right; 0 in a dry run.
     pub repaired: i32,
+    /// How many there are of those whose participants were stated wrongly.
     pub events: Vec<EventCounted>,
+    /// What is to be said again, by [`crate::events::RESTATED`].
+    #[serde(default)]
+    pub wanted: Vec<Wanted>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,4 +100,11 @@ pub struct EventCounted {
     pub event_id: Uuid,
     #[serde(flatten)]
     pub counts: Count,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    pub event_id: Uuid,
+    /// The version that is known; 0 if none is. Whoever never gave it was set back, and goes on above it.
+    pub version: i64,
 }

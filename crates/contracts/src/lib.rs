@@ -9,6 +9,13 @@ pub mod joins;
 /// Who speaks for the services: the `source` of what they say. No caller can choose it.
 pub const SERVICE_SOURCES: [&str; 5] = [events::SOURCE, joins::SOURCE, "identity", "progress", "notify"];
 /// What services say to compare what they have: nobody else's business.
-pub const BETWEEN_SERVICES: [&str; 2] = [events::STATED, joins::COUNTED];
+pub const BETWEEN_SERVICES: [&str; 5] = [
+    events::VERSIONS,
+    events::RESTATED,
+    joins::COUNTED,
+    joins::RECOUNTED,
+    // Said before these were; a log may still have it.
+    "event.stated",
+];
 
 pub use envelope::{Envelope, EventId, MESSAGE_BYTES_MAX, SCHEMA_VERSION};

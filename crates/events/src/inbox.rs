@@ -17,17 +17,20 @@ use crate::flow::reconcile;
 use crate::store::event as store;
 
 pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
-    let topics = ["join.#", "mod.#"].map(str::to_owned).to_vec();
-    let matching = Matching { sources: vec![joins::SOURCE.to_owned()], topics, ..Matching::default() };
-    let handler = Arc::new(Counts { clock: clock.clone() });
-    vec![Subscription { consumer: "events.counts", matching, start: Start::Beginning, handler }]
+    let listen = |consumer, topics: &[&str], handler: Arc<dyn Handler>| {
+        let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
+        let matching = Matching { sources: vec![joins::SOURCE.to_owned()], topics, ..Matching::default() };
+        Subscription { consumer, matching, start: Start::Beginning, handler }
+    };
+    vec![
+        listen("events.counts", &["join.#", "mod.#"], Arc::new(Counts)),
+        listen("events.reconcile", &[joins::COUNTED], Arc::new(Differences { clock: clock.clone() })),
+    ]
 }
 
-struct Counts {
-    clock: Clock,
-}
+struct Counts;
 
-/// All that matters here of a [`joins::JoinChanged`].
+/// All that matters here of a [`joins::JoinChanged`] or a [`joins::EventRecounted`].
 #[derive(Deserialize)]
 struct Changed {
     event_id: Uuid,
@@ -38,11 +41,29 @@ impl Handler for Counts {
     fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
         Box::pin(async move {
             if message.topic == joins::COUNTED {
-                let counted: JoinsCounted = serde_json::from_str(message.payload.get())?;
-                return Ok(reconcile::take_over(tx, &counted, self.clock.now()).await?);
+                return Ok(());
             }
             let changed: Changed = serde_json::from_str(message.payload.get())?;
             Ok(store::count(tx, changed.event_id, changed.counts).await?)
+        })
+    }
+}
+
+struct Differences {
+    clock: Clock,
+}
+
+impl Handler for Differences {
+    /// It locks events in another order than that of the log; and what it counts is not counted again because a neighbour
+    /// of its batch fails.
+    fn works_alone(&self) -> bool {
+        true
+    }
+
+    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
+        Box::pin(async move {
+            let counted: JoinsCounted = serde_json::from_str(message.payload.get())?;
+            Ok(reconcile::take_up(tx, &counted, self.clock.now()).await?)
         })
     }
 }

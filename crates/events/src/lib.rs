@@ -4,8 +4,9 @@
 //! of what is trending, runs of reconciliation, and the generations that say whether a copy is still good.
 //!
 //! Messages out, source `events`, the event's id as key: `event.published`, `event.updated`, `event.unpublished`,
-//! `event.canceled`, each with the event as it is and its version; `event.stated` when counts are compared. In, of source
-//! `joins`: `join.#` and `mod.#` with absolute counts, and `join.counted`, the answer to what was stated.
+//! `event.canceled`, each with the event as it is and its version; `event.versions` when they are compared, and
+//! `event.restated` for what differed. In, of source `joins`: `join.#` and `mod.#` with absolute counts, and `join.counted`,
+//! the answer to `event.versions`.
 //!
 //! What holds: an event moves only along [`domain::Status::after`], one change after the other, and its trail says who did it.
 //! Only its owner changes it, and only its owner sees a draft. The change, its trail and the message about it commit

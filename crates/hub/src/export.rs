@@ -129,7 +129,7 @@ mod tests {
             let error = export(&[bad]).unwrap_err();
             assert!(error.contains(&format!("`{bad}` is no event type")), "{error}");
         }
-        assert!(export(&["event.stated"]).unwrap_err().contains("to each other alone"));
+        assert!(export(&["event.versions"]).unwrap_err().contains("to each other alone"));
         assert!(export(&["a"; 101]).unwrap_err().contains("at most 100"));
         export(&["event.*", "emails.sent", "mod.kicked"]).unwrap();
     }
@@ -146,6 +146,8 @@ mod tests {
             ("events", "event"),
             ("events", "events.published"),
             ("events", "event.stated"),
+            ("events", "event.versions"),
+            ("events", "event.restated"),
             ("joins", "mod.kicked.twice"),
             ("joins", "join.confirmed"),
             ("notify", "email.code"),

@@ -110,8 +110,8 @@ impl Desk {
         mut tx: Transaction<'_, Postgres>,
         requests: &[Request],
     ) -> Result<Vec<Result<Answer, Problem>>, Unsettled> {
-        let now = self.clock.now();
-        let mut ledger = Ledger::open(&mut tx, requests.iter().map(|request| &request.order)).await?;
+        let mut ledger = Ledger::open(&mut tx, &self.clock, requests.iter().map(|request| &request.order)).await?;
+        let now = ledger.now();
         // Under the events' locks: who repeats a request that is still running waits there, and then sees its answer.
         let mut answers = Answers::look(&mut tx, requests.iter().map(|request| &request.identity), now).await?;
         let mut answered = Vec::with_capacity(requests.len());
@@ -120,7 +120,7 @@ impl Desk {
                 answered.push(again);
                 continue;
             }
-            let first = ledger.apply(order, now);
+            let first = ledger.apply(order);
             let may_pass = first.as_ref().is_err_and(Refused::may_pass);
             let first = first.map(answer).map_err(Problem::from);
             match &first {

@@ -9,6 +9,7 @@
 
 mod order;
 mod roster;
+mod standing;
 
 use chrono::{DateTime, Utc};
 use contracts::events::EventStatus;
@@ -16,8 +17,9 @@ use contracts::joins::{Count, JoinStatus};
 use kit::trace::TraceContext;
 use uuid::Uuid;
 
-pub(crate) use self::order::{Actor, Command, News, Order, Outcome, Refused};
+pub(crate) use self::order::{Actor, Command, News, Order, Outcome, Refused, Told};
 pub(crate) use self::roster::{Changes, Loaded, Roster};
+pub(crate) use self::standing::Standing;
 
 /// For events, that it is canceled: nobody comes in.
 pub(crate) const CLOSED: i32 = -1;
@@ -38,6 +40,8 @@ pub(crate) struct Event {
     pub(crate) next_seq: i64,
     /// When there is something to do that nobody will ask for.
     pub(crate) sweep_at: Option<DateTime<Utc>>,
+    /// Of the news that this is: what is swept because of them belongs to it.
+    pub(crate) news_trace: Option<TraceContext>,
 }
 
 /// Someone's place.
@@ -77,13 +81,15 @@ pub(crate) enum Action {
     Banned,
     Unbanned,
     Expired,
+    Recounted,
 }
 
-/// One change of one person's place: a line of the history, and a message.
+/// One change of one person's place, or counts put right: a line of the history, and a message.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
     pub(crate) event_id: Uuid,
-    pub(crate) user_id: Uuid,
+    /// None: it is about the counts alone.
+    pub(crate) user_id: Option<Uuid>,
     pub(crate) action: Action,
     /// None of these if they had not joined.
     pub(crate) join_id: Option<Uuid>,
@@ -113,13 +119,17 @@ impl Event {
         (self.capacity != 0).then(|| (self.capacity - self.counts.active).max(0))
     }
 
-    /// Whether this is what the news say; what they say of an older version is true, too.
-    pub(crate) fn agrees_with(&self, news: &News, exactly: bool) -> bool {
-        if !exactly && self.event_version > news.version {
-            return true;
+    /// Whether there is something to do that nobody asked for.
+    pub(crate) fn is_due(&self, now: DateTime<Utc>) -> bool {
+        self.sweep_at.is_some_and(|at| at <= now)
+    }
+
+    /// Who has it done when a sweep does it: nobody, when it is only that time goes by.
+    pub(crate) fn swept_by(&self, now: DateTime<Utc>) -> Actor {
+        match self.status {
+            EventStatus::Draft | EventStatus::Published if self.has_ended(now) => Actor::System,
+            EventStatus::Draft | EventStatus::Published | EventStatus::Canceled => Actor::Events,
         }
-        let here = (self.event_version, self.status, self.capacity, self.owner_id, self.start_time, self.end_time);
-        here == (news.version, news.status, news.seats(), news.owner_id, news.start_time, news.end_time)
     }
 
     /// When somebody must be told, or moved up, although nobody asks.
@@ -163,6 +173,7 @@ impl Action {
             Action::Banned => "banned",
             Action::Unbanned => "unbanned",
             Action::Expired => "expired",
+            Action::Recounted => "recounted",
         }
     }
 }

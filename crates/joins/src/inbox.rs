@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use contracts::events::{self, EventChanged, EventsStated};
+use contracts::events::{self, EventChanged, EventRestated, EventVersions};
 use kit::clock::Clock;
 use mailbox::cursor::Start;
 use mailbox::filter::Matching;
@@ -16,12 +16,13 @@ use crate::flow;
 
 /// Keeps what is known here of events in line with what is said of them.
 pub(crate) fn subscription(clock: Clock) -> Subscription {
-    let topics = [events::PUBLISHED, events::UPDATED, events::UNPUBLISHED, events::CANCELED, events::STATED];
+    let news = [events::PUBLISHED, events::UPDATED, events::UNPUBLISHED, events::CANCELED];
+    let topics = news.into_iter().chain([events::VERSIONS, events::RESTATED]);
     Subscription {
         consumer: "joins.events",
         matching: Matching {
             sources: vec![events::SOURCE.to_owned()],
-            topics: topics.map(str::to_owned).to_vec(),
+            topics: topics.map(str::to_owned).collect(),
             ..Matching::default()
         },
         start: Start::Beginning,
@@ -41,15 +42,22 @@ impl Handler for EventNews {
 
     fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
         Box::pin(async move {
-            let now = self.clock.now();
-            if message.topic == events::STATED {
-                let stated: EventsStated = serde_json::from_str(message.payload.get())?;
-                flow::reconcile::reconcile(tx, &stated, now).await?;
-                return Ok(());
+            let payload = message.payload.get();
+            match message.topic.as_str() {
+                events::VERSIONS => {
+                    let stated: EventVersions = serde_json::from_str(payload)?;
+                    flow::reconcile::compare(tx, &stated, self.clock.now()).await?;
+                }
+                events::RESTATED => {
+                    let restated: EventRestated = serde_json::from_str(payload)?;
+                    flow::reconcile::put_right(tx, &self.clock, &restated).await?;
+                }
+                _ => {
+                    let event: EventChanged = serde_json::from_str(payload)?;
+                    let learn = Command::Learn { news: News::from(&event) };
+                    flow::settle(tx, &self.clock, &[Order::new(event.event_id, Actor::Events, learn)]).await?;
+                }
             }
-            let event: EventChanged = serde_json::from_str(message.payload.get())?;
-            let learn = Command::Learn { news: News::from(&event), force: false };
-            flow::settle(tx, &Order::new(event.event_id, Actor::Events, learn), now).await?;
             Ok(())
         })
     }

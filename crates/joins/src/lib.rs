@@ -7,9 +7,9 @@
 //! Owns the schema `pillarbox_joins`: `event_capacity` (an event as it was told of, and its counts; its lock is the lock of
 //! all that belongs to the event), `joins`, `history` (appended only), `event_bans`.
 //!
-//! Messages in, of source `events`: `event.published|updated|unpublished|canceled` and `event.stated`. Out, of source
-//! `joins` and with the event's id as key: `join.confirmed|waitlisted|canceled|promoted|expired`,
-//! `mod.kicked|banned|unbanned`, and `join.counted`.
+//! Messages in, of source `events`: `event.published|updated|unpublished|canceled`, and for reconciliation `event.versions` and
+//! `event.restated`. Out, of source `joins` and with the event's id as key: `join.confirmed|waitlisted|canceled|promoted|
+//! expired`, `mod.kicked|banned|unbanned`, `join.recounted`; and `join.counted`, the answer to `event.versions`.
 //!
 //! What holds: never more active than the capacity, unless it was lowered; seq without a gap; whoever waits moves up in the
 //! order of seq, in the transaction that frees the seat; what is counted is what there is; a repeated request does nothing

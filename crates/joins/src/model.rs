@@ -1,4 +1,4 @@
-//! The rules against a model that knows no batches, no heads of waitlists and no sweeps: one list of people.
+//! The rules against a model that knows no batches, no heads of waitlists and no steps: one list of people.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,13 @@ use kit::trace::TraceContext;
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use crate::domain::{Actor, Ban, CLOSED, Changes, Command, Entry, Event, Line, Loaded, News, Order, Outcome, Roster};
+use crate::domain::{
+    Action, Actor, Ban, CLOSED, Changes, Command, Entry, Event, Line, Loaded, News, Order, Outcome, Roster, Told,
+};
 
 const USERS: u128 = 8;
+/// The version of the last news: whatever else is said is older.
+const LAST: i64 = 1_000_000;
 
 fn user(n: u128) -> Uuid {
     Uuid::from_u128(n)
@@ -28,11 +32,12 @@ fn event() -> Event {
         status: EventStatus::Published,
         capacity: 2,
         start_time: start(),
-        end_time: start() + TimeDelta::hours(1),
+        end_time: start() + TimeDelta::minutes(30),
         event_version: 1,
         counts: Count { active: 0, waitlisted: 0, version: 0 },
         next_seq: 1,
         sweep_at: None,
+        news_trace: None,
     }
 }
 
@@ -54,8 +59,8 @@ enum Step {
     Ban(u128, Option<i64>),
     Unban(u128),
     Change(EventStatus, i32),
-    /// Minutes go by.
-    Wait(i64),
+    /// The event is canceled, for good.
+    CallOff,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -68,14 +73,20 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (who.clone(), prop::option::of(1..10i64)).prop_map(|(who, minutes)| Step::Ban(who, minutes)),
         1 => who.prop_map(Step::Unban),
         2 => (status, 0..5).prop_map(|(status, capacity)| Step::Change(status, capacity)),
-        1 => (1..5i64).prop_map(Step::Wait),
+        1 => prop::bool::weighted(0.2).prop_map(|off| if off { Step::CallOff } else { Step::Join(0) }),
     ]
+}
+
+/// What comes together, and how many minutes go by after it; some are the event's last.
+fn batch() -> impl Strategy<Value = (Vec<Step>, i64)> {
+    (prop::collection::vec(step(), 1..8), 0..8i64)
 }
 
 /// As it would be told in a sentence or two.
 #[derive(Debug, Default)]
 struct Model {
     is_open: bool,
+    is_off: bool,
     capacity: usize,
     /// In, in their order, and whether they have a seat.
     people: Vec<(u128, i64, bool)>,
@@ -88,16 +99,23 @@ impl Model {
         self.people.iter().filter(|(_, _, seated)| *seated).count()
     }
 
+    /// Before anybody is served, those are told for whom it is over.
+    fn tell(&mut self, now: DateTime<Utc>) {
+        let has_ended = now >= event().end_time;
+        self.people.retain(|(_, _, seated)| !self.is_off && (*seated || !has_ended));
+    }
+
     fn follow(&mut self, step: &Step, now: DateTime<Utc>) -> bool {
+        let is_on = |model: &Model| model.is_open && !model.is_off && now < event().end_time;
         let is_in = |people: &[(u128, i64, bool)], who: &u128| people.iter().any(|(one, _, _)| one == who);
         let was = match step {
             Step::Join(who) => {
                 let is_banned = self.bans.get(who).is_some_and(|end| end.is_none_or(|end| end > now));
-                if self.is_open && !is_banned && !is_in(&self.people, who) {
+                if is_on(self) && !is_banned && !is_in(&self.people, who) {
                     self.joined += 1;
                     self.people.push((*who, self.joined, false));
                 }
-                self.is_open && !is_banned
+                is_on(self) && !is_banned
             }
             Step::Cancel(who) | Step::Kick(who) => {
                 let was_in = is_in(&self.people, who);
@@ -111,13 +129,18 @@ impl Model {
             }
             Step::Unban(who) => self.bans.remove(who).is_some(),
             Step::Change(status, capacity) => {
-                self.is_open = *status == EventStatus::Published;
-                self.capacity = *capacity as usize;
+                if !self.is_off {
+                    self.is_open = *status == EventStatus::Published;
+                    self.capacity = *capacity as usize;
+                }
                 true
             }
-            Step::Wait(_) => true,
+            Step::CallOff => {
+                self.is_off = true;
+                true
+            }
         };
-        while self.is_open && (self.capacity == 0 || self.seated() < self.capacity) {
+        while is_on(self) && (self.capacity == 0 || self.seated() < self.capacity) {
             match self.people.iter_mut().find(|(_, _, seated)| !*seated) {
                 Some(first) => first.2 = true,
                 None => break,
@@ -142,15 +165,23 @@ impl Kept {
         found
     }
 
-    /// Loads no more than is needed.
-    fn roster(&self, orders: &[Order]) -> Roster {
+    /// Loads no more than is needed, and does what is due first.
+    fn roster(&self, orders: &[Order], now: DateTime<Utc>) -> Roster {
         let users = || orders.iter().filter_map(|order| order.command.user());
         let head: Option<i32> = orders.iter().map(|order| order.command.frees()).sum();
         let mut waiting = self.with_status(JoinStatus::Waitlisted);
-        waiting.truncate(head.map_or(usize::MAX, |head| head as usize));
+        let is_due = self.event.is_due(now);
+        waiting.truncate(if is_due { usize::MAX } else { head.map_or(usize::MAX, |head| head as usize) });
+        let is_off = is_due && self.event.status == EventStatus::Canceled;
+        let seated = if is_off { self.with_status(JoinStatus::Active) } else { Vec::new() };
         let entries = users().filter_map(|user| self.entries.get(&user).cloned()).collect();
         let bans = users().filter_map(|user| self.bans.get(&user).cloned()).collect();
-        Roster::new(self.event.clone(), Loaded { entries, bans, waiting, ..Loaded::default() })
+        let loaded = Loaded { entries, bans, waiting, seated, counted: None };
+        let mut roster = Roster::new(self.event.clone(), loaded);
+        if is_due {
+            roster.apply(&order(Command::Sweep), now).unwrap();
+        }
+        roster
     }
 
     fn keep(&mut self, changes: Changes) {
@@ -168,11 +199,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_orders_in_any_batches_lead_where_the_model_leads(batches in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..12)) {
+    fn any_orders_in_any_batches_lead_where_the_model_leads(batches in prop::collection::vec(batch(), 1..12)) {
         let mut model = Model { is_open: true, capacity: 2, ..Model::default() };
         let mut kept = Kept { event: event(), entries: BTreeMap::new(), bans: BTreeMap::new(), lines: Vec::new() };
         let (mut now, mut version) = (start(), 1);
-        for batch in &batches {
+        for (batch, minutes) in &batches {
             let orders: Vec<Order> = batch.iter().map(|step| order(match step {
                 Step::Join(who) => Command::Join { user: user(*who) },
                 Step::Cancel(who) => Command::Cancel { user: user(*who) },
@@ -184,20 +215,18 @@ proptest! {
                 Step::Unban(who) => Command::Unban { user: user(*who) },
                 Step::Change(status, capacity) => {
                     version += 1;
-                    Command::Learn { news: news(version, *status, *capacity), force: false }
+                    Command::Learn { news: news(version, *status, *capacity) }
                 }
-                Step::Wait(_) => Command::Sweep,
+                Step::CallOff => Command::Learn { news: news(LAST, EventStatus::Canceled, 3) },
             })).collect();
-            let mut roster = kept.roster(&orders);
+            let mut roster = kept.roster(&orders, now);
+            model.tell(now);
             for (step, order) in batch.iter().zip(&orders) {
                 let was = roster.apply(order, now).is_ok();
                 prop_assert_eq!(was, model.follow(step, now), "{:?}", step);
             }
             kept.keep(roster.finish());
-            now += TimeDelta::minutes(batch.iter().map(|step| if let Step::Wait(minutes) = step { *minutes } else { 0 }).sum());
-            if now >= kept.event.end_time {
-                now = kept.event.end_time - TimeDelta::seconds(1);
-            }
+            now += TimeDelta::minutes(*minutes);
             let place = |entry: Entry| (entry.user_id.as_u128(), entry.seq, entry.status == JoinStatus::Active);
             let here: Vec<_> =
                 kept.with_status(JoinStatus::Active).into_iter().chain(kept.with_status(JoinStatus::Waitlisted)).map(place).collect();
@@ -216,11 +245,11 @@ proptest! {
 fn a_short_head_of_the_waitlist_delays_people_and_never_lets_one_pass() {
     let mut kept = Kept { event: event(), entries: BTreeMap::new(), bans: BTreeMap::new(), lines: Vec::new() };
     let orders: Vec<Order> = (0..6).map(|who| order(Command::Join { user: user(who) })).collect();
-    let mut roster = kept.roster(&orders);
+    let mut roster = kept.roster(&orders, start());
     orders.iter().for_each(|order| drop(roster.apply(order, start()).unwrap()));
     kept.keep(roster.finish());
     // Three seats more, but only the first who waits was read.
-    let more = order(Command::Learn { news: news(2, EventStatus::Published, 5), force: false });
+    let more = order(Command::Learn { news: news(2, EventStatus::Published, 5) });
     let mut waiting = kept.with_status(JoinStatus::Waitlisted);
     waiting.truncate(1);
     let mut roster = Roster::new(kept.event.clone(), Loaded { waiting, ..Loaded::default() });
@@ -230,20 +259,40 @@ fn a_short_head_of_the_waitlist_delays_people_and_never_lets_one_pass() {
     assert!(matches!(joined, Outcome::Joined(Entry { status: JoinStatus::Waitlisted, .. }, Some(4))), "{joined:?}");
     kept.keep(roster.finish());
     assert_eq!(kept.event.sweep_at, Some(start()), "the rest is due");
-    let sweep = order(Command::Sweep);
-    let mut roster = kept.roster(std::slice::from_ref(&sweep));
-    roster.apply(&sweep, start()).unwrap();
-    kept.keep(roster.finish());
+    kept.keep(kept.roster(&[], start()).finish());
     let seqs: Vec<i64> = kept.with_status(JoinStatus::Active).iter().map(|entry| entry.seq).collect();
     assert_eq!(seqs, [1, 2, 3, 4, 5]);
     assert_eq!(kept.event.sweep_at, Some(event().end_time));
 }
 
 #[test]
-fn a_sweep_that_finds_nobody_does_not_come_again_at_once() {
+fn a_sweep_puts_counts_right_that_the_rows_contradict() {
     let mut wrong = Event { status: EventStatus::Canceled, capacity: CLOSED, sweep_at: Some(start()), ..event() };
-    wrong.counts.active = 3;
-    let mut roster = Roster::new(wrong, Loaded::default());
+    wrong.counts = Count { active: 3, waitlisted: 1, version: 4 };
+    let mut roster = Roster::new(wrong, Loaded { counted: Some((0, 0)), ..Loaded::default() });
     roster.apply(&order(Command::Sweep), start()).unwrap();
-    assert!(roster.event().sweep_at > Some(start()));
+    let changes = roster.finish();
+    let event = changes.event.unwrap();
+    assert_eq!((event.counts, event.sweep_at), (Count { active: 0, waitlisted: 0, version: 5 }, None));
+    let lines: Vec<_> = changes.lines.iter().map(|line| (line.action, line.user_id, line.counts.version)).collect();
+    assert_eq!(lines, [(Action::Recounted, None, 5)]);
+}
+
+#[test]
+fn counts_are_said_anew_to_who_was_told_others_above_the_version_that_they_have() {
+    let recounted = |told: (i32, i64), counted: (i32, i32)| {
+        let counts = Count { active: 2, waitlisted: 0, version: 8 };
+        let loaded = Loaded { counted: Some(counted), ..Loaded::default() };
+        let mut roster = Roster::new(Event { counts, ..event() }, loaded);
+        let told = Told { active: told.0, version: told.1 };
+        roster.apply(&order(Command::Recount { told }), start()).unwrap();
+        let lines = roster.finish().lines;
+        lines.first().map(|line| (line.counts.active, line.counts.version))
+    };
+    assert_eq!(recounted((2, 8), (2, 0)), None);
+    assert_eq!(recounted((2, 5), (2, 0)), None, "an older version with the right number");
+    assert_eq!(recounted((7, 8), (2, 0)), Some((2, 9)));
+    assert_eq!(recounted((7, 5), (2, 0)), Some((2, 9)));
+    assert_eq!(recounted((2, 50), (2, 0)), Some((2, 51)), "set back");
+    assert_eq!(recounted((2, 8), (3, 0)), Some((3, 9)), "wrong here");
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod list;
 pub(crate) mod roster;
+pub(crate) mod standing;
 
 use chrono::{DateTime, Utc};
 use contracts::events::EventStatus;
@@ -13,7 +14,7 @@ use uuid::Uuid;
 use crate::domain::{Ban, Entry, Event};
 
 const EVENT_COLUMNS: &str = "event_id, owner_id, status, capacity, start_time, end_time, event_version,
-    active_count, waitlist_count, next_seq, version, sweep_at";
+    active_count, waitlist_count, next_seq, version, sweep_at, news_trace";
 const ENTRY_COLUMNS: &str =
     "id, event_id, user_id, status::text as status, seq, created_at, updated_at, canceled_at, activated_at";
 
@@ -34,6 +35,12 @@ pub(crate) async fn due(tx: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Resu
     .await
 }
 
+/// What is due for an event is to wait.
+pub(crate) async fn put_off(db: &mut PgConnection, event_id: Uuid, until: DateTime<Utc>) -> sqlx::Result<()> {
+    let update = "update pillarbox_joins.event_capacity set sweep_at = $2 where event_id = $1 and sweep_at < $2";
+    sqlx::query(update).bind(event_id).bind(until).execute(db).await.map(drop)
+}
+
 fn event_of(row: &PgRow) -> sqlx::Result<Event> {
     let status: &str = row.try_get("status")?;
     Ok(Event {
@@ -51,6 +58,7 @@ fn event_of(row: &PgRow) -> sqlx::Result<Event> {
         },
         next_seq: row.try_get("next_seq")?,
         sweep_at: row.try_get("sweep_at")?,
+        news_trace: row.try_get::<Option<&str>, _>("news_trace")?.and_then(|trace| trace.parse().ok()),
     })
 }
 

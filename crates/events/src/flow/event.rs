@@ -4,6 +4,7 @@ use kit::etag::IfMatch;
 use kit::problem::Problem;
 use mailbox::database::problem;
 use mailbox::post::{AggregateId, Post, Source, post};
+use serde::Serialize;
 use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
@@ -131,13 +132,18 @@ async fn keep(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(
         feed::outdate(tx, new.id).await?;
     }
     if let Some(topic) = news(old.status, new.status) {
-        let payload = to_raw_value(&new.told()).map_err(|error| sqlx::Error::Encode(error.into()))?;
-        let mut message = Post::new(topic, payload).with_key(new.id.to_string());
-        message.aggregate_type = Some(AGGREGATE_TYPE.to_owned());
-        message.aggregate_id = Some(AggregateId::Text(new.id.to_string()));
-        post(tx, &POSTED_BY, &message).await?;
+        post(tx, &POSTED_BY, &message(topic, new.id, &new.told())?).await?;
     }
     Ok(())
+}
+
+/// About one event: in order with all others about it.
+pub(super) fn message(topic: &str, event_id: Uuid, payload: &impl Serialize) -> sqlx::Result<Post> {
+    let payload = to_raw_value(payload).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    let mut message = Post::new(topic, payload).with_key(event_id.to_string());
+    message.aggregate_type = Some(AGGREGATE_TYPE.to_owned());
+    message.aggregate_id = Some(AggregateId::Text(event_id.to_string()));
+    Ok(message)
 }
 
 /// What others hear. A draft's changes are nobody's business yet.

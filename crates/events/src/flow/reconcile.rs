@@ -1,21 +1,25 @@
-//! Comparing counts with the joins service: what is known here is stated, part by part; what is counted there comes back, and
-//! is taken over.
+//! Comparing events with the joins service. Versions are stated, part by part; the answer names what differs; and that is said
+//! again, one event at a time, as news that are believed like any others. What the joins service has to correct it says in
+//! the same way. So nothing that is older ever replaces what is newer.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use contracts::events::{EventStated, EventsStated, STATED};
+use contracts::events::{EventRestated, EventVersions, RESTATED, VERSIONS};
 use contracts::joins::JoinsCounted;
-use mailbox::post::{Post, PostError, post};
+use mailbox::post::{Post, PostError, post, post_all};
 use serde_json::value::to_raw_value;
 use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
-use super::event::POSTED_BY;
-use crate::domain::Event;
+use super::event::{POSTED_BY, message};
+use crate::store::event::find_all;
+use crate::store::feed::outdate;
 use crate::store::reconciliation as store;
 
 const PART_EVENTS_MAX: i64 = 500;
-/// A message takes 256 KB; titles and cities can be long.
-const PART_BYTES_MAX: usize = 200 * 1024;
+/// News of a change within this time may still be on their way.
+const ON_THEIR_WAY: TimeDelta = TimeDelta::minutes(1);
+/// A run that has not stated everything after this long has broken off.
+const STATED_WITHIN: TimeDelta = TimeDelta::minutes(5);
 /// Who went to what is long over is history.
 const ENDED_FOR: TimeDelta = TimeDelta::days(30);
 
@@ -24,7 +28,7 @@ const ENDED_FOR: TimeDelta = TimeDelta::days(30);
 pub struct Asked {
     /// Only look.
     pub dry_run: bool,
-    /// Whatever the versions say: after one database was set back.
+    /// Take no version on trust: say everything again, under new versions. After one database was set back.
     pub force: bool,
 }
 
@@ -35,7 +39,7 @@ pub struct Progress {
     pub parts: Option<i32>,
     pub answered: i32,
     pub checked: i32,
-    /// Counts of the events service that were not right, and how many of them are now.
+    /// Counts of the events service that were not right, and how many of them are being put right.
     pub drifted: i32,
     pub repaired: i32,
     /// Events that the joins service did not know as they are.
@@ -60,7 +64,7 @@ pub async fn begin(db: &PgPool, asked: Asked, now: DateTime<Utc>) -> Result<Uuid
     Ok(run)
 }
 
-/// The same by time, unless one has begun since, here or elsewhere.
+/// The same by time, unless one that repairs has run since, here or elsewhere.
 pub(crate) async fn begin_unless_since(
     db: &PgPool,
     since: DateTime<Utc>,
@@ -68,7 +72,7 @@ pub(crate) async fn begin_unless_since(
 ) -> Result<(), ReconcileError> {
     let (run, asked) = (Uuid::now_v7(), Asked::default());
     let mut tx = db.begin().await?;
-    if !store::take_turn(&mut tx).await? || store::has_begun_since(&mut tx, since).await? {
+    if !store::take_turn(&mut tx).await? || store::has_run_since(&mut tx, since, now - STATED_WITHIN).await? {
         return Ok(());
     }
     store::forget(&mut tx, now - ENDED_FOR).await?;
@@ -81,24 +85,37 @@ pub async fn progress(db: &PgPool, run: Uuid) -> sqlx::Result<Option<Progress>> 
     store::progress(&mut *db.acquire().await?, run).await
 }
 
-/// The joins service has counted a part.
-pub(crate) async fn take_over(
+/// The joins service has compared a part: what differs is said again.
+pub(crate) async fn take_up(
     tx: &mut Transaction<'_, Postgres>,
     counted: &JoinsCounted,
     now: DateTime<Utc>,
-) -> sqlx::Result<()> {
-    let drifted = store::drifted(tx, counted).await?;
-    let repaired = match counted.dry_run {
-        true => 0,
-        false => store::repair(tx, counted).await?,
-    };
-    if !store::answered(tx, counted, (drifted.len() as i64, repaired), now).await? {
+) -> Result<(), ReconcileError> {
+    let unheard = store::count_unheard(tx, &counted.wanted, now - ON_THEIR_WAY).await?;
+    if !store::answered(tx, counted, unheard, now).await? {
         return Ok(());
     }
-    metrics::counter!("pillarbox_reconcile_drift_total", "service" => "events").increment(drifted.len() as u64);
-    if !drifted.is_empty() || counted.drifted > 0 {
-        tracing::warn!(run = %counted.run, part = counted.part, events = drifted.len(), joins = counted.drifted, repaired,
-            dry_run = counted.dry_run, "counts had drifted");
+    if !counted.dry_run && !counted.wanted.is_empty() {
+        if let Some(lifted) = store::lift(tx, &counted.wanted, counted.force).await?.first() {
+            outdate(tx, *lifted).await?;
+        }
+        let ids: Vec<Uuid> = counted.wanted.iter().map(|wanted| wanted.event_id).collect();
+        let restated = find_all(tx, &ids).await?.into_iter().map(|event| {
+            let restated = EventRestated {
+                event: event.told(),
+                active_participants: event.active_participants,
+                count_version: event.count_version,
+            };
+            message(RESTATED, event.id, &restated)
+        });
+        post_all(tx, &POSTED_BY, &restated.collect::<sqlx::Result<Vec<Post>>>()?).await?;
+    }
+    let (events, joins) = (counted.events.len() as u64, counted.drifted as u64 + unheard as u64);
+    for (service, drifted) in [("events", events), ("joins", joins)] {
+        metrics::counter!("pillarbox_reconcile_drift_total", "service" => service).increment(drifted);
+    }
+    if events + joins > 0 {
+        tracing::warn!(run = %counted.run, part = counted.part, events, joins, dry_run = counted.dry_run, "drift was found");
     }
     Ok(())
 }
@@ -108,33 +125,16 @@ async fn state_all(db: &PgPool, run: Uuid, asked: Asked, now: DateTime<Utc>) -> 
     let (mut part, mut after) = (0, None);
     loop {
         let mut tx = db.begin().await?;
-        let found = store::to_state(&mut tx, after, now - ENDED_FOR, PART_EVENTS_MAX).await?;
-        let events = that_fit(found);
+        let events = store::to_state(&mut tx, after, now - ENDED_FOR, PART_EVENTS_MAX).await?;
         let Some(last) = events.last() else {
             store::posted(&mut tx, run, part, now).await?;
             return Ok(tx.commit().await?);
         };
-        after = Some(last.event.event_id);
-        let stated = EventsStated { run, part, dry_run: asked.dry_run, force: asked.force, events };
+        after = Some(last.event_id);
+        let stated = EventVersions { run, part, dry_run: asked.dry_run, force: asked.force, events };
         let payload = to_raw_value(&stated).map_err(|error| sqlx::Error::Encode(error.into()))?;
-        post(&mut tx, &POSTED_BY, &Post::new(STATED, payload)).await?;
+        post(&mut tx, &POSTED_BY, &Post::new(VERSIONS, payload)).await?;
         tx.commit().await?;
         part += 1;
     }
-}
-
-/// As many of the first as fit into a message; at least one does.
-fn that_fit(found: Vec<Event>) -> Vec<EventStated> {
-    let mut room = PART_BYTES_MAX;
-    let stated = found.into_iter().map(|event| EventStated {
-        event: event.told(),
-        active_participants: event.active_participants,
-        count_version: event.count_version,
-    });
-    let mut fits = |event: &EventStated| {
-        let left = serde_json::to_vec(event).ok().and_then(|bytes| room.checked_sub(bytes.len() + 1));
-        room = left.unwrap_or(0);
-        left.is_some()
-    };
-    stated.take_while(|event| fits(event)).collect()
 }

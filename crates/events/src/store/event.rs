@@ -215,7 +215,7 @@ pub(super) fn event(row: &PgRow) -> sqlx::Result<Event> {
     })
 }
 
-fn status(row: &PgRow, column: &str) -> sqlx::Result<Status> {
+pub(super) fn status(row: &PgRow, column: &str) -> sqlx::Result<Status> {
     Status::named(row.try_get(column)?).ok_or_else(|| unreadable(column))
 }
 

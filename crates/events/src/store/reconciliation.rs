@@ -1,11 +1,11 @@
 use chrono::{DateTime, Utc};
-use contracts::joins::JoinsCounted;
+use contracts::events::EventVersion;
+use contracts::joins::{JoinsCounted, Wanted};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use super::event::{COLUMNS, event};
-use crate::domain::Event;
+use super::event::status;
 use crate::reconcile::{Asked, Progress};
 
 /// Who starts runs by time takes turns. False: another one is at it.
@@ -15,11 +15,20 @@ pub(crate) async fn take_turn(tx: &mut PgConnection) -> sqlx::Result<bool> {
         .await
 }
 
-pub(crate) async fn has_begun_since(db: &mut PgConnection, since: DateTime<Utc>) -> sqlx::Result<bool> {
-    sqlx::query_scalar("select exists (select from pillarbox_events.reconciliation where started_at > $1)")
-        .bind(since)
-        .fetch_one(db)
-        .await
+/// Whether one that repairs has stated everything since then, or is at it: it began after `alive_since`.
+pub(crate) async fn has_run_since(
+    db: &mut PgConnection,
+    since: DateTime<Utc>,
+    alive_since: DateTime<Utc>,
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "select exists (select from pillarbox_events.reconciliation
+                        where started_at > $1 and not dry_run and (parts is not null or started_at > $2))",
+    )
+    .bind(since)
+    .bind(alive_since)
+    .fetch_one(db)
+    .await
 }
 
 pub(crate) async fn begin(db: &mut PgConnection, run: Uuid, asked: Asked, now: DateTime<Utc>) -> sqlx::Result<()> {
@@ -28,25 +37,34 @@ pub(crate) async fn begin(db: &mut PgConnection, run: Uuid, asked: Asked, now: D
     sqlx::query(insert).bind(run).bind(now).bind(asked.dry_run).bind(asked.force).execute(db).await.map(drop)
 }
 
-/// Events whose counts matter, by id, behind `after`.
+/// By id, behind `after`: all but drafts that nobody ever saw, and what is long over.
 pub(crate) async fn to_state(
     db: &mut PgConnection,
     after: Option<Uuid>,
     ended_after: DateTime<Utc>,
     limit: i64,
-) -> sqlx::Result<Vec<Event>> {
-    let query = format!(
-        "select {COLUMNS} from pillarbox_events.event
-         where id > $1 and (status = 'published' or active_participants <> 0) and end_time > $2
-         order by id limit $3"
-    );
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query))
-        .bind(after.unwrap_or(Uuid::nil()))
-        .bind(ended_after)
-        .bind(limit)
-        .fetch_all(db)
-        .await?;
-    rows.iter().map(event).collect()
+) -> sqlx::Result<Vec<EventVersion>> {
+    let rows = sqlx::query(
+        "select id, version, status, count_version, active_participants from pillarbox_events.event
+         where id > $1 and end_time > $2
+           and (status <> 'draft' or published_at is not null or count_version > 0)
+         order by id limit $3",
+    )
+    .bind(after.unwrap_or(Uuid::nil()))
+    .bind(ended_after)
+    .bind(limit)
+    .fetch_all(db)
+    .await?;
+    let stated = |row: &PgRow| {
+        Ok(EventVersion {
+            event_id: row.try_get("id")?,
+            version: row.try_get("version")?,
+            status: status(row, "status")?.into(),
+            count_version: row.try_get("count_version")?,
+            active_participants: row.try_get("active_participants")?,
+        })
+    };
+    rows.iter().map(stated).collect()
 }
 
 /// All of its parts are posted. With none there is nothing to wait for.
@@ -63,58 +81,60 @@ pub(crate) async fn posted(db: &mut PgConnection, run: Uuid, parts: i32, now: Da
     .map(drop)
 }
 
-/// Counts here that are not what the joins service counted, unless they are newer than that.
-pub(crate) async fn drifted(db: &mut PgConnection, counted: &JoinsCounted) -> sqlx::Result<Vec<Uuid>> {
+/// How many of these are not known elsewhere as they are: by an old version although they have not changed since then, or by
+/// one that was never given here, or not any more.
+pub(crate) async fn count_unheard(
+    db: &mut PgConnection,
+    wanted: &[Wanted],
+    unchanged_since: DateTime<Utc>,
+) -> sqlx::Result<i64> {
+    let (ids, versions) = columns(wanted);
     sqlx::query_scalar(
-        "select event.id
-         from unnest($1::uuid[], $2::integer[], $3::bigint[]) as counted (id, active, version)
-         join pillarbox_events.event on event.id = counted.id
-         where event.active_participants <> counted.active and (event.count_version <= counted.version or $4)",
+        "select count(*) from unnest($1::uuid[], $2::bigint[]) as wanted (id, version)
+         join pillarbox_events.event on event.id = wanted.id
+         where event.version < wanted.version or (event.version > wanted.version and event.updated_at <= $3)",
     )
-    .bind(counted.events.iter().map(|event| event.event_id).collect::<Vec<_>>())
-    .bind(counted.events.iter().map(|event| event.counts.active).collect::<Vec<_>>())
-    .bind(counted.events.iter().map(|event| event.counts.version).collect::<Vec<_>>())
-    .bind(counted.force)
+    .bind(ids)
+    .bind(versions)
+    .bind(unchanged_since)
+    .fetch_one(db)
+    .await
+}
+
+/// Gives those a new version that are known by one above their own; `all`: every one of them. Returns which.
+pub(crate) async fn lift(db: &mut PgConnection, wanted: &[Wanted], all: bool) -> sqlx::Result<Vec<Uuid>> {
+    let (ids, versions) = columns(wanted);
+    // In the order of their ids, whoever locks several.
+    sqlx::query_scalar(
+        "with locked as (
+             select event.id, greatest(event.version, wanted.version) + 1 as version
+             from unnest($1::uuid[], $2::bigint[]) as wanted (id, version)
+             join pillarbox_events.event on event.id = wanted.id
+             where event.version < wanted.version or $3
+             order by event.id for update of event
+         )
+         update pillarbox_events.event set version = locked.version from locked where event.id = locked.id
+         returning event.id",
+    )
+    .bind(ids)
+    .bind(versions)
+    .bind(all)
     .fetch_all(db)
     .await
 }
 
-/// Takes over what was counted, unless it is older than what is here; forced, in any case. Returns how many counts changed.
-pub(crate) async fn repair(db: &mut PgConnection, counted: &JoinsCounted) -> sqlx::Result<i64> {
-    let mut events = counted.events.clone();
-    // In one order, whoever repairs.
-    events.sort_by_key(|event| event.event_id);
-    sqlx::query_scalar(
-        "with counted as (
-             select * from unnest($1::uuid[], $2::integer[], $3::bigint[]) as counted (id, active, version)
-         ), locked as (
-             select event.id, event.active_participants, counted.active, counted.version
-             from counted join pillarbox_events.event on event.id = counted.id
-             where (event.active_participants <> counted.active or event.count_version <> counted.version)
-               and (event.count_version <= counted.version or $4)
-             order by event.id for update of event
-         ), repaired as (
-             update pillarbox_events.event set active_participants = locked.active, count_version = locked.version
-             from locked where event.id = locked.id
-             returning locked.active_participants <> locked.active as changed
-         )
-         select count(*) filter (where changed) from repaired",
-    )
-    .bind(events.iter().map(|event| event.event_id).collect::<Vec<_>>())
-    .bind(events.iter().map(|event| event.counts.active).collect::<Vec<_>>())
-    .bind(events.iter().map(|event| event.counts.version).collect::<Vec<_>>())
-    .bind(counted.force)
-    .fetch_one(db)
-    .await
+fn columns(wanted: &[Wanted]) -> (Vec<Uuid>, Vec<i64>) {
+    wanted.iter().map(|wanted| (wanted.event_id, wanted.version)).unzip()
 }
 
 /// Enters the answer to a part, once. False: that part was answered, or nobody knows the run.
 pub(crate) async fn answered(
     db: &mut PgConnection,
     counted: &JoinsCounted,
-    (drifted, repaired): (i64, i64),
+    unheard: i64,
     now: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
+    let repaired = |drifted: i32| if counted.dry_run { 0 } else { drifted };
     let done = sqlx::query(
         "update pillarbox_events.reconciliation
          set answered = answered || $2, checked = checked + $3, drifted = drifted + $4, repaired = repaired + $5,
@@ -124,11 +144,11 @@ pub(crate) async fn answered(
     )
     .bind(counted.run)
     .bind(counted.part)
+    .bind(counted.checked)
     .bind(counted.events.len() as i32)
-    .bind(drifted as i32)
-    .bind(repaired as i32)
-    .bind(counted.drifted)
-    .bind(counted.repaired)
+    .bind(repaired(counted.events.len() as i32))
+    .bind(counted.drifted + unheard as i32)
+    .bind(counted.repaired + repaired(unheard as i32))
     .bind(now)
     .execute(db)
     .await?;

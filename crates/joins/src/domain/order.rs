@@ -41,15 +41,22 @@ pub(crate) enum Command {
     Unban {
         user: Uuid,
     },
-    /// `force`: whatever the versions say.
     Learn {
         news: News,
-        force: bool,
     },
-    /// Put the counts right, by the rows.
-    Recount,
+    /// Put the counts right, by the rows, and say them anew to who was told something else.
+    Recount {
+        told: Told,
+    },
     /// Do what is due without being asked, or a part of it.
     Sweep,
+}
+
+/// What others believe the counts to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) active: i32,
+    pub(crate) version: i64,
 }
 
 /// Who had it done.
@@ -162,20 +169,21 @@ impl Command {
             | Command::Kick { user, .. }
             | Command::Ban { user, .. }
             | Command::Unban { user } => Some(*user),
-            Command::Learn { .. } | Command::Recount | Command::Sweep => None,
+            Command::Learn { .. } | Command::Recount { .. } | Command::Sweep => None,
         }
     }
 
     pub(crate) fn news(&self) -> Option<&News> {
-        if let Command::Learn { news, .. } = self { Some(news) } else { None }
+        if let Command::Learn { news } = self { Some(news) } else { None }
     }
 
     /// How many may move up because of it, or fall out of the head of the waitlist; None: as many as there are.
     pub(crate) fn frees(&self) -> Option<i32> {
         match self {
-            Command::Join { .. } | Command::Unban { .. } => Some(0),
+            // Who opens the ledger reads what a sweep needs.
+            Command::Join { .. } | Command::Unban { .. } | Command::Sweep => Some(0),
             Command::Cancel { .. } | Command::Kick { .. } | Command::Ban { .. } => Some(1),
-            Command::Learn { .. } | Command::Recount | Command::Sweep => None,
+            Command::Learn { .. } | Command::Recount { .. } => None,
         }
     }
 }

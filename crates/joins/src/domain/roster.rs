@@ -2,15 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use contracts::events::EventStatus;
-use contracts::joins::JoinStatus;
+use contracts::joins::{Count, JoinStatus};
 use uuid::Uuid;
 
-use super::{Action, Ban, Command, Entry, Event, Line, News, Order, Outcome, Refused};
-
-/// A sweep that finds nobody although the counts name some comes again after this: reconciliation puts counts right.
-const SWEEP_IN_VAIN: TimeDelta = TimeDelta::minutes(10);
+use super::{Action, Ban, Command, Entry, Event, Line, News, Order, Outcome, Refused, Told};
 
 /// An event, and those of its joins that the orders are about.
 #[derive(Debug)]
@@ -25,7 +22,7 @@ pub(crate) struct Roster {
     is_whole: bool,
     /// Some who are active, for an event that is over.
     seated: Vec<Uuid>,
-    /// Active and waitlisted by the rows, if that was asked for.
+    /// Active and waitlisted by the rows as they were read, if they were counted.
     counted: Option<(i32, i32)>,
     changes: Changes,
 }
@@ -89,12 +86,7 @@ impl Roster {
         }
     }
 
-    pub(crate) fn event(&self) -> &Event {
-        &self.event
-    }
-
     pub(crate) fn apply(&mut self, order: &Order, now: DateTime<Utc>) -> Result<Outcome, Refused> {
-        let told = self.changes.lines.len();
         let outcome = match &order.command {
             Command::Join { user } => self.join(order, *user, now)?,
             Command::Cancel { user } => {
@@ -109,15 +101,15 @@ impl Roster {
                 Outcome::Banned(self.ban(order, *user, (reason, *expires_at), now))
             }
             Command::Unban { user } => self.unban(order, *user, now)?,
-            Command::Learn { news, force } => Outcome::Learned(self.learn(news, *force)),
-            Command::Recount => Outcome::Recounted(self.recount()),
-            Command::Sweep => self.expire(order, now),
+            Command::Learn { news } => Outcome::Learned(self.learn(order, news)),
+            Command::Recount { told } => Outcome::Recounted(self.recount(order, Some(*told), now)),
+            Command::Sweep => self.sweep(order, now),
         };
         self.promote(order, now);
         self.event.sweep_at = self.event.next_sweep(now);
-        let in_vain = matches!(order.command, Command::Sweep) && self.changes.lines.len() == told;
-        if in_vain && self.event.sweep_at.is_some_and(|at| at <= now) {
-            self.event.sweep_at = Some(now + SWEEP_IN_VAIN);
+        if matches!(order.command, Command::Sweep) && self.event.is_due(now) {
+            // It has had its turn: others that are due come first.
+            self.event.sweep_at = Some(now);
         }
         Ok(outcome)
     }
@@ -181,7 +173,7 @@ impl Roster {
                 Some(self.event.counts.waitlisted)
             }
         };
-        self.note(order, user, Note::of(Action::Joined, from), now);
+        self.note(order, Some(user), Note::of(Action::Joined, from), now);
         Ok(Outcome::Joined(entry, position))
     }
 
@@ -196,7 +188,7 @@ impl Roster {
     ) -> Result<Entry, Refused> {
         self.entries.get(&user).filter(|entry| entry.is_in()).ok_or(Refused::NotIn)?;
         let from = self.move_to(user, to, now);
-        self.note(order, user, Note { reason, ..Note::of(action, from) }, now);
+        self.note(order, Some(user), Note { reason, ..Note::of(action, from) }, now);
         self.entries.get(&user).cloned().ok_or(Refused::NotIn)
     }
 
@@ -224,7 +216,7 @@ impl Roster {
             self.move_to(user, JoinStatus::Rejected, now);
         }
         let note = Note { action: Action::Banned, from, reason: reason.as_ref(), expires_at };
-        self.note(order, user, note, now);
+        self.note(order, Some(user), note, now);
         ban
     }
 
@@ -232,40 +224,49 @@ impl Roster {
         self.bans.remove(&user).ok_or(Refused::NotBanned)?;
         self.changes.rebanned.insert(user, false);
         let from = self.entries.get(&user).map(|entry| entry.status);
-        self.note(order, user, Note::of(Action::Unbanned, from), now);
+        self.note(order, Some(user), Note::of(Action::Unbanned, from), now);
         Ok(Outcome::Unbanned)
     }
 
-    fn learn(&mut self, news: &News, force: bool) -> bool {
-        if news.version <= self.event.event_version && !force {
+    fn learn(&mut self, order: &Order, news: &News) -> bool {
+        if news.version <= self.event.event_version {
             return false;
         }
         let event = &mut self.event;
         event.event_version = news.version;
+        event.news_trace = Some(order.trace);
         (event.owner_id, event.status, event.capacity) = (news.owner_id, news.status, news.seats());
         (event.start_time, event.end_time) = (news.start_time, news.end_time);
         true
     }
 
-    fn recount(&mut self) -> bool {
-        let counts = &mut self.event.counts;
-        let Some(counted) = self.counted.filter(|counted| *counted != (counts.active, counts.waitlisted)) else {
+    /// The version goes above what was told, so that what is right is believed.
+    fn recount(&mut self, order: &Order, told: Option<Told>, now: DateTime<Utc>) -> bool {
+        let Count { active, waitlisted, version } = self.event.counts;
+        // Only as long as nothing has changed.
+        let counted = self.counted.take().unwrap_or((active, waitlisted));
+        let is_told_wrong = told.is_some_and(|told| told.version > version || told.active != counted.0);
+        if counted == (active, waitlisted) && !is_told_wrong {
             return false;
-        };
-        (counts.active, counts.waitlisted) = counted;
-        counts.version += 1;
+        }
+        let version = told.map_or(version, |told| told.version.max(version));
+        self.event.counts = Count { active: counted.0, waitlisted: counted.1, version };
+        self.is_whole = self.waiting.len() as i64 == i64::from(counted.1);
+        self.note(order, None, Note::of(Action::Recounted, None), now);
         true
     }
 
     /// Tells those who were read that it is over for them, if it is.
-    fn expire(&mut self, order: &Order, now: DateTime<Utc>) -> Outcome {
+    fn sweep(&mut self, order: &Order, now: DateTime<Utc>) -> Outcome {
+        // Counts that the rows contradict are put right first: they would be wrong by more, or below zero.
+        self.recount(order, None, now);
         let is_canceled = self.event.status == EventStatus::Canceled;
         if is_canceled || self.event.has_ended(now) {
             let waiting = std::mem::take(&mut self.waiting).into_iter().map(|(_, user)| user);
             let seated = std::mem::take(&mut self.seated).into_iter().filter(|_| is_canceled);
             for user in waiting.chain(seated).collect::<Vec<_>>() {
                 let from = self.move_to(user, JoinStatus::Expired, now);
-                self.note(order, user, Note::of(Action::Expired, from), now);
+                self.note(order, Some(user), Note::of(Action::Expired, from), now);
             }
         }
         Outcome::Swept
@@ -278,7 +279,7 @@ impl Roster {
             let is_still_so = |entry: &&Entry| entry.seq == seq && entry.status == JoinStatus::Waitlisted;
             if self.entries.get(&user).filter(is_still_so).is_some() {
                 let from = self.move_to(user, JoinStatus::Active, now);
-                self.note(order, user, Note::of(Action::Promoted, from), now);
+                self.note(order, Some(user), Note::of(Action::Promoted, from), now);
             }
         }
     }
@@ -305,9 +306,9 @@ impl Roster {
         Some(from)
     }
 
-    fn note(&mut self, order: &Order, user: Uuid, note: Note<'_>, now: DateTime<Utc>) {
+    fn note(&mut self, order: &Order, user: Option<Uuid>, note: Note<'_>, now: DateTime<Utc>) {
         self.event.counts.version += 1;
-        let entry = self.entries.get(&user);
+        let entry = user.and_then(|user| self.entries.get(&user));
         self.changes.lines.push(Line {
             event_id: self.event.id,
             user_id: user,

@@ -65,7 +65,7 @@ async fn waitlist(
         (status = 404, description = "There is no such event")))]
 async fn stats(organizer: Organizer, if_none_match: IfNoneMatch) -> Response {
     let event = organizer.event;
-    // Both only grow, so their sum is one number that changes with either.
+    // Neither ever shrinks, so their sum is one number that changes with either.
     let version = event.counts.version + event.event_version;
     let tag = [(ETAG, etag::of(version))];
     match if_none_match.has(version) {

@@ -79,7 +79,8 @@ async fn firsts(tx: &mut PgConnection, status: &str, heads: &[(Uuid, i32)]) -> s
         "select found.* from unnest($1::uuid[], $2::int[]) as k (event_id, count)
          cross join lateral (
              select {ENTRY_COLUMNS} from pillarbox_joins.joins
-             where joins.event_id = k.event_id and joins.status = '{status}' order by seq limit k.count) as found"
+             where joins.event_id = k.event_id and joins.status = '{status}' order by seq limit k.count) as found
+         order by found.event_id, found.seq"
     );
     let rows = sqlx::query(AssertSqlSafe(query))
         .bind(heads.iter().map(|(event, _)| *event).collect::<Vec<_>>())
@@ -115,11 +116,12 @@ pub(crate) async fn save_events(tx: &mut PgConnection, events: &[Event]) -> sqlx
         "update pillarbox_joins.event_capacity as e
          set owner_id = n.owner_id, status = n.status, capacity = n.capacity, start_time = n.start_time,
              end_time = n.end_time, event_version = n.event_version, active_count = n.active_count,
-             waitlist_count = n.waitlist_count, next_seq = n.next_seq, version = n.version, sweep_at = n.sweep_at
+             waitlist_count = n.waitlist_count, next_seq = n.next_seq, version = n.version, sweep_at = n.sweep_at,
+             news_trace = n.news_trace
          from unnest($1::uuid[], $2::uuid[], $3::text[], $4::int[], $5::timestamptz[], $6::timestamptz[], $7::bigint[],
-                     $8::int[], $9::int[], $10::bigint[], $11::bigint[], $12::timestamptz[])
+                     $8::int[], $9::int[], $10::bigint[], $11::bigint[], $12::timestamptz[], $13::text[])
               as n (event_id, owner_id, status, capacity, start_time, end_time, event_version,
-                    active_count, waitlist_count, next_seq, version, sweep_at)
+                    active_count, waitlist_count, next_seq, version, sweep_at, news_trace)
          where e.event_id = n.event_id",
     )
     .bind(events.iter().map(|event| event.id).collect::<Vec<_>>())
@@ -134,6 +136,7 @@ pub(crate) async fn save_events(tx: &mut PgConnection, events: &[Event]) -> sqlx
     .bind(bigints(|event| event.next_seq))
     .bind(bigints(|event| event.counts.version))
     .bind(events.iter().map(|event| event.sweep_at).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.news_trace.map(|trace| trace.to_string())).collect::<Vec<_>>())
     .execute(tx)
     .await
     .map(drop)
@@ -207,7 +210,6 @@ pub(crate) async fn end_bans(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> sqlx
 }
 
 pub(crate) async fn append_history(tx: &mut PgConnection, lines: &[Line]) -> sqlx::Result<()> {
-    let ids = |of: fn(&Line) -> Uuid| lines.iter().map(of).collect::<Vec<_>>();
     sqlx::query(
         "insert into pillarbox_joins.history
              (event_id, version, user_id, action, seq, from_status, to_status, by, reason, at)
@@ -217,9 +219,9 @@ pub(crate) async fn append_history(tx: &mut PgConnection, lines: &[Line]) -> sql
                      $9::text[], $10::timestamptz[])
               as n (event_id, version, user_id, action, seq, from_status, to_status, by, reason, at)",
     )
-    .bind(ids(|line| line.event_id))
+    .bind(lines.iter().map(|line| line.event_id).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.counts.version).collect::<Vec<_>>())
-    .bind(ids(|line| line.user_id))
+    .bind(lines.iter().map(|line| line.user_id).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.action.as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.seq).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.from.map(join_status)).collect::<Vec<_>>())

@@ -18,7 +18,7 @@ pub(super) struct Reconcile {
     /// Only look, repair nothing
     #[arg(long)]
     dry_run: bool,
-    /// Take counts over whatever their versions say: after one of the databases was set back
+    /// Take no version on trust, and say every event again under a new one: after one of the databases was set back
     #[arg(long)]
     force: bool,
     /// How long to wait for the answers

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use contracts::joins::{COUNTED, Count, EventCounted, JoinsCounted};
+use contracts::joins::{COUNTED, Count, EventCounted, JoinsCounted, Wanted};
 use mailbox::post::Post;
 use pillarbox::settings::Settings;
 use rand::seq::SliceRandom;
@@ -12,7 +12,9 @@ use sqlx::PgPool;
 use testkit::drain;
 use uuid::Uuid;
 
-use crate::events_world::{PATIENCE, World, id, joined, meetup, path, published, replica, say, time_to_show_counts};
+use crate::events_world::{
+    PATIENCE, World, id, joined, meetup, messages_of, path, published, replica, say, time_to_show_counts,
+};
 use crate::instance::run;
 
 async fn count_of(db: &PgPool, event: Uuid) -> (i32, i64) {
@@ -131,7 +133,7 @@ fn never_by_time(settings: &mut Settings) {
 /// What was stated in a run so far.
 async fn stated(db: &PgPool, run: Uuid) -> Vec<Value> {
     sqlx::query_scalar::<_, sqlx::types::Json<Value>>(
-        "select payload from pillarbox.log where source = 'events' and topic = 'event.stated'
+        "select payload from pillarbox.log where source = 'events' and topic = 'event.versions'
          and payload->>'run' = $1 order by (payload->>'part')::integer",
     )
     .bind(run.to_string())
@@ -143,80 +145,98 @@ async fn stated(db: &PgPool, run: Uuid) -> Vec<Value> {
     .collect()
 }
 
-/// Answers a part with these counts of its events.
-async fn answer(db: &PgPool, part: &Value, count: impl Fn(Uuid) -> Count) {
-    let events = part["events"].as_array().unwrap().iter().map(|event| {
-        let event_id = event["event_id"].as_str().unwrap().parse().unwrap();
-        EventCounted { event_id, counts: count(event_id) }
-    });
+/// Answers a part, twice: these were stated wrongly, and these are to be said again.
+async fn answer(db: &PgPool, part: &Value, wrong: &[(Uuid, Count)], wanted: &[(Uuid, i64)]) {
     let counted = JoinsCounted {
         run: part["run"].as_str().unwrap().parse().unwrap(),
         part: part["part"].as_i64().unwrap() as i32,
         dry_run: part["dry_run"].as_bool().unwrap(),
         force: part["force"].as_bool().unwrap(),
-        drifted: 1,
+        checked: part["events"].as_array().unwrap().len() as i32,
+        drifted: 0,
         repaired: 0,
-        events: events.collect(),
+        events: wrong.iter().map(|(event_id, counts)| EventCounted { event_id: *event_id, counts: *counts }).collect(),
+        wanted: wanted.iter().map(|(event_id, version)| Wanted { event_id: *event_id, version: *version }).collect(),
     };
     let message = Post::new(COUNTED, to_raw_value(&counted).unwrap());
     say(db, "joins", &[message.clone(), message]).await;
 }
 
+/// What was said again of an event: its version, and the count that it believed.
+async fn restated(db: &PgPool, event: &Value) -> Vec<(i64, i64, i64)> {
+    let number = |payload: &Value, field: &str| payload[field].as_i64().unwrap();
+    let all = messages_of(db, event).await.into_iter().filter(|(topic, _)| topic == "event.restated");
+    let fields = ["version", "active_participants", "count_version"];
+    all.map(|(_, payload)| fields.map(|field| number(&payload, field)).into()).collect()
+}
+
 #[tokio::test]
-async fn a_reconciliation_finds_what_drifted_and_repairs_it_unless_it_only_looks() {
+async fn a_reconciliation_says_again_what_differs_unless_it_only_looks() {
     use events::reconcile::{Asked, begin, progress};
     let world = World::start_with(never_by_time).await;
     let db = world.db();
-    let (right, wrong, newer) = (
-        published(&world.owner, meetup()).await,
-        published(&world.owner, meetup()).await,
-        published(&world.owner, meetup()).await,
-    );
+    let (wrong, set_back) = (published(&world.owner, meetup()).await, published(&world.owner, meetup()).await);
     let draft = crate::events_world::made(&world.owner, meetup()).await;
-    say(db, "joins", &[joined(id(&right), 2, 5), joined(id(&wrong), 7, 5), joined(id(&newer), 3, 9)]).await;
-    for (event, count) in [(&right, (2, 5)), (&wrong, (7, 5)), (&newer, (3, 9))] {
-        until_counted(db, id(event), count).await;
-    }
-    let truth = |event: Uuid| match event {
-        event if event == id(&wrong) => Count { active: 1, waitlisted: 0, version: 5 },
-        event if event == id(&newer) => Count { active: 1, waitlisted: 0, version: 8 },
-        _ => Count { active: 2, waitlisted: 0, version: 5 },
-    };
-    let done = async |asked: Asked| {
+    say(db, "joins", &[joined(id(&wrong), 7, 5)]).await;
+    until_counted(db, id(&wrong), (7, 5)).await;
+    let truth = [(id(&wrong), Count { active: 1, waitlisted: 0, version: 5 })];
+    let done = async |asked: Asked, wanted: &[(Uuid, i64)]| {
         let run = begin(db, asked, chrono::Utc::now()).await.unwrap();
         let parts = stated(db, run).await;
         assert_eq!(parts.len(), 1);
-        let ids: Vec<&str> =
-            parts[0]["events"].as_array().unwrap().iter().map(|e| e["event_id"].as_str().unwrap()).collect();
-        assert!(!ids.contains(&draft["id"].as_str().unwrap()) && ids.len() == 3, "{parts:?}");
+        let events = parts[0]["events"].as_array().unwrap();
+        assert!(events.contains(&json!([wrong["id"], 2, "published", 5, 7])), "{parts:?}");
+        assert!(events.len() == 2 && !events.iter().any(|event| event[0] == draft["id"]), "{parts:?}");
         assert_eq!(progress(db, run).await.unwrap().unwrap().finished_at, None, "nobody has answered");
-        answer(db, &parts[0], truth).await;
+        answer(db, &parts[0], &truth, wanted).await;
         drain("the run ends", PATIENCE, async || {
             progress(db, run).await.unwrap().filter(|progress| progress.finished_at.is_some())
         })
         .await
     };
-    let looked = done(Asked { dry_run: true, force: false }).await;
-    assert_eq!(
-        (looked.checked, looked.drifted, looked.repaired, looked.joins_drifted),
-        (3, 1, 0, 1),
-        "answered twice, counted once"
-    );
-    assert_eq!(count_of(db, id(&wrong)).await, (7, 5));
-    let repaired = done(Asked::default()).await;
-    assert_eq!((repaired.checked, repaired.drifted, repaired.repaired), (3, 1, 1));
-    assert_eq!(count_of(db, id(&wrong)).await, (1, 5));
-    assert_eq!(count_of(db, id(&newer)).await, (3, 9), "what is newer here stays");
-    let forced = done(Asked { dry_run: false, force: true }).await;
-    assert_eq!((forced.drifted, forced.repaired), (1, 1));
-    assert_eq!(count_of(db, id(&newer)).await, (1, 8), "unless it is forced");
+    let wanted = [(id(&wrong), 2), (id(&set_back), 9)];
+    let looked = done(Asked { dry_run: true, force: false }, &wanted).await;
+    assert_eq!((looked.checked, looked.drifted, looked.repaired), (2, 1, 0), "answered twice, counted once");
+    assert_eq!((looked.joins_drifted, looked.joins_repaired), (1, 0), "{looked:?}");
+    assert_eq!((restated(db, &wrong).await, restated(db, &set_back).await), (vec![], vec![]));
+
+    let repaired = done(Asked::default(), &wanted).await;
+    assert_eq!((repaired.drifted, repaired.repaired), (1, 1));
+    assert_eq!((repaired.joins_drifted, repaired.joins_repaired), (1, 1));
+    assert_eq!(restated(db, &wrong).await, [(2, 7, 5)], "as it is, once");
+    assert_eq!(restated(db, &set_back).await, [(10, 0, 0)], "above what is known of it");
+    assert_eq!(count_of(db, id(&wrong)).await, (7, 5), "until it is counted anew");
+    say(db, "joins", &[joined(id(&wrong), 1, 6)]).await;
+    until_counted(db, id(&wrong), (1, 6)).await;
+    let tag = world.app.anyone().get(&path(&set_back)).await.header("etag").to_owned();
+    assert_eq!(tag, "\"10.0\"");
     let metrics = world.app.anyone().get("/metrics").await.text;
-    assert!(metrics.contains("pillarbox_reconcile_drift_total{service=\"events\"}"), "{metrics}");
+    for service in ["events", "joins"] {
+        let drift = format!("pillarbox_reconcile_drift_total{{service=\"{service}\"}}");
+        assert!(metrics.contains(&drift), "{drift}: {metrics}");
+    }
     world.app.stop().await;
 }
 
 #[tokio::test]
-async fn a_large_run_is_stated_in_parts_that_fit_and_none_is_left_out() {
+async fn a_forced_run_gives_new_versions() {
+    use events::reconcile::{Asked, begin};
+    let world = World::start_with(never_by_time).await;
+    let event = published(&world.owner, meetup()).await;
+    let db = world.db();
+    let run = begin(db, Asked { dry_run: false, force: true }, chrono::Utc::now()).await.unwrap();
+    let parts = stated(db, run).await;
+    answer(db, &parts[0], &[], &[(id(&event), 2)]).await;
+    drain("it is said again", PATIENCE, async || match restated(db, &event).await.as_slice() {
+        [(3, 0, 0)] => Ok(()),
+        other => Err(other.to_vec()),
+    })
+    .await;
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_large_run_is_stated_in_few_words_and_none_is_left_out() {
     let world = World::start_with(never_by_time).await;
     sqlx::query(
         "insert into pillarbox_events.event (id, owner_id, title, description, city, city_norm, category, category_norm,
@@ -231,10 +251,11 @@ async fn a_large_run_is_stated_in_parts_that_fit_and_none_is_left_out() {
         events::reconcile::begin(world.db(), events::reconcile::Asked::default(), chrono::Utc::now()).await.unwrap();
     let parts = stated(world.db(), run).await;
     let sizes: Vec<usize> = parts.iter().map(|part| part["events"].as_array().unwrap().len()).collect();
-    assert_eq!(sizes.iter().sum::<usize>(), 1200, "{sizes:?}");
-    assert!(sizes.len() > 3, "long titles make more parts: {sizes:?}");
+    assert_eq!(sizes, [500, 500, 200]);
+    let bytes: usize = parts.iter().map(|part| part.to_string().len()).sum();
+    assert!(bytes < 1_200 * 70, "{bytes} bytes");
     let found = events::reconcile::progress(world.db(), run).await.unwrap().unwrap();
-    assert_eq!(found.parts, Some(sizes.len() as i32));
+    assert_eq!(found.parts, Some(3));
     world.app.stop().await;
 }
 
@@ -242,8 +263,6 @@ async fn a_large_run_is_stated_in_parts_that_fit_and_none_is_left_out() {
 async fn the_command_waits_for_the_answer_and_fails_without_one() {
     let world = World::start_with(never_by_time).await;
     let event = published(&world.owner, meetup()).await;
-    say(world.db(), "joins", &[joined(id(&event), 7, 5)]).await;
-    until_counted(world.db(), id(&event), (7, 5)).await;
     let url = world.database.url();
     let command = async |args: &[&str]| {
         let args: Vec<String> =
@@ -263,9 +282,8 @@ async fn the_command_waits_for_the_answer_and_fails_without_one() {
         })
         .await;
         for part in stated(db, run).await {
-            answer(db, &part, |_| Count { active: 2, waitlisted: 0, version: 6 }).await;
+            answer(db, &part, &[(id(&event), Count { active: 2, waitlisted: 0, version: 6 })], &[]).await;
         }
-        until_counted(db, id(&event), (2, 6)).await;
     };
     let ((code, out, error), ()) = tokio::join!(command(&[]), joins);
     assert_eq!(code, Some(0), "{out} {error}");
@@ -288,5 +306,28 @@ async fn by_time_one_process_reconciles_for_all() {
         app.stop().await;
     }
     assert_eq!(runs().await, 1);
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_look_or_a_run_that_broke_off_does_not_stand_for_the_repair() {
+    let world = World::start_with(never_by_time).await;
+    published(&world.owner, meetup()).await;
+    let looked = events::reconcile::Asked { dry_run: true, force: false };
+    events::reconcile::begin(world.db(), looked, chrono::Utc::now()).await.unwrap();
+    sqlx::query(
+        "insert into pillarbox_events.reconciliation (run, started_at, dry_run, force)
+         values (gen_random_uuid(), now() - interval '10 minutes', false, false)",
+    )
+    .execute(world.db())
+    .await
+    .unwrap();
+    let by_time = replica(&world.database).await;
+    drain("a run by time", PATIENCE, async || {
+        let query = "select count(*) from pillarbox_events.reconciliation where not dry_run and parts is not null";
+        sqlx::query_scalar::<_, i64>(query).fetch_one(world.db()).await.unwrap() == 1
+    })
+    .await;
+    by_time.stop().await;
     world.app.stop().await;
 }

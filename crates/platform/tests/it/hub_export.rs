@@ -134,7 +134,7 @@ async fn nobody_speaks_for_a_service_and_what_is_private_stays_so() {
     assert_eq!(pointers(&refused), ["/event_type"]);
     assert!(refused.text.contains("hub.export"), "{refused:?}");
     // Not one that is never sent either: who takes `event.*` could not tell.
-    let stated = json!({"event_type": "event.stated", "payload": {}});
+    let stated = json!({"event_type": "event.restated", "payload": {}});
     let fine = json!({"event_type": "events.published", "payload": {"n": 2}});
     let refused = main.post("/hub/v1/events/batch", json!({"events": [fine, stated]})).await;
     assert_eq!(pointers(&refused), ["/events/1/event_type"]);
@@ -145,8 +145,8 @@ async fn nobody_speaks_for_a_service_and_what_is_private_stays_so() {
     say(db, "amqp:events", &[saying("event.published", 4)]).await;
     say(db, "mailbox", &[saying("event.published", 5)]).await;
     say(db, "notify", &[saying("email.verification", 6)]).await;
-    say(db, "events", &[saying("event.stated", 7), saying("mod.kicked", 8)]).await;
-    say(db, "joins", &[saying("join.counted", 9), saying("join.confirmed", 10)]).await;
+    say(db, "events", &[saying("event.versions", 7), saying("event.restated", 7), saying("mod.kicked", 8)]).await;
+    say(db, "joins", &[saying("join.counted", 9), saying("join.recounted", 9), saying("join.confirmed", 10)]).await;
     until_received(&receiver, 1).await;
     post(&main, "last", json!({"n": 11}), None).await;
     until_received(&receiver, 2).await;
@@ -154,7 +154,8 @@ async fn nobody_speaks_for_a_service_and_what_is_private_stays_so() {
     assert_eq!(numbers, [10, 11]);
     let expected = [("last", "hub"), ("join.confirmed", "joins")];
     assert_eq!(listed(&main).await, expected.map(|(topic, source)| (topic.to_owned(), source.to_owned())));
-    for topic in ["email.verification", "event.stated", "join.counted", "mod.kicked"] {
+    let private = ["event.versions", "event.restated", "join.counted", "join.recounted"];
+    for topic in ["email.verification", "mod.kicked"].into_iter().chain(private) {
         let (private, _) = logged(db, topic).await.remove(0);
         main.get(&format!("/hub/v1/events/{private}")).await.assert_problem(404, "event-not-found");
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
-use contracts::events::{self, EventChanged, EventStated, EventStatus, EventsStated};
+use contracts::events::{self, EventChanged, EventRestated, EventStatus, EventVersion, EventVersions};
 use mailbox::post::{Post, Source, post};
 use pillarbox::settings::Role;
 use serde_json::value::to_raw_value;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::joins_world::{PATIENCE, World, check, next, published};
 
 /// Puts so many people in, past the service: active up to the capacity, the rest waitlisted.
-async fn crowd(world: &World, event: &EventChanged, count: i32) {
+pub(crate) async fn crowd(world: &World, event: &EventChanged, count: i32) {
     let mut tx = world.db().begin().await.unwrap();
     let insert = "insert into pillarbox_joins.joins (id, event_id, user_id, status, seq, created_at, updated_at)
          select gen_random_uuid(), $1, gen_random_uuid(),
@@ -35,7 +35,7 @@ async fn crowd(world: &World, event: &EventChanged, count: i32) {
     tx.commit().await.unwrap();
 }
 
-async fn expired(world: &World, event: &EventChanged) -> i64 {
+pub(crate) async fn expired(world: &World, event: &EventChanged) -> i64 {
     let query = "select count(distinct payload->>'user_id') from pillarbox.log
                  where source = 'joins' and topic = 'join.expired' and key = $1";
     sqlx::query_scalar(query).bind(event.event_id.to_string()).fetch_one(world.db()).await.unwrap()
@@ -151,7 +151,6 @@ async fn everyone_is_told_that_an_event_is_canceled_once_also_through_a_crash() 
     let canceled = next(&event, |event| event.status = EventStatus::Canceled);
     world.tell(&canceled).await;
     world.until_known(&canceled).await;
-    world.join(&event, Uuid::now_v7()).await.assert_problem(409, "event-canceled");
     assert_eq!(expired(&world, &event).await, 0, "nobody sweeps here");
     let (capacity,): (i32,) = sqlx::query_as("select capacity from pillarbox_joins.event_capacity where event_id = $1")
         .bind(event.event_id)
@@ -164,6 +163,7 @@ async fn everyone_is_told_that_an_event_is_canceled_once_also_through_a_crash() 
     let sweepers =
         [TestApp::start_with(&world.database, sweeping).await, TestApp::start_with(&world.database, sweeping).await];
     drain("some are told", PATIENCE, async || expired(&world, &event).await > 0).await;
+    world.join(&event, Uuid::now_v7()).await.assert_problem(409, "event-canceled");
     let cut = "select count(pg_terminate_backend(pid)) from pg_stat_activity
                where datname = current_database() and pid <> pg_backend_pid() and state <> 'idle'";
     for _ in 0..5 {
@@ -222,21 +222,48 @@ async fn who_still_waits_when_an_event_ends_is_told() {
     world.stop().await;
 }
 
-async fn state(world: &World, stated: &EventsStated) -> Value {
-    let message = Post::new(events::STATED, to_raw_value(stated).unwrap());
+async fn say(world: &World, message: Post) {
     let mut tx = world.db().begin().await.unwrap();
     post(&mut tx, &Source::new(events::SOURCE), &message).await.unwrap();
     tx.commit().await.unwrap();
+}
+
+/// States these, with the version and the number of their counts, and returns the answer.
+async fn state(world: &World, dry_run: bool, force: bool, events: &[(&EventChanged, i64, i32)]) -> Value {
+    let version = |(event, count_version, active_participants): &(&EventChanged, i64, i32)| EventVersion {
+        event_id: event.event_id,
+        version: event.version,
+        status: event.status,
+        count_version: *count_version,
+        active_participants: *active_participants,
+    };
+    let run = Uuid::now_v7();
+    let stated = EventVersions { run, part: 7, dry_run, force, events: events.iter().map(version).collect() };
+    say(world, Post::new(events::VERSIONS, to_raw_value(&stated).unwrap())).await;
     drain("the answer", PATIENCE, async || {
         let query = "select payload::jsonb from pillarbox.log where source = 'joins' and topic = 'join.counted'
                      and payload->>'run' = $1";
-        sqlx::query_scalar::<_, Value>(query).bind(stated.run.to_string()).fetch_optional(world.db()).await.unwrap()
+        sqlx::query_scalar::<_, Value>(query).bind(run.to_string()).fetch_optional(world.db()).await.unwrap()
     })
     .await
 }
 
+async fn restate(world: &World, event: &EventChanged, (count_version, active_participants): (i64, i32)) {
+    let restated = EventRestated { event: event.clone(), active_participants, count_version };
+    let message = Post::new(events::RESTATED, to_raw_value(&restated).unwrap()).with_key(event.event_id.to_string());
+    say(world, message).await;
+    world.until_known(event).await;
+}
+
+/// The events that an answer wants to hear of again, and the version that is known.
+fn wanted(answer: &Value) -> Vec<(Uuid, i64)> {
+    let one =
+        |wanted: &Value| (wanted["event_id"].as_str().unwrap().parse().unwrap(), wanted["version"].as_i64().unwrap());
+    answer["wanted"].as_array().unwrap().iter().map(one).collect()
+}
+
 #[tokio::test]
-async fn what_drifted_is_found_and_put_right() {
+async fn what_drifted_is_named_and_put_right_when_it_is_said_again() {
     let world = World::start(2).await;
     let (event, fine) = (world.event(3).await, world.event(0).await);
     world.fill(&event, 5).await;
@@ -245,49 +272,69 @@ async fn what_drifted_is_found_and_put_right() {
     let spoil = "update pillarbox_joins.event_capacity set active_count = 1, waitlist_count = 0 where event_id = $1";
     sqlx::query(spoil).bind(event.event_id).execute(world.db()).await.unwrap();
     let (missed, unheard) = (next(&event, |event| event.capacity = 4), published(world.owner, 2));
-    let stated = |event: &EventChanged| EventStated { event: event.clone(), active_participants: 0, count_version: 0 };
-    let run = |dry_run, force, events: &[&EventChanged]| EventsStated {
-        run: Uuid::now_v7(),
-        part: 7,
-        dry_run,
-        force,
-        events: events.iter().map(|event| stated(event)).collect(),
-    };
-    let all = [&missed, &fine, &unheard];
-    let looked = state(&world, &run(true, false, &all)).await;
+    let all = [(&missed, 5, 3), (&fine, 1, 1), (&unheard, 0, 0)];
+    let looked = state(&world, true, false, &all).await;
     assert_eq!(
-        (&looked["drifted"], &looked["repaired"], &looked["part"]),
-        (&json!(2), &json!(0), &json!(7)),
+        (&looked["drifted"], &looked["repaired"], &looked["part"], &looked["checked"]),
+        (&json!(1), &json!(0), &json!(7), &json!(3)),
         "{looked}"
     );
-    assert_eq!(world.counts(&event).await, (1, 0), "a dry run changes nothing");
+    assert_eq!(wanted(&looked), [(event.event_id, event.version), (unheard.event_id, 0)]);
+    let answered = state(&world, false, false, &all).await;
+    assert_eq!((&answered["drifted"], &answered["repaired"]), (&json!(1), &json!(1)), "{answered}");
+    assert_eq!(world.counts(&event).await, (1, 0), "comparing changes nothing");
 
-    let mended = state(&world, &run(false, false, &all)).await;
-    assert_eq!((&mended["drifted"], &mended["repaired"]), (&json!(2), &json!(2)), "{mended}");
+    restate(&world, &missed, (5, 3)).await;
+    restate(&world, &unheard, (0, 0)).await;
     world.until_counts(&event, (4, 1)).await;
-    world.until_known(&unheard).await;
-    assert_eq!(mended["events"].as_array().unwrap().len(), 3, "{mended}");
-    let again = state(&world, &run(false, false, &all)).await;
-    assert_eq!((&again["drifted"], &again["repaired"]), (&json!(0), &json!(0)), "{again}");
-    let of_event =
-        again["events"].as_array().unwrap().iter().find(|one| one["event_id"] == json!(event.event_id)).unwrap();
-    assert_eq!((&of_event["active"], &of_event["waitlisted"]), (&json!(4), &json!(1)));
     assert_eq!(world.join(&unheard, Uuid::now_v7()).await.status, 201);
+    world.check().await;
+    let again = state(&world, false, false, &[(&missed, 7, 4), (&fine, 1, 1), (&unheard, 1, 1)]).await;
+    assert_eq!((&again["drifted"], wanted(&again), &again["events"]), (&json!(0), vec![], &json!([])), "{again}");
 
-    // Older than what is known: right, unless one insists.
-    let old = state(&world, &run(false, false, &[&event])).await;
-    assert_eq!(old["drifted"], json!(0), "{old}");
-    let forced = state(&world, &run(false, true, &[&event])).await;
-    assert_eq!((&forced["drifted"], &forced["repaired"]), (&json!(1), &json!(1)), "{forced}");
-    let known: (i64, i32) =
-        sqlx::query_as("select event_version, capacity from pillarbox_joins.event_capacity where event_id = $1")
-            .bind(event.event_id)
-            .fetch_one(world.db())
-            .await
-            .unwrap();
-    assert_eq!(known, (event.version, 3));
-    let metrics = world.apps[0].anyone().get("/metrics").await.text;
-    assert!(metrics.contains(r#"pillarbox_reconcile_drift_total{service="joins"}"#), "{metrics}");
+    // Older than what is known changes nothing, however often it is said; the events service must go above it.
+    restate(&world, &event, (7, 4)).await;
+    let old = state(&world, false, false, &[(&event, 7, 4)]).await;
+    assert_eq!((&old["drifted"], wanted(&old)), (&json!(0), vec![(event.event_id, missed.version)]), "{old}");
+    let forced = state(&world, false, true, &[(&fine, 1, 1)]).await;
+    assert_eq!((&forced["drifted"], wanted(&forced)), (&json!(0), vec![(fine.event_id, fine.version)]), "{forced}");
+    world.check().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_count_on_its_way_is_no_drift_and_one_that_cannot_be_right_is() {
+    let world = World::start(1).await;
+    let event = world.event(0).await;
+    world.fill(&event, 3).await;
+    for (told, is_wrong) in [((2, 2), false), ((3, 3), false), ((3, 2), true), ((9, 3), true)] {
+        let answer = state(&world, true, false, &[(&event, told.0, told.1)]).await;
+        assert_eq!(answer["events"].as_array().unwrap().len(), usize::from(is_wrong), "{told:?}: {answer}");
+        assert_eq!(answer["drifted"], json!(0), "{answer}");
+    }
+    // Who has a version that was never given here is told one above it.
+    restate(&world, &next(&event, |_| {}), (9, 3)).await;
+    let said: Vec<Value> = sqlx::query_scalar(
+        "select payload::jsonb->'counts' from pillarbox.log where source = 'joins' and topic = 'join.recounted' and key = $1",
+    )
+    .bind(event.event_id.to_string())
+    .fetch_all(world.db())
+    .await
+    .unwrap();
+    assert_eq!(said, [json!({"active": 3, "waitlisted": 0, "version": 10})]);
+    world.fill(&event, 1).await;
+    world.check().await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn people_move_up_by_news_that_are_said_again_and_are_counted_right() {
+    let world = World::start(1).await;
+    let event = world.event(2).await;
+    world.fill(&event, 5).await;
+    restate(&world, &next(&event, |event| event.capacity = 4), (5, 2)).await;
+    assert_eq!(world.counts(&event).await, (4, 1));
+    world.check().await;
     world.stop().await;
 }
 

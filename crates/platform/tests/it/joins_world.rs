@@ -190,7 +190,7 @@ pub(crate) fn at(value: &serde_json::Value) -> DateTime<Utc> {
 }
 
 /// What must never be, each as a query that finds it.
-const VIOLATIONS: [(&str, &str); 10] = [
+const VIOLATIONS: [(&str, &str); 11] = [
     (
         "counts are not what there is",
         "select e.event_id::text from pillarbox_joins.event_capacity e
@@ -237,11 +237,22 @@ const VIOLATIONS: [(&str, &str); 10] = [
          where from_status is distinct from before",
     ),
     (
+        // Counts that are said anew may be given a version far above the last one.
         "a version has no history",
         "select e.event_id::text from pillarbox_joins.event_capacity e
-         left join (select event_id, count(*) as n, max(version) as hi from pillarbox_joins.history group by event_id) h
-             using (event_id)
-         where e.version <> coalesce(h.n, 0) or e.version <> coalesce(h.hi, 0)",
+         left join (select event_id, max(version) as hi,
+                           bool_or(action <> 'recounted' and version <> 1 + coalesce(before, 0)) as has_gap
+                    from (select *, lag(version) over (partition by event_id order by version) as before
+                          from pillarbox_joins.history) h
+                    group by event_id) h using (event_id)
+         where e.version <> coalesce(h.hi, 0) or h.has_gap",
+    ),
+    (
+        "a later version has an earlier time",
+        "select event_id::text from
+             (select event_id, at, lag(at) over (partition by event_id order by version) as before
+              from pillarbox_joins.history) h
+         where at < before",
     ),
     (
         "a change was not told of, or told of twice",
