@@ -16,6 +16,7 @@ use testkit::{Client, TestApp, TestDatabase, TestVhost, drain};
 use uuid::Uuid;
 
 use crate::broker::Outside;
+use crate::events_world;
 use crate::instance::{DataFolder, serve};
 use crate::joins_world::{PATIENCE, World, act, act_keyed, check, next, published, tell, until_known};
 use crate::relaying::relaying;
@@ -129,6 +130,76 @@ async fn what_was_joined_is_joined_after_kill_9_and_a_repeat_says_so() {
     assert_eq!(joined, all.len() as i64);
     check(database.pool(), &[]).await;
     assert!(process.terminate().await.success());
+}
+
+#[tokio::test]
+async fn events_catch_up_with_joins_that_are_killed_before_they_have_told() {
+    let (vhost, folder) = (TestVhost::new().await, DataFolder::new());
+    let (theirs, ours) = (TestDatabase::new(&migrations()).await, TestDatabase::new(&migrations()).await);
+    let events = TestApp::start_with(&theirs, |settings| {
+        relaying(&vhost)(settings);
+        settings.bus = Bus::Rabbitmq;
+        settings.services = vec!["events".to_owned()];
+        settings.roles = vec![Role::Api, Role::Relay, Role::Consume];
+    })
+    .await;
+    let master = MasterKey::generate();
+    let (secret, signer, amqp) = (master.to_base64(), Arc::new(TokenSigner::new(&master)), vhost.amqp_url());
+    let start = |delay_ms: &str| {
+        let env = [
+            ("PILLARBOX_SECRET_KEY", secret.as_str()),
+            ("PILLARBOX_AMQP_URL", &amqp),
+            ("PILLARBOX_BUS", "rabbitmq"),
+            ("PILLARBOX_SERVICES", "[\"joins\"]"),
+            ("PILLARBOX_LEASE_MS", "1000"),
+            ("PILLARBOX_RELAY__INITIAL_DELAY_MS", delay_ms),
+        ];
+        serve(&folder, &ours, &env)
+    };
+    let (outside, mut event, answered) = (Outside::of(&vhost).await, None, Answered::default());
+    // At first nothing is published, so all that was joined is still to be told; then some of it, somewhere in the middle.
+    for delay_ms in ["600000", "0", "0"] {
+        let mut process = start(delay_ms);
+        let base = Client::new(&process.base_url().await);
+        outside.until_listening("joins.events").await;
+        if event.is_none() {
+            let owner = events.user(Uuid::now_v7(), None);
+            let published = events_world::published(&owner, events_world::meetup_with(json!({"capacity": 0}))).await;
+            drain("joins know the event", PATIENCE, async || {
+                let known = "select count(*) from pillarbox_joins.event_capacity where status = 'published'";
+                sqlx::query_scalar::<_, i64>(known).fetch_one(ours.pool()).await.unwrap() == 1
+            })
+            .await;
+            event = Some(published);
+        }
+        let id = events_world::id(event.as_ref().unwrap());
+        let joiner = || join_until_gone(base.clone(), signer.clone(), id, answered.clone());
+        let joiners: Vec<_> = (0..4).map(|_| tokio::spawn(joiner())).collect();
+        let enough = answered.lock().unwrap().len() + 40;
+        drain("joins", PATIENCE, async || answered.lock().unwrap().len() >= enough).await;
+        process.kill9();
+        for joiner in joiners {
+            joiner.await.unwrap();
+        }
+    }
+    let event = event.unwrap();
+    let shown =
+        async || events.anyone().get(&events_world::path(&event)).await.json()["active_participants"].as_i64().unwrap();
+    let joined: i64 = sqlx::query_scalar("select count(*) from pillarbox_joins.joins where status = 'active'")
+        .fetch_one(ours.pool())
+        .await
+        .unwrap();
+    assert!(joined >= answered.lock().unwrap().values().flatten().count() as i64);
+    let mut process = start("0");
+    process.base_url().await;
+    drain("events catch up", PATIENCE, async || match shown().await {
+        count if count == joined => Ok(()),
+        other => Err((other, joined)),
+    })
+    .await;
+    check(ours.pool(), &[]).await;
+    assert!(process.terminate().await.success());
+    events.stop().await;
 }
 
 #[tokio::test]
