@@ -73,6 +73,10 @@ async fn the_description_is_complete() {
         assert!(ids.insert(id.clone()), "{what}: {id} is taken");
         assert!(operation["summary"].as_str().is_some_and(|text| !text.is_empty()), "{what}");
         let responses = operation["responses"].as_object().unwrap();
+        for (status, response) in responses {
+            let is_described = response["description"].as_str().is_some_and(|text| !text.is_empty());
+            assert!(is_described, "OpenAPI requires a description: {what} {status}");
+        }
         let problem = "#/components/schemas/Problem";
         let is_problem =
             |status: &str| responses[status]["content"]["application/problem+json"]["schema"]["$ref"] == problem;
