@@ -108,6 +108,10 @@ async fn docs(Path(file): Path<String>) -> Result<Response, Problem> {
     ]);
     // In the binary already: no copy, however many ask.
     let bytes = match file.bytes {
+        Cow::Borrowed(bytes) if file.content_type.starts_with("text/html") => {
+            let page = String::from_utf8_lossy(bytes).replace("<title>Swagger UI</title>", "<title>Pillarbox</title>");
+            Bytes::from(page)
+        }
         Cow::Borrowed(bytes) => Bytes::from_static(bytes),
         Cow::Owned(bytes) => Bytes::from(bytes),
     };
