@@ -99,9 +99,7 @@ async fn the_tail_follows_what_is_posted_by_sql() {
     let folder = DataFolder::new();
     let mut process = up(&folder, &[]);
     process.base_url().await;
-    let socket = folder.path().join("run");
-    let options = sqlx::postgres::PgConnectOptions::new().socket(socket).username("pillarbox").database("pillarbox");
-    let db = sqlx::PgPool::connect_with(options).await.unwrap();
+    let db = folder.database().await;
     sqlx::query("select pillarbox.post('order.created', '{\"total\": 1.50}', key => 'o1')").execute(&db).await.unwrap();
     sqlx::query("select pillarbox.post('user.left', '{}')").execute(&db).await.unwrap();
 
@@ -118,6 +116,11 @@ async fn the_tail_follows_what_is_posted_by_sql() {
     assert!(!following.logs().contains("user.left"));
     let (code, out, error) = run(&["tail", "--from-beginning", "--once", "--data-dir", folder.text()], &[]);
     assert_eq!((code, out.lines().count()), (Some(0), 3), "{error}");
+    // An operator's table is not among ours, although the role has our schema's name.
+    sqlx::query("create table orders (id int)").execute(&db).await.unwrap();
+    let schema: String =
+        sqlx::query_scalar("select schemaname from pg_tables where tablename = 'orders'").fetch_one(&db).await.unwrap();
+    assert_eq!(schema, "public");
     db.close().await;
     assert!(process.terminate().await.success());
 }
