@@ -4,8 +4,10 @@ use std::io::Write;
 
 use kit::config::BadSetting;
 use kit::telemetry;
-use mailbox::database;
+use mailbox::{database, replica, status};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -41,6 +43,12 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
             embedded.wait_until_ready().await?;
         }
         database::migrate(&direct).await?;
+        if embedded.is_some() {
+            // The folder is locked, and its PostgreSQL has just been started: who held a lease there is dead.
+            let mut database = PgConnection::connect_with(&direct).await?;
+            replica::end_all(&mut database).await?;
+            database.close().await?;
+        }
         Ok(app::start(settings, listener, options.clone(), &master_keys).await?)
     };
     let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, embedded.is_some())).await;
