@@ -26,8 +26,12 @@ use crate::settings::Settings;
 pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
-    database::migrate(&direct_database_options(settings, &data_dir)?).await?;
-    say("The database's schema is up to date.")?;
+    let applied = database::migrate(&direct_database_options(settings, &data_dir)?).await?;
+    say(&match applied.as_slice() {
+        [] => "The database's schema is up to date.".to_owned(),
+        [only] => format!("Migration {only} is applied: the database's schema is up to date."),
+        [first, .., last] => format!("Migrations {first} to {last} are applied: the database's schema is up to date."),
+    })?;
     Ok(())
 }
 

@@ -150,10 +150,16 @@ async fn serving_an_unmigrated_database_says_what_to_do_and_migrating_is_safe_at
             tokio::task::spawn_blocking(move || run(&["migrate", "--database-url", &url], &[]))
         })
         .collect();
+    let mut told = String::new();
     for migrated in migrating {
         let (code, _, error) = migrated.await.unwrap();
         assert_eq!(code, Some(0), "{error}");
+        told += &out;
     }
+    assert!(told.contains("Migrations 1 to "), "{told}");
+    let (_, told, _) = run(&["migrate", "--database-url", &url], &[]);
+    assert_eq!(told, "The database's schema is up to date.\n");
+
     let mut process = serve(&folder, &database, &[]);
     assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
     assert!(process.terminate().await.success());
