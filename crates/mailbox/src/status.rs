@@ -1,5 +1,7 @@
 //! How the consumers are doing, for people and for metrics.
 
+use std::collections::BTreeSet;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::{PgExecutor, PgPool, Row};
@@ -85,6 +87,13 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
         })
     };
     rows.iter().map(status).collect()
+}
+
+/// What living processes take part in: consumers, and other work that is shared out.
+pub async fn at_work(db: impl PgExecutor<'_>) -> sqlx::Result<BTreeSet<String>> {
+    let query = "select distinct consumer from pillarbox.lane join pillarbox.replica on replica.id = lane.replica
+                 where replica.until > now()";
+    Ok(sqlx::query_scalar(query).fetch_all(db).await?.into_iter().collect())
 }
 
 fn workers_of(text: &str) -> sqlx::Result<Vec<WorkerStatus>> {
