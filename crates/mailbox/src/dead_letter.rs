@@ -94,6 +94,17 @@ pub async fn retry(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::
     Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
 }
 
+/// Those that nobody is there to take again: by consumer, how many.
+pub async fn without_consumer(db: impl PgExecutor<'_>, which: &Which) -> sqlx::Result<Vec<(String, i64)>> {
+    let query = format!(
+        "select consumer, count(*) from pillarbox.dead_letter
+         where {IS_MEANT} and not exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
+         group by consumer order by consumer"
+    );
+    let rows = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).fetch_all(db).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
 /// Throws them away; returns how many. At most `limit` at a time.
 pub async fn discard(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::Result<u64> {
     let query = format!(
