@@ -7,6 +7,7 @@ use serde::Serialize;
 use sqlx::{PgExecutor, PgPool, Row};
 use utoipa::ToSchema;
 
+use crate::dead_letter::{self, Which};
 use crate::log::Message;
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -153,6 +154,10 @@ pub async fn measure(db: &PgPool) -> sqlx::Result<()> {
         metrics::gauge!("pillarbox_consumer_parked", &labels).set(status.parked as f64);
         metrics::gauge!("pillarbox_consumer_dead_letters", &labels).set(status.dead as f64);
         metrics::gauge!("pillarbox_consumer_lapsed", &labels).set(f64::from(u8::from(status.lapsed_at.is_some())));
+    }
+    // Of queues that are read in, say: they die before there is a consumer.
+    for (consumer, dead) in dead_letter::without_consumer(db, &Which::default()).await? {
+        metrics::gauge!("pillarbox_consumer_dead_letters", "consumer" => consumer).set(dead as f64);
     }
     Ok(())
 }
