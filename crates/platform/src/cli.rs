@@ -4,9 +4,11 @@ mod cursors;
 mod dead_letters;
 mod operate;
 mod parked;
+mod ready;
 mod reconcile;
 mod replay;
 mod serve;
+mod status;
 mod table;
 mod tail;
 mod webhooks;
@@ -151,7 +153,11 @@ enum Command {
     /// Compare the counts of events with the joins themselves, and repair what differs
     Reconcile(reconcile::Reconcile),
     /// Show what runs, what it depends on, and how far the consumers are
-    Status,
+    Status {
+        /// As JSON, for machines
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the API's description
     Openapi,
 }
@@ -174,6 +180,9 @@ enum KeyCommand {
     List {
         #[arg(long)]
         tenant: Option<Tenant>,
+        /// A line of JSON each, for machines
+        #[arg(long)]
+        json: bool,
     },
     /// Make a key worthless
     Revoke { id: Uuid },
@@ -242,7 +251,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Key(KeyCommand::Create { role, tenant, name }) => {
             operate::create_key(&settings, role, tenant, name).await?
         }
-        Command::Key(KeyCommand::List { tenant }) => operate::list_keys(&settings, tenant).await?,
+        Command::Key(KeyCommand::List { tenant, json }) => operate::list_keys(&settings, tenant, json).await?,
         Command::Key(KeyCommand::Revoke { id }) => operate::revoke_key(&settings, id).await?,
         Command::Tail { from_beginning, once, topic } => tail::tail(&settings, from_beginning, once, topic).await?,
         Command::Cursors(cursors) => cursors::run(&settings, cursors).await?,
@@ -252,7 +261,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Recover(way) => replay::recover(&settings, way).await?,
         Command::Parity { check } => cursors::parity(&settings, check).await?,
         Command::Reconcile(asked) => return reconcile::run(&settings, asked).await,
-        Command::Status => return operate::status(&settings).await,
+        Command::Status { json } => return status::run(&settings, json).await,
         Command::Send(send) => webhooks::send(&settings, send).await?,
         Command::Openapi | Command::Listen(_) => {}
     }

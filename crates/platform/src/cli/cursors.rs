@@ -6,8 +6,9 @@ use mailbox::moment::Moment;
 use mailbox::status::{self, ConsumerStatus};
 
 use super::operate::{connect, say};
-use super::{Failure, table, when};
-use crate::operator::flow;
+use super::status::{Reader, readers};
+use super::{Failure, ready, table, when};
+use crate::operator::{self, flow};
 use crate::settings::Settings;
 
 /// The two consumers of dual publish: mails' events to their new exchange, and to their old one.
@@ -18,7 +19,7 @@ const LEGACY: &str = "relay.legacy";
 pub(super) struct Cursors {
     #[command(subcommand)]
     command: Option<Command>,
-    /// For machines
+    /// A line of JSON each, for machines
     #[arg(long)]
     json: bool,
 }
@@ -27,7 +28,7 @@ pub(super) struct Cursors {
 enum Command {
     /// List the consumers: how far they are, who works for them, what went wrong
     List {
-        /// For machines
+        /// A line of JSON each, for machines
         #[arg(long)]
         json: bool,
     },
@@ -52,16 +53,17 @@ pub(super) async fn run(settings: &Settings, cursors: Cursors) -> Result<(), Fai
 }
 
 async fn list(settings: &Settings, json: bool) -> Result<(), Failure> {
-    let consumers = status::consumers(&connect(settings)?).await?;
-    if json {
-        return Ok(table::json(&consumers)?);
+    let consumers = readers(&connect(settings)?, &ready::ask_local(settings).await?).await?;
+    match json {
+        true => consumers.iter().try_for_each(table::json)?,
+        false => print(&consumers)?,
     }
     print(&consumers)?;
     Ok(())
 }
 
-pub(super) fn print(consumers: &[ConsumerStatus]) -> std::io::Result<()> {
-    let row = |consumer: &ConsumerStatus| {
+pub(super) fn print(consumers: &[Reader]) -> std::io::Result<()> {
+    let row = |Reader { state, status: consumer }: &Reader| {
         let workers = consumer.workers.iter().map(|worker| format!("{} ({})", worker.name, worker.shards));
         [
             consumer.consumer.clone(),
@@ -71,7 +73,7 @@ pub(super) fn print(consumers: &[ConsumerStatus]) -> std::io::Result<()> {
             consumer.parked.to_string(),
             consumer.dead.to_string(),
             consumer.replays.to_string(),
-            if consumer.lapsed_at.is_some() { "lapsed" } else { "good" }.to_owned(),
+            state.as_str().to_owned(),
             match consumer.workers.is_empty() {
                 true => "nobody".to_owned(),
                 false => workers.collect::<Vec<_>>().join(", "),

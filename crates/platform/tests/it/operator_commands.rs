@@ -61,8 +61,8 @@ async fn cursors_are_listed_reset_and_dropped() {
         assert!(table.contains("effects") && table.contains("test (16)") && table.contains("good"), "{table}");
     }
     for list in ["cursors --json", "cursors list --json"] {
-        let listed: Value = serde_json::from_str(&desk.ok(list).await).unwrap();
-        assert_eq!(listed[0]["consumer"], "effects", "{list}");
+        let listed = desk.json_lines(list).await;
+        assert_eq!((&listed[0]["consumer"], &listed[0]["state"]), (&"effects".into(), &"good".into()), "{list}");
     }
     assert!(desk.refused("cursors drop effects").await.contains("somebody works for effects"));
     assert!(desk.ok("cursors reset effects --from 2h").await.contains("reads again"));
