@@ -38,6 +38,9 @@ enum Command {
         /// Read again what was posted since and has not taken effect: RFC 3339, or back from now (30m, 2h, 7d)
         #[arg(long, value_name = "TIME", value_parser = when::time)]
         from: Option<DateTime<Utc>>,
+        /// Yes, pass over what it has not read
+        #[arg(long)]
+        yes: bool,
     },
     /// Forget a consumer that nobody works for; what it had parked becomes dead letters
     Drop { name: String },
@@ -47,7 +50,7 @@ pub(super) async fn run(settings: &Settings, cursors: Cursors) -> Result<(), Fai
     match cursors.command {
         None => list(settings, cursors.json).await,
         Some(Command::List { json }) => list(settings, json || cursors.json).await,
-        Some(Command::Reset { name, from }) => reset(settings, &name, from).await,
+        Some(Command::Reset { name, from, yes }) => reset(settings, &name, from, yes).await,
         Some(Command::Drop { name }) => forget(settings, &name).await,
     }
 }
@@ -85,8 +88,16 @@ pub(super) fn print(consumers: &[Reader]) -> std::io::Result<()> {
     table::print(heads, &rows)
 }
 
-async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>) -> Result<(), Failure> {
+async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes: bool) -> Result<(), Failure> {
     let pool = connect(settings)?;
+    let consumers = status::consumers(&pool).await?;
+    let unread = consumers.iter().find(|one| one.consumer == name).map_or(0, |one| one.lag_messages);
+    if unread > 0 && from.is_none() && !yes {
+        return Err(Failure::Other(format!(
+            "{name} has not read the last {unread} messages of the log, and would pass over them; to do it, add --yes, or \
+             --from TIME to read again from there"
+        )));
+    }
     let moment = Moment::now(&mut *pool.acquire().await?).await?;
     let mut tx = pool.begin().await?;
     flow::reset(&mut tx, name, from, (&moment, Utc::now())).await?;

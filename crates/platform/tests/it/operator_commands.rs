@@ -67,7 +67,12 @@ async fn cursors_are_listed_reset_and_dropped() {
     assert!(desk.refused("cursors drop effects").await.contains("somebody works for effects"));
     assert!(desk.ok("cursors reset effects --from 2h").await.contains("reads again"));
     process.stop().await;
-    assert!(desk.ok("cursors reset effects").await.contains("from now on"));
+    assert!(desk.ok("cursors reset effects").await.contains("0 messages of the log are passed over"));
+    post_numbers(db, Some("k"), 4..=7).await;
+    assert!(desk.ok("cursors").await.contains("nobody"));
+    let refused = desk.refused("cursors reset effects").await;
+    assert!(refused.contains("last 4 messages") && refused.contains("--yes"), "{refused}");
+    assert!(desk.ok("cursors reset effects --yes").await.contains("4 messages of the log are passed over"));
     assert!(desk.refused("cursors reset effects --from lately").await.contains("2h"));
     assert!(desk.refused("cursors reset effects --from 2999-01-01T00:00:00Z").await.contains("past"));
     assert!(desk.refused("cursors reset nobody").await.contains("no consumer"));
@@ -206,7 +211,7 @@ async fn a_restored_database_is_told_by_status_and_goes_on_by_recover() {
     let (code, status, _) = desk.type_in("status").await;
     assert_eq!(code, Some(1), "{status}");
     assert!(status.contains("pillarbox cursors reset effects"), "{status}");
-    desk.ok("cursors reset effects").await;
+    desk.ok("cursors reset effects --yes").await;
     desk.ok("status").await;
 }
 
