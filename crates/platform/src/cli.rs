@@ -50,6 +50,7 @@ struct Cli {
 
 /// The settings that have a flag of their own.
 #[derive(Args, Serialize)]
+#[command(next_help_heading = "Settings")]
 struct Flags {
     /// Where to answer [default: 127.0.0.1:8080]
     #[arg(long, global = true, value_name = "ADDR:PORT")]
@@ -104,7 +105,8 @@ enum Command {
     Migrate,
     /// Print a short-lived token for a user, signed with this installation's key
     Token {
-        #[arg(long, value_name = "UUID")]
+        /// Whose it is: any UUID, such as 01890a5d-ac96-774b-bcce-b302099a8057
+        #[arg(long, value_name = "UUID", value_parser = uuid)]
         user: Uuid,
         /// Make it an operator's
         #[arg(long, value_name = "admin", value_parser = admin_role)]
@@ -178,6 +180,7 @@ enum KeyCommand {
     },
     /// List the keys, newest first
     List {
+        /// Only this tenant's
         #[arg(long)]
         tenant: Option<Tenant>,
         /// A line of JSON each, for machines
@@ -185,7 +188,11 @@ enum KeyCommand {
         json: bool,
     },
     /// Make a key worthless
-    Revoke { id: Uuid },
+    Revoke {
+        /// Its id, as `pillarbox key list` shows it
+        #[arg(value_parser = uuid)]
+        id: Uuid,
+    },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -223,6 +230,8 @@ pub fn run() -> ExitCode {
     };
     match runtime.block_on(dispatch(cli)) {
         Ok(code) => code,
+        // Whoever read it has enough: `pillarbox status | head -1`.
+        Err(Failure::Print(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => fail(&failure),
     }
 }
@@ -235,7 +244,7 @@ fn fail(error: &dyn std::fmt::Display) -> ExitCode {
 async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     if let Some(Command::Openapi) = cli.command {
         let text = api_description().to_pretty_json().map_err(|error| Failure::Other(error.to_string()))?;
-        println!("{text}");
+        operate::say(&text)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(Command::Listen(listen)) = cli.command {
@@ -287,6 +296,10 @@ fn load(cli: &Cli) -> Result<Settings, BadSetting> {
 fn name_and_value(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("takes NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
+}
+
+fn uuid(text: &str) -> Result<Uuid, &'static str> {
+    text.parse().map_err(|_| "takes a UUID such as 01890a5d-ac96-774b-bcce-b302099a8057")
 }
 
 fn admin_role(text: &str) -> Result<Role, String> {

@@ -34,6 +34,7 @@ enum Command {
     },
     /// Let a consumer go on from now, or from a time; one that has lapsed is well again
     Reset {
+        /// The consumer, as `pillarbox cursors` names it
         name: String,
         /// Read again what was posted since and has not taken effect: RFC 3339, or back from now (30m, 2h, 7d)
         #[arg(long, value_name = "TIME", value_parser = when::time)]
@@ -43,7 +44,10 @@ enum Command {
         yes: bool,
     },
     /// Forget a consumer that nobody works for; what it had parked becomes dead letters
-    Drop { name: String },
+    Drop {
+        /// The consumer, as `pillarbox cursors` names it
+        name: String,
+    },
 }
 
 pub(super) async fn run(settings: &Settings, cursors: Cursors) -> Result<(), Failure> {
@@ -61,7 +65,6 @@ async fn list(settings: &Settings, json: bool) -> Result<(), Failure> {
         true => consumers.iter().try_for_each(table::json)?,
         false => print(&consumers)?,
     }
-    print(&consumers)?;
     Ok(())
 }
 
@@ -100,10 +103,15 @@ async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes
     }
     let moment = Moment::now(&mut *pool.acquire().await?).await?;
     let mut tx = pool.begin().await?;
-    flow::reset(&mut tx, name, from, (&moment, Utc::now())).await?;
+    flow::reset(&mut tx, name, from, (&moment, Utc::now())).await.map_err(|error| match error {
+        operator::Error::FromInTheFuture => Failure::Other(format!("--from {error}")),
+        _ => error.into(),
+    })?;
     tx.commit().await?;
     say(&match from {
-        None => format!("{name} goes on with what is posted from now on."),
+        None => {
+            format!("{name} goes on with what is posted from now on; {unread} messages of the log are passed over.")
+        }
         Some(from) => format!("{name} goes on from now, and reads again what was posted since {}.", table::time(from)),
     })?;
     Ok(())

@@ -173,7 +173,9 @@ async fn a_replay_is_waited_for() {
     assert!(desk.ok("replay --consumer effects --from 2h --to 1h").await.contains("Replay"));
     process.stop().await;
     assert_eq!(numbers(db).await.len(), 6);
-    assert!(desk.refused("replay --consumer effects --from 1h --to 2h").await.contains("after `from`"));
+    assert!(
+        desk.refused("replay --consumer effects --from 1h --to 2h").await.contains("--to must be a time after --from")
+    );
     assert!(desk.refused("replay --consumer nobody --from 1h").await.contains("no consumer"));
     assert!(desk.refused("replay --consumer effects").await.contains("--from"));
 }
