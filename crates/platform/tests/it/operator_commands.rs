@@ -247,7 +247,7 @@ async fn the_runbook_works_as_written() {
         let database = database().await;
         let db = database.pool();
         post_numbers(db, Some("k"), [1]).await;
-        for consumer in ["relay.default", "relay.email", "relay.legacy"] {
+        for consumer in ["relay.default", "relay.email", "relay.legacy", "joins.events"] {
             let (kind, filter) = (Kind::Relay, Filter::everything());
             let cursor = Cursor { consumer: consumer.to_owned(), kind, filter, start: Start::Beginning };
             cursor.register(db).await.unwrap();
