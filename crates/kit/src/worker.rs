@@ -96,11 +96,13 @@ impl Worker {
         let pause = FAILURE_PAUSE_MIN.saturating_mul(1 << failures.count.min(10)).min(FAILURE_PAUSE_MAX);
         failures.count += 1;
         metrics::counter!("pillarbox_worker_failures_total", "worker" => self.name.clone()).increment(1);
-        if failures.told_at.is_none_or(|told_at| told_at.elapsed() >= TOLD_PAUSE) {
-            failures.told_at = Some(Instant::now());
-            tracing::warn!(worker = %self.name, error, failures = failures.count, "round failed; will try again");
-        }
+        // The first is the probe's to tell.
         self.probe.down(error);
+        let told_at = failures.told_at.get_or_insert_with(Instant::now);
+        if told_at.elapsed() >= TOLD_PAUSE {
+            *told_at = Instant::now();
+            tracing::warn!(worker = %self.name, error, failures = failures.count, "still fails; will try again");
+        }
         pause
     }
 }
