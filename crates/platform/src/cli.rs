@@ -39,10 +39,10 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// A file with settings [default: pillarbox.toml, if there is one]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Settings")]
     config: Option<PathBuf>,
     /// Any setting, such as --set pool_max=10; may be repeated
-    #[arg(long, global = true, value_name = "NAME=VALUE", value_parser = name_and_value)]
+    #[arg(long, global = true, value_name = "NAME=VALUE", value_parser = name_and_value, help_heading = "Settings")]
     set: Vec<(String, String)>,
     #[command(flatten)]
     flags: Flags,

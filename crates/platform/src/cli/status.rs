@@ -45,7 +45,7 @@ pub(super) struct Reader {
     pub(super) status: ConsumerStatus,
 }
 
-/// The first that holds, from the last to the first.
+/// Of several that hold, the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Condition {
