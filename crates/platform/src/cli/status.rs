@@ -142,6 +142,7 @@ async fn look(settings: &Settings) -> Result<Report, Failure> {
     let is_known = |check: &State| report.checks.iter().any(|known| known.name == check.name);
     let others: Vec<State> = seen_here.iter().filter(|check| !is_known(check)).cloned().collect();
     report.checks.extend(others);
+    report.checks.retain(|check| check.kind == Kind::Dependency || !check.up);
     if seen_here.iter().any(|check| check.required && !check.up) {
         return Ok(report);
     }
@@ -151,7 +152,6 @@ async fn look(settings: &Settings) -> Result<Report, Failure> {
         report.consumers = readers(&db, &report.checks).await?;
         report.other_dead_letters = dead_letter::without_consumer(&db, &Which::default()).await?.into_iter().collect();
     }
-    report.checks.retain(|check| check.kind == Kind::Dependency || !check.up);
     Ok(report)
 }
 
