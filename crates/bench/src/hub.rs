@@ -10,10 +10,11 @@ use std::path::Path;
 use clap::ValueEnum;
 
 use crate::Outcome;
+use crate::costs::Costs;
 use crate::report::{Pairs, Report};
 use fixture::Fixture;
 use receiver::{FAILING, SILENT};
-use runs::{Costs, backlog, delivered, drain, latency, rate, raw};
+use runs::{backlog, delivered, drain, latency, rate, raw};
 
 /// Of a run of the raw limit, and events of a run of ours by how many subscribers each has.
 const RAW_RUN: u64 = 60_000;

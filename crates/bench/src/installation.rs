@@ -7,6 +7,7 @@ use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 
 use crate::Outcome;
+use crate::costs::{Family, Used};
 use crate::server::Server;
 
 const LOG_LINES: usize = 20;
@@ -23,6 +24,7 @@ pub(crate) struct Home {
 pub(crate) struct Installation {
     pub(crate) home: Home,
     pub(crate) server: Server,
+    postgres: Family,
 }
 
 impl Home {
@@ -56,7 +58,8 @@ impl Home {
         all.extend(["--database-url", &self.url]);
         all.extend(args);
         let server = Server::start_logging(pillarbox, &all, Stdio::from(log)).await?;
-        Ok(Installation { home: self, server })
+        let postgres = Family::of_postgres(&self.db).await?;
+        Ok(Installation { home: self, server, postgres })
     }
 
     fn log(&self) -> PathBuf {
@@ -67,6 +70,10 @@ impl Home {
 impl Installation {
     pub(crate) async fn start(pillarbox: &Path, settings: &str, args: &[&str]) -> Outcome<Installation> {
         Home::new(pillarbox).await?.serve(pillarbox, settings, args).await
+    }
+
+    pub(crate) async fn used(&self) -> Outcome<Used> {
+        Used::now(&self.server, &self.postgres, &self.home.db).await
     }
 
     /// What the server has to say last.

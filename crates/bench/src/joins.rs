@@ -16,6 +16,7 @@ use sqlx::PgPool;
 use uuid::Uuid;
 
 use crate::Outcome;
+use crate::costs::Costs;
 use crate::hub::poster::Poster;
 use crate::installation::Installation;
 use crate::report::{Pairs, Report};
@@ -82,10 +83,13 @@ async fn measure_both(
                 (best, best_rate) = (clients, rate);
             }
         }
-        let (mut p50s, mut p99s) = (Vec::new(), Vec::new());
+        let (mut p50s, mut p99s, mut costs) = (Vec::new(), Vec::new(), Costs::default());
         run(installation, joiners(count / 4, true).await?).await?; // warm
         let ours = async || {
-            let (rate, mut times) = run(installation, joiners(count, true).await?).await?;
+            let joiners = joiners(count, true).await?;
+            let began = installation.used().await?;
+            let (rate, mut times) = run(installation, joiners).await?;
+            costs.add(began, installation.used().await?, count as u64);
             check::check(db).await?;
             times.sort_by(f64::total_cmp);
             p50s.push(times[times.len() / 2]);
@@ -98,6 +102,7 @@ async fn measure_both(
         report.add(&format!("{what}, ratio"), "", runs.ratios);
         report.add(&format!("{what}, p50"), "ms", p50s);
         report.add(&format!("{what}, p99"), "ms", p99s);
+        costs.report(what, report);
     }
     Ok(())
 }

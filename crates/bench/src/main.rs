@@ -3,6 +3,7 @@
 //! Machines are noisy: each run of ours stands between two of the raw limit, and what counts is the ratio's median and
 //! spread. Absolute numbers say little.
 
+mod costs;
 mod feed;
 mod foundation;
 mod hub;

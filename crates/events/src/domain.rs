@@ -144,12 +144,12 @@ impl Event {
         }
     }
 
-    /// The event with its next version.
     /// Whether others than its owner may know of it: when it is published, or was when it was canceled.
     pub fn is_public(&self) -> bool {
         is_public(self.status, self.published_at)
     }
 
+    /// The event with its next version.
     pub fn after(&self, action: Action, now: DateTime<Utc>) -> Result<Event, Refused> {
         let status = self.status.after(action)?;
         Ok(Event {

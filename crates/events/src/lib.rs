@@ -102,7 +102,7 @@ impl Events {
     ) -> (Events, impl Future<Output = ()> + Send) {
         let Stores { db, feed_db, redis } = stores;
         let cache = Cache::new(clock.clone(), redis);
-        let limits = Limits { batch_max: 500, queue_max: 10_000 };
+        let limits = Limits::new(500, 10_000);
         let (details, reading) = Batcher::new(Details { db: db.clone(), cache: cache.clone() }, limits);
         let (generations, looking) = Batcher::new(Generations::new(feed_db.clone()), limits);
         let events = Events { db, feed_db, clock, cursor_key, watcher, cache, details, generations };

@@ -30,7 +30,8 @@ pub use crate::dial::{Proxy, Resolve};
 
 const BODY_BYTES_MAX: usize = 64 * 1024;
 const EXCERPT_BYTES_MAX: usize = 1024;
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// A receiver that asks to be left alone is, but not for longer.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60 * 60);
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("Pillarbox/", env!("CARGO_PKG_VERSION")));
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
@@ -66,7 +67,7 @@ pub struct Answer {
     pub status: StatusCode,
     /// The body's beginning: at most 1 KiB of text on one line, without control characters. Empty if it is compressed.
     pub excerpt: String,
-    /// How long the receiver asks us to wait: at most a day.
+    /// How long the receiver asks us to wait: at most an hour.
     pub retry_after: Option<Duration>,
 }
 
@@ -310,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_after_is_seconds_or_a_date_and_at_most_a_day() {
+    fn retry_after_is_seconds_or_a_date_and_at_most_an_hour() {
         let now = httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap();
         let read = |value: &str| {
             let headers = HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::try_from(value).unwrap())]);
@@ -320,11 +321,11 @@ mod tests {
             ("0", Some(0)),
             ("120", Some(120)),
             (" 7 ", Some(7)),
-            ("86401", Some(86_400)),
-            ("99999999999999999999999999", Some(86_400)),
+            ("3601", Some(3_600)),
+            ("99999999999999999999999999", Some(3_600)),
             ("Sun, 06 Nov 1994 08:50:37 GMT", Some(60)),
             ("Sun, 06 Nov 1994 08:48:37 GMT", Some(0)),
-            ("Sat, 06 Nov 2094 08:49:37 GMT", Some(86_400)),
+            ("Sat, 06 Nov 2094 08:49:37 GMT", Some(3_600)),
             ("soon", None),
             ("-1", None),
             ("1.5", None),

@@ -6,7 +6,9 @@
 
 pub(crate) mod deliver;
 pub(crate) mod feed;
+mod keeping;
 mod mail;
+mod reading;
 mod share;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -25,28 +27,19 @@ use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use self::feed::{Came, Feed, Key, Save};
+use self::keeping::SAVE_LINGER;
 pub(crate) use self::mail::{Event, Mail, Recipient, Snapshot};
 use crate::client::Client;
 use crate::domain::{Reason, Verdict};
 use crate::fanout::Fanned;
-use crate::store;
 use crate::store::dispatch::{News, Read, Wishes};
 
-/// How often to look for news when nobody in this process tells them.
-const NEWS_PAUSE: Duration = Duration::from_millis(20);
-const IDLE_NEWS_PAUSE: Duration = Duration::from_millis(100);
-/// Outcomes are kept together: it saves a quarter of the database's work.
-const SAVE_LINGER: Duration = Duration::from_millis(10);
-const SAVE_AT_ONCE: usize = 1_000;
 /// After the database was away.
 const AGAIN_PAUSE: Duration = Duration::from_millis(200);
 /// The directory is read no more often, however often it changes.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 /// Over all subscribers of this process.
 const IN_FLIGHT_MAX: usize = 4_096;
-/// Subscribers, and lanes, that are read for at a time; so many lanes of one subscriber.
-const READS_MAX: usize = 64;
-const LANE_READS_MAX: usize = 8;
 /// The number of no message, and not 0: that is what there is to tell before the first.
 const UNKNOWN: i64 = -1;
 
@@ -205,10 +198,6 @@ impl Dispatcher {
         until.max(now)
     }
 
-    fn news_pause(&self) -> Duration {
-        if self.told_at.elapsed() > Duration::from_secs(2) { IDLE_NEWS_PAUSE } else { NEWS_PAUSE }
-    }
-
     fn settle(&mut self, finished: Finished) {
         let feed = self.feeds.get_mut(&finished.subscriber);
         let Some(feed) = feed.filter(|feed| feed.generation == finished.generation) else { return };
@@ -220,113 +209,6 @@ impl Dispatcher {
         }
         feed.finished(&finished.key, came, self.clock.now(), rand::random());
         self.hot.insert(finished.subscriber);
-    }
-
-    /// Fan-out in this process has made messages.
-    fn hear(&mut self, fanned: Fanned) {
-        if fanned.after != self.told_to || self.version == 0 {
-            return; // something lies between: the news tell
-        }
-        self.told_to = fanned.to;
-        self.told_at = tokio::time::Instant::now();
-        self.newest_version = self.newest_version.max(fanned.version);
-        for (subscriber, mails) in fanned.mails {
-            // Else it is another process's, or a new one, which reads for itself once it is known.
-            if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                feed.hand_over(mails);
-                self.hot.insert(subscriber);
-            }
-        }
-    }
-
-    fn learn(&mut self, news: News) {
-        self.newest_version = self.newest_version.max(news.version);
-        if news.newest > self.told_to {
-            self.told_to = news.newest;
-            self.told_at = tokio::time::Instant::now();
-            for subscriber in news.subscribers {
-                if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                    (feed.behind, feed.commanded) = (true, true);
-                    self.hot.insert(subscriber);
-                }
-            }
-        }
-    }
-
-    fn take_in(&mut self, read: Ended<Read>) -> Result<(), DispatchError> {
-        let Some((wishes, _)) = self.reading.take() else { return Ok(()) };
-        let mut read = match flat(read) {
-            Ok(read) => read,
-            Err(error) => {
-                for (subscriber, _, _) in wishes.feeds {
-                    if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                        (feed.reading, feed.behind) = (false, true);
-                    }
-                }
-                for (subscriber, wish) in wishes.lanes {
-                    if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                        feed.unread(wish);
-                    }
-                }
-                for subscriber in wishes.commands {
-                    if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                        feed.commanded = true;
-                    }
-                }
-                self.again_at = Some(tokio::time::Instant::now() + AGAIN_PAUSE);
-                return Err(error);
-            }
-        };
-        let now = self.clock.now();
-        for (subscriber, _, most) in wishes.feeds {
-            let mails = read.feeds.remove(&subscriber).unwrap_or_default();
-            if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                feed.reading = false;
-                let complete = mails.len() < most;
-                feed.offer(mails, complete);
-                self.hot.insert(subscriber);
-            }
-        }
-        for (subscriber, wish) in wishes.lanes {
-            let mails = read.lanes.remove(&(subscriber, wish.key.clone())).unwrap_or_default();
-            if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                feed.offer_lane(&wish, mails);
-                self.hot.insert(subscriber);
-            }
-        }
-        for (subscriber, command) in read.commands {
-            if let Some(feed) = self.feeds.get_mut(&subscriber) {
-                feed.command(command, now);
-                self.hot.insert(subscriber);
-            }
-        }
-        Ok(())
-    }
-
-    fn saved(&mut self, saved: Ended<bool>) -> Result<(), DispatchError> {
-        let Some((save, _)) = self.saving.take() else { return Ok(()) };
-        self.saved_at = tokio::time::Instant::now();
-        match flat(saved) {
-            Ok(true) => {
-                count(&save);
-                Ok(())
-            }
-            Ok(false) => {
-                tracing::warn!("others have taken over; what was under way is theirs to send");
-                self.forget();
-                Ok(())
-            }
-            Err(error) if error.may_pass() => {
-                self.unsaved = Some(save);
-                self.again_at = Some(tokio::time::Instant::now() + AGAIN_PAUSE);
-                Err(error)
-            }
-            // It would be refused for ever. What it told of is sent again.
-            Err(error) => {
-                self.forget();
-                Err(error)
-            }
-        }
     }
 
     // ---- what follows
@@ -360,15 +242,12 @@ impl Dispatcher {
                 && let Some((key, mail)) = feed.next(now)
             {
                 self.in_flight += 1;
-                let unsent = match (&mail.event, feed.given_up_by(mail.n)) {
-                    (None, _) => Some((Reason::Expired, "the log no longer has it".to_owned())),
-                    (Some(_), Some(by)) => Some((Reason::Manual, format!("given up by {by}"))),
-                    (Some(_), None) => None,
-                };
+                // One without content has died for another reason.
+                let given_up = feed.given_up_by(mail.n).filter(|_| mail.event.is_some());
                 let (sender, generation, subscriber) = (self.finished.0.clone(), feed.generation, *subscriber);
                 let (recipient, version) = (feed.recipient.clone(), feed.recipient.version);
-                if let Some((reason, detail)) = unsent {
-                    let came = Came::unsent(reason, &detail);
+                if let Some(by) = given_up {
+                    let came = Came::unsent(Reason::Manual, &format!("given up by {by}"));
                     let _ = sender.send(Finished { generation, subscriber, version, key, came });
                     continue;
                 }
@@ -379,102 +258,6 @@ impl Dispatcher {
                 });
             }
         }
-    }
-
-    fn save(&mut self, now: DateTime<Utc>) {
-        if self.saving.is_some() || (self.unsaved.is_none() && self.is_time_to_look()) {
-            return;
-        }
-        if let Some(save) = self.unsaved.take() {
-            return self.keep(save, now);
-        }
-        let news = self.hot.iter().filter(|id| self.feeds.get(id).is_some_and(|feed| feed.has_news(now)));
-        let count = news.take(SAVE_AT_ONCE).count();
-        if count > 0 && (count == SAVE_AT_ONCE || self.saved_at.elapsed() >= SAVE_LINGER) {
-            let save = self.news(now);
-            self.keep(save, now);
-        }
-    }
-
-    /// Keeps all that there is, and waits for it: who is given a shard must find what came of its messages.
-    async fn flush(&mut self) -> Result<(), DispatchError> {
-        if self.has_news() {
-            let now = self.clock.now();
-            let save = self.news(now);
-            self.keep(save, now);
-        }
-        if self.saving.is_some() {
-            let saved = ended(self.saving.as_mut().map(|(_, saving)| saving)).await;
-            self.saved(saved)?;
-        }
-        Ok(())
-    }
-
-    fn has_news(&self) -> bool {
-        let now = self.clock.now();
-        self.hot.iter().any(|id| self.feeds.get(id).is_some_and(|feed| feed.has_news(now)))
-    }
-
-    /// What is to be kept of all feeds.
-    fn news(&mut self, now: DateTime<Utc>) -> Arc<Save> {
-        let mut save = Save::default();
-        for subscriber in &self.hot {
-            if let Some(feed) = self.feeds.get_mut(subscriber)
-                && feed.has_news(now)
-            {
-                feed.save(now, &mut save);
-            }
-        }
-        Arc::new(save)
-    }
-
-    fn keep(&mut self, save: Arc<Save>, now: DateTime<Utc>) {
-        if save.is_empty() {
-            return; // what there is waits a little, to be kept with more
-        }
-        let (db, fence, kept) = (self.db.clone(), self.share.fence(), save.clone());
-        let saving = tokio::spawn(async move { store::dispatch::keep(&db, fence, &kept, now).await });
-        self.saving = Some((save, saving));
-    }
-
-    fn read(&mut self, now: DateTime<Utc>) {
-        if self.reading.is_some() {
-            return;
-        }
-        let mut wishes = Wishes::default();
-        // Each time it is another's turn to be the first.
-        self.turn = self.turn.wrapping_add(1);
-        let from = self.turn % self.hot.len().max(1);
-        for subscriber in self.hot.iter().skip(from).chain(self.hot.iter().take(from)) {
-            if wishes.feeds.len().max(wishes.lanes.len()).max(wishes.commands.len()) >= READS_MAX {
-                break;
-            }
-            let Some(feed) = self.feeds.get_mut(subscriber) else { continue };
-            if std::mem::take(&mut feed.commanded) {
-                wishes.commands.push(*subscriber);
-            }
-            if let Some((after, most)) = feed.wish() {
-                (feed.reading, feed.behind) = (true, false);
-                wishes.feeds.push((*subscriber, after, most));
-            }
-            let most = LANE_READS_MAX.min(READS_MAX - wishes.lanes.len());
-            wishes.lanes.extend(feed.lane_wishes(now, most).into_iter().map(|wish| (*subscriber, wish)));
-        }
-        if wishes.feeds.is_empty() && wishes.lanes.is_empty() && wishes.commands.is_empty() {
-            return;
-        }
-        let (db, wished) = (self.db.clone(), wishes.clone());
-        let reading = tokio::spawn(async move { store::dispatch::read(&db, &wished).await });
-        self.reading = Some((wishes, reading));
-    }
-
-    fn ask(&mut self) {
-        if self.asking.is_some() || self.version == 0 || self.told_at.max(self.asked_at).elapsed() < self.news_pause() {
-            return;
-        }
-        self.asked_at = tokio::time::Instant::now();
-        let (db, after) = (self.db.clone(), self.told_to);
-        self.asking = Some(tokio::spawn(async move { store::dispatch::news(&db, after).await }));
     }
 
     /// Feeds with nothing to do are left alone until something happens, or until it is time.
@@ -502,20 +285,6 @@ async fn ended<T>(task: Option<&mut JoinHandle<T>>) -> Result<T, tokio::task::Jo
     match task {
         Some(task) => task.await,
         None => std::future::pending().await,
-    }
-}
-
-fn count(save: &Save) {
-    let latency = metrics::histogram!("eventhub_delivery_latency_seconds");
-    let mut counts: HashMap<&'static str, u64> = HashMap::new();
-    for attempt in &save.attempts {
-        *counts.entry(attempt.outcome.as_str()).or_default() += 1;
-        if attempt.came.unsent.is_none() {
-            latency.record(attempt.came.latency.as_secs_f64());
-        }
-    }
-    for (outcome, count) in counts {
-        metrics::counter!("eventhub_messages_delivered_total", "outcome" => outcome).increment(count);
     }
 }
 
@@ -550,3 +319,6 @@ impl DispatchError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use chrono::TimeDelta;
+use kit::auth::Tenant;
 use kit::clock::Clock;
 use mailbox::inbox;
 use mailbox::log::{Message, SHARDS};
@@ -133,7 +134,7 @@ impl FanOut {
         let known = store::fanout::fanned_out(tx, &repaired).await?;
         let meaning = |item: &&Item| match is_wish(item) {
             true if fresh.contains(&(item.message.message_id, item.run)) => Meaning::wish(&item.message),
-            false if !known.contains(&item.message.id) => Meaning::Event,
+            false if is_event(&item.message) && !known.contains(&item.message.id) => Meaning::Event,
             true | false => Meaning::Nothing,
         };
         Ok(items.iter().map(meaning).collect())
@@ -294,6 +295,11 @@ impl Meaning {
 
 fn is_wish(item: &Item) -> bool {
     item.message.source == CONTROL.as_str()
+}
+
+/// What services say belongs to the tenant that they live in, whatever they say.
+fn is_event(message: &Message) -> bool {
+    message.source == SOURCE.as_str() || message.tenant == Tenant::MAIN
 }
 
 /// How many events lead to half of what a transaction makes, if they are like these.

@@ -8,17 +8,18 @@ use kit::idempotency::{Answer, Identity};
 use kit::problem::Problem;
 use mailbox::database::{lies_in_the_values, problem};
 use mailbox::idempotency::{Entered, enter_all};
+use mailbox::own::OwnConnection;
 use mailbox::post::{Post, PostError, post_all};
 use mailbox::watch::Watcher;
 use serde::Serialize;
-use sqlx::PgPool;
+use sqlx::{Postgres, Transaction};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::fanout::SOURCE;
 
 /// What one transaction takes, and what waits for its own: by weight, 5,000 events or 16 MB, and 64 MB.
-pub(crate) const LIMITS: Limits = Limits { batch_max: 5_000, queue_max: 20_000 };
+pub(crate) const LIMITS: Limits = Limits::new(5_000, 20_000);
 /// As much as an event weighs.
 const BYTES: usize = 16 * 1024 * 1024 / 5_000;
 /// However small it is, a request costs an answer, and a look for its idempotency key.
@@ -47,7 +48,7 @@ pub(crate) struct AllAccepted {
 
 /// Posts what was gathered.
 pub(crate) struct Ingest {
-    pub(crate) db: PgPool,
+    pub(crate) db: OwnConnection,
     pub(crate) clock: Clock,
     pub(crate) watcher: Watcher,
 }
@@ -83,12 +84,60 @@ impl Handler for Ingest {
 
     async fn run(&self, items: &[Taking]) -> Result<Vec<Self::Answer>, Failure<Problem>> {
         let whole = |error: sqlx::Error| Failure::Whole(problem(&error));
-        let mut tx = self.db.begin().await.map_err(whole)?;
+        let mut db = self.db.hold().await.map_err(whole)?;
+        let taken = self.take(db.begin().await.map_err(whole)?, items).await;
+        db.put_back(&taken).await;
+        let (answers, posted) = taken.map_err(|Untaken(failure)| failure)?;
+        if posted > 0 {
+            self.watcher.nudge();
+            metrics::counter!("eventhub_events_received_total").increment(posted);
+        }
+        Ok(answers)
+    }
+
+    fn weight(item: &Taking) -> usize {
+        item.weight()
+    }
+}
+
+struct Untaken(Failure<Problem>);
+
+impl From<sqlx::Error> for Untaken {
+    fn from(error: sqlx::Error) -> Untaken {
+        Untaken(Failure::Whole(problem(&error)))
+    }
+}
+
+impl From<PostError> for Untaken {
+    fn from(error: PostError) -> Untaken {
+        match error {
+            PostError::Database(error) if lies_in_the_values(&error) => {
+                let detail = "PostgreSQL cannot keep this as JSON";
+                Untaken(Failure::Item(Problem::bad_request("unfit-event", detail)))
+            }
+            PostError::Database(error) => error.into(),
+            refused @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)) => {
+                Untaken(Failure::Item(Problem::bad_request("unfit-event", refused.to_string())))
+            }
+        }
+    }
+}
+
+impl Ingest {
+    /// The answers, and how many events were posted.
+    async fn take(
+        &self,
+        mut tx: Transaction<'_, Postgres>,
+        items: &[Taking],
+    ) -> Result<(Vec<Result<Answer, Problem>>, u64), Untaken> {
         let keyed: Vec<(Identity, Answer)> =
             items.iter().filter_map(|item| Some((item.identity.clone()?, item.answer()))).collect();
         let entered = match keyed.is_empty() {
             true => Vec::new(),
-            false => enter_all(&mut tx, &keyed, self.clock.now()).await.map_err(Failure::Whole)?,
+            false => {
+                let entered = enter_all(&mut tx, &keyed, self.clock.now()).await;
+                entered.map_err(|error| Untaken(Failure::Whole(error)))?
+            }
         };
         let mut entered = entered.into_iter();
         let (mut posts, mut answers) = (Vec::new(), Vec::with_capacity(items.len()));
@@ -99,7 +148,7 @@ impl Handler for Ingest {
             };
             answers.push(match first {
                 Entered::First => {
-                    posts.extend(item.events.iter().cloned());
+                    posts.extend(&item.events);
                     Ok(item.answer())
                 }
                 Entered::Again(answer) => Ok(answer),
@@ -107,26 +156,10 @@ impl Handler for Ingest {
             });
         }
         if !posts.is_empty() {
-            post_all(&mut tx, &SOURCE, &posts).await.map_err(|error| match error {
-                PostError::Database(error) if lies_in_the_values(&error) => {
-                    Failure::Item(Problem::bad_request("unfit-event", "PostgreSQL cannot keep this as JSON"))
-                }
-                PostError::Database(error) => Failure::Whole(problem(&error)),
-                refused @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)) => {
-                    Failure::Item(Problem::bad_request("unfit-event", refused.to_string()))
-                }
-            })?;
+            post_all(&mut tx, &SOURCE, posts.iter().copied()).await?;
         }
-        tx.commit().await.map_err(whole)?;
-        if !posts.is_empty() {
-            self.watcher.nudge();
-            metrics::counter!("eventhub_events_received_total").increment(posts.len() as u64);
-        }
-        Ok(answers)
-    }
-
-    fn weight(item: &Taking) -> usize {
-        item.weight()
+        tx.commit().await?;
+        Ok((answers, posts.len() as u64))
     }
 }
 

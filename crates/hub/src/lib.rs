@@ -6,7 +6,8 @@
 //! Owns the schema `pillarbox_hub`: subscribers and their secrets; messages (appended by fan-out alone), attempts and
 //! positions (appended by dispatchers); lanes that wait, dead letters and commands, which are few.
 //!
-//! Messages in: source `hub` (events of all tenants) and `hub.control` (what people want done with messages). Out: none.
+//! Messages in: source `hub` (events of all tenants), `hub.control` (what people want done with messages), and of the services
+//! what [`Export`] says (events of the tenant `main`). Out: none.
 //!
 //! What holds: a lane's messages are sent one after the other, in the order in which their events were posted, the next
 //! only when the one before is delivered or dead. A message that is posted is delivered, or is seen as waiting or dead. A
@@ -19,6 +20,7 @@ mod dial;
 mod dispatch;
 pub mod domain;
 mod error;
+mod export;
 mod fanout;
 mod fields;
 mod flow;
@@ -40,8 +42,8 @@ use kit::clock::Clock;
 use kit::page::CursorKey;
 use kit::secret::Seal;
 use mailbox::cursor::{Cursor, Kind, Start};
-use mailbox::filter::{Filter, Matching};
 use mailbox::maintain::Keep;
+use mailbox::own::OwnConnection;
 use mailbox::runtime::{Rhythm, Runtime};
 use mailbox::watch::Watcher;
 use serde::{Deserialize, Serialize};
@@ -53,6 +55,7 @@ use crate::address::Allowed;
 pub use crate::aside::set_aside;
 use crate::client::{Client, ClientSettings};
 use crate::dispatch::Dispatcher;
+pub use crate::export::Export;
 use crate::fanout::FanOut;
 use crate::ingest::Ingest;
 
@@ -77,6 +80,8 @@ pub struct HubSettings {
     pub attempt_days: u32,
     /// How long a dead letter can be retried.
     pub dead_letter_days: u32,
+    /// Topics of the services that are events here, too, for the tenant `main`: `["event.*", "join.*"]`.
+    pub export: Export,
 }
 
 impl Default for HubSettings {
@@ -87,6 +92,7 @@ impl Default for HubSettings {
             egress_proxy: None,
             attempt_days: 30,
             dead_letter_days: 90,
+            export: Export::default(),
         }
     }
 }
@@ -116,6 +122,7 @@ pub struct Hub {
     pub(crate) client: Client,
     pub(crate) watcher: Watcher,
     pub(crate) ingest: Batcher<Ingest>,
+    pub(crate) export: Export,
 }
 
 impl Hub {
@@ -127,10 +134,11 @@ impl Hub {
         seal: Seal,
         client: Client,
         watcher: Watcher,
+        export: Export,
     ) -> (Hub, impl Future<Output = ()> + Send) {
-        let handler = Ingest { db: db.clone(), clock: clock.clone(), watcher: watcher.clone() };
+        let handler = Ingest { db: OwnConnection::new(db.clone()), clock: clock.clone(), watcher: watcher.clone() };
         let (ingest, taking) = Batcher::new(handler, ingest::LIMITS);
-        (Hub { db, clock, cursor_key, seal, client, watcher, ingest }, taking)
+        (Hub { db, clock, cursor_key, seal, client, watcher, ingest, export }, taking)
     }
 
     /// Looks after the hub's tables, and measures them.
@@ -151,10 +159,7 @@ impl Hub {
             let cursor = Cursor {
                 consumer: "hub.fanout".to_owned(),
                 kind: Kind::Handler,
-                filter: Filter::matching(&Matching {
-                    sources: [fanout::SOURCE, fanout::CONTROL].map(|source| source.as_str().to_owned()).to_vec(),
-                    ..Matching::default()
-                }),
+                filter: self.export.filter(&[fanout::SOURCE, fanout::CONTROL]),
                 start: Start::Beginning,
             };
             let mut rhythm = Rhythm::default();

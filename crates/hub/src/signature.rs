@@ -6,6 +6,7 @@
 use std::fmt;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
+use chrono::{DateTime, Utc};
 use ed25519_dalek::{Signer, SigningKey, VerifyingKey};
 use hmac::{Hmac, Mac};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -104,12 +105,25 @@ impl fmt::Debug for SigningSecret {
     }
 }
 
+/// Of secrets, each with when it ends, those that sign at this time.
+pub(crate) fn live(
+    secrets: &[(SigningSecret, Option<DateTime<Utc>>)],
+    now: DateTime<Utc>,
+) -> impl Iterator<Item = &SigningSecret> {
+    secrets.iter().filter(move |(_, ends_at)| ends_at.is_none_or(|at| at > now)).map(|(secret, _)| secret)
+}
+
 /// The value of `webhook-signature`: one entry for each secret, the newest first if they come so. `timestamp` is in Unix
 /// seconds, and `id` holds no dot: with one, two contents could be signed alike.
-pub fn sign(secrets: &[SigningSecret], id: &str, timestamp: i64, body: &[u8]) -> HeaderValue {
+pub fn sign<'a>(
+    secrets: impl IntoIterator<Item = &'a SigningSecret>,
+    id: &str,
+    timestamp: i64,
+    body: &[u8],
+) -> HeaderValue {
     debug_assert!(!id.contains('.'), "{id}");
     let timestamp = timestamp.to_string();
-    let mut value = String::with_capacity(secrets.len() * 93);
+    let mut value = String::new();
     for secret in secrets {
         if !value.is_empty() {
             value.push(' ');

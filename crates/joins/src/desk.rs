@@ -4,6 +4,7 @@
 //! There are some desks, and an event always goes to the same one of a process. So orders of one event are followed in the
 //! order in which they came, and one event whose lock is held elsewhere keeps only its own desk waiting.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -11,10 +12,11 @@ use kit::batch::{Batcher, Failure, Handler, Limits};
 use kit::clock::Clock;
 use kit::idempotency::{Answer, Identity};
 use kit::problem::Problem;
-use mailbox::database::problem;
+use mailbox::database::{lies_in_the_values, problem};
 use mailbox::idempotency::{Answers, KeepError};
+use mailbox::own::OwnConnection;
 use mailbox::watch::Watcher;
-use sqlx::PgPool;
+use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::domain::{Order, Outcome, Refused};
@@ -25,7 +27,7 @@ use crate::view::{BanView, RegistrationView};
 const DESKS: usize = 4;
 /// How often a batch is tried that meets keys which others use at the same moment.
 const TRIES: u32 = 3;
-const LIMITS: Limits = Limits { batch_max: 500, queue_max: 5_000 };
+const LIMITS: Limits = Limits::new(500, 5_000);
 
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -35,10 +37,10 @@ pub(crate) struct Request {
 
 /// All of a process's.
 #[derive(Clone)]
-pub(crate) struct Desks(Vec<Batcher<Desk>>);
+pub(crate) struct Desks(Arc<[Batcher<Desk>]>);
 
 pub(crate) struct Desk {
-    db: PgPool,
+    db: OwnConnection,
     clock: Clock,
     watcher: Watcher,
 }
@@ -50,9 +52,9 @@ impl Desks {
         clock: &Clock,
         watcher: &Watcher,
     ) -> (Desks, impl Future<Output = ()> + Send + use<>) {
-        let desk = || Desk { db: db.clone(), clock: clock.clone(), watcher: watcher.clone() };
+        let desk = || Desk { db: OwnConnection::new(db.clone()), clock: clock.clone(), watcher: watcher.clone() };
         let (desks, loops): (Vec<_>, Vec<_>) = (0..DESKS).map(|_| Batcher::new(desk(), LIMITS)).unzip();
-        (Desks(desks), async { drop(futures_util::future::join_all(loops).await) })
+        (Desks(desks.into()), async { drop(futures_util::future::join_all(loops).await) })
     }
 
     pub(crate) async fn submit(&self, request: Request) -> Result<Answer, Problem> {
@@ -75,7 +77,11 @@ impl Handler for Desk {
 
     async fn run(&self, requests: &[Request]) -> Result<Vec<Self::Answer>, Failure<Problem>> {
         for _ in 0..TRIES {
-            match self.settle(requests).await {
+            let whole = |error: sqlx::Error| Failure::Whole(problem(&error));
+            let mut db = self.db.hold().await.map_err(whole)?;
+            let settled = self.settle(db.begin().await.map_err(whole)?, requests).await;
+            db.put_back(&settled).await;
+            match settled {
                 Ok(answered) => return Ok(answered),
                 // Who took the key has committed by now, so the next look sees what it was used for.
                 Err(Unsettled::KeyTaken) => {}
@@ -99,9 +105,12 @@ impl From<sqlx::Error> for Unsettled {
 }
 
 impl Desk {
-    async fn settle(&self, requests: &[Request]) -> Result<Vec<Result<Answer, Problem>>, Unsettled> {
+    async fn settle(
+        &self,
+        mut tx: Transaction<'_, Postgres>,
+        requests: &[Request],
+    ) -> Result<Vec<Result<Answer, Problem>>, Unsettled> {
         let now = self.clock.now();
-        let mut tx = self.db.begin().await?;
         let mut ledger = Ledger::open(&mut tx, requests.iter().map(|request| &request.order)).await?;
         // Under the events' locks: who repeats a request that is still running waits there, and then sees its answer.
         let mut answers = Answers::look(&mut tx, requests.iter().map(|request| &request.identity), now).await?;
@@ -137,12 +146,9 @@ impl Desk {
     }
 }
 
-/// Data and constraints: what is wrong is one of the orders.
+/// What is wrong with the values is wrong with one of the orders.
 fn failure(error: Error) -> Failure<Problem> {
-    let cause = if let Error::Database(cause) = &error { cause.as_database_error() } else { None };
-    let code = cause.and_then(|cause| cause.code());
-    let lies_in_an_order = code.is_some_and(|code| code.starts_with("22") || code.starts_with("23"));
-    match lies_in_an_order {
+    match matches!(&error, Error::Database(cause) if lies_in_the_values(cause)) {
         true => Failure::Item(error.into()),
         false => Failure::Whole(error.into()),
     }

@@ -76,8 +76,10 @@ pub struct Tenant(String);
 
 impl Tenant {
     /// Where users and the domain services live.
+    pub const MAIN: &str = "main";
+
     pub fn main() -> Tenant {
-        Tenant("main".to_owned())
+        Tenant(Tenant::MAIN.to_owned())
     }
 
     pub fn as_str(&self) -> &str {

@@ -4,7 +4,8 @@
 //! arrive while one is in flight. Everything is bounded: a full queue is answered as overload, never by waiting.
 //!
 //! A batch that fails because of one of its items, or panics, is bisected until that item stands alone; a batch that
-//! fails because of something else (the database is away) fails whole, at once.
+//! fails because of something else (the database is away) fails whole, at once, and one that takes longer than anyone waits
+//! for it is given up: a database that vanished without a word must not keep all later batches waiting.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -24,7 +25,7 @@ pub trait Handler: Send + Sync + 'static {
     type Answer: Send + 'static;
     type Error: Send + Sync + 'static;
 
-    /// One answer per item, in order. Whatever it wrote must be undone when it fails or panics.
+    /// One answer per item, in order. Whatever it wrote must be undone when it fails, panics or is given up.
     fn run(&self, items: &[Self::Item])
     -> impl Future<Output = Result<Vec<Self::Answer>, Failure<Self::Error>>> + Send;
 
@@ -49,11 +50,19 @@ pub struct Limits {
     pub batch_max: usize,
     /// What the items weigh that wait for their batch. One that weighs more waits only where no other does.
     pub queue_max: usize,
+    /// How long a batch may take. No request waits longer for its answer.
+    pub time_max: Duration,
+}
+
+impl Limits {
+    pub const fn new(batch_max: usize, queue_max: usize) -> Limits {
+        Limits { batch_max, queue_max, time_max: Duration::from_secs(30) }
+    }
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { batch_max: 1_000, queue_max: 10_000 }
+        Limits::new(1_000, 10_000)
     }
 }
 
@@ -64,6 +73,9 @@ pub enum Refused<E> {
     Overloaded,
     #[error("the server is stopping")]
     Stopped,
+    /// Nobody knows whether it was done.
+    #[error("no answer within {0:?}")]
+    TooSlow(Duration),
     /// Shared with the other items of a batch that failed whole.
     #[error("{0}")]
     Failed(Arc<E>),
@@ -78,6 +90,7 @@ impl<E> Clone for Refused<E> {
         match self {
             Refused::Overloaded => Refused::Overloaded,
             Refused::Stopped => Refused::Stopped,
+            Refused::TooSlow(time_max) => Refused::TooSlow(*time_max),
             Refused::Failed(error) => Refused::Failed(error.clone()),
             Refused::Broken(mistake) => Refused::Broken(mistake.clone()),
         }
@@ -92,6 +105,7 @@ impl<E> Refused<E> {
             Refused::Stopped => {
                 Problem::overloaded("this server is stopping; another one will answer", Duration::from_secs(1))
             }
+            Refused::TooSlow(time_max) => Problem::unavailable(&format!("no answer within {time_max:?}")),
             Refused::Failed(error) => failed(&error),
             Refused::Broken(mistake) => Problem::internal(&mistake),
         }
@@ -126,7 +140,7 @@ impl<H: Handler> Batcher<H> {
         let (queue, entries) = mpsc::unbounded_channel();
         let queued = Arc::<AtomicUsize>::default();
         let gathering = Gathering { entries, queued: queued.clone(), left_over: None };
-        (Batcher { queue, queued, queue_max: limits.queue_max }, work(handler, limits.batch_max, gathering))
+        (Batcher { queue, queued, queue_max: limits.queue_max }, work(handler, limits, gathering))
     }
 
     /// Waits for the item's batch. An item whose caller goes away is still worked on: it may be half committed.
@@ -143,13 +157,13 @@ impl<H: Handler> Batcher<H> {
     }
 }
 
-async fn work<H: Handler>(handler: H, batch_max: usize, mut gathering: Gathering<H>) {
+async fn work<H: Handler>(handler: H, limits: Limits, mut gathering: Gathering<H>) {
     loop {
-        let (items, waiting) = gathering.next(batch_max).await;
+        let (items, waiting) = gathering.next(limits.batch_max).await;
         if items.is_empty() {
             return;
         }
-        settle(&handler, &items, waiting).await;
+        settle(&handler, limits.time_max, &items, waiting).await;
     }
 }
 
@@ -185,12 +199,16 @@ impl<H: Handler> Gathering<H> {
 }
 
 /// Runs the items; on an item's failure runs both halves. Depth first, so that items keep their order.
-async fn settle<H: Handler>(handler: &H, items: &[H::Item], waiting: Vec<Waiting<H>>) {
+async fn settle<H: Handler>(handler: &H, time_max: Duration, items: &[H::Item], waiting: Vec<Waiting<H>>) {
     let mut pending = vec![(items, waiting)];
     while let Some((items, mut waiting)) = pending.pop() {
         // A panic that got out would end the loop, and with it every later batch. The handler is not left half-way:
         // its future, and the transaction in it, is dropped by the unwinding.
-        let ran = AssertUnwindSafe(async { handler.run(items).await }).catch_unwind().await;
+        let running = AssertUnwindSafe(async { handler.run(items).await }).catch_unwind();
+        let Ok(ran) = tokio::time::timeout(time_max, running).await else {
+            refuse::<H>(waiting, Refused::TooSlow(time_max));
+            continue;
+        };
         match ran {
             Ok(Ok(answers)) if answers.len() == items.len() => {
                 for (waiting, answer) in waiting.into_iter().zip(answers) {
@@ -286,6 +304,17 @@ mod tests {
             let batcher = self.batcher.clone();
             tokio::spawn(async move { batcher.submit(item).await })
         }
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_never_ends_is_given_up() {
+        let fixture = start(Limits { time_max: Duration::from_millis(50), ..Limits::default() }, false);
+        let stuck = fixture.submit(1);
+        fixture.begun(1).await;
+        let next = fixture.submit(2);
+        assert!(matches!(stuck.await.unwrap(), Err(Refused::TooSlow(_))));
+        fixture.gate.add_permits(1);
+        assert_eq!(next.await.unwrap().unwrap(), 4);
     }
 
     #[tokio::test]
@@ -390,7 +419,7 @@ mod tests {
     async fn heavy_items_fill_batches_and_the_queue_by_their_weight() {
         let (gate, batches) = (Arc::new(Semaphore::new(0)), Arc::<Mutex<Vec<Vec<usize>>>>::default());
         let scales = Scales { gate: gate.clone(), batches: batches.clone() };
-        let (batcher, work) = Batcher::new(scales, Limits { batch_max: 10, queue_max: 40 });
+        let (batcher, work) = Batcher::new(scales, Limits::new(10, 40));
         tokio::spawn(work);
         let submit = |weight: usize| {
             let batcher = batcher.clone();
@@ -417,7 +446,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_queue_answers_overload_at_once() {
-        let fixture = start(Limits { batch_max: 1, queue_max: 4 }, false);
+        let fixture = start(Limits::new(1, 4), false);
         let mut answers = vec![fixture.submit(0)];
         fixture.begun(1).await;
         answers.extend((1..20).map(|item| fixture.submit(item)));

@@ -165,6 +165,7 @@ fn in_words(expected: &impl ToString) -> String {
     match expected.to_string().as_str() {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0".to_owned(),
         "i8" | "i16" | "i32" | "i64" => "a whole number".to_owned(),
+        "a sequence" => r#"a list such as ["a", "b"]"#.to_owned(),
         other => other.to_owned(),
     }
 }

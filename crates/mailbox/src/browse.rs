@@ -10,6 +10,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
+use crate::filter::Filter;
 use crate::log::{self, LogRef, Message};
 
 /// A page looks through at most so many stretches of so many ids.
@@ -34,6 +35,8 @@ pub struct Which {
     pub topic: Option<String>,
     pub tenant: Option<String>,
     pub source: Option<String>,
+    /// What a reader with this filter takes.
+    pub filter: Option<Filter>,
     pub from: Option<DateTime<Utc>>,
     pub to: Option<DateTime<Utc>>,
 }
@@ -47,6 +50,7 @@ impl Which {
         self.topic.as_ref().is_none_or(is_under)
             && self.tenant.as_ref().is_none_or(|tenant| *tenant == message.tenant)
             && self.source.as_ref().is_none_or(|source| *source == message.source)
+            && self.filter.as_ref().is_none_or(|filter| filter.takes(message))
             && self.from.is_none_or(|from| message.at >= from)
             && self.to.is_none_or(|to| message.at < to)
     }
@@ -154,6 +158,8 @@ async fn between(db: &mut PgConnection, which: &Which, low: i64, high: i64, limi
                and ($3::text is null or topic = $3 or starts_with(topic, $3 || '.'))
                and ($4::text is null or tenant = $4) and ($5::text is null or source = $5)
                and ($6::timestamptz is null or at >= $6) and ($7::timestamptz is null or at < $7)
+               and ($9::text is null or pillarbox.subject(source, topic, aggregate_type) ~ $9)
+               and ($10::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $10)
              order by id desc limit $8
          ) found order by found.id desc limit $8",
     )
@@ -165,6 +171,8 @@ async fn between(db: &mut PgConnection, which: &Which, low: i64, high: i64, limi
     .bind(which.from)
     .bind(which.to)
     .bind(limit)
+    .bind(which.filter.as_ref().map(Filter::wants))
+    .bind(which.filter.as_ref().and_then(Filter::leaves))
     .fetch_all(db)
     .await?;
     rows.iter().map(log::message).collect()

@@ -29,6 +29,7 @@ pub mod lease;
 pub mod log;
 pub mod maintain;
 pub mod moment;
+pub mod own;
 pub mod parked;
 pub mod partition;
 pub mod post;

@@ -6,6 +6,7 @@ use contracts::MESSAGE_BYTES_MAX;
 use kit::auth::Tenant;
 use kit::trace::TraceContext;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use serde_json::value::RawValue;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
@@ -143,23 +144,26 @@ pub async fn post(tx: &mut Transaction<'_, Postgres>, source: &Source, message: 
 }
 
 /// Posts many in one statement; they keep their order.
-pub async fn post_all(
+pub async fn post_all<'m>(
     tx: &mut Transaction<'_, Postgres>,
     source: &Source,
-    messages: &[Post],
+    messages: impl IntoIterator<Item = &'m Post>,
 ) -> Result<Vec<Uuid>, PostError> {
-    messages.iter().try_for_each(Post::check)?;
+    let messages = Vec::from_iter(messages);
+    messages.iter().try_for_each(|message| message.check())?;
     let ids: Vec<Uuid> = messages.iter().map(|message| message.id.unwrap_or_else(Uuid::now_v7)).collect();
-    let headers_of = |trace: TraceContext| format!("{{\"traceparent\": \"{trace}\"}}");
-    let current = TraceContext::current().map_or_else(|| "{}".to_owned(), headers_of);
-    let own: Vec<Option<String>> = messages.iter().map(|message| message.trace.map(headers_of)).collect();
-    let column = |of: fn(&Post) -> Option<&str>| messages.iter().map(of).collect::<Vec<_>>();
+    let headers_of = |trace: TraceContext| json!({"traceparent": trace.to_string()});
+    // Bound as what it is, so that it is not read anew for every message.
+    let current = TraceContext::current().map_or_else(|| json!({}), headers_of);
+    let own_of = |message: &&Post| message.trace.map(|trace| headers_of(trace).to_string());
+    let own: Vec<Option<String>> = messages.iter().map(own_of).collect();
+    let column = |of: fn(&Post) -> Option<&str>| messages.iter().copied().map(of).collect::<Vec<_>>();
     sqlx::query(
         "insert into pillarbox.log
              (shard, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload)
          select pillarbox.shard_of(m.tenant, coalesce(m.key, m.message_id::text)), m.message_id, $1,
                 m.tenant, m.topic, m.key, m.aggregate_type, m.aggregate_id::json,
-                coalesce(m.headers::jsonb, $2::jsonb), m.payload::json
+                coalesce(m.headers::jsonb, $2), m.payload::json
          from unnest($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[])
               with ordinality as m (message_id, tenant, topic, key, aggregate_type, aggregate_id, payload, headers, place)
          order by m.place",

@@ -194,6 +194,7 @@ pub async fn start(
         sealing,
         settings.webhook_client()?,
         runtime.watcher().clone(),
+        settings.hub.export.clone(),
     );
     workers.spawn(taking);
     if settings.has_service("hub") {

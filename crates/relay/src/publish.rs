@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use futures_util::future::{MaybeDone, maybe_done};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions};
@@ -32,7 +33,7 @@ pub struct Outgoing {
     pub routing_key: String,
     /// Messages of one key keep their order.
     pub key: Option<String>,
-    pub body: Vec<u8>,
+    pub body: Bytes,
     pub headers: Vec<(&'static str, String)>,
     pub timestamp: DateTime<Utc>,
     /// AMQP's `type`: the type of the event.
@@ -194,7 +195,7 @@ impl Publisher {
 struct Envelope {
     routing_key: ShortString,
     properties: BasicProperties,
-    body: Vec<u8>,
+    body: Bytes,
 }
 
 impl Envelope {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use contracts::{Envelope, EventId, SCHEMA_VERSION};
+use contracts::{Envelope, EventId, SCHEMA_VERSION, SERVICE_SOURCES};
 use mailbox::cursor::{Cursor, Kind, Start};
 use mailbox::filter::{Filter, Matching};
 use mailbox::handler::trace_of;
@@ -18,15 +18,13 @@ use crate::bus::DEAD_LETTERS;
 use crate::publish::{Outgoing, Publisher, Sent};
 use crate::topology::{Exchange, ExchangeKind};
 
-/// Who posts what is carried, unless a route says otherwise. Not `hub`: what tenants send to their webhooks is theirs. Not
-/// `amqp:...`: what came from the broker does not go back to it.
-const SOURCES: [&str; 6] = ["events", "joins", "identity", "progress", "notify", "sql"];
-
 /// The headers that a message carries beside its envelope.
 pub(crate) const KEY_HEADER: &str = "pillarbox-key";
 pub(crate) const TENANT_HEADER: &str = "pillarbox-tenant";
 pub(crate) const SOURCE_HEADER: &str = "pillarbox-source";
 pub(crate) const TRACE_HEADER: &str = "traceparent";
+/// About what an envelope adds to its payload.
+const ENVELOPE_BYTES: usize = 512;
 
 /// A message goes by the first route that takes it, and by every one that takes it `also`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,8 +68,10 @@ pub enum Format {
     Bare,
 }
 
+/// Who posts what is carried, unless a route says otherwise. Not `hub`: what tenants send to their webhooks is theirs. Not
+/// `amqp:...`: what came from the broker does not go back to it.
 fn trusted_sources() -> Vec<String> {
-    SOURCES.map(str::to_owned).to_vec()
+    SERVICE_SOURCES.into_iter().chain(["sql"]).map(str::to_owned).collect()
 }
 
 fn topic_as_key() -> String {
@@ -183,22 +183,28 @@ impl Route {
     fn outgoing(&self, message: &Message) -> Result<Outgoing, serde_json::Error> {
         let event_id = EventId(message.message_id);
         let trace = trace_of(message);
+        let payload = message.payload.get();
         let body = match self.format {
-            Format::Bare => message.payload.get().as_bytes().to_vec(),
-            Format::Envelope => serde_json::to_vec(&Envelope {
-                event_id,
-                event_type: message.topic.clone(),
-                timestamp: message.at,
-                aggregate_type: message.aggregate_type.clone(),
-                aggregate_id: message.aggregate_id.as_ref().map(to_raw_value).transpose()?,
-                // Posted outside of a trace, it begins one: the same on every repeat.
-                trace_id: Some(match trace {
-                    Some(trace) => trace.trace_id(),
-                    None => message.message_id.simple().to_string(),
-                }),
-                schema_version: SCHEMA_VERSION,
-                payload: message.payload.clone(),
-            })?,
+            Format::Bare => payload.as_bytes().to_vec(),
+            Format::Envelope => {
+                let mut body = Vec::with_capacity(payload.len() + ENVELOPE_BYTES);
+                let envelope = Envelope {
+                    event_id,
+                    event_type: message.topic.clone(),
+                    timestamp: message.at,
+                    aggregate_type: message.aggregate_type.clone(),
+                    aggregate_id: message.aggregate_id.as_ref().map(to_raw_value).transpose()?,
+                    // Posted outside of a trace, it begins one: the same on every repeat.
+                    trace_id: Some(match trace {
+                        Some(trace) => trace.trace_id(),
+                        None => message.message_id.simple().to_string(),
+                    }),
+                    schema_version: SCHEMA_VERSION,
+                    payload: message.payload.clone(),
+                };
+                serde_json::to_writer(&mut body, &envelope)?;
+                body
+            }
         };
         let mut headers = Vec::new();
         headers.extend(message.key.as_ref().map(|key| (KEY_HEADER, key.clone())));
@@ -214,7 +220,7 @@ impl Route {
                 .replace("{aggregate_type}", &aggregate_type),
             // A tenant's name holds no blank.
             key: message.key.as_ref().map(|key| format!("{} {key}", message.tenant)),
-            body,
+            body: body.into(),
             headers,
             timestamp: message.at,
             kind: message.topic.clone(),

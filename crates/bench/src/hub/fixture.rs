@@ -11,8 +11,8 @@ use sqlx::{PgPool, Postgres, Transaction};
 use super::poster::{Load, Posted, Poster};
 use super::receiver::Receiver;
 use crate::Outcome;
+use crate::costs::Used;
 use crate::installation::Installation;
-use crate::server::cpu_in;
 
 /// A number whose arrival nobody asks for.
 const UNNOTED: u64 = 999_999_999;
@@ -23,18 +23,10 @@ const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 pub(super) struct Fixture {
     installation: Installation,
-    postmaster: u32,
     pub(super) receiver: Receiver,
     admin_key: String,
     ingest_key: String,
     manage_key: String,
-}
-
-/// Seconds of CPU that the server, PostgreSQL and this process have used, and bytes of WAL.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Used {
-    pub(super) cpu: [f64; 3],
-    pub(super) wal: f64,
 }
 
 impl Fixture {
@@ -43,11 +35,9 @@ impl Fixture {
         let admin_key = format!("pbx_{}", uuid::Uuid::new_v4().simple());
         let settings = format!("admin_key = \"{admin_key}\"\n[hub]\nallowed_networks = [\"127.0.0.0/8\"]\n");
         let installation = Installation::start(pillarbox, &settings, &["--roles", roles]).await?;
-        let backend: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&installation.home.db).await?;
-        let postmaster = parent_in(&std::fs::read_to_string(format!("/proc/{backend}/stat"))?)?;
         let receiver = Receiver::start().await?;
         let (ingest_key, manage_key) = (String::new(), String::new());
-        let mut fixture = Fixture { installation, postmaster, receiver, admin_key, ingest_key, manage_key };
+        let mut fixture = Fixture { installation, receiver, admin_key, ingest_key, manage_key };
         fixture.ingest_key = fixture.make_key("ingest").await?;
         fixture.manage_key = fixture.make_key("manage").await?;
         Ok(fixture)
@@ -149,9 +139,7 @@ impl Fixture {
     }
 
     pub(super) async fn used(&self) -> Outcome<Used> {
-        let lsn: f64 = sqlx::query_scalar("select (pg_current_wal_lsn() - '0/0')::float8").fetch_one(self.db()).await?;
-        let own = cpu_in(&std::fs::read_to_string("/proc/self/stat")?)?;
-        Ok(Used { cpu: [self.installation.server.cpu_seconds()?, cpu_of_family(self.postmaster)?, own], wal: lsn })
+        self.installation.used().await
     }
 
     /// A transaction that keeps vacuum from everything that comes after it.
@@ -171,21 +159,4 @@ impl Fixture {
 /// 50 bytes.
 pub(super) fn payload(number: u64) -> String {
     format!(r#"{{"n":{number},"text":"{:x<1$}"}}"#, "", 34 - number.to_string().len())
-}
-
-fn parent_in(stat: &str) -> Outcome<u32> {
-    let (_, fields) = stat.rsplit_once(')').ok_or("not a stat")?;
-    Ok(fields.split_whitespace().nth(1).ok_or("no parent")?.parse()?)
-}
-
-/// Of a process and its children, those that have ended included.
-fn cpu_of_family(pid: u32) -> Outcome<f64> {
-    let mut seconds = cpu_in(&std::fs::read_to_string(format!("/proc/{pid}/stat"))?)?;
-    for entry in std::fs::read_dir("/proc")? {
-        let Ok(stat) = std::fs::read_to_string(entry?.path().join("stat")) else { continue };
-        if parent_in(&stat)? == pid {
-            seconds += cpu_in(&stat)?;
-        }
-    }
-    Ok(seconds)
 }

@@ -3,36 +3,14 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::fixture::{Fixture, TENANT, Used, payload};
+use super::fixture::{Fixture, TENANT, payload};
 use super::poster::Load;
 use crate::Outcome;
-use crate::report::Report;
+use crate::costs::Costs;
 
 /// What a backlog's messages are made of at a time.
 const CHUNK: u64 = 50_000;
 const FAN_OUT_TIME_MAX: Duration = Duration::from_secs(600);
-
-/// What an event costs: CPU of every process, and WAL. Steadier than rates.
-#[derive(Default)]
-pub(super) struct Costs([Vec<f64>; 4]);
-
-impl Costs {
-    pub(super) fn add(&mut self, began: Used, ended: Used, events: u64) {
-        let [hub, postgres, bench, wal] = &mut self.0;
-        for ((samples, began), ended) in [hub, postgres, bench].into_iter().zip(began.cpu).zip(ended.cpu) {
-            samples.push((ended - began) * 1e6 / events as f64);
-        }
-        wal.push((ended.wal - began.wal) / events as f64);
-    }
-
-    pub(super) fn report(self, what: &str, report: &mut Report) {
-        let [hub, postgres, bench, wal] = self.0;
-        report.add(&format!("{what}, CPU of the hub"), "us/evt", hub);
-        report.add(&format!("{what}, CPU of PostgreSQL"), "us/evt", postgres);
-        report.add(&format!("{what}, CPU of load and receiver"), "us/evt", bench);
-        report.add(&format!("{what}, WAL"), "B/evt", wal);
-    }
-}
 
 /// Plain POSTs a second.
 pub(super) async fn raw(fixture: &Fixture, count: u64) -> Outcome<f64> {

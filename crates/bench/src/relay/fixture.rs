@@ -10,6 +10,7 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgPool, Postgres, Transaction};
 
 use crate::Outcome;
+use crate::costs::Family;
 use crate::server::Server;
 
 pub(super) const EXCHANGE: &str = "bench.events";
@@ -25,6 +26,7 @@ pub(super) struct Fixture {
     database_url: String,
     amqp_url: String,
     pub(super) db: PgPool,
+    postgres: Family,
     connection: Connection,
     channel: Channel,
 }
@@ -72,9 +74,10 @@ impl Fixture {
             let options = QueueBindOptions::default();
             channel.queue_bind(queue.into(), exchange.into(), "#".into(), options, FieldTable::default()).await?;
         }
+        let postgres = Family::of_postgres(&db).await?;
         let pillarbox = pillarbox.to_owned();
         let database = name;
-        Ok(Fixture { pillarbox, folder, admin, database, database_url, amqp_url, db, connection, channel })
+        Ok(Fixture { pillarbox, folder, admin, database, database_url, amqp_url, db, postgres, connection, channel })
     }
 
     /// A relay as an operator runs it: a process of its own, with the default settings but its routes.
@@ -145,7 +148,7 @@ impl Fixture {
 
     /// Seconds of CPU that the relay, PostgreSQL and RabbitMQ have used.
     pub(super) fn cpu(&self, relay: &Relay) -> Outcome<[f64; 3]> {
-        Ok([relay.0.cpu_seconds()?, cpu_of("postgres")?, cpu_of("beam.smp")?])
+        Ok([relay.0.cpu_seconds()?, self.postgres.cpu_seconds()?, cpu_of("beam.smp")?])
     }
 
     pub(super) async fn end(self) -> Outcome<()> {
@@ -158,7 +161,7 @@ impl Fixture {
     }
 }
 
-/// Of all processes of this name, those that have ended under a living one included: PostgreSQL has one for each connection.
+/// Of all processes of this name: RabbitMQ does not say which it is.
 fn cpu_of(name: &str) -> Outcome<f64> {
     let mut seconds = 0.0;
     for entry in std::fs::read_dir("/proc")? {

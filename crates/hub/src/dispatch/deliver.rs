@@ -10,8 +10,8 @@ use kit::clock::Clock;
 use super::feed::Came;
 use super::{Event, Mail, Recipient};
 use crate::client::{Client, Outgoing};
-use crate::domain::{Format, Verdict, verdict};
-use crate::signature::{SigningSecret, WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, sign};
+use crate::domain::{Format, Reason, Verdict, verdict};
+use crate::signature::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, live, sign};
 
 const LANE: HeaderName = HeaderName::from_static("webhook-lane");
 const SEQ: HeaderName = HeaderName::from_static("webhook-seq");
@@ -20,7 +20,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub(crate) async fn deliver(client: &Client, recipient: &Recipient, mail: &Mail, clock: &Clock) -> Came {
     let began = Instant::now();
     let Some(event) = &mail.event else {
-        return failed("nothing to send".to_owned(), "expired", began.elapsed());
+        return Came::unsent(Reason::Expired, "the log no longer has it");
     };
     let body = body(recipient.format, event);
     let headers = headers(recipient, mail, event, &body, clock.now());
@@ -62,7 +62,7 @@ fn failed(detail: String, error: &'static str, latency: Duration) -> Came {
 fn body(format: Format, event: &Event) -> Bytes {
     let payload = &event.payload;
     let at = || event.at.to_rfc3339_opts(SecondsFormat::Micros, true);
-    // The payload goes in as it was posted; types and times hold nothing that JSON would escape.
+    // The payload goes in as it was posted; sources, types and times hold nothing that JSON would escape.
     let wrapped = |before: String| {
         let mut body = Vec::with_capacity(before.len() + payload.len() + 1);
         body.extend_from_slice(before.as_bytes());
@@ -74,8 +74,9 @@ fn body(format: Format, event: &Event) -> Bytes {
         Format::Raw => payload.clone(),
         Format::Standard => wrapped(format!(r#"{{"type":"{}","timestamp":"{}","data":"#, event.topic, at())),
         Format::Cloudevents => wrapped(format!(
-            r#"{{"specversion":"1.0","id":"evt_{}","source":"/pillarbox/hub","type":"{}","time":"{}","datacontenttype":"application/json","data":"#,
+            r#"{{"specversion":"1.0","id":"evt_{}","source":"/pillarbox/{}","type":"{}","time":"{}","datacontenttype":"application/json","data":"#,
             event.id,
+            event.source,
             event.topic,
             at()
         )),
@@ -86,18 +87,12 @@ fn headers(recipient: &Recipient, mail: &Mail, event: &Event, body: &Bytes, now:
     let mut headers = recipient.headers.clone();
     let id = format!("evt_{}", event.id);
     let timestamp = now.timestamp();
-    let secrets: Vec<SigningSecret> = recipient
-        .secrets
-        .iter()
-        .filter(|(_, expires_at)| expires_at.is_none_or(|at| at > now))
-        .map(|(secret, _)| secret.clone())
-        .collect();
     let content_type = match recipient.format {
         Format::Raw | Format::Standard => "application/json",
         Format::Cloudevents => "application/cloudevents+json",
     };
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(WEBHOOK_SIGNATURE, sign(&secrets, &id, timestamp, body));
+    headers.insert(WEBHOOK_SIGNATURE, sign(live(&recipient.secrets, now), &id, timestamp, body));
     insert(&mut headers, WEBHOOK_ID, &id);
     headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(timestamp));
     if let (Some(lane), Some(seq)) = (&mail.lane, mail.seq) {

@@ -5,8 +5,10 @@
 //! before is settled; lanes take turns. A lane that fails, or that has more waiting than others should wait for, is put
 //! *aside*: it gets a row, the position moves on past it, and it reads its messages for itself until it has caught up.
 
+mod commands;
 mod keeping;
 mod reading;
+mod settling;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -14,16 +16,15 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+pub(crate) use self::commands::{Command, What};
 pub(crate) use self::keeping::{Attempt, Death, LaneRow, Save};
 use super::{Mail, Recipient};
-use crate::domain::{OnExhausted, Outcome, Reason, Verdict, backoff};
+use crate::domain::{Reason, Verdict};
 
 /// After so many failures in a row only one message is tried at a time.
 const BREAKER_FAILURES: u32 = 20;
 /// While the breaker is open, the next try waits at least this long.
 const PROBE_PAUSE: Duration = Duration::from_millis(500);
-/// A subscriber that asks to be left alone is, but not for longer.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(3_600);
 
 /// A lane, or a message without one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,23 +45,6 @@ pub(crate) struct Came {
     pub(crate) excerpt: Option<String>,
     /// It was not sent at all, and why.
     pub(crate) unsent: Option<Reason>,
-}
-
-/// What people can want done with a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
-    GiveUp,
-    Retry,
-}
-
-/// That someone wants it.
-#[derive(Debug, Clone)]
-pub(crate) struct Command {
-    pub(crate) id: i64,
-    pub(crate) key: Key,
-    pub(crate) n: i64,
-    pub(crate) what: What,
-    pub(crate) by: String,
 }
 
 /// Messages of a lane that is to be read: those behind `after`, up to `to`.
@@ -303,176 +287,6 @@ impl Feed {
         }
     }
 
-    // ---- settling
-
-    /// What came of a message that was under way. Chance, from 0 to 1, spreads what is tried again.
-    pub(crate) fn finished(&mut self, key: &Key, came: Came, now: DateTime<Utc>, chance: f64) {
-        self.in_flight = self.in_flight.saturating_sub(1);
-        let Some(lane) = self.lanes.get_mut(key) else { return };
-        lane.in_flight = false;
-        let Some(mail) = lane.queue.front().cloned() else { return };
-        lane.attempts += 1;
-        let (tried, verdict) = (lane.attempts, came.verdict);
-        match verdict {
-            Verdict::Delivered => (self.failures, self.probe_at) = (0, None),
-            Verdict::Retry => self.failures = self.failures.saturating_add(1),
-            Verdict::Refused | Verdict::Gone => {}
-        }
-        let pause = came.retry_after.filter(|_| verdict == Verdict::Retry).map(|pause| pause.min(RETRY_AFTER_MAX));
-        if let Some(pause) = pause {
-            self.left_alone_until = self.left_alone_until.max(Some(now + pause));
-        }
-        let again = match verdict {
-            Verdict::Retry => backoff(&self.recipient.backoff, u32::from(tried), chance),
-            Verdict::Delivered | Verdict::Refused | Verdict::Gone => None,
-        };
-        let (outcome, death) = match (verdict, again) {
-            (Verdict::Delivered, _) => (Outcome::Delivered, None),
-            (Verdict::Retry, Some(_)) => (Outcome::Failed, None),
-            (Verdict::Retry, None) => (Outcome::Dead, Some(Reason::Exhausted)),
-            (Verdict::Refused, _) => (Outcome::Dead, Some(came.unsent.unwrap_or(Reason::Refused))),
-            (Verdict::Gone, _) => (Outcome::Dead, Some(Reason::Gone)),
-        };
-        let detail = came.why();
-        let subscriber = self.recipient.id;
-        self.attempts.push(Attempt { at: now, subscriber, n: mail.n, attempt: tried, outcome, came });
-        if verdict == Verdict::Gone {
-            self.is_gone = true;
-        }
-        match (again, death) {
-            (Some(again), _) => self.put_off(key, mail.n, now + again.max(pause.unwrap_or_default())),
-            (None, None) => self.settle(key),
-            (None, Some(reason)) => {
-                let (head, recipient) = (mail.n, self.recipient.clone());
-                self.deaths.push(Death { recipient, mail, reason, detail, attempts: tried, at: now });
-                let blocks = self.recipient.on_exhausted == OnExhausted::Block && matches!(key, Key::Lane(_));
-                match blocks && matches!(reason, Reason::Exhausted | Reason::Refused) {
-                    true => self.block(key, head),
-                    false => self.settle(key),
-                }
-            }
-        }
-    }
-
-    /// The lane goes on with `head` at that time.
-    fn put_off(&mut self, key: &Key, head: i64, next_at: DateTime<Utc>) {
-        if let Some(lane) = self.stop(key, head) {
-            lane.next_at = Some(next_at);
-            self.due.insert((next_at, key.clone()));
-        }
-    }
-
-    /// The lane waits for someone to retry its head.
-    fn block(&mut self, key: &Key, head: i64) {
-        if let Some(lane) = self.stop(key, head) {
-            (lane.blocked, lane.again, lane.next_at) = (true, false, None);
-        }
-    }
-
-    /// Puts the lane aside before `head`, with nothing of it in memory: it is read again when it goes on.
-    fn stop(&mut self, key: &Key, head: i64) -> Option<&mut Lane> {
-        self.put_aside(key);
-        let lane = self.lanes.get_mut(key)?;
-        self.waiting -= lane.queue.len();
-        for mail in lane.queue.drain(..) {
-            self.done.remove(&mail.n);
-        }
-        if let Some(aside) = &mut lane.aside {
-            (aside.head, aside.read_to, aside.behind) = (head, head - 1, true);
-        }
-        self.touched.insert(key.clone());
-        Some(lane)
-    }
-
-    /// The first of the lane has its outcome; the next may go.
-    fn settle(&mut self, key: &Key) {
-        let Some(lane) = self.lanes.get_mut(key) else { return };
-        (lane.attempts, lane.again) = (0, false);
-        if let Some(mail) = lane.queue.pop_front() {
-            self.waiting -= 1;
-            self.open.remove(&mail.n);
-            if let Some(aside) = &mut lane.aside {
-                aside.head = mail.n;
-            }
-        }
-        let is_behind = lane.aside.as_ref().is_some_and(|aside| aside.behind || aside.reading);
-        if !lane.queue.is_empty() {
-            self.ready.push_back(key.clone());
-            if lane.aside.is_some() {
-                self.touched.insert(key.clone());
-            }
-        } else if is_behind {
-            self.hungry.insert(key.clone());
-            self.touched.insert(key.clone());
-        } else {
-            self.end_lane(key);
-        }
-    }
-
-    /// Nothing of the lane is left to send.
-    fn end_lane(&mut self, key: &Key) {
-        if let Some(lane) = self.lanes.remove(key)
-            && let Some(saved) = lane.aside.and_then(|aside| aside.saved)
-        {
-            self.ended_rows.push(saved.head);
-        }
-        self.hungry.remove(key);
-        self.touched.remove(key);
-    }
-
-    /// Someone wants a message given up, or the lane that it blocks tried again. It is carried out when it is the message's
-    /// turn; until then it is remembered, and told again to who goes on from here.
-    pub(crate) fn command(&mut self, command: Command, now: DateTime<Utc>) {
-        let Command { id, key, n, what, by } = command;
-        if !self.heard.insert(id) {
-            return;
-        }
-        let is_head = |lane: &Lane| match (lane.queue.front(), &lane.aside) {
-            (Some(first), _) => first.n == n,
-            (None, Some(aside)) => aside.read_to == n - 1,
-            (None, None) => false,
-        };
-        let may_come = n > self.position() || self.lanes.get(&key).is_some_and(|lane| lane.aside.is_some());
-        match (what, self.lanes.get_mut(&key).filter(|lane| is_head(lane))) {
-            (What::Retry, Some(lane)) if lane.blocked => {
-                (lane.blocked, lane.again, lane.attempts) = (false, true, 0);
-                self.put_off(&key, n, now);
-                self.commands_done.push(id);
-            }
-            (What::Retry, _) => {
-                self.unretried.push(n);
-                self.commands_done.push(id);
-            }
-            // It is dead already; the lane goes on without it.
-            (What::GiveUp, Some(lane)) if lane.blocked => {
-                (lane.blocked, lane.attempts) = (false, 0);
-                self.put_off(&key, n, now);
-                if let Some(aside) = self.lanes.get_mut(&key).and_then(|lane| lane.aside.as_mut()) {
-                    aside.read_to = n;
-                }
-                self.commands_done.push(id);
-            }
-            (What::GiveUp, Some(lane)) => {
-                self.given_up.insert(n, (id, by));
-                if let Some(next_at) = lane.next_at {
-                    self.due.remove(&(next_at, key.clone()));
-                    self.put_off(&key, n, now);
-                }
-            }
-            (What::GiveUp, None) if may_come => {
-                self.given_up.insert(n, (id, by));
-            }
-            (What::GiveUp, None) => self.commands_done.push(id),
-        }
-    }
-
-    /// Who wants it given up, now that its turn has come.
-    pub(crate) fn given_up_by(&mut self, n: i64) -> Option<String> {
-        let (id, by) = self.given_up.remove(&n)?;
-        self.commands_done.push(id);
-        Some(by)
-    }
-
     /// Its owner has changed something.
     pub(crate) fn change(&mut self, recipient: Arc<Recipient>) {
         if recipient.version != self.recipient.version {
@@ -501,14 +315,6 @@ impl Came {
             detail: Some(detail.to_owned()),
             excerpt: None,
             unsent: Some(reason),
-        }
-    }
-
-    fn why(&self) -> String {
-        match (self.status, &self.detail) {
-            (Some(status), _) => format!("answered {status}"),
-            (None, Some(detail)) => detail.clone(),
-            (None, None) => self.error.unwrap_or("failed").to_owned(),
         }
     }
 }

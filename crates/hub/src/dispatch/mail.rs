@@ -14,6 +14,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::domain::{Format, OnExhausted};
+use crate::fanout::SOURCE;
 use crate::signature::SigningSecret;
 use crate::store;
 use crate::target::Target;
@@ -22,6 +23,8 @@ use crate::target::Target;
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) id: Uuid,
+    /// Who says it: `hub` if it was posted here, or a service.
+    pub(crate) source: String,
     pub(crate) topic: String,
     pub(crate) at: DateTime<Utc>,
     pub(crate) payload: Bytes,
@@ -33,6 +36,8 @@ pub(crate) struct Event {
 pub(crate) struct Snapshot {
     event_id: Uuid,
     event_type: String,
+    #[serde(default = "posted_here")]
+    source: String,
     created_at: DateTime<Utc>,
     #[serde(skip_serializing_if = "Option::is_none")]
     traceparent: Option<String>,
@@ -76,6 +81,7 @@ impl Event {
     pub(crate) fn of(message: &Message) -> Event {
         Event {
             id: message.message_id,
+            source: message.source.clone(),
             topic: message.topic.clone(),
             at: message.at,
             payload: Bytes::copy_from_slice(message.payload.get().as_bytes()),
@@ -86,6 +92,7 @@ impl Event {
     pub(crate) fn again(snapshot: Snapshot) -> Event {
         Event {
             id: snapshot.event_id,
+            source: snapshot.source,
             topic: snapshot.event_type,
             at: snapshot.created_at,
             payload: Bytes::copy_from_slice(snapshot.payload.get().as_bytes()),
@@ -99,12 +106,18 @@ impl Event {
         let snapshot = Snapshot {
             event_id: self.id,
             event_type: self.topic.clone(),
+            source: self.source.clone(),
             created_at: self.at,
             traceparent: self.traceparent.clone(),
             payload: RawValue::from_string(payload.to_owned()).unwrap_or_default(),
         };
         serde_json::to_string(&snapshot).unwrap_or_default()
     }
+}
+
+/// A dead letter from before services' messages were sent.
+fn posted_here() -> String {
+    SOURCE.as_str().to_owned()
 }
 
 impl Recipient {

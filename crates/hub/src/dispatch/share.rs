@@ -1,6 +1,6 @@
 //! Whose turn it is: which subscribers are this process's, from when it takes them until it gives them up.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,13 +31,19 @@ impl Dispatcher {
             self.forget();
             return Ok(());
         };
-        if held != self.shards {
-            self.version = 0;
-            self.shards = held;
-        }
         drop(db);
+        self.hold(held);
         self.looked_at = Some(tokio::time::Instant::now());
         self.refresh().await
+    }
+
+    /// From now on these shards are its own. What it knows of others it must not send, even if it cannot read yet which
+    /// subscribers they have.
+    pub(super) fn hold(&mut self, shards: BTreeSet<i16>) {
+        if shards != self.shards {
+            self.version = 0;
+            self.shards = shards;
+        }
     }
 
     /// Everything that it knew may be wrong.

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
+use contracts::SERVICE_SOURCES;
 use kit::auth::{Principal, Tenant};
 use mailbox::browse::{self, Stretch, Which};
 use mailbox::log::{LogRef, Message as Logged};
@@ -35,7 +36,7 @@ pub(crate) async fn list(
     asked: Asked,
     (before, limit): (Option<i64>, u32),
 ) -> Result<Stretch, Error> {
-    let which = Which { topic: asked.event_type, from: asked.from, to: asked.to, ..of(tenant) };
+    let which = Which { topic: asked.event_type, from: asked.from, to: asked.to, ..of(hub, tenant) };
     Ok(browse::page(&mut *hub.db.acquire().await?, &which, before, limit).await?)
 }
 
@@ -45,6 +46,10 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let place = event.place();
     let sent = store::of_event(&mut db, tenant, place, None).await?;
     let unsent = store::unsent(&mut db, tenant, place).await?;
+    // What was exported when it was fanned out stays an event, whatever is exported now.
+    if sent.is_empty() && unsent.is_empty() && !of(hub, tenant).means(&event) {
+        return Err(Error::NoEvent);
+    }
     // One that was not sent at first can have been sent by a replay.
     let reached: HashSet<Uuid> = sent.iter().map(|message| message.subscriber).collect();
     let mut outcomes: Vec<_> = sent.into_iter().map(|message| OutcomeView::sent(id, message)).collect();
@@ -115,10 +120,20 @@ async fn found(db: &mut PgConnection, tenant: &Tenant, id: MessageId) -> Result<
     Ok((event, message.ok_or(Error::NoMessage)?))
 }
 
+/// A message of the log that can be an event of this tenant: whether it is one, the setting or what became of it tells.
 async fn find(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> Result<Option<Logged>, Error> {
-    Ok(browse::find(db, id).await?.filter(|event| of(tenant).means(event)))
+    let can_be = |message: &Logged| {
+        message.tenant == tenant.as_str()
+            && (message.source == SOURCE.as_str() || SERVICE_SOURCES.contains(&message.source.as_str()))
+    };
+    Ok(browse::find(db, id).await?.filter(can_be))
 }
 
-fn of(tenant: &Tenant) -> Which {
-    Which { tenant: Some(tenant.as_str().to_owned()), source: Some(SOURCE.as_str().to_owned()), ..Which::default() }
+/// The events of a tenant.
+fn of(hub: &Hub, tenant: &Tenant) -> Which {
+    let of_tenant = Which { tenant: Some(tenant.as_str().to_owned()), ..Which::default() };
+    match tenant.as_str() == Tenant::MAIN && !hub.export.is_empty() {
+        true => Which { filter: Some(hub.export.filter(&[SOURCE])), ..of_tenant },
+        false => Which { source: Some(SOURCE.as_str().to_owned()), ..of_tenant },
+    }
 }

@@ -14,6 +14,7 @@ use crate::dispatch::deliver::deliver;
 use crate::dispatch::{Event, Mail, Recipient};
 use crate::domain::{Subscriber, Verdict};
 use crate::error::Error;
+use crate::fanout::SOURCE;
 use crate::fields::Fields;
 use crate::signature::{SecretKind, SigningSecret};
 use crate::store::subscriber::{self as store, Known, Which};
@@ -180,8 +181,8 @@ pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestRes
     recipient.timeout = recipient.timeout.min(TEST_TIME_MAX);
     let (event_id, now) = (Uuid::now_v7(), hub.clock.now());
     let payload = json!({"message": "This is a test from Pillarbox.", "subscriber_id": id, "sent_at": now});
-    let (topic, payload) = (TEST_TYPE.to_owned(), payload.to_string().into());
-    let event = Event { id: event_id, topic, at: now, payload, traceparent: None };
+    let (source, topic, payload) = (SOURCE.as_str().to_owned(), TEST_TYPE.to_owned(), payload.to_string().into());
+    let event = Event { id: event_id, source, topic, at: now, payload, traceparent: None };
     let mail = Mail { n: 0, lane: None, seq: None, event: Some(Arc::new(event)) };
     let came = deliver(&hub.client, &recipient, &mail, &hub.clock).await;
     Ok(TestResult {

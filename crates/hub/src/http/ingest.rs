@@ -1,7 +1,7 @@
 //! Where events come in.
 
 use axum::extract::State;
-use kit::auth::{Caller, Role};
+use kit::auth::{Caller, Role, Tenant};
 use kit::idempotency::{Answer, JsonBody, Mutation};
 use kit::problem::{FieldError, Problem};
 use kit::trace::TraceContext;
@@ -25,7 +25,7 @@ pub(crate) fn router() -> OpenApiRouter<Hub> {
 #[serde(deny_unknown_fields)]
 #[schema(as = NewHubEvent)]
 struct NewEvent {
-    /// Letters, digits and `_` in parts joined by dots.
+    /// Letters, digits and `_` in parts joined by dots; none that a service posts (`hub.export`).
     #[schema(max_length = 200, example = "order.paid")]
     event_type: String,
     /// Any JSON, at most 256 KB. It is delivered byte for byte.
@@ -58,7 +58,7 @@ async fn take(
 ) -> Result<Answer, Problem> {
     caller.require(Role::Ingest)?;
     let Mutation { body: JsonBody(event), identity } = request;
-    let post = event.post(&caller, "")?;
+    let post = event.post(&hub, &caller, "")?;
     submit(&hub, Taking::new(vec![post], false, identity)).await
 }
 
@@ -89,7 +89,7 @@ async fn take_all(
         let detail = format!("takes 1 to {BATCH_MAX} events");
         return Err(Problem::validation(vec![FieldError::body("/events", detail)]));
     }
-    let posts = events.into_iter().enumerate().map(|(at, event)| event.post(&caller, &format!("/events/{at}")));
+    let posts = events.into_iter().enumerate().map(|(at, event)| event.post(&hub, &caller, &format!("/events/{at}")));
     let posts = posts.collect::<Result<Vec<Post>, Problem>>()?;
     submit(&hub, Taking::new(posts, true, identity)).await
 }
@@ -102,7 +102,7 @@ async fn submit(hub: &Hub, taking: Taking) -> Result<Answer, Problem> {
 }
 
 impl NewEvent {
-    fn post(self, caller: &Caller, pointer: &str) -> Result<Post, Problem> {
+    fn post(self, hub: &Hub, caller: &Caller, pointer: &str) -> Result<Post, Problem> {
         let mut post = Post::new(self.event_type, self.payload);
         post.key = self.ordering_key;
         post.tenant = caller.tenant.clone();
@@ -118,6 +118,11 @@ impl NewEvent {
             PostError::TooLarge(_) => field("payload", error.to_string()),
             PostError::Aggregate | PostError::Database(_) => Problem::internal(&error),
         })?;
+        // Or who receives it would take it for the service's.
+        if hub.export.covers(&post.topic) && post.tenant.as_str() == Tenant::MAIN {
+            let detail = "is a type that only services post here (`hub.export`): choose another";
+            return Err(field("event_type", detail.to_owned()));
+        }
         Ok(post)
     }
 }

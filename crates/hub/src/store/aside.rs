@@ -101,6 +101,6 @@ pub(crate) async fn pass_all(tx: &mut PgConnection, now: DateTime<Utc>) -> sqlx:
                   select subscriber.id, newest.n, $1 from pillarbox_hub.subscriber
                   cross join (select max(n_to) as n from pillarbox_hub.fanned) newest where newest.n is not null";
     sqlx::query(passed).bind(now).execute(&mut *tx).await?;
-    sqlx::query("delete from pillarbox_hub.lane").execute(&mut *tx).await?;
-    sqlx::query("delete from pillarbox_hub.command").execute(tx).await.map(drop)
+    // What people have asked for stays: who sends next finds that it is too late, and says so.
+    sqlx::query("delete from pillarbox_hub.lane").execute(tx).await.map(drop)
 }

@@ -7,7 +7,7 @@ use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use crate::domain::{EventTypes, Filter, Format, Interest, OnExhausted, Subscriber, SubscriberSettings};
-use crate::signature::SigningSecret;
+use crate::signature::{SigningSecret, live};
 
 /// A subscriber and what belongs to it.
 #[derive(Debug, Clone)]
@@ -21,9 +21,8 @@ pub(crate) struct Known {
 
 impl Known {
     /// What a delivery at this time is signed with.
-    pub(crate) fn secrets_at(&self, now: DateTime<Utc>) -> Vec<SigningSecret> {
-        let live = self.secrets.iter().filter(|(_, expires_at)| expires_at.is_none_or(|at| at > now));
-        live.map(|(secret, _)| secret.clone()).collect()
+    pub(crate) fn secrets_at(&self, now: DateTime<Utc>) -> Vec<&SigningSecret> {
+        live(&self.secrets, now).collect()
     }
 }
 

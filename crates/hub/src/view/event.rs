@@ -18,6 +18,9 @@ pub(crate) struct EventView {
     event_id: EventId,
     #[schema(example = "order.paid")]
     event_type: String,
+    /// Who says it: `hub` if it was posted here, or a service (`hub.export`).
+    #[schema(example = "hub")]
+    source: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     ordering_key: Option<String>,
     received_at: DateTime<Utc>,
@@ -36,6 +39,7 @@ impl EventView {
         EventView {
             event_id: EventId(logged.message_id),
             event_type: logged.topic,
+            source: logged.source,
             ordering_key: logged.key,
             received_at: logged.at,
             payload: Some(logged.payload),

@@ -122,6 +122,7 @@ pub struct BadIssuer {
 struct TrustedKey {
     kid: Option<String>,
     algorithm: Algorithm,
+    validation: Validation,
     key: DecodingKey,
     issuer: String,
     audience: String,
@@ -151,8 +152,7 @@ impl TokenVerifier {
         let refused = || Problem::unauthorized("this token is not valid");
         let header = jsonwebtoken::decode_header(token).map_err(|_| refused())?;
         for trusted in self.keys.iter().filter(|trusted| trusted.may_have_signed(&header)) {
-            let Ok(decoded) = jsonwebtoken::decode::<Claims>(token, &trusted.key, &signature_only(trusted.algorithm))
-            else {
+            let Ok(decoded) = jsonwebtoken::decode::<Claims>(token, &trusted.key, &trusted.validation) else {
                 continue;
             };
             let claims = decoded.claims;
@@ -210,6 +210,7 @@ fn own_key(signing: &SigningKey) -> Option<TrustedKey> {
     Some(TrustedKey {
         kid: Some(key_id(signing)),
         algorithm: Algorithm::EdDSA,
+        validation: signature_only(Algorithm::EdDSA),
         key: DecodingKey::from_ed_components(&public).ok()?,
         issuer: ISSUER.to_owned(),
         audience: ISSUER.to_owned(),
@@ -237,6 +238,7 @@ fn issuer_key(issuer: &Issuer, jwk: &Jwk) -> Result<TrustedKey, String> {
     Ok(TrustedKey {
         kid: jwk.common.key_id.clone(),
         algorithm,
+        validation: signature_only(algorithm),
         key: DecodingKey::from_jwk(jwk).map_err(|error| error.to_string())?,
         issuer: issuer.issuer.clone(),
         audience: issuer.audience.clone(),

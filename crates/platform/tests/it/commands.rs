@@ -131,6 +131,13 @@ fn a_bad_setting_stops_the_start_by_name() {
     };
     refused(&["up", "--set", "pool_max=many"], &[], "pool_max");
     refused(&["up", "--set", "colour=red"], &[], "colour");
+    refused(
+        &["up", "--set", r#"hub.export=["event.*", "*"]"#],
+        &[],
+        "setting `hub.export` (in the environment or --set): `*` would take mails",
+    );
+    refused(&["up", "--set", "hub.export=event.*"], &[], "hub.export");
+    refused(&["up"], &[("PILLARBOX_HUB__EXPORT", r#"["event*"]"#)], "`event*` is no event type");
     refused(&["up"], &[("PILLARBOX_STATEMENT_TIMEOUT_MS", "-1")], "statement_timeout_ms");
     refused(&["up", "--roles", "api,king"], &[], "roles");
     refused(&["up", "--services", "nope"], &[], "services");

@@ -13,7 +13,8 @@ use uuid::Uuid;
 
 use crate::broker::Outside;
 use crate::events_world::{
-    PATIENCE, World, act, id, joined, made, meetup, path, published, say, someone, time_to_show_counts,
+    PATIENCE, World, act, id, in_hours, joined, made, meetup, meetup_with, path, published, say, someone,
+    time_to_show_counts,
 };
 use crate::instance::{DataFolder, serve};
 use crate::relaying::relaying;
@@ -110,12 +111,22 @@ async fn feeds_are_read_from_the_replica_and_single_events_are_not() {
     let url = replica.url();
     let world = World::start_with(|settings| settings.replica_url = Some(Secret::new(url))).await;
     let on_the_replica = TestApp::start(&replica).await;
-    let listed = published(&someone(&on_the_replica), meetup()).await;
+    let listed = published(&someone(&on_the_replica), meetup_with(json!({"city": "Oslo"}))).await;
     let event = published(&world.owner, meetup()).await;
     let reader = world.app.anyone();
     let feed = reader.get("/event/v1/events").await.json();
     assert_eq!(feed["items"][0]["id"], listed["id"], "{feed}");
+    // A copy is good as long as the replica says so, not the database that it follows.
+    let (other, hours) = (someone(&on_the_replica), [in_hours(1), in_hours(2)]);
+    let sooner =
+        published(&other, meetup_with(json!({"city": "Oslo", "start_time": hours[0], "end_time": hours[1]}))).await;
+    let feed = reader.get("/event/v1/events").await.json();
+    assert_eq!(feed["items"][0]["id"], sooner["id"], "{feed}");
+    let cities = reader.get("/event/v1/meta/cities").await.json();
+    assert_eq!(cities["items"][0]["city"], "Oslo", "{cities}");
+    // What people see of one event, and of their own, they may have changed a moment before.
     assert_eq!(reader.get(&path(&event)).await.json(), event);
+    assert_eq!(world.owner.get("/event/v1/me/events").await.json()["items"][0]["id"], event["id"]);
     on_the_replica.stop().await;
     world.app.stop().await;
 }

@@ -95,7 +95,14 @@ async fn a_bad_question_is_told_what_it_takes() {
         published(&world.owner, meetup_with(json!({"title": format!("No {number}")}))).await;
     }
     let reader = world.app.anyone();
+    let long = |name: &str, chars: usize| format!("{name}={}", "x".repeat(chars));
+    for query in [long("city", 100), long("category", 50), long("q", 200)] {
+        assert_eq!(titles(&reader, &query).await, [""; 0], "{query}");
+    }
     for (query, pointer) in [
+        (&long("city", 101)[..], "/city"),
+        (&long("category", 51), "/category"),
+        (&long("q", 201), "/q"),
         ("limit=0", "/limit"),
         ("limit=101", "/limit"),
         ("sort=best", "/sort"),
@@ -123,7 +130,10 @@ async fn a_bad_question_is_told_what_it_takes() {
         .get(&format!("/event/v1/events?limit=1&sort=trending&cursor={cursor}"))
         .await
         .assert_problem(400, "malformed-query");
-    reader.get("/event/v1/meta/cities?limit=51").await.assert_problem(400, "malformed-query");
+    for query in ["limit=0", "limit=51", &long("q", 101)] {
+        reader.get(&format!("/event/v1/meta/cities?{query}")).await.assert_problem(400, "malformed-query");
+    }
+    assert_eq!(reader.get(&format!("/event/v1/meta/cities?limit=50&{}", long("q", 100))).await.status, 200);
     reader.get("/event/v1/events/not-an-id").await.assert_problem(400, "malformed-path");
     world.app.stop().await;
 }
@@ -279,8 +289,10 @@ async fn a_search_finds_words_and_ranks_what_has_them_in_its_title() {
 async fn a_search_looks_at_a_thousand_matches_and_walks_through_them() {
     let world = World::start().await;
     fill(world.db(), 1_500).await;
-    let found = walk(&world.app.anyone(), "q=event&limit=100", async || {}).await;
-    assert_eq!((found.len(), found.iter().collect::<HashSet<_>>().len()), (1_000, 1_000));
+    for sort in ["relevance", "latest"] {
+        let found = walk(&world.app.anyone(), &format!("q=event&limit=100&sort={sort}"), async || {}).await;
+        assert_eq!((found.len(), found.iter().collect::<HashSet<_>>().len()), (1_000, 1_000), "{sort}");
+    }
     world.app.stop().await;
 }
 
@@ -288,7 +300,7 @@ async fn a_search_looks_at_a_thousand_matches_and_walks_through_them() {
 async fn cities_are_suggested_by_how_they_begin_and_how_often_they_are_used() {
     let world = World::start().await;
     let mut events = Vec::new();
-    for city in ["Zürich", "zurich", "Zug", "Zürich", "Zermatt", "Łódź", "100% Berlin"] {
+    for city in ["zurich", "ZÜRICH", "Zug", "Zürich", "Zermatt", "Łódź", "100% Berlin", "%-Stadt", r"\Ost"] {
         events.push(published(&world.owner, meetup_with(json!({"city": city}))).await);
     }
     made(&world.owner, meetup_with(json!({"city": "Zollikon"}))).await;
@@ -309,12 +321,19 @@ async fn cities_are_suggested_by_how_they_begin_and_how_often_they_are_used() {
     assert_eq!(suggested("q=ZUR").await, named(&[("Zürich", 3)]));
     assert_eq!(suggested("q=lod").await, named(&[("Łódź", 1)]));
     assert_eq!(suggested("q=100%25").await, named(&[("100% Berlin", 1)]));
-    assert_eq!(suggested("q=%25").await, named(&[]));
+    // Nothing that is typed stands for anything else.
+    assert_eq!(suggested("q=%25").await, named(&[("%-Stadt", 1)]));
+    assert_eq!(suggested("q=%5C").await, named(&[(r"\Ost", 1)]));
+    for typed in ["q=_", "q=z%25"] {
+        assert_eq!(suggested(typed).await, named(&[]), "{typed}");
+    }
+    assert_eq!(suggested("q=urich").await, named(&[]), "it is how they begin");
     assert_eq!(suggested("limit=1").await, named(&[("Zürich", 3)]));
     // A city that comes or goes is seen at once; how often one is used may be an hour old.
+    act(&world.owner, &events[1], "unpublish").await;
     published(&world.owner, meetup_with(json!({"city": "Zofingen"}))).await;
     act(&world.owner, &events[4], "unpublish").await;
     patch(&world.owner, &events[2], json!({"city": "Zuoz"})).await;
-    assert_eq!(suggested("q=z").await, named(&[("Zürich", 3), ("Zofingen", 1), ("Zuoz", 1)]));
+    assert_eq!(suggested("q=z").await, named(&[("Zürich", 2), ("Zofingen", 1), ("Zuoz", 1)]));
     world.app.stop().await;
 }

@@ -155,13 +155,24 @@ async fn every_field_that_is_wrong_is_named_with_what_it_takes() {
         (json!({"title": "a\u{7}b"}), "/title", "control"),
         (json!({"title": null}), "/title", "required"),
         (json!({"description": long(10_001)}), "/description", "10000"),
+        (json!({"description": "a\u{7}b"}), "/description", "control"),
         (json!({"city": ""}), "/city", "1 to 100"),
+        (json!({"city": long(101)}), "/city", "1 to 100"),
         (json!({"city": "\u{301}"}), "/city", "letter"),
+        (json!({"city": null}), "/city", "required"),
+        (json!({"category": ""}), "/category", "1 to 50"),
         (json!({"category": long(51)}), "/category", "1 to 50"),
+        (json!({"category": "\u{301}"}), "/category", "letter"),
+        (json!({"category": null}), "/category", "required"),
+        (json!({"time_zone": null}), "/time_zone", "required"),
         (json!({"time_zone": "Mars/Olympus"}), "/time_zone", "IANA"),
         (json!({"time_zone": "+01:00"}), "/time_zone", "IANA"),
         (json!({"end_time": in_hours(24)}), "/end_time", "after start_time"),
         (json!({"start_time": "0900-01-01T00:00:00Z"}), "/start_time", "1970"),
+        (json!({"start_time": null}), "/start_time", "required"),
+        (json!({"end_time": "0900-01-01T00:00:00Z"}), "/end_time", "1970"),
+        (json!({"end_time": "+10000-01-01T00:00:00Z"}), "/end_time", "9999"),
+        (json!({"end_time": null}), "/end_time", "required"),
         (json!({"start_time": "tomorrow"}), "/start_time", "invalid"),
         (json!({"start_time": "2027-01-01T00:00:00"}), "/start_time", "premature"),
         (json!({"capacity": -1}), "/capacity", "from 0"),
@@ -169,6 +180,7 @@ async fn every_field_that_is_wrong_is_named_with_what_it_takes() {
         (json!({"capacity": 1.5}), "/capacity", "i64"),
         (json!({"cover_image_ids": covers(11)}), "/cover_image_ids", "at most 10"),
         (json!({"cover_image_ids": ["a", ""]}), "/cover_image_ids/1", "1 to 200"),
+        (json!({"cover_image_ids": ["a", "b", long(201)]}), "/cover_image_ids/2", "1 to 200"),
         (json!({"status": "published"}), "", "status"),
     ];
     let draft = made(&world.owner, meetup()).await;
@@ -190,8 +202,22 @@ async fn every_field_that_is_wrong_is_named_with_what_it_takes() {
     let late = patch(&world.owner, &draft, json!({"start_time": in_hours(100)})).await;
     assert_eq!(late.json()["errors"][0]["pointer"], "/start_time", "{late:?}");
     // The largest that fits.
-    let most = json!({"title": "é".repeat(200), "description": "é".repeat(10_000), "cover_image_ids": covers(10), "capacity": 1_000_000});
-    made(&world.owner, meetup_with(most)).await;
+    let most = json!({
+        "title": "é".repeat(200), "description": "é\n\r\té".repeat(2_000), "city": "é".repeat(100), "category": "é".repeat(50),
+        "start_time": "9999-12-31T23:59:58Z", "end_time": "9999-12-31T23:59:59Z", "capacity": 1_000_000,
+        "cover_image_ids": vec!["é".repeat(200); 10],
+    });
+    let made = made(&world.owner, meetup_with(most.clone())).await;
+    for (field, value) in most.as_object().unwrap() {
+        assert_eq!(made[field], *value, "{field}");
+    }
+    // Blanks around it are not meant, and PostgreSQL keeps microseconds.
+    let typed = json!({"title": " a ", "city": "  b  ", "category": "c ",
+        "start_time": "2030-01-01T00:00:00.123456789Z", "end_time": "2030-01-01T02:00:00+01:00"});
+    let settled = patch(&world.owner, &made, typed).await.json();
+    assert_eq!([&settled["title"], &settled["city"], &settled["category"]], ["a", "b", "c"]);
+    assert_eq!(settled["start_time"], "2030-01-01T00:00:00.123456Z");
+    assert_eq!(settled["end_time"], "2030-01-01T01:00:00Z");
     assert_eq!(world.owner.get(&path(&draft)).await.json(), draft);
     world.app.stop().await;
 }

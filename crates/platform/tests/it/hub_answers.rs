@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use hyper::Method;
 use serde_json::{Value, json};
 use testkit::{Receiver, Reply};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 
 use crate::hub_delivery::{post, subscribe, until_received};
 use crate::hub_world::{World, attempts, dead_letters, text, until_outcome};
@@ -129,4 +131,66 @@ async fn who_asks_to_be_left_alone_is() {
     world.app.stop().await;
     let at: Vec<Instant> = receiver.received().iter().map(|received| received.at).collect();
     assert!(at[1] - at[0] >= Duration::from_millis(2_900), "{:?}", at[1] - at[0]);
+}
+
+/// An endpoint that answers one request, with 410, when it is told to: its address, when it was asked, and what tells it.
+async fn gone_when_told() -> (String, oneshot::Receiver<()>, oneshot::Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/hook", listener.local_addr().unwrap());
+    let ((asking, asked), (tell, told)) = (oneshot::channel(), oneshot::channel());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+        asking.send(()).unwrap();
+        told.await.unwrap();
+        stream.write_all(b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    });
+    (url, asked, tell)
+}
+
+#[tokio::test]
+async fn an_old_address_that_is_gone_switches_nobody_off_who_has_a_new_one() {
+    let world = World::start().await;
+    let manager = &world.manager;
+    let ((old, asked, tell), new) = (gone_when_told().await, Receiver::start().await);
+    let subscriber = subscribe(manager, &old, json!({"retry_backoff_seconds": [1, 1, 1]})).await;
+    let path = format!("/hub/v1/subscribers/{}", text(&subscriber["id"]));
+    let first = post(manager, "test.a", json!({"n": 1}), Some("one")).await;
+    asked.await.unwrap();
+    let changed = manager.send(Method::PATCH, &path, Some(json!({"url": new.url()}))).await;
+    assert_eq!(changed.status, 200, "{changed:?}");
+    // Who sends knows of it.
+    post(manager, "test.a", json!({"n": 2}), Some("two")).await;
+    until_received(&new, 1).await;
+    tell.send(()).unwrap();
+    let outcome = until_outcome(manager, &first, &subscriber, "delivered").await;
+    let tried = [(Some(410), "failed".to_owned()), (Some(200), "delivered".to_owned())];
+    assert_eq!(attempts(manager, &outcome).await, tried);
+    assert_eq!(manager.get(&path).await.json()["is_active"], true);
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn who_has_got_a_new_address_is_not_switched_off_by_who_does_not_know_it_yet() {
+    let world = World::start().await;
+    let (manager, db) = (&world.manager, world.database.pool());
+    let ((old, asked, tell), new) = (gone_when_told().await, Receiver::start().await);
+    let subscriber = subscribe(manager, &old, json!({})).await;
+    let path = format!("/hub/v1/subscribers/{}", text(&subscriber["id"]));
+    let first = post(manager, "test.a", json!({"n": 1}), Some("one")).await;
+    asked.await.unwrap();
+    // Nobody hears of the change.
+    sqlx::raw_sql("alter table pillarbox_hub.subscriber disable trigger user").execute(db).await.unwrap();
+    let changed = manager.send(Method::PATCH, &path, Some(json!({"url": new.url()}))).await;
+    assert_eq!(changed.status, 200, "{changed:?}");
+    tell.send(()).unwrap();
+    until_outcome(manager, &first, &subscriber, "dead").await;
+    assert_eq!(manager.get(&path).await.json()["is_active"], true);
+    sqlx::raw_sql("alter table pillarbox_hub.subscriber enable trigger user").execute(db).await.unwrap();
+    let changed = manager.send(Method::PATCH, &path, Some(json!({"name": "moved"}))).await;
+    assert_eq!(changed.status, 200, "{changed:?}");
+    let second = post(manager, "test.a", json!({"n": 2}), Some("one")).await;
+    until_outcome(manager, &second, &subscriber, "delivered").await;
+    world.app.stop().await;
+    assert_eq!(new.count(), 1);
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hyper::Method;
+use pillarbox::settings::Role;
 use serde_json::{Value, json};
 use testkit::{Client, Receiver, Reply, TestApp, drain};
 
@@ -227,4 +228,40 @@ async fn of_two_lanes_that_block_one_can_be_given_up_and_the_other_retried_after
     .await;
     app.stop().await;
     assert_eq!(numbers(&receiver), [1, 2, 3, 2, 4]);
+}
+
+#[tokio::test]
+async fn who_retries_what_was_given_up_a_moment_before_is_told_that_it_was_not() {
+    let World { database, app, manager } = World::start().await;
+    let receiver = refusing(&[1], 400).await;
+    let subscriber = subscribe(&manager, &receiver.url(), json!({"on_exhausted": "block"})).await;
+    let posted = post_numbers(&manager, "lane", 1..=2).await;
+    let dead = until_dead(&manager, &subscriber, 1).await.remove(0);
+    app.stop().await;
+    // Both are asked for before anybody hears of either.
+    let asking = TestApp::start_with(&database, |settings| settings.roles = vec![Role::Api, Role::Fanout]).await;
+    let manager = asking.anyone().bearer(manager.credential());
+    let give_up = format!("/hub/v1/messages/{}/dead-letter", text(&dead["message_id"]));
+    let path = format!("/hub/v1/dead-letters/{}", text(&dead["id"]));
+    for asked in [give_up, format!("{path}/retry")] {
+        assert_eq!(manager.send(Method::POST, &asked, None).await.status, 202, "{asked}");
+    }
+    let commands = "select array_agg(what order by id) from pillarbox_hub.command";
+    drain("both are asked for", PATIENCE, async || {
+        let found: Option<Vec<String>> = sqlx::query_scalar(commands).fetch_one(database.pool()).await.unwrap();
+        if found.as_ref().is_some_and(|found| found == &["dead_letter", "retry"]) { Ok(()) } else { Err(found) }
+    })
+    .await;
+    assert!(manager.get(&path).await.json()["manual_retry_at"].is_string());
+    asking.stop().await;
+    let app = TestApp::start(&database).await;
+    let manager = app.anyone().bearer(manager.credential());
+    until_outcome(&manager, &posted[1], &subscriber, "delivered").await;
+    drain("it was not retried", PATIENCE, async || manager.get(&path).await.json()["manual_retry_at"].is_null()).await;
+    assert_eq!(numbers(&receiver), [1, 2]);
+    // So it can be, now at the tail of its lane.
+    receiver.reply(|_| Reply::status(200));
+    assert_eq!(manager.send(Method::POST, &format!("{path}/retry"), None).await.status, 202);
+    until_numbers(&receiver, &[1, 2, 1]).await;
+    app.stop().await;
 }

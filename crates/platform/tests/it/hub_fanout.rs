@@ -107,7 +107,7 @@ async fn a_batch_that_cannot_be_kept_is_tried_in_parts() {
     app.stop().await;
 }
 
-async fn replay(db: &PgPool, again: bool) {
+pub(crate) async fn replay(db: &PgPool, again: bool) {
     let (from, to) = (Utc::now() - Duration::hours(1), Utc::now() + Duration::minutes(1));
     let request = Request { consumer: "hub.fanout".to_owned(), from, to, again };
     let id = replay::request(db, &request).await.unwrap().unwrap();

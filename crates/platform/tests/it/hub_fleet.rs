@@ -26,8 +26,14 @@ pub(crate) struct Replica {
 
 impl Replica {
     pub(crate) fn start(database_url: &str) -> Replica {
+        Replica::start_as(database_url, "api,relay,consume,fanout,dispatch,maintain")
+    }
+
+    /// One with these roles alone.
+    pub(crate) fn start_as(database_url: &str, roles: &str) -> Replica {
         let folder = DataFolder::new();
-        let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text(), "--database-url", database_url];
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text()];
+        let args = [&serve[..], &["--database-url", database_url, "--roles", roles]].concat();
         let env = [
             ("PILLARBOX_ADMIN_KEY", ADMIN_KEY),
             ("PILLARBOX_SECRET_KEY", SECRET_KEY),

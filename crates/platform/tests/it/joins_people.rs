@@ -162,8 +162,31 @@ async fn counts_are_shown_with_their_version() {
     assert_eq!(stats.json(), expected);
     let known = world.organizer().with_header("if-none-match", stats.header("etag"));
     assert_eq!(known.get(&path).await.status, 304);
-    world.fill(&event, 1).await;
-    assert_eq!(known.get(&path).await.status, 200);
+    let users = world.fill(&event, 1).await;
+    let stats = known.get(&path).await;
+    assert_eq!((stats.status, &stats.json()["waitlist_count"]), (200, &json!(2)));
+    // Who leaves has joined all the same.
+    assert_eq!(world.cancel(&event, users[0]).await.status, 200);
+    let stats = world.organizer().get(&path).await;
+    let expected = json!({"event_id": event.event_id, "status": "published", "capacity": 2, "active_count": 2,
+        "waitlist_count": 1, "seats_left": 0, "joined_in_all": 4, "version": 5});
+    assert_eq!(stats.json(), expected);
+    // What the event's owner changes is a change, too, though it moves nobody.
+    let known = world.organizer().with_header("if-none-match", stats.header("etag"));
+    let fewer = next(&event, |event| event.capacity = 1);
+    world.tell(&fewer).await;
+    world.until_known(&fewer).await;
+    let stats = known.get(&path).await;
+    assert_eq!((stats.status, &stats.json()["seats_left"]), (200, &json!(0)), "{stats:?}");
+    let free = world.event(5).await;
+    world.fill(&free, 2).await;
+    let path = format!("/join/v1/events/{}/stats", free.event_id);
+    assert_eq!(world.organizer().get(&path).await.json()["seats_left"], 3);
+    let unlimited = next(&free, |event| event.capacity = 0);
+    world.tell(&unlimited).await;
+    world.until_known(&unlimited).await;
+    let stats = world.organizer().get(&path).await.json();
+    assert_eq!((&stats["capacity"], stats.get("seats_left")), (&json!(0), None));
     world.stop().await;
 }
 
@@ -184,6 +207,23 @@ async fn a_walk_through_a_list_misses_nobody_while_people_come_and_go() {
     .await;
     assert_eq!(seen.iter().collect::<HashSet<_>>().len(), seen.len(), "nobody twice");
     assert!(users[..20].iter().all(|user| seen.contains(user)), "nobody missed");
+    // With each page the first who waits moves up, one leaves from the end, and one comes.
+    let waiting = walk(&organizer, &path("waitlist"), 100, async |_| {}).await;
+    let inside = walk(&organizer, &path("participants"), 100, async |_| {}).await;
+    let mut gone = 0;
+    let seen = walk(&organizer, &path("waitlist"), 5, async |page| {
+        gone = page + 1;
+        for user in [inside[page], waiting[waiting.len() - gone]] {
+            assert_eq!(world.cancel(&event, user).await.status, 200);
+        }
+        world.fill(&event, 1).await;
+    })
+    .await;
+    assert!(gone > 3, "{gone} pages");
+    assert_eq!(seen.iter().collect::<HashSet<_>>().len(), seen.len(), "nobody twice");
+    let (stayed, came) = seen.split_at(waiting.len() - gone);
+    assert_eq!(stayed, &waiting[..waiting.len() - gone], "nobody missed, each in their order");
+    assert_eq!(came.len(), gone, "and who came meanwhile is at the end");
     let cursor = organizer.get(&format!("{}?limit=1", path("waitlist"))).await.json()["next_cursor"].clone();
     let misused = format!("{}?cursor={}", path("participants"), cursor.as_str().unwrap());
     organizer.get(&misused).await.assert_problem(400, "malformed-query");

@@ -42,7 +42,7 @@ fn message(id: impl ToString, key: Option<&str>, routing_key: &str) -> Outgoing 
         message_id: id.to_string(),
         routing_key: routing_key.into(),
         key: key.map(Into::into),
-        body: format!("{{\"id\":\"{}\"}}", id.to_string()).into_bytes(),
+        body: format!("{{\"id\":\"{}\"}}", id.to_string()).into(),
         headers: vec![("tenant", "acme".into())],
         timestamp: DateTime::<Utc>::from_timestamp(1_700_000_000, 0).unwrap(),
         kind: "order.paid".into(),

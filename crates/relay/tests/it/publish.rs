@@ -318,6 +318,6 @@ async fn a_batch_that_is_given_up_halfway_does_not_harm_the_connection() {
 /// More than lapin and the sockets hold: some of it waits to be written for a while.
 fn large_batch() -> Vec<Outgoing> {
     let mut batch: Vec<_> = (0..40).map(|id| message(id, None, "to.a")).collect();
-    batch.iter_mut().for_each(|message| message.body = vec![b' '; 1024 * 1024]);
+    batch.iter_mut().for_each(|message| message.body = vec![b' '; 1024 * 1024].into());
     batch
 }

@@ -1,6 +1,8 @@
 //! A feed against a model: messages come, are sent, fail and die at random, and the process that knows it dies, too. What
 //! the database has is kept here by hand, as the statements would.
 
+mod claims;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,32 +10,13 @@ use std::time::Duration;
 use chrono::{DateTime, TimeDelta, Utc};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use serde_json::Value;
-use uuid::Uuid;
 
 use super::*;
-use crate::dispatch::Event;
-use crate::domain::Format;
-use crate::target::Target;
+use crate::dispatch::tests;
+use crate::domain::{OnExhausted, Outcome};
 
 fn recipient(max_in_flight: usize, on_exhausted: OnExhausted) -> Arc<Recipient> {
-    Arc::new(Recipient {
-        id: Uuid::nil(),
-        tenant: "main".to_owned(),
-        version: 1,
-        is_open: true,
-        target: Target::parse("http://127.0.0.1:1/", false).unwrap(),
-        headers: http::HeaderMap::new(),
-        secrets: Vec::new(),
-        format: Format::Raw,
-        timeout: Duration::from_secs(1),
-        max_in_flight,
-        rate: None,
-        backoff: vec![5, 30, 300],
-        retry_statuses: Vec::new(),
-        on_exhausted,
-        snapshot: Value::Null,
-    })
+    Arc::new(Recipient { max_in_flight, on_exhausted, ..tests::recipient() })
 }
 
 fn came(verdict: Verdict) -> Came {
@@ -67,17 +50,12 @@ struct World {
     /// What was sent, in order.
     sent: Vec<i64>,
     delivered: HashSet<i64>,
+    payload_bytes: usize,
 }
 
 impl World {
     fn mail(&self, n: i64) -> Mail {
-        let event = Event {
-            id: Uuid::nil(),
-            topic: "t".to_owned(),
-            at: DateTime::UNIX_EPOCH,
-            payload: "{}".into(),
-            traceparent: None,
-        };
+        let event = tests::event(self.payload_bytes);
         Mail { n, lane: self.messages[&n].clone(), seq: None, event: Some(Arc::new(event)) }
     }
 
@@ -319,114 +297,4 @@ fn run(seed: u64) {
 fn lanes_keep_their_order_and_nothing_is_lost_whatever_fails_and_dies() {
     let seeds = if std::env::var_os("PBX_SOAK").is_some() { 5_000 } else { 100 };
     (0..seeds).for_each(run);
-}
-
-fn now() -> DateTime<Utc> {
-    DateTime::<Utc>::UNIX_EPOCH + TimeDelta::days(20_000)
-}
-
-fn fed(recipient: Arc<Recipient>, lanes: &[Option<&str>]) -> (World, Feed) {
-    let mut world = World::default();
-    for (n, lane) in (1..).zip(lanes) {
-        world.messages.insert(n, lane.map(Arc::from));
-    }
-    let mut feed = world.load(recipient, now());
-    while feed.wish().is_some() {
-        world.read(&mut feed, now());
-    }
-    (world, feed)
-}
-
-#[test]
-fn a_failing_lane_waits_alone() {
-    let (world, mut feed) = fed(recipient(10, OnExhausted::Skip), &[Some("a"), Some("a"), Some("b"), None]);
-    let sent: Vec<(Key, Mail)> = std::iter::from_fn(|| feed.next(now())).collect();
-    assert_eq!(sent.iter().map(|(_, mail)| mail.n).collect::<Vec<_>>(), [1, 3, 4]);
-    feed.finished(&sent[0].0, came(Verdict::Retry), now(), 0.0);
-    feed.finished(&sent[1].0, came(Verdict::Delivered), now(), 0.0);
-    world.read(&mut feed, now());
-    feed.save(now(), &mut Save::default());
-    assert!(feed.next(now()).is_none(), "2 waits for 1, which waits");
-    assert_eq!(feed.next_look(now()), Some(now() + TimeDelta::seconds(5)));
-    let later = now() + TimeDelta::seconds(5);
-    world.read(&mut feed, later);
-    assert_eq!(feed.next(later).map(|(_, mail)| mail.n), Some(1));
-}
-
-#[test]
-fn after_twenty_failures_one_at_a_time_is_tried_and_one_success_ends_that() {
-    let lanes = vec![None; 100];
-    let (world, mut feed) = fed(recipient(50, OnExhausted::Skip), &lanes);
-    let sent: Vec<(Key, Mail)> = std::iter::from_fn(|| feed.next(now())).collect();
-    assert_eq!(sent.len(), 50);
-    for (key, _) in &sent {
-        feed.finished(key, came(Verdict::Retry), now(), 0.0);
-    }
-    let probe = feed.next(now()).unwrap();
-    assert!(feed.next(now() + TimeDelta::seconds(1)).is_none(), "one at a time");
-    feed.finished(&probe.0, came(Verdict::Retry), now(), 0.0);
-    assert!(feed.next(now()).is_none(), "not at once");
-    let later = now() + TimeDelta::seconds(6);
-    world.read(&mut feed, later);
-    let probe = feed.next(later).unwrap();
-    feed.finished(&probe.0, came(Verdict::Delivered), later, 0.0);
-    world.read(&mut feed, later);
-    assert!(std::iter::from_fn(|| feed.next(later)).count() > 10);
-}
-
-#[test]
-fn a_rate_limit_is_kept() {
-    let unlimited = recipient(1_000, OnExhausted::Skip);
-    let Ok(limited) = Arc::try_unwrap(unlimited) else { unreachable!() };
-    let (_, mut feed) = fed(Arc::new(Recipient { rate: Some(100), ..limited }), &vec![None; 500]);
-    let mut sent = 0;
-    for millisecond in 0..1_000 {
-        while feed.next(now() + TimeDelta::milliseconds(millisecond)).is_some() {
-            sent += 1;
-        }
-    }
-    assert!((95..=111).contains(&sent), "{sent} in a second");
-}
-
-#[test]
-fn who_asks_to_be_left_alone_is() {
-    let (_, mut feed) = fed(recipient(10, OnExhausted::Skip), &[None, None]);
-    let first = feed.next(now()).unwrap();
-    let busy = Came { retry_after: Some(Duration::from_secs(7)), ..came(Verdict::Retry) };
-    feed.finished(&first.0, busy, now(), 0.0);
-    assert!(feed.next(now() + TimeDelta::seconds(6)).is_none());
-    assert_eq!(feed.next(now() + TimeDelta::seconds(7)).map(|(_, mail)| mail.n), Some(2));
-}
-
-#[test]
-fn who_waits_for_an_answer_alone_is_not_looked_at_before() {
-    let (_, mut feed) = fed(recipient(1, OnExhausted::Skip), &[None, None, None]);
-    let first = feed.next(now()).unwrap();
-    let busy = Came { retry_after: Some(Duration::from_secs(1)), ..came(Verdict::Retry) };
-    feed.finished(&first.0, busy, now(), 0.0);
-    feed.save(now(), &mut Save::default());
-    let later = now() + TimeDelta::seconds(2);
-    feed.next(later).unwrap();
-    assert_eq!(feed.next_look(later), Some(now() + TimeDelta::seconds(5)), "when the first is due, not at once");
-}
-
-#[test]
-fn a_lane_with_more_waiting_than_others_should_wait_for_is_put_aside() {
-    let mut lanes = vec![Some("hot"); 5_000];
-    lanes.push(Some("calm"));
-    let (world, mut feed) = fed(recipient(2, OnExhausted::Skip), &lanes);
-    let mut rounds = 0;
-    loop {
-        let sent: Vec<(Key, Mail)> = std::iter::from_fn(|| feed.next(now())).collect();
-        if sent.iter().any(|(_, mail)| mail.n == 5_001) {
-            break;
-        }
-        for (key, _) in sent {
-            feed.finished(&key, came(Verdict::Delivered), now(), 0.0);
-        }
-        world.read(&mut feed, now());
-        rounds += 1;
-        assert!(rounds < 500, "the calm lane waits for the hot one");
-    }
-    assert!(feed.waiting < 2_000, "{} in memory", feed.waiting);
 }

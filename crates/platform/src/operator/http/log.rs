@@ -56,6 +56,7 @@ async fn list(
         topic: filters.topic,
         tenant: filters.tenant.map(String::from),
         source: filters.source,
+        filter: None,
         from: filters.from,
         to: filters.to,
     };
