@@ -185,7 +185,7 @@ pub(crate) fn vet_literal(allowed: &Allowed, address: IpAddr) -> Result<(), Fail
     }
     Err(Failure::new(
         ErrorClass::AddressRefused,
-        format!("{address} is not a public address, and `allowed_networks` does not list it"),
+        format!("{address} is not a public address, and `hub.allowed_networks` does not list it"),
     ))
 }
 
@@ -205,7 +205,7 @@ async fn vet_for_proxy(allowed: &Allowed, resolver: &dyn Resolve, name: &str) ->
 fn refused(name: &str) -> Failure {
     Failure::new(
         ErrorClass::AddressRefused,
-        format!("{name} has an address that is not public, and `allowed_networks` does not list it"),
+        format!("{name} has an address that is not public, and `hub.allowed_networks` does not list it"),
     )
 }
 

@@ -8,7 +8,9 @@ use crate::domain::Outcome;
 pub(crate) enum Error {
     #[error("there is no such subscriber")]
     NoSubscriber,
-    #[error("there is no such event, or it is not kept any more; dead letters keep theirs")]
+    #[error(
+        "there is no such event of the hub, or it is not kept any more (dead letters keep theirs; events posted in SQL are at `/admin/v1/log/{{id}}`)"
+    )]
     NoEvent,
     #[error("there is no such message, or it is not kept any more; dead letters keep theirs")]
     NoMessage,

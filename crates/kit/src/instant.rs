@@ -13,14 +13,18 @@ pub fn check(time: DateTime<Utc>) -> Result<DateTime<Utc>, &'static str> {
     }
 }
 
+/// In place of what a parser says, which names neither the field's form nor an example.
+const TAKES: &str = "takes a time such as 2026-01-31T08:00:00Z";
+
 /// For `#[serde(deserialize_with)]`.
 pub fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DateTime<Utc>, D::Error> {
-    check(DateTime::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    let time = DateTime::deserialize(deserializer).map_err(|_| serde::de::Error::custom(TAKES))?;
+    check(time).map_err(serde::de::Error::custom)
 }
 
 /// For `#[serde(default, deserialize_with)]`.
 pub fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DateTime<Utc>>, D::Error> {
-    let time = Option::<DateTime<Utc>>::deserialize(deserializer)?;
+    let time = Option::<DateTime<Utc>>::deserialize(deserializer).map_err(|_| serde::de::Error::custom(TAKES))?;
     time.map(check).transpose().map_err(serde::de::Error::custom)
 }
 

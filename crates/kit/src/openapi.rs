@@ -30,7 +30,7 @@ pub fn complete(api: &mut OpenApi) {
             // The functions' names, which are the default, repeat: every list is a `list`.
             operation.operation_id = Some(operation_id(method, path));
             add_problems(operation);
-            describe_responses(operation);
+            describe_responses(method, operation);
         }
     }
 }
@@ -80,11 +80,15 @@ fn add_problems(operation: &mut Operation) {
     }
 }
 
-/// Gives every error without a body of its own the problem, and responses the headers that come with them.
-fn describe_responses(operation: &mut Operation) {
+/// Gives every error without a body of its own the problem, and responses the words and the headers that come with them.
+fn describe_responses(method: &str, operation: &mut Operation) {
     let is_list = operation.parameters.iter().flatten().any(is_cursor);
     for (status, response) in &mut operation.responses.responses {
         let RefOr::T(response) = response else { continue };
+        // OpenAPI requires one of every response, and tools refuse the whole document without it.
+        if response.description.is_empty() {
+            response.description = usual_description(method, status, is_list).to_owned();
+        }
         if status.starts_with(['4', '5']) && response.content.is_empty() {
             let problem = Content::new(Some(Ref::from_schema_name("Problem")));
             response.content.insert(CONTENT_TYPE.to_owned(), problem.into());
@@ -93,6 +97,17 @@ fn describe_responses(operation: &mut Operation) {
         if status == "200" && is_list {
             add_headers(response, &[("Link", Type::String, "The next page, if there is one: `<...>; rel=\"next\"`")]);
         }
+    }
+}
+
+fn usual_description(method: &str, status: &str, is_list: bool) -> &'static str {
+    match (method, status) {
+        ("get", "200") if is_list => "A page of them",
+        ("get", "200") => "What was asked for",
+        (_, "200") => "It is done; this is what came of it",
+        (_, "201") => "It is made",
+        (_, "202") => "It is taken, and on disk; the work comes after",
+        (_, _) => "The answer",
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 pub use metrics_exporter_prometheus::PrometheusHandle;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use metrics_util::MetricKindMask;
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,9 @@ pub enum LogFormat {
 /// Seconds; from a cached read to a slow webhook.
 const DURATION_BUCKETS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// A gauge that is not set for so long is of what is gone, such as a consumer that was dropped.
+const GAUGE_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// Targets that are never logged: they would show what messages hold.
 const HUSHED: [&str; 1] = ["lapin::returned_messages"];
@@ -71,7 +75,10 @@ pub fn metrics() -> Result<PrometheusHandle, TelemetryError> {
         return Ok(handle.clone());
     }
     let durations = Matcher::Suffix("_seconds".to_owned());
-    let handle = PrometheusBuilder::new().set_buckets_for_metric(durations, &DURATION_BUCKETS)?.install_recorder()?;
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(durations, &DURATION_BUCKETS)?
+        .idle_timeout(MetricKindMask::GAUGE, Some(GAUGE_TIME_MAX))
+        .install_recorder()?;
     Ok(started.insert(handle).clone())
 }
 

@@ -2,13 +2,13 @@
 //!
 //! A wake-up during a round is kept until the round ends, so what commits while it looks for work is not missed. Stop is
 //! looked at between rounds only, so a round need not be cancel-safe. A round that fails or panics is logged, counted
-//! and tried again with backoff; while it fails, readiness says so.
+//! and tried again with backoff; while it fails, readiness says so, and the log once a minute.
 
 use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tokio::sync::Notify;
@@ -18,6 +18,8 @@ use crate::health::Probe;
 
 const FAILURE_PAUSE_MIN: Duration = Duration::from_millis(100);
 const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How often the log tells that it still fails.
+const TOLD_PAUSE: Duration = Duration::from_secs(60);
 
 /// What a round found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,13 +66,13 @@ impl Worker {
         E: std::fmt::Display,
         F: Future<Output = Result<Round, E>>,
     {
-        let mut failures = 0;
+        let mut failures = Failures::default();
         while !self.stop.is_cancelled() {
             // Called inside, so that a panic before the first await is caught as well.
             let outcome = AssertUnwindSafe(async { round().await }).catch_unwind().await;
             let pause = match outcome {
                 Ok(Ok(found)) => {
-                    failures = 0;
+                    failures = Failures::default();
                     self.probe.up();
                     if found == Round::Busy {
                         // A round that never waits must not starve its neighbours.
@@ -83,21 +85,33 @@ impl Worker {
                 Err(panic) => self.failed(&mut failures, &format!("panic: {}", panic_text(&*panic))),
             };
             tokio::select! {
-                () = self.wake.0.notified(), if failures == 0 => {}
+                () = self.wake.0.notified(), if failures.count == 0 => {}
                 () = tokio::time::sleep(pause) => {}
                 () = self.stop.cancelled() => {}
             }
         }
     }
 
-    fn failed(&self, failures: &mut u32, error: &str) -> Duration {
-        let pause = FAILURE_PAUSE_MIN.saturating_mul(1 << (*failures).min(10)).min(FAILURE_PAUSE_MAX);
-        *failures += 1;
+    fn failed(&self, failures: &mut Failures, error: &str) -> Duration {
+        let pause = FAILURE_PAUSE_MIN.saturating_mul(1 << failures.count.min(10)).min(FAILURE_PAUSE_MAX);
+        failures.count += 1;
         metrics::counter!("pillarbox_worker_failures_total", "worker" => self.name.clone()).increment(1);
-        tracing::warn!(worker = %self.name, error, failures, ?pause, "round failed; will try again");
+        // The first is the probe's to tell.
         self.probe.down(error);
+        let told_at = failures.told_at.get_or_insert_with(Instant::now);
+        if told_at.elapsed() >= TOLD_PAUSE {
+            *told_at = Instant::now();
+            tracing::warn!(worker = %self.name, error, failures = failures.count, "still fails; will try again");
+        }
         pause
     }
+}
+
+/// In a row.
+#[derive(Default)]
+struct Failures {
+    count: u32,
+    told_at: Option<Instant>,
 }
 
 /// What a panic said.

@@ -67,19 +67,27 @@ pub fn migrations() -> Migrator {
     migrations
 }
 
-/// Applies what is missing. Safe to run by several processes at once: they take turns.
-pub async fn migrate(options: &PgConnectOptions) -> Result<(), MigrateError> {
+/// Applies what is missing, and says which. Safe to run by several processes at once: they take turns.
+pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<i64>, MigrateError> {
     let mut connection = PgConnection::connect_with(options).await?;
+    // Or the log has a line at each start for what is there already.
+    sqlx::query("set client_min_messages = warning").execute(&mut connection).await?;
+    let missing = missing_in(&mut connection).await?;
     migrations().run(&mut connection).await?;
-    connection.close().await.map_err(MigrateError::from)
+    connection.close().await?;
+    Ok(missing)
 }
 
 /// The versions that this binary needs and the database does not have.
 pub async fn missing_migrations(pool: &PgPool) -> Result<Vec<i64>, sqlx::Error> {
+    missing_in(&mut *pool.acquire().await?).await
+}
+
+async fn missing_in(db: &mut PgConnection) -> Result<Vec<i64>, sqlx::Error> {
     let migrated: bool =
-        sqlx::query_scalar("select to_regclass('pillarbox.migration') is not null").fetch_one(pool).await?;
+        sqlx::query_scalar("select to_regclass('pillarbox.migration') is not null").fetch_one(&mut *db).await?;
     let applied: Vec<i64> = if migrated {
-        sqlx::query_scalar("select version from pillarbox.migration where success").fetch_all(pool).await?
+        sqlx::query_scalar("select version from pillarbox.migration where success").fetch_all(db).await?
     } else {
         Vec::new()
     };

@@ -6,7 +6,7 @@ use kit::auth::Tenant;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, PgExecutor, PgPool, Postgres, Row, Transaction};
+use sqlx::{PgExecutor, PgPool, Postgres, Row, Transaction};
 use utoipa::ToSchema;
 
 use crate::log::{self, Message};
@@ -94,6 +94,17 @@ pub async fn retry(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::
     Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
 }
 
+/// Those that nobody is there to take again: by consumer, how many.
+pub async fn without_consumer(db: impl PgExecutor<'_>, which: &Which) -> sqlx::Result<Vec<(String, i64)>> {
+    let query = format!(
+        "select consumer, count(*) from pillarbox.dead_letter
+         where {IS_MEANT} and not exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
+         group by consumer order by consumer"
+    );
+    let rows = which.bind(sqlx::query(sqlx::AssertSqlSafe(query))).fetch_all(db).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
 /// Throws them away; returns how many. At most `limit` at a time.
 pub async fn discard(db: impl PgExecutor<'_>, which: &Which, limit: i64) -> sqlx::Result<u64> {
     let query = format!(
@@ -151,12 +162,13 @@ pub struct Unusable<'a> {
     pub error: &'a str,
 }
 
-/// Keeps it as a dead letter.
-pub async fn keep_unusable(db: &mut PgConnection, unusable: &Unusable<'_>) -> sqlx::Result<()> {
-    sqlx::query(
+/// Keeps it as a dead letter, and tells of it.
+pub async fn keep_unusable(tx: &mut Transaction<'_, Postgres>, unusable: &Unusable<'_>) -> sqlx::Result<()> {
+    let row = sqlx::query(
         "insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source,
              tenant, topic, key, headers, payload, at)
-         values ($1, 0, 0, 1, $2, 0, pillarbox.uuid_v7(), $3, $4, $5, $6, $7::jsonb, $8::json, now())",
+         values ($1, 0, 0, 1, $2, 0, pillarbox.uuid_v7(), $3, $4, $5, $6, $7::jsonb, $8::json, now())
+         returning *",
     )
     .bind(unusable.consumer)
     .bind(unusable.error)
@@ -166,14 +178,16 @@ pub async fn keep_unusable(db: &mut PgConnection, unusable: &Unusable<'_>) -> sq
     .bind(unusable.key)
     .bind(unusable.headers.get())
     .bind(unusable.payload.get())
-    .execute(db)
-    .await
-    .map(drop)
+    .fetch_one(&mut **tx)
+    .await?;
+    announce(tx, unusable.consumer, &dead_letter(&row)?.message, 1, unusable.error).await
 }
 
 /// The topic that a consumer's dead letters are announced under: words of letters, digits and `_`.
 pub fn topic_of(consumer: &str) -> String {
-    format!("dead_letter.{}", consumer.replace(['-', ':'], "_"))
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.';
+    let words: String = consumer.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+    format!("dead_letter.{words}")
 }
 
 /// Posts that a message died, for whoever watches.

@@ -1,10 +1,13 @@
 //! How the consumers are doing, for people and for metrics.
 
+use std::collections::BTreeSet;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::{PgExecutor, PgPool, Row};
 use utoipa::ToSchema;
 
+use crate::dead_letter::{self, Which};
 use crate::log::Message;
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -87,6 +90,13 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
     rows.iter().map(status).collect()
 }
 
+/// What living processes take part in: consumers, and other work that is shared out.
+pub async fn at_work(db: impl PgExecutor<'_>) -> sqlx::Result<BTreeSet<String>> {
+    let query = "select distinct consumer from pillarbox.lane join pillarbox.replica on replica.id = lane.replica
+                 where replica.until > now()";
+    Ok(sqlx::query_scalar(query).fetch_all(db).await?.into_iter().collect())
+}
+
 fn workers_of(text: &str) -> sqlx::Result<Vec<WorkerStatus>> {
     #[derive(serde::Deserialize)]
     struct Found {
@@ -144,6 +154,10 @@ pub async fn measure(db: &PgPool) -> sqlx::Result<()> {
         metrics::gauge!("pillarbox_consumer_parked", &labels).set(status.parked as f64);
         metrics::gauge!("pillarbox_consumer_dead_letters", &labels).set(status.dead as f64);
         metrics::gauge!("pillarbox_consumer_lapsed", &labels).set(f64::from(u8::from(status.lapsed_at.is_some())));
+    }
+    // Of queues that are read in, say: they die before there is a consumer.
+    for (consumer, dead) in dead_letter::without_consumer(db, &Which::default()).await? {
+        metrics::gauge!("pillarbox_consumer_dead_letters", "consumer" => consumer).set(dead as f64);
     }
     Ok(())
 }

@@ -303,11 +303,23 @@ fn api() -> OpenApiRouter<App> {
 }
 
 #[derive(OpenApi)]
-#[openapi(info(
-    title = "Pillarbox",
-    description = "A reliable event platform on PostgreSQL. Errors are problems (RFC 9457).",
-    license(name = "Apache-2.0", identifier = "Apache-2.0")
-))]
+#[openapi(
+    info(
+        title = "Pillarbox",
+        description = "A reliable event platform on PostgreSQL. Errors are problems (RFC 9457).",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    tags(
+        (name = "server", description = "Is it alive, and what does it depend on? Open to all."),
+        (name = "admin", description = "API keys. Needs the role `admin`: by a key, or by an operator's token."),
+        (name = "operator", description = "The log and its consumers. Needs the role `admin` in the tenant `main`."),
+        (name = "hub", description = "Webhooks. To post events takes a key with the role `ingest`, the rest `manage`; \
+                                      each sees its own tenant."),
+        (name = "events", description = "Events. To read what is published is open to all; the rest takes a user's token."),
+        (name = "joins", description = "Registrations. Takes a user's token; what is for organizers, that of the event's \
+                                        owner, or the role `admin` in the tenant `main`."),
+    )
+)]
 struct Description;
 
 /// The description of every route, whatever roles this process has.

@@ -4,9 +4,11 @@ mod cursors;
 mod dead_letters;
 mod operate;
 mod parked;
+mod ready;
 mod reconcile;
 mod replay;
 mod serve;
+mod status;
 mod table;
 mod tail;
 mod webhooks;
@@ -37,10 +39,10 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// A file with settings [default: pillarbox.toml, if there is one]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Settings")]
     config: Option<PathBuf>,
     /// Any setting, such as --set pool_max=10; may be repeated
-    #[arg(long, global = true, value_name = "NAME=VALUE", value_parser = name_and_value)]
+    #[arg(long, global = true, value_name = "NAME=VALUE", value_parser = name_and_value, help_heading = "Settings")]
     set: Vec<(String, String)>,
     #[command(flatten)]
     flags: Flags,
@@ -48,6 +50,7 @@ struct Cli {
 
 /// The settings that have a flag of their own.
 #[derive(Args, Serialize)]
+#[command(next_help_heading = "Settings")]
 struct Flags {
     /// Where to answer [default: 127.0.0.1:8080]
     #[arg(long, global = true, value_name = "ADDR:PORT")]
@@ -102,7 +105,8 @@ enum Command {
     Migrate,
     /// Print a short-lived token for a user, signed with this installation's key
     Token {
-        #[arg(long, value_name = "UUID")]
+        /// Whose it is: any UUID, such as 01890a5d-ac96-774b-bcce-b302099a8057
+        #[arg(long, value_name = "UUID", value_parser = uuid)]
         user: Uuid,
         /// Make it an operator's
         #[arg(long, value_name = "admin", value_parser = admin_role)]
@@ -151,7 +155,11 @@ enum Command {
     /// Compare the counts of events with the joins themselves, and repair what differs
     Reconcile(reconcile::Reconcile),
     /// Show what runs, what it depends on, and how far the consumers are
-    Status,
+    Status {
+        /// As JSON, for machines
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the API's description
     Openapi,
 }
@@ -172,11 +180,19 @@ enum KeyCommand {
     },
     /// List the keys, newest first
     List {
+        /// Only this tenant's
         #[arg(long)]
         tenant: Option<Tenant>,
+        /// A line of JSON each, for machines
+        #[arg(long)]
+        json: bool,
     },
     /// Make a key worthless
-    Revoke { id: Uuid },
+    Revoke {
+        /// Its id, as `pillarbox key list` shows it
+        #[arg(value_parser = uuid)]
+        id: Uuid,
+    },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -214,6 +230,8 @@ pub fn run() -> ExitCode {
     };
     match runtime.block_on(dispatch(cli)) {
         Ok(code) => code,
+        // Whoever read it has enough: `pillarbox status | head -1`.
+        Err(Failure::Print(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => fail(&failure),
     }
 }
@@ -226,7 +244,7 @@ fn fail(error: &dyn std::fmt::Display) -> ExitCode {
 async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     if let Some(Command::Openapi) = cli.command {
         let text = api_description().to_pretty_json().map_err(|error| Failure::Other(error.to_string()))?;
-        println!("{text}");
+        operate::say(&text)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(Command::Listen(listen)) = cli.command {
@@ -242,7 +260,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Key(KeyCommand::Create { role, tenant, name }) => {
             operate::create_key(&settings, role, tenant, name).await?
         }
-        Command::Key(KeyCommand::List { tenant }) => operate::list_keys(&settings, tenant).await?,
+        Command::Key(KeyCommand::List { tenant, json }) => operate::list_keys(&settings, tenant, json).await?,
         Command::Key(KeyCommand::Revoke { id }) => operate::revoke_key(&settings, id).await?,
         Command::Tail { from_beginning, once, topic } => tail::tail(&settings, from_beginning, once, topic).await?,
         Command::Cursors(cursors) => cursors::run(&settings, cursors).await?,
@@ -252,7 +270,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Recover(way) => replay::recover(&settings, way).await?,
         Command::Parity { check } => cursors::parity(&settings, check).await?,
         Command::Reconcile(asked) => return reconcile::run(&settings, asked).await,
-        Command::Status => return operate::status(&settings).await,
+        Command::Status { json } => return status::run(&settings, json).await,
         Command::Send(send) => webhooks::send(&settings, send).await?,
         Command::Openapi | Command::Listen(_) => {}
     }
@@ -278,6 +296,10 @@ fn load(cli: &Cli) -> Result<Settings, BadSetting> {
 fn name_and_value(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("takes NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
+}
+
+fn uuid(text: &str) -> Result<Uuid, &'static str> {
+    text.parse().map_err(|_| "takes a UUID such as 01890a5d-ac96-774b-bcce-b302099a8057")
 }
 
 fn admin_role(text: &str) -> Result<Role, String> {

@@ -11,7 +11,7 @@ use axum::routing::get;
 use kit::extract::{Json, Path};
 use kit::health::State as Condition;
 use kit::problem::Problem;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -37,7 +37,7 @@ struct Alive {
     version: &'static str,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum Readiness {
     /// Everything is there.
@@ -48,10 +48,10 @@ enum Readiness {
     Unready,
 }
 
-#[derive(Debug, Serialize, ToSchema)]
-struct Report {
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Report {
     status: Readiness,
-    checks: Vec<Condition>,
+    pub(crate) checks: Vec<Condition>,
 }
 
 /// Is the process alive?
@@ -108,6 +108,10 @@ async fn docs(Path(file): Path<String>) -> Result<Response, Problem> {
     ]);
     // In the binary already: no copy, however many ask.
     let bytes = match file.bytes {
+        Cow::Borrowed(bytes) if file.content_type.starts_with("text/html") => {
+            let page = String::from_utf8_lossy(bytes).replace("<title>Swagger UI</title>", "<title>Pillarbox</title>");
+            Bytes::from(page)
+        }
         Cow::Borrowed(bytes) => Bytes::from_static(bytes),
         Cow::Owned(bytes) => Bytes::from(bytes),
     };

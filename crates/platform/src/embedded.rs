@@ -151,6 +151,8 @@ async fn make_database(mut connection: PgConnection) -> Result<(), EmbeddedError
     if !exists {
         sqlx::raw_sql("create database pillarbox").execute(&mut connection).await?;
     }
+    // The role and our schema have one name, and PostgreSQL looks there first: an operator's tables would end up in it.
+    sqlx::raw_sql("alter role pillarbox set search_path = public").execute(&mut connection).await?;
     connection.close().await?;
     Ok(())
 }

@@ -204,7 +204,9 @@ impl Bridge {
             payload: &body,
             error: &error,
         };
-        Ok(dead_letter::keep_unusable(&mut *self.db.acquire().await?, &unusable).await?)
+        let mut tx = self.db.begin().await?;
+        dead_letter::keep_unusable(&mut tx, &unusable).await?;
+        Ok(tx.commit().await?)
     }
 
     /// Whoever posts by SQL can have any topic published, but not as another's. One that does not say its source is from a

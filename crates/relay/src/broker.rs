@@ -34,6 +34,9 @@ pub enum BrokerError {
     Address,
     #[error("RabbitMQ has not answered for {} s", .0.as_secs())]
     Silent(Duration),
+    /// With its host and port, which hold no secret.
+    #[error("RabbitMQ at {0}: {1}")]
+    Unreachable(String, #[source] lapin::Error),
     #[error("the connection to RabbitMQ is lost: try again")]
     Lost,
     #[error("RabbitMQ takes no messages, it is short of memory or disk: free some, or raise its limits")]
@@ -122,9 +125,15 @@ impl Broker {
         };
         *state = State::Disconnected;
         // If it panicked, that is lapin's to answer for; the next call tries again.
-        let connection = Arc::new(finished.map_err(|_| BrokerError::Silent(Duration::ZERO))??);
+        let connected = finished.map_err(|_| BrokerError::Silent(Duration::ZERO))?;
+        let connection = Arc::new(connected.map_err(|error| BrokerError::Unreachable(self.address(), error))?);
         *state = State::Connected(Arc::clone(&connection));
         Ok(connection)
+    }
+
+    fn address(&self) -> String {
+        let authority = &self.uri.reveal().authority;
+        format!("{}:{}", authority.host, authority.port)
     }
 
     fn connecting(&self, time_max: Duration) -> State {

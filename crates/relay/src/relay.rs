@@ -1,6 +1,7 @@
 //! The relay: routes out, queues in, over one connection.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use kit::worker::{Round, Worker};
@@ -127,8 +128,9 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
     };
     keep_declared(runtime, settings.topology(), broker);
     for at in 0..routes.len() {
-        let route = Arc::new(routes[at].clone());
-        runtime.consume(&Route::cursor(&routes, at), rhythm, || Carry::new(route.clone(), broker.clone()));
+        let (route, told_returned) = (Arc::new(routes[at].clone()), Arc::<AtomicBool>::default());
+        let carry = || Carry::new(route.clone(), broker.clone(), told_returned.clone());
+        runtime.consume(&Route::cursor(&routes, at), rhythm, carry);
     }
     for queue in &settings.intake {
         start_intake(runtime, queue, broker);

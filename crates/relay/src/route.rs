@@ -1,6 +1,7 @@
 //! Routes: which messages go to which exchange, and in what shape.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use contracts::{Envelope, EventId, SCHEMA_VERSION, SERVICE_SOURCES};
@@ -231,12 +232,27 @@ impl Route {
 pub(crate) struct Carry {
     route: Arc<Route>,
     publisher: Publisher,
+    /// Whether the log has it that messages of the route come back; shared by its lanes.
+    told_returned: Arc<AtomicBool>,
 }
 
 impl Carry {
-    pub(crate) fn new(route: Arc<Route>, broker: Arc<Broker>) -> Carry {
+    pub(crate) fn new(route: Arc<Route>, broker: Arc<Broker>, told_returned: Arc<AtomicBool>) -> Carry {
         let publisher = Publisher::new(broker, route.exchange.clone(), route.required);
-        Carry { route, publisher }
+        Carry { route, publisher, told_returned }
+    }
+
+    /// Once: the metric counts the rest.
+    fn tell_returned(&self, routing_key: &str) {
+        if !self.told_returned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                route = self.route.name,
+                exchange = self.route.exchange,
+                routing_key,
+                "no queue is bound for a message, and it is passed; more of them are only counted, in \
+                 pillarbox_relay_returned_total"
+            );
+        }
     }
 }
 
@@ -260,7 +276,10 @@ impl Work for Carry {
                         "unroutable: no queue is bound to `{}` for `{}`",
                         self.route.exchange, outgoing.routing_key
                     )),
-                    false => Outcome::Unrouted,
+                    false => {
+                        self.tell_returned(&outgoing.routing_key);
+                        Outcome::Unrouted
+                    }
                 }
             }
             Sent::Refused(reason) => Outcome::Failed(reason),

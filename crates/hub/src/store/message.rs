@@ -211,14 +211,17 @@ pub(crate) async fn attempts(db: &mut PgConnection, subscriber: Uuid, place: Log
 
 fn message(row: &PgRow) -> sqlx::Result<Message> {
     let (error, detail): (Option<String>, Option<String>) = (row.try_get("last_error")?, row.try_get("last_detail")?);
+    let last_status: Option<i16> = row.try_get("last_status")?;
     let progress = Progress {
         outcome: outcome(row.try_get("outcome")?)?,
         attempts: row.try_get("attempts")?,
         last_attempt_at: row.try_get("last_attempt_at")?,
-        last_status: row.try_get("last_status")?,
-        last_error: match (error, detail) {
-            (Some(error), Some(detail)) => Some(format!("{error}: {detail}")),
-            (error, detail) => error.or(detail),
+        last_status,
+        last_error: match (last_status, error, detail) {
+            // In the words of its dead letter, should it die.
+            (Some(status), Some(_), None) => Some(format!("answered {status}")),
+            (_, Some(error), Some(detail)) => Some(format!("{error}: {detail}")),
+            (_, error, detail) => error.or(detail),
         },
         next_attempt_at: row.try_get("next_attempt_at")?,
         blocks_lane: row.try_get("blocks_lane")?,

@@ -6,8 +6,9 @@ use mailbox::moment::Moment;
 use mailbox::status::{self, ConsumerStatus};
 
 use super::operate::{connect, say};
-use super::{Failure, table, when};
-use crate::operator::flow;
+use super::status::{Reader, readers};
+use super::{Failure, ready, table, when};
+use crate::operator::{self, flow};
 use crate::settings::Settings;
 
 /// The two consumers of dual publish: mails' events to their new exchange, and to their old one.
@@ -18,7 +19,7 @@ const LEGACY: &str = "relay.legacy";
 pub(super) struct Cursors {
     #[command(subcommand)]
     command: Option<Command>,
-    /// For machines
+    /// A line of JSON each, for machines
     #[arg(long)]
     json: bool,
 }
@@ -27,41 +28,48 @@ pub(super) struct Cursors {
 enum Command {
     /// List the consumers: how far they are, who works for them, what went wrong
     List {
-        /// For machines
+        /// A line of JSON each, for machines
         #[arg(long)]
         json: bool,
     },
     /// Let a consumer go on from now, or from a time; one that has lapsed is well again
     Reset {
+        /// The consumer, as `pillarbox cursors` names it
         name: String,
         /// Read again what was posted since and has not taken effect: RFC 3339, or back from now (30m, 2h, 7d)
         #[arg(long, value_name = "TIME", value_parser = when::time)]
         from: Option<DateTime<Utc>>,
+        /// Yes, pass over what it has not read
+        #[arg(long)]
+        yes: bool,
     },
     /// Forget a consumer that nobody works for; what it had parked becomes dead letters
-    Drop { name: String },
+    Drop {
+        /// The consumer, as `pillarbox cursors` names it
+        name: String,
+    },
 }
 
 pub(super) async fn run(settings: &Settings, cursors: Cursors) -> Result<(), Failure> {
     match cursors.command {
         None => list(settings, cursors.json).await,
         Some(Command::List { json }) => list(settings, json || cursors.json).await,
-        Some(Command::Reset { name, from }) => reset(settings, &name, from).await,
+        Some(Command::Reset { name, from, yes }) => reset(settings, &name, from, yes).await,
         Some(Command::Drop { name }) => forget(settings, &name).await,
     }
 }
 
 async fn list(settings: &Settings, json: bool) -> Result<(), Failure> {
-    let consumers = status::consumers(&connect(settings)?).await?;
-    if json {
-        return Ok(table::json(&consumers)?);
+    let consumers = readers(&connect(settings)?, &ready::ask_local(settings).await?).await?;
+    match json {
+        true => consumers.iter().try_for_each(table::json)?,
+        false => print(&consumers)?,
     }
-    print(&consumers)?;
     Ok(())
 }
 
-pub(super) fn print(consumers: &[ConsumerStatus]) -> std::io::Result<()> {
-    let row = |consumer: &ConsumerStatus| {
+pub(super) fn print(consumers: &[Reader]) -> std::io::Result<()> {
+    let row = |Reader { state, status: consumer }: &Reader| {
         let workers = consumer.workers.iter().map(|worker| format!("{} ({})", worker.name, worker.shards));
         [
             consumer.consumer.clone(),
@@ -71,7 +79,7 @@ pub(super) fn print(consumers: &[ConsumerStatus]) -> std::io::Result<()> {
             consumer.parked.to_string(),
             consumer.dead.to_string(),
             consumer.replays.to_string(),
-            if consumer.lapsed_at.is_some() { "lapsed" } else { "good" }.to_owned(),
+            state.as_str().to_owned(),
             match consumer.workers.is_empty() {
                 true => "nobody".to_owned(),
                 false => workers.collect::<Vec<_>>().join(", "),
@@ -83,14 +91,27 @@ pub(super) fn print(consumers: &[ConsumerStatus]) -> std::io::Result<()> {
     table::print(heads, &rows)
 }
 
-async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>) -> Result<(), Failure> {
+async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes: bool) -> Result<(), Failure> {
     let pool = connect(settings)?;
+    let consumers = status::consumers(&pool).await?;
+    let unread = consumers.iter().find(|one| one.consumer == name).map_or(0, |one| one.lag_messages);
+    if unread > 0 && from.is_none() && !yes {
+        return Err(Failure::Other(format!(
+            "{name} has not read the last {unread} messages of the log, and would pass over them; to do it, add --yes, or \
+             --from TIME to read again from there"
+        )));
+    }
     let moment = Moment::now(&mut *pool.acquire().await?).await?;
     let mut tx = pool.begin().await?;
-    flow::reset(&mut tx, name, from, (&moment, Utc::now())).await?;
+    flow::reset(&mut tx, name, from, (&moment, Utc::now())).await.map_err(|error| match error {
+        operator::Error::FromInTheFuture => Failure::Other(format!("--from {error}")),
+        _ => error.into(),
+    })?;
     tx.commit().await?;
     say(&match from {
-        None => format!("{name} goes on with what is posted from now on."),
+        None => {
+            format!("{name} goes on with what is posted from now on; {unread} messages of the log are passed over.")
+        }
         Some(from) => format!("{name} goes on from now, and reads again what was posted since {}.", table::time(from)),
     })?;
     Ok(())

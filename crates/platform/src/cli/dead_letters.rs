@@ -27,7 +27,10 @@ pub(super) enum Command {
         json: bool,
     },
     /// Show one as JSON, with its content
-    Show { id: i64 },
+    Show {
+        /// The number in ID of `pillarbox dead-letters list`
+        id: i64,
+    },
     /// Give them to their consumers again, with all their retries
     Retry {
         #[command(flatten)]
@@ -51,7 +54,8 @@ pub(super) struct Filters {
     /// Only this topic and what is below it
     #[arg(long, value_name = "NAME")]
     topic: Option<String>,
-    #[arg(long)]
+    /// Only this tenant's
+    #[arg(long, value_name = "NAME")]
     tenant: Option<Tenant>,
     /// Given up then or later: RFC 3339, or back from now (30m, 2h, 7d)
     #[arg(long, value_name = "TIME", value_parser = when::time)]
@@ -64,13 +68,25 @@ pub(super) struct Filters {
 /// One, those that filters mean, or all.
 #[derive(Args)]
 pub(super) struct Chosen {
-    #[arg(required_unless_present_any = FILTERS_OR_ALL, conflicts_with_all = FILTERS_OR_ALL)]
+    /// The number in ID of `pillarbox dead-letters list`
+    #[arg(conflicts_with_all = FILTERS_OR_ALL)]
     id: Option<i64>,
     #[command(flatten)]
     filters: Filters,
     /// All of them
     #[arg(long, conflicts_with_all = FILTERS)]
     all: bool,
+}
+
+impl Chosen {
+    fn check(&self) -> Result<(), Failure> {
+        let Filters { consumer, topic, tenant, from, to } = &self.filters;
+        let has_filter = consumer.is_some() || topic.is_some() || tenant.is_some() || from.is_some() || to.is_some();
+        match self.id.is_some() || has_filter || self.all {
+            true => Ok(()),
+            false => Err(Failure::Other("say which: an ID, a filter such as --consumer NAME, or --all".to_owned())),
+        }
+    }
 }
 
 impl Filters {
@@ -91,10 +107,15 @@ pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Fai
         Command::List { filters, json } => list(&connect(settings)?, &filters.which(), json).await,
         Command::Show { id } => {
             let dead = flow::dead_letter(&mut *connect(settings)?.acquire().await?, id).await?;
-            Ok(table::json(&DeadLetterView::whole(dead))?)
+            let shown = serde_json::to_string_pretty(&DeadLetterView::whole(dead)).map_err(std::io::Error::from)?;
+            Ok(say(&shown)?)
         }
-        Command::Retry { chosen } => retry(&connect(settings)?, chosen).await,
+        Command::Retry { chosen } => {
+            chosen.check()?;
+            retry(&connect(settings)?, chosen).await
+        }
         Command::Discard { chosen, yes } => {
+            chosen.check()?;
             if chosen.all && !yes {
                 let detail = "this throws every dead letter of every consumer away; to do it, add --yes";
                 return Err(Failure::Other(detail.to_owned()));
@@ -121,7 +142,9 @@ async fn list(db: &PgPool, which: &Which, json: bool) -> Result<(), Failure> {
             break;
         }
     }
-    if !json {
+    if !json && rows.is_empty() {
+        say("No dead letters of the log's consumers. Those of webhooks: GET /hub/v1/dead-letters.")?;
+    } else if !json {
         table::print(["ID", "CONSUMER", "DIED", "ATTEMPTS", "TOPIC", "EVENT", "ERROR"], &rows)?;
     }
     Ok(())
@@ -147,8 +170,16 @@ async fn retry(db: &PgPool, chosen: Chosen) -> Result<(), Failure> {
         say(&format!("Dead letter {id} is parked, and due now."))?;
         return Ok(());
     }
-    let done = dead_letter::retry_many(db, &chosen.filters.which()).await?;
-    tell("are parked, and due now", done)
+    let which = chosen.filters.which();
+    let done = dead_letter::retry_many(db, &which).await?;
+    tell("are parked, and due now", done)?;
+    let left = dead_letter::without_consumer(db, &which).await?;
+    for (consumer, count) in left {
+        say(&format!(
+            "{count} of {consumer} cannot be retried: it is no consumer of the log, or is not there any more."
+        ))?;
+    }
+    Ok(())
 }
 
 async fn discard(db: &PgPool, chosen: Chosen) -> Result<(), Failure> {

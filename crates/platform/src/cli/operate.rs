@@ -1,23 +1,19 @@
 //! The commands for operators: they run beside a server and end.
 
 use std::io::Write;
-use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
 use chrono::Utc;
 use kit::auth::{Role, Tenant, TokenSigner};
 use kit::config::BadSetting;
-use kit::health::Health;
 use kit::secret::{MasterKey, Secret};
 use mailbox::database::{self, PoolLimits};
-use mailbox::{home, status};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
-use super::{Failure, cursors};
-use crate::checks::Checks;
+use super::{Failure, table};
 use crate::data_dir::DataDir;
 use crate::embedded;
 use crate::keys::{NewKey, flow};
@@ -26,8 +22,12 @@ use crate::settings::Settings;
 pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
-    database::migrate(&direct_database_options(settings, &data_dir)?).await?;
-    say("The database's schema is up to date.")?;
+    let applied = database::migrate(&direct_database_options(settings, &data_dir)?).await?;
+    say(&match applied.as_slice() {
+        [] => "The database's schema is up to date.".to_owned(),
+        [only] => format!("Migration {only} is applied: the database's schema is up to date."),
+        [first, .., last] => format!("Migrations {first} to {last} are applied: the database's schema is up to date."),
+    })?;
     Ok(())
 }
 
@@ -57,14 +57,23 @@ pub(super) async fn create_key(settings: &Settings, role: Role, tenant: Tenant, 
     Ok(())
 }
 
-pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>) -> Result<(), Failure> {
+pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>, json: bool) -> Result<(), Failure> {
     const PAGE: u32 = 100;
     let db = connect(settings)?;
-    say(&format!("{:36}  {:8}  {:6}  {:12}  {:20}  {:7}  NAME", "ID", "HINT", "ROLE", "TENANT", "CREATED", "STATE"))?;
+    if !json {
+        say(&format!(
+            "{:36}  {:8}  {:6}  {:12}  {:20}  {:7}  NAME",
+            "ID", "HINT", "ROLE", "TENANT", "CREATED", "STATE"
+        ))?;
+    }
     let mut before = None;
     loop {
         let keys = flow::list(&db, tenant.as_ref(), before, PAGE).await?;
         for key in &keys {
+            if json {
+                table::json(key)?;
+                continue;
+            }
             let state = match () {
                 () if key.revoked_at.is_some() => "revoked",
                 () if key.expires_at.is_some_and(|at| at <= Utc::now()) => "expired",
@@ -85,54 +94,6 @@ pub(super) async fn revoke_key(settings: &Settings, id: Uuid) -> Result<(), Fail
     flow::revoke(&connect(settings)?, id, None, Utc::now()).await?;
     say(&format!("Key {id} is revoked; servers refuse it within 2 s."))?;
     Ok(())
-}
-
-/// What runs, what it depends on, and how far the consumers are; fails when something required is down or an operator is
-/// waited for.
-pub(super) async fn status(settings: &Settings) -> Result<ExitCode, Failure> {
-    let data_dir = DataDir::at(&settings.data_dir)?;
-    let server = data_dir.holder().unwrap_or_else(|| "not running from this data folder".to_owned());
-    say(&format!("data      {}", data_dir.path().display()))?;
-    say(&format!("server    {server}"))?;
-    if settings.database_url.is_none() {
-        say(&format!("database  {}", embedded::address(&data_dir)))?;
-    }
-    let db = pool(database_options(settings, &data_dir)?);
-    let health = Health::default();
-    Checks::new(settings, &db, settings.broker()?, &health)?.run().await;
-    let report = health.report();
-    for check in &report {
-        say(&format!("{:9} {}", check.name, check.error.as_deref().unwrap_or("up")))?;
-    }
-    if report.iter().any(|check| check.required && !check.up) {
-        return Ok(ExitCode::FAILURE);
-    }
-    let missing = database::missing_migrations(&db).await?;
-    let schema = if missing.is_empty() { "up to date".to_owned() } else { format!("lacks migrations {missing:?}") };
-    say(&format!("schema    {schema}"))?;
-    match missing.is_empty() {
-        true => readers(&db).await,
-        false => Ok(ExitCode::SUCCESS),
-    }
-}
-
-/// The consumers; fails when one of them, or all, wait for an operator.
-async fn readers(db: &PgPool) -> Result<ExitCode, Failure> {
-    let is_restored = home::is_restored(&mut *db.acquire().await?).await?;
-    if is_restored {
-        say("log       restored or copied: nothing is sent until `pillarbox recover --from TIME` or `--skip`")?;
-    }
-    let consumers = status::consumers(db).await?;
-    let lapsed: Vec<&str> =
-        consumers.iter().filter(|one| one.lapsed_at.is_some()).map(|one| one.consumer.as_str()).collect();
-    for name in &lapsed {
-        say(&format!("lapsed    {name}: `pillarbox cursors reset {name}` or `pillarbox cursors drop {name}`"))?;
-    }
-    if !consumers.is_empty() {
-        say("")?;
-        cursors::print(&consumers)?;
-    }
-    Ok(if is_restored || !lapsed.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// The current key first, then those it replaced.
@@ -186,7 +147,7 @@ pub(super) fn connect(settings: &Settings) -> Result<PgPool, Failure> {
     Ok(pool(database_options(settings, &data_dir)?))
 }
 
-fn pool(options: PgConnectOptions) -> PgPool {
+pub(super) fn pool(options: PgConnectOptions) -> PgPool {
     database::pool(options, PoolLimits { connections_min: 0, connections_max: 2, ..PoolLimits::default() })
 }
 

@@ -23,9 +23,15 @@ pub(super) enum Command {
         json: bool,
     },
     /// Try one at once
-    Retry { place: i64 },
+    Retry {
+        /// The number in PLACE of `pillarbox parked list`
+        place: i64,
+    },
     /// Throw one away, and let what waits behind it go on
-    Discard { place: i64 },
+    Discard {
+        /// The number in PLACE of `pillarbox parked list`
+        place: i64,
+    },
 }
 
 pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Failure> {

@@ -34,7 +34,7 @@ pub(super) struct Replay {
     /// Repeat what has taken effect already, too
     #[arg(long)]
     again: bool,
-    /// Show how far it is until it is done; interrupted, the replay goes on
+    /// Show how far it is until all is read; interrupted, the replay goes on. Webhooks may still be on their way then
     #[arg(long)]
     wait: bool,
 }
@@ -51,7 +51,10 @@ enum Command {
         json: bool,
     },
     /// Call one off; what it has repeated stays repeated
-    Cancel { id: i64 },
+    Cancel {
+        /// The number in ID of `pillarbox replay list`
+        id: i64,
+    },
 }
 
 #[derive(Args)]
@@ -79,6 +82,9 @@ pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Fa
 }
 
 async fn ask(db: &PgPool, request: &Request, is_waited_for: bool) -> Result<(), Failure> {
+    if request.to <= request.from {
+        return Err(Failure::Other("--to must be a time after --from".to_owned()));
+    }
     let mut tx = db.begin().await?;
     let id = flow::replay(&mut tx, request).await?;
     tx.commit().await?;

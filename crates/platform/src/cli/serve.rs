@@ -4,8 +4,10 @@ use std::io::Write;
 
 use kit::config::BadSetting;
 use kit::telemetry;
-use mailbox::database;
+use mailbox::{database, replica, status};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -14,7 +16,7 @@ use super::operate::{database_options, direct_database_options, master_keys};
 use crate::app::{self, Running};
 use crate::data_dir::DataDir;
 use crate::embedded::{self, Embedded};
-use crate::settings::Settings;
+use crate::settings::{Role, Settings};
 
 pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
     let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
@@ -41,6 +43,12 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
             embedded.wait_until_ready().await?;
         }
         database::migrate(&direct).await?;
+        if embedded.is_some() {
+            // The folder is locked, and its PostgreSQL has just been started: who held a lease there is dead.
+            let mut database = PgConnection::connect_with(&direct).await?;
+            replica::end_all(&mut database).await?;
+            database.close().await?;
+        }
         Ok(app::start(settings, listener, options.clone(), &master_keys).await?)
     };
     let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, embedded.is_some())).await;
@@ -64,10 +72,44 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     let master_keys = master_keys(settings, &data_dir)?;
     let options = database_options(settings, &data_dir)?;
-    let starting = async { Ok(app::start(settings, listener, options, &master_keys).await?) };
+    let starting = async {
+        let running = app::start(settings, listener, options.clone(), &master_keys).await?;
+        tell_of_idle_roles(settings, &options).await?;
+        Ok(running)
+    };
     let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, false)).await;
     traces.flush().await;
     outcome
+}
+
+/// Says which roles nobody has so far, neither this process nor another: an API alone takes what nobody delivers.
+async fn tell_of_idle_roles(settings: &Settings, options: &PgConnectOptions) -> Result<(), Failure> {
+    let mut database = PgConnection::connect_with(options).await?;
+    let at_work = status::at_work(&mut database).await?;
+    database.close().await?;
+    let mut idle: Vec<&str> = [
+        ("consume", Role::Consume, "events", "events.counts"),
+        ("consume", Role::Consume, "joins", "joins.events"),
+        ("fanout", Role::Fanout, "hub", "hub.fanout"),
+        ("dispatch", Role::Dispatch, "hub", "hub.dispatch"),
+    ]
+    .into_iter()
+    .filter(|(_, role, service, work)| {
+        !settings.has_role(*role) && settings.has_service(service) && !at_work.contains(*work)
+    })
+    .map(|(name, ..)| name)
+    .collect();
+    idle.dedup();
+    if settings.amqp_url.is_some()
+        && !settings.has_role(Role::Relay)
+        && !at_work.iter().any(|one| one.starts_with("relay."))
+    {
+        idle.push("relay");
+    }
+    if !idle.is_empty() {
+        tracing::warn!("nobody runs the roles {} so far: until a process does, their messages wait", idle.join(", "));
+    }
+    Ok(())
 }
 
 /// Starts, greets, waits for the signal, drains. Stopped while it starts, it just ends.

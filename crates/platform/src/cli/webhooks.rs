@@ -91,11 +91,22 @@ pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure>
     let client = client.map_err(Failure::Other)?;
     let body = Bytes::from(event.to_string());
     let sent = client.post(Outgoing { target: &target, headers, body, timeout: SEND_TIME_MAX }).await;
-    let answer = sent.map_err(|failure| Failure::Other(format!("{server}: {failure}")))?;
+    let answer = sent.map_err(|failure| {
+        Failure::Other(format!("{server}: {failure}; start it with `pillarbox up`, or name another with --server URL"))
+    })?;
     match answer.status {
         StatusCode::ACCEPTED => Ok(say(&answer.excerpt)?),
-        status => Err(Failure::Other(format!("{server} answered {status}: {}", answer.excerpt))),
+        status => Err(Failure::Other(format!("{server} answered {status}: {}", told(&answer.excerpt)))),
     }
+}
+
+/// What a problem says, and of which fields; another answer as it is.
+fn told(answer: &str) -> String {
+    let problem: Value = serde_json::from_str(answer).unwrap_or_default();
+    let Some(detail) = problem["detail"].as_str() else { return answer.to_owned() };
+    let fields = problem["errors"].as_array().into_iter().flatten();
+    let field = |error: &Value| Some(format!("; {}: {}", error["pointer"].as_str()?, error["detail"].as_str()?));
+    fields.filter_map(field).fold(detail.to_owned(), |told, field| told + &field)
 }
 
 fn header_value(flag: &str, text: &str) -> Result<HeaderValue, Failure> {
@@ -113,7 +124,11 @@ struct Listening {
 /// Prints what comes as lines of JSON, until it is stopped.
 pub(super) async fn listen(listen: Listen) -> Result<(), Failure> {
     let verifier = listen.secret.as_deref().map(Verifier::parse).transpose();
-    let verifier = verifier.map_err(|error| Failure::Other(format!("--secret: {error}")))?;
+    let verifier = verifier.map_err(|_| {
+        Failure::Other(
+            "--secret takes the subscriber's secret: whsec_… or whpk_… and base64, as it was shown".to_owned(),
+        )
+    })?;
     let listener = TcpListener::bind(("127.0.0.1", listen.port))
         .await
         .map_err(|error| Failure::Other(format!("port {}: {error}; --port takes another", listen.port)))?;

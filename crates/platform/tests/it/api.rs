@@ -66,13 +66,19 @@ async fn the_description_is_complete() {
     let description = app.anyone().get("/openapi.json").await.json();
     assert_eq!(description["openapi"], "3.1.0");
     assert_eq!(description["components"]["securitySchemes"]["bearer"]["scheme"], "bearer");
+    let groups: Vec<_> = description["tags"].as_array().into_iter().flatten().map(|group| &group["name"]).collect();
     let mut ids = BTreeSet::new();
     for (method, path, operation) in operations(&app.anyone()).await {
         let what = format!("{method} {path}");
         let id = operation["operationId"].as_str().unwrap().to_owned();
         assert!(ids.insert(id.clone()), "{what}: {id} is taken");
         assert!(operation["summary"].as_str().is_some_and(|text| !text.is_empty()), "{what}");
+        assert!(groups.contains(&&operation["tags"][0]), "{what}: its group is not described");
         let responses = operation["responses"].as_object().unwrap();
+        for (status, response) in responses {
+            let is_described = response["description"].as_str().is_some_and(|text| !text.is_empty());
+            assert!(is_described, "OpenAPI requires a description: {what} {status}");
+        }
         let problem = "#/components/schemas/Problem";
         let is_problem =
             |status: &str| responses[status]["content"]["application/problem+json"]["schema"]["$ref"] == problem;
@@ -126,6 +132,7 @@ async fn the_documentation_needs_nothing_from_outside() {
     let page = client.get("/docs/").await;
     assert_eq!(page.status, 200);
     assert!(page.header("content-type").starts_with("text/html"));
+    assert!(page.text.contains("<title>Pillarbox</title>"));
     let mut loaded = 0;
     for part in page.text.split(['"', '\'']).filter(|part| part.ends_with(".js") || part.ends_with(".css")) {
         assert!(!part.contains("//"), "{part} comes from outside");

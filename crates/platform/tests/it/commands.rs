@@ -1,5 +1,7 @@
 //! The commands, beside a running instance and without one.
 
+use std::process::Stdio;
+
 use serde_json::Value;
 use testkit::Client;
 use uuid::Uuid;
@@ -33,6 +35,9 @@ async fn keys_and_tokens_are_made_beside_a_running_instance() {
     testkit::drain("the key is refused", std::time::Duration::from_secs(5), refused).await;
     let (_, listed, _) = command(&["key", "list"]);
     assert!(listed.contains("revoked"), "{listed}");
+    let (_, listed, _) = command(&["key", "list", "--tenant", "acme", "--json"]);
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!((listed["id"].as_str(), listed["revoked_at"].is_string()), (Some(id), true));
 
     let (code, status, _) = command(&["status"]);
     assert_eq!(code, Some(0), "{status}");
@@ -44,6 +49,77 @@ async fn keys_and_tokens_are_made_beside_a_running_instance() {
     let (code, _, error) = command(&["key", "list"]);
     assert_eq!(code, Some(1));
     assert!(error.contains("pillarbox up"), "{error}");
+}
+
+#[tokio::test]
+async fn status_tells_what_the_server_says_of_itself() {
+    let folder = DataFolder::new();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let amqp = format!("amqp://me:hunter2@{free}/%2f");
+    let mut process = up(&folder, &[("PILLARBOX_AMQP_URL", &amqp), ("PILLARBOX_RELAY__INITIAL_DELAY_MS", "0")]);
+    let base = process.base_url().await;
+    let (db, posted) = (folder.database().await, "select pillarbox.post('order.created', '{}')");
+    sqlx::query(posted).execute(&db).await.unwrap();
+
+    // The command knows nothing of RabbitMQ; the server does.
+    let command = |args: &[&str]| run(&[args, &["--data-dir", folder.text()]].concat(), &[]);
+    let stalled = |status: &Value| status["consumers"].as_array().unwrap().iter().any(|one| one["state"] == "stalled");
+    let status = testkit::drain("a route has failed", std::time::Duration::from_secs(20), async || {
+        let (code, status, error) = command(&["status", "--json"]);
+        let status: Value = serde_json::from_str(&status).unwrap_or_else(|_| panic!("{status}{error}"));
+        if stalled(&status) && code == Some(1) { Ok(status) } else { Err(status) }
+    })
+    .await;
+    let rabbitmq = status["checks"].as_array().unwrap().iter().find(|check| check["name"] == "rabbitmq").unwrap();
+    let why = rabbitmq["error"].as_str().unwrap();
+    assert!(why.contains(&free.to_string()) && why.contains("refused") && !why.contains("hunter2"), "{why}");
+    let (_, text, _) = command(&["status"]);
+    assert!(text.contains(&base) && text.contains(&format!("rabbitmq  RabbitMQ at {free}")), "{text}");
+    let (_, cursors, _) = command(&["cursors"]);
+    assert!(cursors.contains("stalled") && cursors.contains("good"), "{cursors}");
+    let told = process.logs().matches("relay.default/").count();
+    assert_eq!(told, 1, "once a minute, however often it fails:\n{}", process.logs());
+
+    // Of another database, the server of this folder is none.
+    let other = testkit::TestDatabase::new(&mailbox::database::migrations()).await;
+    let (code, text, _) = command(&["status", "--database-url", &other.url()]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(!text.contains("server") && !text.contains("rabbitmq"), "{text}");
+    assert!(process.terminate().await.success());
+}
+
+#[tokio::test]
+async fn a_reader_that_has_enough_is_no_error() {
+    let database = testkit::TestDatabase::new(&mailbox::database::migrations()).await;
+    for (args, env) in [(&["openapi"][..], &[][..]), (&["status"], &[("PILLARBOX_DATABASE_URL", &*database.url())])] {
+        let mut command = testkit::command(BINARY, args, env);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let ended = child.wait_with_output().unwrap();
+        assert!(ended.status.success() && ended.stderr.is_empty(), "{args:?}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_mistake_is_answered_with_what_it_takes() {
+    let folder = DataFolder::new();
+    for (line, says) in [
+        ("token --user bob", "takes a UUID such as"),
+        ("listen --secret whpk_AAAA", "whpk_"),
+        ("send order.paid {} --server http://127.0.0.1:1 --api-key k", "--server URL"),
+        (
+            "replay --consumer c --from 10m --to 20m --database-url postgres://127.0.0.1:1/x",
+            "--to must be a time after",
+        ),
+        ("dead-letters retry --database-url postgres://127.0.0.1:1/x", "an ID, a filter such as --consumer"),
+    ] {
+        let line = format!("{line} --data-dir {}", folder.text());
+        let (code, _, error) = run(&line.split_whitespace().collect::<Vec<_>>(), &[]);
+        assert!(
+            code.is_some_and(|code| code != 0) && error.contains(says) && !error.contains("whsk_"),
+            "{line}: {error}"
+        );
+    }
 }
 
 #[test]
@@ -106,9 +182,7 @@ async fn the_tail_follows_what_is_posted_by_sql() {
     let folder = DataFolder::new();
     let mut process = up(&folder, &[]);
     process.base_url().await;
-    let socket = folder.path().join("run");
-    let options = sqlx::postgres::PgConnectOptions::new().socket(socket).username("pillarbox").database("pillarbox");
-    let db = sqlx::PgPool::connect_with(options).await.unwrap();
+    let db = folder.database().await;
     sqlx::query("select pillarbox.post('order.created', '{\"total\": 1.50}', key => 'o1')").execute(&db).await.unwrap();
     sqlx::query("select pillarbox.post('user.left', '{}')").execute(&db).await.unwrap();
 
@@ -125,6 +199,11 @@ async fn the_tail_follows_what_is_posted_by_sql() {
     assert!(!following.logs().contains("user.left"));
     let (code, out, error) = run(&["tail", "--from-beginning", "--once", "--data-dir", folder.text()], &[]);
     assert_eq!((code, out.lines().count()), (Some(0), 3), "{error}");
+    // An operator's table is not among ours, although the role has our schema's name.
+    sqlx::query("create table orders (id int)").execute(&db).await.unwrap();
+    let schema: String =
+        sqlx::query_scalar("select schemaname from pg_tables where tablename = 'orders'").fetch_one(&db).await.unwrap();
+    assert_eq!(schema, "public");
     db.close().await;
     assert!(process.terminate().await.success());
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hyper::Method;
 use serde_json::json;
-use testkit::Client;
+use testkit::{Client, Receiver};
 
 use crate::instance::{ADMIN_KEY, DataFolder, admin_of, up};
 
@@ -62,4 +62,23 @@ async fn what_was_acknowledged_is_there_after_kill_9() {
     assert!(acknowledged.is_subset(&kept));
     assert!(kept.len() <= acknowledged.len() + WRITERS * rounds, "only what was in flight may be there unacknowledged");
     assert!(process.terminate().await.success());
+}
+
+#[tokio::test]
+async fn the_work_goes_on_at_once_after_kill_9() {
+    let (folder, receiver) = (DataFolder::new(), Receiver::start().await);
+    let subscriber = json!({"name": "me", "url": receiver.url(), "event_types": ["*"]});
+    for round in 0..2 {
+        let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
+        let client = admin_of(&process).await;
+        if round == 0 {
+            assert_eq!(client.post("/hub/v1/subscribers", subscriber.clone()).await.status, 201);
+        }
+        let sent = client.post("/hub/v1/events", json!({"event_type": "order.paid", "payload": round})).await;
+        assert_eq!(sent.status, 202, "{sent:?}");
+        // Far less than the lease that the killed process holds.
+        let arrived = async || receiver.count() == round + 1;
+        testkit::drain("the webhook arrives", Duration::from_secs(6), arrived).await;
+        process.kill9();
+    }
 }

@@ -65,6 +65,9 @@ async fn each_answer_leads_to_what_the_matrix_says() {
         assert_eq!((&last.1[..], made.len()), (*expected, *tries), "{event_type}: {made:?}");
         let answered = event_type.strip_prefix("test.s").and_then(|status| status.parse().ok());
         assert_eq!(last.0, answered.filter(|status| *status != 599), "{event_type}");
+        if let Some(status) = last.0.filter(|_| *expected == "dead") {
+            assert_eq!(outcome["last_error"], format!("answered {status}"), "{event_type}");
+        }
         let dead = dead_letters(manager, subscriber).await;
         let reason = match (*expected, *tries, &event_type[..]) {
             ("delivered", ..) => None,

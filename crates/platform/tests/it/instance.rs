@@ -18,6 +18,14 @@ impl DataFolder {
         &self.0
     }
 
+    /// The private PostgreSQL in it, as an operator reaches it.
+    pub(crate) async fn database(&self) -> sqlx::PgPool {
+        let socket = self.0.join("run");
+        let options =
+            sqlx::postgres::PgConnectOptions::new().socket(socket).username("pillarbox").database("pillarbox");
+        sqlx::PgPool::connect_with(options).await.unwrap()
+    }
+
     pub(crate) fn text(&self) -> &str {
         self.0.to_str().unwrap()
     }

@@ -58,6 +58,10 @@ async fn a_queue_of_the_users_is_read_into_the_log_once_and_not_sent_back() {
     .unwrap();
     assert_eq!(dead.len(), 4, "{dead:?}");
     assert_eq!(dead[0].0, "\"not json\"");
+    let announced = "select count(*) from pillarbox.log where topic = 'dead_letter.amqp_orders' and source = 'mailbox'";
+    assert_eq!(sqlx::query_scalar::<_, i64>(announced).fetch_one(db).await.unwrap(), 4, "each is told of");
+    let metric = "pillarbox_consumer_dead_letters{consumer=\"amqp:orders\"} 4";
+    drain("it is measured", PATIENCE, async || app.anyone().get("/metrics").await.text.contains(metric)).await;
     drain("all is acknowledged", PATIENCE, async || outside.depth("orders").await == 0).await;
     post(db, "order.placed", None, 99).await;
     let back = outside.take("back", 1).await;

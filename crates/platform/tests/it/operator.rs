@@ -356,9 +356,10 @@ async fn a_consumer_is_reset_replayed_and_dropped() {
     let backwards = admin.post(replays, json!({"consumer": "effects", "from": Utc::now(), "to": hour_ago})).await;
     backwards.assert_problem(422, "validation-failed");
     assert_eq!(backwards.json()["errors"][0]["pointer"], "/to");
-    let bad = admin.post(replays, json!({"consumer": "effects", "from": "soon"})).await;
+    let bad = admin.post(replays, json!({"consumer": "effects", "from": "30m"})).await;
     bad.assert_problem(422, "validation-failed");
     assert_eq!(bad.json()["errors"][0]["pointer"], "/from");
+    assert!(bad.json()["errors"][0]["detail"].as_str().unwrap().contains("2026-01-31T08:00:00Z"), "{bad:?}");
 
     let reset = "/admin/v1/consumers/effects/reset";
     assert_eq!(admin.post(reset, json!({"from": hour_ago})).await.status, 204);

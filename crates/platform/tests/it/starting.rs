@@ -150,13 +150,35 @@ async fn serving_an_unmigrated_database_says_what_to_do_and_migrating_is_safe_at
             tokio::task::spawn_blocking(move || run(&["migrate", "--database-url", &url], &[]))
         })
         .collect();
+    let mut told = String::new();
     for migrated in migrating {
-        let (code, _, error) = migrated.await.unwrap();
+        let (code, out, error) = migrated.await.unwrap();
         assert_eq!(code, Some(0), "{error}");
+        told += &out;
     }
+    assert!(told.contains("Migrations 1 to "), "{told}");
+    let (_, told, _) = run(&["migrate", "--database-url", &url], &[]);
+    assert_eq!(told, "The database's schema is up to date.\n");
+
     let mut process = serve(&folder, &database, &[]);
     assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
     assert!(process.terminate().await.success());
+}
+
+#[tokio::test]
+async fn an_api_alone_says_that_nobody_does_the_work() {
+    let (database, folder) = (TestDatabase::new(&migrations()).await, DataFolder::new());
+    let is_told = async || {
+        let api = serve(&folder, &database, &[("PILLARBOX_ROLES", "[\"api\"]")]);
+        api.base_url().await;
+        api.logs().contains("nobody runs the roles consume, fanout, dispatch so far")
+    };
+    assert!(is_told().await);
+    let workers = serve(&folder, &database, &[]);
+    workers.base_url().await;
+    let at_work = async || mailbox::status::at_work(database.pool()).await.unwrap().len() >= 4;
+    drain("somebody works", Duration::from_secs(10), at_work).await;
+    assert!(!is_told().await);
 }
 
 #[tokio::test]
