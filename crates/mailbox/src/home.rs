@@ -1,7 +1,8 @@
 //! Whether this log is where it was written.
 //!
 //! Transaction ids, and with them every position, mean nothing in another cluster; and a copy (a staging system, say) must
-//! not send what the original sends. So a log that finds itself elsewhere is silent until an operator says how to go on.
+//! not send what the original sends. So a log that finds itself elsewhere is silent until an operator says how to go on. A dump
+//! that was restored into the same database shows by its tables, which were made anew.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
@@ -11,11 +12,13 @@ use crate::{parked, replay};
 
 const IS_ELSEWHERE: &str = "
     home.database_oid <> (select oid from pg_database where datname = current_database())
-    or home.system_identifier <> pillarbox.system_identifier()";
+    or home.system_identifier <> pillarbox.system_identifier()
+    or home.log_oid <> 'pillarbox.log'::regclass";
 
 const HERE: &str = "
     system_identifier = pillarbox.system_identifier(),
-    database_oid = (select oid from pg_database where datname = current_database())";
+    database_oid = (select oid from pg_database where datname = current_database()),
+    log_oid = 'pillarbox.log'::regclass";
 
 /// Where a restored log goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +37,9 @@ pub async fn settle(db: &PgPool) -> sqlx::Result<()> {
     sqlx::query(sqlx::AssertSqlSafe(format!("update pillarbox.home set {HERE} where database_oid is null")))
         .execute(&mut *db)
         .await?;
+    // A log that was written before this was kept.
+    let known = format!("update pillarbox.home set {HERE} where log_oid is null and not ({IS_ELSEWHERE}) is true");
+    sqlx::query(sqlx::AssertSqlSafe(known)).execute(&mut *db).await?;
     let query = format!(
         "update pillarbox.home
          set {HERE}, floor = $1::pg_snapshot, floor_id = $2, floor_at = $3, restored_at = $3

@@ -1,5 +1,7 @@
 //! What the log needs now and then: partitions ahead, and an end for what is old.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use kit::worker::Round;
 use sqlx::{PgConnection, PgPool};
@@ -22,8 +24,13 @@ impl Default for Keep {
     }
 }
 
-/// One round of everything. No post waits for it: where it cannot have a lock soon, the next round is soon enough.
-pub async fn round(db: &PgPool, keep: Keep, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
+/// Consumers that come back after a long time, all of them with the whole installation, say, have so long to catch up before
+/// one is given up.
+pub const PATIENCE: Duration = Duration::from_secs(3_600);
+
+/// One round of everything, by who has been at it for so long. No post waits for it: where it cannot have a lock soon, the
+/// next round is soon enough.
+pub async fn round(db: &PgPool, keep: Keep, now: DateTime<Utc>, at_it_for: Duration) -> Result<Round, sqlx::Error> {
     let mut db = db.acquire().await?;
     for made in [log::make_partitions(&mut db, partition::DAYS_AHEAD).await, make_reader_partitions(&mut db).await] {
         if let Some(made @ 1..) = partition::unless_locked(made)? {
@@ -35,7 +42,9 @@ pub async fn round(db: &PgPool, keep: Keep, now: DateTime<Utc>) -> Result<Round,
         return Ok(Round::Idle);
     }
     replica::forget_gone(&mut db).await?;
-    lapse(&mut db, keep, now).await?;
+    if at_it_for >= PATIENCE {
+        lapse(&mut db, keep, now).await?;
+    }
     drop_log_days(&mut db, keep, now).await?;
     drop_reader_days(&mut db, keep, now).await?;
     let long_ago = now - days(keep.behind_days + 1);

@@ -76,11 +76,17 @@ impl<'a> Settlement<'a> {
 
     fn failed(&mut self, item: &'a Item, place: Option<i64>, attempts: i32, error: String) -> &'static str {
         let message = &item.message;
-        tracing::warn!(
-            consumer = self.consumer, message_id = %message.message_id, topic = message.topic, attempts, error,
-            "a message failed"
-        );
         let next_at = self.retry.after(attempts).map(|pause| self.now + pause);
+        // Those in between are no news: what waits for a queue that nobody binds is tried for ever.
+        match attempts == 1 || next_at.is_none() {
+            true => tracing::warn!(
+                consumer = self.consumer, message_id = %message.message_id, topic = message.topic, attempts, error,
+                "a message failed"
+            ),
+            false => tracing::debug!(
+                consumer = self.consumer, message_id = %message.message_id, attempts, error, "a message failed again"
+            ),
+        }
         match (place, next_at) {
             (None, next_at) => {
                 // Without a retry it is due at once, and given up then.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::{Router, middleware};
 use events::{Events, Stores};
@@ -178,8 +178,12 @@ pub async fn start(
     workers.spawn(async move { upkeep.run(|| upkeeping.round()).await });
     if settings.has_role(Role::Maintain) {
         let (maintaining, db, clock) = (worker("maintain", MAINTAIN_PAUSE, false), work_db.clone(), app.clock.clone());
-        let keep = settings.keep();
-        workers.spawn(async move { maintaining.run(|| maintain::round(&db, keep, clock.now())).await });
+        let (keep, since) = (settings.keep(), Instant::now());
+        let round = move || {
+            let (db, now) = (db.clone(), clock.now());
+            async move { maintain::round(&db, keep, now, since.elapsed()).await }
+        };
+        workers.spawn(async move { maintaining.run(round).await });
     }
     let replica = Replica::new(process_name(), settings.lease_time());
     let runtime = Runtime::start(work_db.clone(), app.clock.clone(), replica, health.clone(), stop.clone());

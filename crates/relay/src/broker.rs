@@ -57,7 +57,7 @@ pub enum BrokerError {
     Amqp(#[from] lapin::Error),
 }
 
-/// One connection per process, shared by what publishes and consumes.
+/// One connection, shared by what publishes; what reads a queue has one of its own.
 pub struct Broker {
     uri: Secret<AMQPUri>,
     state: Mutex<State>,
@@ -80,6 +80,11 @@ impl Broker {
         let mut uri: AMQPUri = url.reveal().parse().map_err(|_| BrokerError::Address)?;
         uri.query.heartbeat.get_or_insert(HEARTBEAT_S);
         Ok(Broker { uri: Secret::new(uri), state: Mutex::new(State::Disconnected) })
+    }
+
+    /// The same broker, over a connection of its own.
+    pub(crate) fn apart(&self) -> Broker {
+        Broker { uri: self.uri.clone(), state: Mutex::new(State::Disconnected) }
     }
 
     /// Fails unless there is a live connection, or one can be had soon.

@@ -137,14 +137,17 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
     }
 }
 
-/// Reads a queue into the log.
+/// Reads a queue into the log. Over a connection of its own: a message that lapin cannot read ends the connection, again and
+/// again until it is taken out, and may keep nobody else waiting.
 pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>) {
     let worker: Worker = runtime.worker(format!("intake {}", queue.queue), Duration::from_millis(100));
+    let broker = Arc::new(broker.apart());
     let bridge = Bridge::new(queue.clone(), broker.clone(), runtime);
     runtime.spawn(async move {
         let bridge = Mutex::new(bridge);
         worker.run(async || bridge.lock().await.round().await).await;
         bridge.into_inner().close().await;
+        broker.close().await;
     });
 }
 

@@ -22,12 +22,22 @@ impl TestVhost {
         let vhost = TestVhost { name: unique_name() };
         let path = format!("/api/vhosts/{}", vhost.name);
         // The API also lets its caller, the user in the URL, do everything in the new vhost.
-        tokio::task::spawn_blocking(move || call("PUT", &path)).await.expect("the call ends").expect("a new vhost");
+        tokio::task::spawn_blocking(move || call("PUT", &path, "")).await.expect("the call ends").expect("a new vhost");
         vhost
     }
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Publishes to a queue what no client can be made to say: `properties` as JSON.
+    pub async fn publish(&self, queue: &str, properties: &str, body: &str) {
+        let path = format!("/api/exchanges/{}/amq.default/publish", self.name);
+        let request = format!(
+            r#"{{"routing_key":"{queue}","properties":{properties},"payload":{body:?},"payload_encoding":"string"}}"#
+        );
+        let publishing = tokio::task::spawn_blocking(move || call("POST", &path, &request));
+        publishing.await.expect("the call ends").expect("it is published");
     }
 
     pub fn amqp_url(&self) -> String {
@@ -39,16 +49,16 @@ impl TestVhost {
 
 impl Drop for TestVhost {
     fn drop(&mut self) {
-        if let Err(error) = call("DELETE", &format!("/api/vhosts/{}", self.name)) {
+        if let Err(error) = call("DELETE", &format!("/api/vhosts/{}", self.name), "") {
             // A panic while another one unwinds would abort the process and hide the first.
             eprintln!("vhost {} is not deleted: {error}", self.name);
         }
     }
 }
 
-/// One request to RabbitMQ's management API: a fresh connection, no body, only the status counts. It blocks, because
+/// One request to RabbitMQ's management API: a fresh connection, and of the answer only the status counts. It blocks, because
 /// `drop` cannot await; it is not worth an HTTP client.
-fn call(method: &str, path: &str) -> io::Result<()> {
+fn call(method: &str, path: &str, body: &str) -> io::Result<()> {
     let api = servers::amqp_api();
     let (credentials, address) = api
         .strip_prefix("http://")
@@ -61,7 +71,8 @@ fn call(method: &str, path: &str) -> io::Result<()> {
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Basic {credentials}\r\n\
-         Content-Length: 0\r\nConnection: close\r\n\r\n"
+         Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
     )?;
     let mut response = String::new();
     stream.read_to_string(&mut response)?;

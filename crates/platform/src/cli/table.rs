@@ -9,9 +9,9 @@ pub(super) fn print<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> s
     let columns: Vec<(usize, bool)> = (0..N).map(|at| (width(at), is_number(at))).collect();
     let mut out = std::io::stdout().lock();
     for row in std::iter::once(&heads.map(str::to_owned)).chain(rows) {
-        let cell = |(text, (width, is_number)): (&String, &(usize, bool))| match is_number {
-            true => format!("{text:>width$}"),
-            false => format!("{text:width$}"),
+        let cell = |(text, (width, is_number)): (&String, &(usize, bool))| match (plain(text), is_number) {
+            (text, true) => format!("{text:>width$}"),
+            (text, false) => format!("{text:width$}"),
         };
         let line = row.iter().zip(&columns).map(cell).collect::<Vec<_>>().join("  ");
         writeln!(out, "{}", line.trim_end())?;
@@ -22,11 +22,16 @@ pub(super) fn print<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> s
 /// On one line, without what would act on a terminal, and not too long.
 pub(super) fn shown(text: &str) -> String {
     const CHARS_MAX: usize = 80;
-    let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let plain = plain(text);
     match plain.char_indices().nth(CHARS_MAX) {
         Some((at, _)) => format!("{}…", &plain[..at]),
         None => plain,
     }
+}
+
+/// Without what would act on a terminal, or begin a line.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 pub(super) fn time(at: chrono::DateTime<chrono::Utc>) -> String {

@@ -190,14 +190,22 @@ pub(crate) async fn until_replays_are_done(db: &PgPool) {
 
 /// As an operator does it.
 pub(crate) fn copy_database(from: &TestDatabase, to: &TestDatabase) {
+    restore_database(to, &dump_database(from));
+}
+
+pub(crate) fn dump_database(from: &TestDatabase) -> Vec<u8> {
     let dump = std::process::Command::new("pg_dump").arg(from.url()).output().unwrap();
     assert!(dump.status.success(), "{}", String::from_utf8_lossy(&dump.stderr));
+    dump.stdout
+}
+
+pub(crate) fn restore_database(to: &TestDatabase, dump: &[u8]) {
     let mut restore = std::process::Command::new("psql")
         .args(["-q", "-v", "ON_ERROR_STOP=1", &to.url()])
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    std::io::Write::write_all(&mut restore.stdin.take().unwrap(), &dump.stdout).unwrap();
+    std::io::Write::write_all(&mut restore.stdin.take().unwrap(), dump).unwrap();
     assert!(restore.wait().unwrap().success());
 }

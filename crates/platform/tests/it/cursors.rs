@@ -33,6 +33,6 @@ async fn a_dropped_consumer_leaves_its_places_to_their_days_and_begins_anew() {
     }
     assert_eq!(cursor::forget(db, "effects").await.unwrap(), Dropped::Yes);
     assert!(count(db, "position").await >= places, "there may be millions: none is deleted one by one");
-    maintain::round(db, Keep::default(), Utc::now() + chrono::Duration::days(30)).await.unwrap();
+    maintain::round(db, Keep::default(), Utc::now() + chrono::Duration::days(30), maintain::PATIENCE).await.unwrap();
     assert_eq!(count(db, "position").await, 0);
 }

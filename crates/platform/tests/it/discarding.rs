@@ -66,9 +66,9 @@ async fn a_parked_message_that_is_thrown_away_shows_as_discarded_until_a_replay_
     assert_eq!(status(db, -1).await, sent());
     patient.process.stop().await;
     assert_eq!(numbers(db).await, [2, -1]);
-    maintain::round(db, Keep::default(), Utc::now()).await.unwrap();
+    maintain::round(db, Keep::default(), Utc::now(), maintain::PATIENCE).await.unwrap();
     assert_eq!(count(db, "discarded").await, 1);
-    maintain::round(db, Keep::default(), Utc::now() + chrono::Duration::days(20)).await.unwrap();
+    maintain::round(db, Keep::default(), Utc::now() + chrono::Duration::days(20), maintain::PATIENCE).await.unwrap();
     assert_eq!(count(db, "discarded").await, 0, "it goes when the log has gone");
 }
 

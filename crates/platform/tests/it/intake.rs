@@ -8,9 +8,10 @@ use mailbox::database::migrations;
 use relay::IntakeQueue;
 use serde_json::json;
 use sqlx::PgPool;
-use testkit::{FaultProxy, TestApp, TestDatabase, TestVhost, drain};
+use testkit::{FaultProxy, Pillarbox, TestApp, TestDatabase, TestVhost, drain};
 
 use crate::broker::Outside;
+use crate::instance::{BINARY, DataFolder};
 use crate::relaying::{PATIENCE, post, relaying};
 
 #[tokio::test]
@@ -213,4 +214,29 @@ async fn a_dead_letter_is_made_once_however_long_the_message_behind_it_waits() {
     let errors = dead(db).await;
     assert_eq!(errors.len(), 2, "{errors:?}");
     app.stop().await;
+}
+
+#[tokio::test]
+async fn headers_that_nest_without_end_end_nobody() {
+    let (database, vhost, folder) = (TestDatabase::new(&migrations()).await, TestVhost::new().await, DataFolder::new());
+    let outside = Outside::of(&vhost).await;
+    outside.queue("orders", "", "").await;
+    let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
+    let properties = format!(r#"{{"headers":{{"x":{deep}}},"type":"order.placed","message_id":"deep"}}"#);
+    vhost.publish("orders", &properties, "1").await;
+    outside.publish("orders", Some("next"), Some("order.placed"), None, b"2").await;
+    let (database_url, amqp_url) = (database.url(), vhost.amqp_url());
+    let env = [
+        ("PILLARBOX_ROLES", r#"["relay"]"#),
+        ("PILLARBOX_DATABASE_URL", database_url.as_str()),
+        ("PILLARBOX_AMQP_URL", amqp_url.as_str()),
+        ("PILLARBOX_RELAY__INTAKE", r#"[{queue="orders"}]"#),
+        ("PILLARBOX_POOL_MIN", "0"),
+    ];
+    let _process = Pillarbox::start(BINARY, &["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text()], &env);
+    let taken = "select count(*) from pillarbox.log where source = 'amqp:orders'";
+    drain("both are in the log", PATIENCE, async || {
+        sqlx::query_scalar::<_, i64>(taken).fetch_one(database.pool()).await.unwrap() == 2
+    })
+    .await;
 }

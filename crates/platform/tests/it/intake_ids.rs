@@ -85,7 +85,7 @@ async fn an_id_from_another_time_takes_effect_once_and_is_forgotten_like_any_oth
     .await
     .unwrap();
     assert_eq!(far, 0);
-    maintain::round(db, Keep::default(), now + Duration::days(30)).await.unwrap();
+    maintain::round(db, Keep::default(), now + Duration::days(30), maintain::PATIENCE).await.unwrap();
     for table in ["inbox", "inbox_foreign"] {
         assert_eq!(count(db, table).await, 0, "{table} does not grow for ever");
     }

@@ -1,8 +1,8 @@
 //! What may be posted, by whom, and that it is kept.
 
-use mailbox::database::migrations;
+use mailbox::database::{PoolLimits, migrations};
 use mailbox::log::make_partitions;
-use mailbox::post::AggregateId;
+use mailbox::post::{AggregateId, Post, Source, post};
 use testkit::TestDatabase;
 
 use crate::log::{Everything, post_one};
@@ -35,6 +35,28 @@ async fn a_producer_may_post_and_nothing_else() {
         sqlx::query("set local role pillarbox_producer").execute(&mut *tx).await.unwrap();
         let error = sqlx::query(forbidden).execute(&mut *tx).await.unwrap_err();
         assert_eq!(error.as_database_error().unwrap().code().unwrap(), "42501", "{forbidden}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_producer_has_made_in_another_schema_does_not_run_with_our_rights() {
+    let database = TestDatabase::new(&migrations()).await;
+    // It fits `bigint & 15` better than PostgreSQL's own.
+    sqlx::raw_sql(
+        "create function public.evil(bigint, integer) returns bigint language plpgsql
+         as $$ begin raise exception 'with the rights of %', current_user; end $$;
+         create operator public.& (leftarg = bigint, rightarg = integer, function = public.evil)",
+    )
+    .execute(database.pool())
+    .await
+    .unwrap();
+    for for_workers in [false, true] {
+        let limits = PoolLimits { connections_min: 0, for_workers, ..PoolLimits::default() };
+        let db = mailbox::database::pool(database.connect_options(), limits);
+        let mut tx = db.begin().await.unwrap();
+        let message = Post::new("a", serde_json::value::to_raw_value(&1).unwrap());
+        post(&mut tx, &Source::new("test"), &message).await.unwrap();
+        tx.commit().await.unwrap();
     }
 }
 

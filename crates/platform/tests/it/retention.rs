@@ -13,7 +13,8 @@ use sqlx::PgPool;
 use testkit::{TestDatabase, drain};
 
 use crate::consuming::{
-    PATIENCE, Process, copy_database, database, effects, numbers, post_numbers, recorder, until_effects,
+    PATIENCE, Process, copy_database, database, dump_database, effects, numbers, post_numbers, recorder,
+    restore_database, until_effects,
 };
 
 #[tokio::test]
@@ -93,7 +94,7 @@ async fn an_old_day_goes_when_every_consumer_has_passed_it_and_no_post_waits_for
     behind.register(db).await.unwrap();
     until_effects(db, 2).await;
     process.stop().await;
-    maintain::round(db, Keep::default(), Utc::now()).await.unwrap();
+    maintain::round(db, Keep::default(), Utc::now(), maintain::PATIENCE).await.unwrap();
     assert!(exists(db, &old).await, "one consumer has not read it");
     sqlx::query("delete from pillarbox.cursor where consumer = 'behind'").execute(db).await.unwrap();
 
@@ -112,7 +113,7 @@ async fn an_old_day_goes_when_every_consumer_has_passed_it_and_no_post_waits_for
     };
     let maintaining = async {
         for _ in 0..3 {
-            maintain::round(db, Keep::default(), Utc::now()).await.unwrap();
+            maintain::round(db, Keep::default(), Utc::now(), maintain::PATIENCE).await.unwrap();
         }
     };
     let (slowest, ()) = tokio::join!(posting, maintaining);
@@ -121,7 +122,7 @@ async fn an_old_day_goes_when_every_consumer_has_passed_it_and_no_post_waits_for
     reader.rollback().await.unwrap();
     // Whoever else has it for a moment, such as autovacuum, is not waited for: it goes another time.
     drain("it goes", PATIENCE, async || {
-        maintain::round(db, Keep::default(), Utc::now()).await.unwrap();
+        maintain::round(db, Keep::default(), Utc::now(), maintain::PATIENCE).await.unwrap();
         !exists(db, &old).await
     })
     .await;
@@ -137,7 +138,7 @@ async fn an_old_day_stays_while_a_replay_needs_it_or_nobody_has_said_how_a_resto
     let keep = Keep::default();
     let mark = "update pillarbox.home set restored_at = ";
     sqlx::query(sqlx::AssertSqlSafe(format!("{mark} now()"))).execute(db).await.unwrap();
-    maintain::round(db, keep, Utc::now()).await.unwrap();
+    maintain::round(db, keep, Utc::now(), maintain::PATIENCE).await.unwrap();
     assert!(exists(db, &old).await, "its operator may still want it");
     sqlx::query(sqlx::AssertSqlSafe(format!("{mark} null"))).execute(db).await.unwrap();
 
@@ -148,10 +149,10 @@ async fn an_old_day_stays_while_a_replay_needs_it_or_nobody_has_said_how_a_resto
     let from = Utc::now() - chrono::Duration::days(11);
     let request = replay::Request { consumer: "idle".to_owned(), from, to: Utc::now(), again: false };
     replay::request(db, &request).await.unwrap();
-    maintain::round(db, keep, Utc::now()).await.unwrap();
+    maintain::round(db, keep, Utc::now(), maintain::PATIENCE).await.unwrap();
     assert!(exists(db, &old).await, "a replay is to read it");
     sqlx::query("update pillarbox.replay_shard set done = true").execute(db).await.unwrap();
-    maintain::round(db, keep, Utc::now()).await.unwrap();
+    maintain::round(db, keep, Utc::now(), maintain::PATIENCE).await.unwrap();
     assert!(!exists(db, &old).await);
 }
 
@@ -170,7 +171,7 @@ async fn who_was_switched_off_for_long_and_has_nothing_to_read_does_not_lapse() 
     .execute(db)
     .await
     .unwrap();
-    maintain::round(db, Keep::default(), Utc::now()).await.unwrap();
+    maintain::round(db, Keep::default(), Utc::now(), maintain::PATIENCE).await.unwrap();
     let process = Process::start(db, recorder());
     post_numbers(db, None, [2]).await;
     until_effects(db, 2).await;
@@ -194,7 +195,14 @@ async fn a_consumer_that_is_behind_for_too_long_lapses_and_is_reset_by_an_operat
     .execute(db)
     .await
     .unwrap();
-    maintain::round(db, Keep::default(), Utc::now()).await.unwrap();
+    let lapsed = async || {
+        let query = "select count(*) from pillarbox.cursor where lapsed_at is not null";
+        sqlx::query_scalar::<_, i64>(query).fetch_one(db).await.unwrap()
+    };
+    maintain::round(db, Keep::default(), Utc::now(), std::time::Duration::ZERO).await.unwrap();
+    assert_eq!(lapsed().await, 0, "it may be back as soon as who maintains");
+    maintain::round(db, Keep::default(), Utc::now(), maintain::PATIENCE).await.unwrap();
+    assert_eq!(lapsed().await, 1);
     let process = Process::start(db, recorder());
     drain("it says so", PATIENCE, async || {
         process
@@ -216,4 +224,30 @@ async fn a_consumer_that_is_behind_for_too_long_lapses_and_is_reset_by_an_operat
     assert_eq!(cursor::forget(db, "effects").await.unwrap(), Dropped::Yes);
     assert_eq!(cursor::forget(db, "effects").await.unwrap(), Dropped::Unknown);
     assert!(!cursor::reset(db, "effects", None).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_log_that_was_restored_where_it_was_is_noticed() {
+    let database = database().await;
+    let db = database.pool();
+    home::settle(db).await.unwrap();
+    let is_restored = async || home::is_restored(&mut *db.acquire().await.unwrap()).await.unwrap();
+    assert!(!is_restored().await);
+    let dump = dump_database(&database);
+    sqlx::raw_sql(
+        "do $$ declare name text; begin
+             for name in select nspname from pg_namespace where nspname like 'pillarbox%' loop
+                 execute format('drop schema %I cascade', name);
+             end loop;
+         end $$",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    restore_database(&database, &dump);
+    assert!(is_restored().await, "its tables are others");
+    home::settle(db).await.unwrap();
+    assert!(is_restored().await, "until an operator has said how to go on");
+    assert!(home::recover(db, Recover::Skip).await.unwrap());
+    assert!(!is_restored().await);
 }
