@@ -38,7 +38,7 @@ struct FeedFilters {
     /// What begins before.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
-    /// Words of the title or the description; of what matches, at most 1,000 events are looked at.
+    /// Words of the title or the description; `relevance` ranks the 1,000 events that match and begin next.
     #[param(min_length = 1, max_length = 200)]
     q: Option<String>,
     /// `relevance` is for `q`, and its default; `latest` is the default without it; `trending` takes no `q`.

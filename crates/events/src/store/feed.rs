@@ -8,7 +8,7 @@ use super::event::{COLUMNS, event};
 use super::trending::table_of;
 use crate::domain::Event;
 
-/// Of those that match a search so many are ranked.
+/// Of those that match a search so many are ranked: those that begin next, whatever the order of the rows.
 const MATCHES_MAX: i64 = 1_000;
 
 /// Which of the published events; None is any. Names are folded.
@@ -102,11 +102,14 @@ fn statement(
     let columns = COLUMNS.replace("event.description", "'' as description");
     let mut query = QueryBuilder::new(prefix);
     match order {
-        Order::Latest if which.search.is_none() => {
+        Order::Latest => {
             query.push(format!(
                 "select 0 as rank, start_time as walked_start_time, {columns} from pillarbox_events.event
                  where status = 'published'"
             ));
+            if let Some(search) = &which.search {
+                query.push(" and search @@ websearch_to_tsquery('pg_catalog.english', ").push_bind(search).push(")");
+            }
             push_filters(&mut query, which, "event", after.is_none());
             push_after(&mut query, "(start_time, id) > (", after, false);
             query.push(" order by start_time, id limit ");
@@ -124,21 +127,18 @@ fn statement(
             push_after(&mut query, "(scored.rank, scored.start_time, scored.event_id) > (", after, true);
             query.push(" order by scored.rank, scored.start_time, scored.event_id limit ");
         }
-        Order::Latest | Order::Relevance => {
+        Order::Relevance => {
             query.push("with asked as (select websearch_to_tsquery('pg_catalog.english', ");
             query.push_bind(which.search.as_deref().unwrap_or_default());
-            let rank = match order {
-                Order::Relevance => "-round(1000000 * ts_rank(search, asked.words))::integer",
-                Order::Latest | Order::Trending(_) => "0",
-            };
-            query.push(format!(
+            query.push(
                 ") as words), matched as materialized (
-                     select {rank} as rank, start_time, id from pillarbox_events.event, asked
-                     where status = 'published' and search @@ asked.words"
-            ));
+                     select -round(1000000 * ts_rank(search, asked.words))::integer as rank, start_time, id
+                     from pillarbox_events.event, asked
+                     where status = 'published' and search @@ asked.words",
+            );
             push_filters(&mut query, which, "event", true);
             query.push(format!(
-                " limit {MATCHES_MAX})
+                " order by start_time, id limit {MATCHES_MAX})
                  select matched.rank, matched.start_time as walked_start_time, {columns} from matched
                  join pillarbox_events.event on event.id = matched.id where true"
             ));

@@ -276,11 +276,25 @@ async fn a_search_finds_words_and_ranks_what_has_them_in_its_title() {
 }
 
 #[tokio::test]
-async fn a_search_looks_at_a_thousand_matches_and_walks_through_them() {
+async fn a_search_ranks_the_next_thousand_and_walks_through_them_while_counts_change() {
     let world = World::start().await;
     fill(world.db(), 1_500).await;
-    let found = walk(&world.app.anyone(), "q=event&limit=100", async || {}).await;
-    assert_eq!((found.len(), found.iter().collect::<HashSet<_>>().len()), (1_000, 1_000));
+    let by_time: Vec<Uuid> = sqlx::query_scalar("select id from pillarbox_events.event order by start_time, id")
+        .fetch_all(world.db())
+        .await
+        .unwrap();
+    // Rows move in their table when a count changes.
+    let people_come = async || {
+        sqlx::query("update pillarbox_events.event set active_participants = 1 + active_participants where random() < 0.5")
+            .execute(world.db())
+            .await
+            .unwrap();
+    };
+    let found = walk(&world.app.anyone(), "q=event&limit=100", people_come).await;
+    let (distinct, next): (HashSet<&Uuid>, HashSet<&Uuid>) = (found.iter().collect(), by_time[..1_000].iter().collect());
+    assert_eq!((found.len(), distinct.symmetric_difference(&next).count()), (1_000, 0));
+    let latest = walk(&world.app.anyone(), "q=event&sort=latest&limit=100", people_come).await;
+    assert!(latest == by_time, "{}: in this order none is ranked, so all are walked through", latest.len());
     world.app.stop().await;
 }
 
