@@ -130,7 +130,7 @@ async fn keep(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(
         }
         feed::outdate(tx, new.id).await?;
     }
-    if let Some(topic) = news(old.status, new.status) {
+    if let Some(topic) = news(old, new.status) {
         let payload = to_raw_value(&new.told()).map_err(|error| sqlx::Error::Encode(error.into()))?;
         let mut message = Post::new(topic, payload).with_key(new.id.to_string());
         message.aggregate_type = Some(AGGREGATE_TYPE.to_owned());
@@ -140,10 +140,11 @@ async fn keep(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(
     Ok(())
 }
 
-/// What others hear. A draft's changes are nobody's business yet.
-fn news(old: Status, new: Status) -> Option<&'static str> {
-    match (old, new) {
+/// What others hear. A draft's changes are nobody's business yet, and one that was never published never becomes it.
+fn news(old: &Event, new: Status) -> Option<&'static str> {
+    match (old.status, new) {
         (Status::Draft, Status::Draft) => None,
+        (Status::Draft, Status::Canceled) if old.published_at.is_none() => None,
         (Status::Draft | Status::Canceled, Status::Published) => Some(PUBLISHED),
         (Status::Published, Status::Published) => Some(UPDATED),
         (Status::Published | Status::Canceled, Status::Draft) => Some(UNPUBLISHED),

@@ -291,6 +291,8 @@ async fn a_draft_that_is_canceled_stays_its_owners_own() {
         assert_eq!(anyone.get(&path(hidden)).await.status, 404);
         assert_eq!(act(&stranger, hidden, "publish").await.status, 404);
     }
+    assert_eq!(messages_of(world.db(), &never).await, [], "nobody has heard of it");
+    assert_eq!(messages_of(world.db(), &once).await.len(), 3, "who joined it is told");
     assert_eq!(
         anyone.get(&path(&shown)).await.json()["status"],
         "canceled",
