@@ -1,5 +1,5 @@
 use http::StatusCode;
-use kit::problem::Problem;
+use kit::problem::{FieldError, Problem};
 use mailbox::post::PostError;
 
 use crate::domain::Refused;
@@ -33,6 +33,10 @@ impl From<Refused> for Problem {
             Refused::Banned(_) => Problem::new(StatusCode::FORBIDDEN, "banned", refused),
             Refused::NotIn => Problem::not_found("not-registered", refused),
             Refused::NotBanned => Problem::not_found("not-banned", refused),
+            Refused::BanInThePast => Problem::validation(vec![FieldError::body(
+                "/expires_at",
+                "takes a time in the future, or nothing for ever",
+            )]),
         }
     }
 }

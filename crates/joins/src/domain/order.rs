@@ -108,6 +108,8 @@ pub(crate) enum Refused {
     NotIn,
     #[error("they are not banned from this event")]
     NotBanned,
+    #[error("a ban takes a time in the future, or nothing for ever")]
+    BanInThePast,
 }
 
 impl Refused {
@@ -115,9 +117,12 @@ impl Refused {
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Refused::NoEvent | Refused::NotPublished => true,
-            Refused::EventCanceled | Refused::Ended(_) | Refused::Banned(_) | Refused::NotIn | Refused::NotBanned => {
-                false
-            }
+            Refused::EventCanceled
+            | Refused::Ended(_)
+            | Refused::Banned(_)
+            | Refused::NotIn
+            | Refused::NotBanned
+            | Refused::BanInThePast => false,
         }
     }
 }

@@ -106,7 +106,7 @@ impl Roster {
                 Outcome::Kicked(self.leave(order, *user, how, reason.as_ref(), now)?)
             }
             Command::Ban { user, reason, expires_at } => {
-                Outcome::Banned(self.ban(order, *user, (reason, *expires_at), now))
+                Outcome::Banned(self.ban(order, *user, (reason, *expires_at), now)?)
             }
             Command::Unban { user } => self.unban(order, *user, now)?,
             Command::Learn { news, force } => Outcome::Learned(self.learn(news, *force)),
@@ -206,7 +206,10 @@ impl Roster {
         user: Uuid,
         (reason, expires_at): (&Option<String>, Option<DateTime<Utc>>),
         now: DateTime<Utc>,
-    ) -> Ban {
+    ) -> Result<Ban, Refused> {
+        if expires_at.is_some_and(|end| end <= now) {
+            return Err(Refused::BanInThePast);
+        }
         let id = self.bans.get(&user).map_or(order.new_id, |ban| ban.id);
         let ban = Ban {
             id,
@@ -225,7 +228,7 @@ impl Roster {
         }
         let note = Note { action: Action::Banned, from, reason: reason.as_ref(), expires_at };
         self.note(order, user, note, now);
-        ban
+        Ok(ban)
     }
 
     fn unban(&mut self, order: &Order, user: Uuid, now: DateTime<Utc>) -> Result<Outcome, Refused> {

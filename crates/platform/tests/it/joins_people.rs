@@ -299,3 +299,21 @@ async fn a_refusal_that_passes_does_not_stick_to_its_key() {
     assert_eq!(act_keyed(&user, event.event_id, "join", "mine").await.status, 201);
     world.stop().await;
 }
+
+#[tokio::test]
+async fn a_repeated_ban_is_answered_again_also_when_it_is_over() {
+    let world = World::start(1).await;
+    let event = world.event(1).await;
+    let organizer = world.organizer().with_header("idempotency-key", "out");
+    let path = format!("/join/v1/events/{}/ban", event.event_id);
+    let body = json!({"user_id": Uuid::now_v7(), "expires_at": Utc::now() + TimeDelta::seconds(1)});
+    let banned = organizer.post(&path, body.clone()).await;
+    assert_eq!(banned.status, 200, "{banned:?}");
+    drain("the ban ends", PATIENCE, async || at(&body["expires_at"]) < Utc::now()).await;
+    let again = organizer.post(&path, body.clone()).await;
+    assert_eq!((again.status, again.json()), (200, banned.json()), "{again:?}");
+    let late = world.organizer().with_header("idempotency-key", "out again").post(&path, body).await;
+    late.assert_problem(422, "validation-failed");
+    assert_eq!(late.json()["errors"][0]["pointer"], "/expires_at");
+    world.stop().await;
+}
