@@ -52,7 +52,7 @@ impl FromRequestParts<Joins> for Organizer {
         if caller.user_id() == Some(event.owner_id) || caller.is_operator() {
             return Ok(Organizer { event, principal: caller.principal });
         }
-        Err(Error::NotOrganizer.into())
+        Err(look::not_organizer(joins, &event, caller.user_id()).await?.into())
     }
 }
 

@@ -96,6 +96,9 @@ impl Roster {
     pub(crate) fn apply(&mut self, order: &Order, now: DateTime<Utc>) -> Result<Outcome, Refused> {
         let told = self.changes.lines.len();
         let outcome = match &order.command {
+            Command::Join { user } | Command::Cancel { user } if self.is_hidden_from(*user) => {
+                return Err(Refused::NoEvent);
+            }
             Command::Join { user } => self.join(order, *user, now)?,
             Command::Cancel { user } => {
                 let how = (Action::Canceled, JoinStatus::Canceled);
@@ -134,6 +137,10 @@ impl Roster {
             }
         }
         self.changes
+    }
+
+    fn is_hidden_from(&self, user: Uuid) -> bool {
+        self.event.is_hidden_from(Some(user)) && !self.entries.contains_key(&user)
     }
 
     fn join(&mut self, order: &Order, user: Uuid, now: DateTime<Utc>) -> Result<Outcome, Refused> {

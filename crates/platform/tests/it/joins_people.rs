@@ -93,7 +93,7 @@ async fn one_joins_only_what_is_there_and_open() {
     let unpublished = next(&event, |event| event.status = EventStatus::Draft);
     world.tell(&unpublished).await;
     world.until_known(&unpublished).await;
-    world.join(&event, user).await.assert_problem(409, "event-not-published");
+    world.join(&event, user).await.assert_problem(404, "event-not-found");
     let ended = next(&unpublished, |event| {
         (event.status, event.end_time) = (EventStatus::Published, Utc::now() - TimeDelta::seconds(1));
     });
@@ -315,5 +315,30 @@ async fn a_repeated_ban_is_answered_again_also_when_it_is_over() {
     let late = world.organizer().with_header("idempotency-key", "out again").post(&path, body).await;
     late.assert_problem(422, "validation-failed");
     assert_eq!(late.json()["errors"][0]["pointer"], "/expires_at");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_unpublished_is_not_there_for_who_never_joined_it() {
+    let world = World::start(1).await;
+    let event = world.event(1).await;
+    let guest = world.fill(&event, 1).await[0];
+    let unpublished = next(&event, |event| event.status = EventStatus::Draft);
+    world.tell(&unpublished).await;
+    world.until_known(&unpublished).await;
+    let stranger = Uuid::now_v7();
+    world.join(&event, stranger).await.assert_problem(404, "event-not-found");
+    world.cancel(&event, stranger).await.assert_problem(404, "event-not-found");
+    for what in ["my", "position", "participants", "stats"] {
+        let path = format!("/join/v1/events/{}/{what}", event.event_id);
+        world.user(stranger).get(&path).await.assert_problem(404, "event-not-found");
+    }
+    let kick = moderate(&world.user(stranger), event.event_id, "kick", json!({"user_id": guest})).await;
+    kick.assert_problem(404, "event-not-found");
+    let path = format!("/join/v1/events/{}/stats", event.event_id);
+    world.user(guest).get(&path).await.assert_problem(403, "forbidden");
+    assert_eq!(world.organizer().get(&path).await.status, 200);
+    assert_eq!(world.cancel(&event, guest).await.status, 200);
+    world.join(&event, guest).await.assert_problem(409, "event-not-published");
     world.stop().await;
 }
