@@ -31,7 +31,7 @@ impl From<Refused> for Problem {
             Refused::EventCanceled => Problem::conflict("event-canceled", refused),
             Refused::Ended(_) => Problem::conflict("event-ended", refused),
             Refused::Banned(_) => Problem::new(StatusCode::FORBIDDEN, "banned", refused),
-            Refused::NotIn => Problem::not_found("not-registered", refused),
+            Refused::NotIn | Refused::NothingToCancel => Problem::not_found("not-registered", refused),
             Refused::NotBanned => Problem::not_found("not-banned", refused),
             Refused::BanInThePast => Problem::validation(vec![FieldError::body(
                 "/expires_at",

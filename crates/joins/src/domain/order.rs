@@ -106,6 +106,8 @@ pub(crate) enum Refused {
     Banned(Option<DateTime<Utc>>),
     #[error("there is no one to take out: they are neither in nor on the waitlist")]
     NotIn,
+    #[error("you are neither in this event nor on its waitlist")]
+    NothingToCancel,
     #[error("they are not banned from this event")]
     NotBanned,
     #[error("a ban takes a time in the future, or nothing for ever")]
@@ -121,6 +123,7 @@ impl Refused {
             | Refused::Ended(_)
             | Refused::Banned(_)
             | Refused::NotIn
+            | Refused::NothingToCancel
             | Refused::NotBanned
             | Refused::BanInThePast => false,
         }

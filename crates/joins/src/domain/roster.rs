@@ -102,7 +102,9 @@ impl Roster {
             Command::Join { user } => self.join(order, *user, now)?,
             Command::Cancel { user } => {
                 let how = (Action::Canceled, JoinStatus::Canceled);
-                Outcome::Canceled(self.leave(order, *user, how, None, now)?)
+                // They ask for themselves, and are told so.
+                let left = self.leave(order, *user, how, None, now);
+                Outcome::Canceled(left.map_err(|_| Refused::NothingToCancel)?)
             }
             Command::Kick { user, reason } => {
                 let how = (Action::Kicked, JoinStatus::Rejected);

@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use chrono::{DateTime, SubsecRound, Utc};
+use kit::field::printable;
 use kit::idempotency::{Answer, JsonBody, Mutation};
 use kit::problem::{FieldError, Problem};
 use serde::Deserialize;
@@ -105,11 +106,6 @@ async fn unban(
 }
 
 fn check_reason(reason: Option<&str>) -> Result<(), Problem> {
-    match reason.is_some_and(|reason| reason.chars().count() > REASON_CHARS_MAX) {
-        true => {
-            let wrong = FieldError::body("/reason", format!("takes at most {REASON_CHARS_MAX} characters"));
-            Err(Problem::validation(vec![wrong]))
-        }
-        false => Ok(()),
-    }
+    let checked = reason.map_or(Ok(()), |reason| printable(reason, REASON_CHARS_MAX));
+    checked.map_err(|detail| Problem::validation(vec![FieldError::body("/reason", detail)]))
 }

@@ -52,7 +52,9 @@ async fn a_seat_that_is_given_up_goes_to_the_first_who_waits() {
     assert_eq!(promoted["status"], "active", "in the same transaction");
     assert!(at(&promoted["activated_at"]) >= at(&promoted["created_at"]));
     assert_eq!(place(users[3], "position").await["position"], 1);
-    world.cancel(&event, users[0]).await.assert_problem(404, "not-registered");
+    let nothing_to_cancel = world.cancel(&event, users[0]).await;
+    nothing_to_cancel.assert_problem(404, "not-registered");
+    assert_eq!(nothing_to_cancel.json()["detail"], "you are neither in this event nor on its waitlist");
 
     // Who comes again stands behind all others.
     let again = world.join(&event, users[0]).await.json();
@@ -278,6 +280,7 @@ async fn a_kicked_may_come_again_and_a_banned_may_not_until_it_ends() {
     let long = "x".repeat(501);
     for (body, pointer) in [
         (json!({"user_id": stranger, "reason": long}), "/reason"),
+        (json!({"user_id": stranger, "reason": "beep \u{7} beep"}), "/reason"),
         (json!({"user_id": stranger, "expires_at": "2020-01-01T00:00:00Z"}), "/expires_at"),
         (json!({"user_id": "me"}), "/user_id"),
     ] {
