@@ -1,6 +1,6 @@
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::{CONTENT_TYPE, ETAG, LOCATION};
+use axum::http::header::{CONTENT_TYPE, ETAG};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::HeaderValue;
@@ -61,10 +61,7 @@ async fn create(
     let now = events.clock.now();
     once(&events, identity.as_ref(), |tx| {
         Box::pin(async move {
-            let event = flow::create(tx, user, fields, now).await?;
-            let location = HeaderValue::try_from(format!("/event/v1/events/{}", event.id));
-            let location = location.map_err(|error| Problem::internal(&error))?;
-            Ok(shown(StatusCode::CREATED, event).with_header(LOCATION, location))
+            Ok(shown(StatusCode::CREATED, flow::create(tx, user, fields, now).await?))
         })
     })
     .await
@@ -220,8 +217,7 @@ async fn act(
 }
 
 fn shown(status: StatusCode, event: Event) -> Answer {
-    let tag = tag_of(&event);
-    Answer::json(status, &EventView::from(event)).with_header(ETAG, tag)
+    Answer::json(status, &EventView::from(event))
 }
 
 fn tag_of(event: &Event) -> HeaderValue {
