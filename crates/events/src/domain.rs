@@ -144,18 +144,19 @@ impl Event {
         }
     }
 
-    /// The event with its next version.
     /// Whether others than its owner may know of it: when it is published, or was when it was canceled.
     pub fn is_public(&self) -> bool {
         is_public(self.status, self.published_at)
     }
 
+    /// The event with its next version.
     pub fn after(&self, action: Action, now: DateTime<Utc>) -> Result<Event, Refused> {
         let status = self.status.after(action)?;
         Ok(Event {
             status,
             published_at: match (action, self.status) {
-                (Action::Publish, _) => Some(now),
+                // The first time: who publishes again is not new, and not trending for it.
+                (Action::Publish, _) => self.published_at.or(Some(now)),
                 // What nobody could see when it was canceled stays so.
                 (Action::Cancel, Status::Draft) => None,
                 _ => self.published_at,
