@@ -49,11 +49,7 @@ impl Status {
     }
 
     pub fn as_str(self) -> &'static str {
-        match self {
-            Status::Draft => "draft",
-            Status::Published => "published",
-            Status::Canceled => "canceled",
-        }
+        EventStatus::from(self).as_str()
     }
 
     pub fn named(name: &str) -> Option<Status> {

@@ -5,7 +5,7 @@ use contracts::joins::JoinStatus;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
-use super::{ENTRY_COLUMNS, entry_of, join_status};
+use super::{ENTRY_COLUMNS, entry_of};
 use crate::domain::Entry;
 
 /// Who waits behind so many is told no more than that: to count them all costs more with every one.
@@ -40,7 +40,7 @@ pub(crate) async fn of_event(
     let query = format!(
         "select {ENTRY_COLUMNS} from pillarbox_joins.joins
          where event_id = $1 and joins.status = '{}' and seq > $2 order by seq limit $3",
-        join_status(status)
+        status.as_str()
     );
     let rows = sqlx::query(AssertSqlSafe(query))
         .bind(event_id)
@@ -73,7 +73,7 @@ pub(crate) async fn of_user(
         .bind(user_id)
         .bind(at)
         .bind(id)
-        .bind(status.map(join_status))
+        .bind(status.map(JoinStatus::as_str))
         .bind(i64::from(limit))
         .fetch_all(db)
         .await?;
