@@ -29,13 +29,8 @@ pub enum JoinStatus {
 }
 
 impl JoinStatus {
-    pub const ALL: [JoinStatus; 5] = [
-        JoinStatus::Active,
-        JoinStatus::Waitlisted,
-        JoinStatus::Canceled,
-        JoinStatus::Expired,
-        JoinStatus::Rejected,
-    ];
+    pub const ALL: [JoinStatus; 5] =
+        [JoinStatus::Active, JoinStatus::Waitlisted, JoinStatus::Canceled, JoinStatus::Expired, JoinStatus::Rejected];
 
     /// As it is written, here and in databases.
     pub fn as_str(self) -> &'static str {

@@ -148,7 +148,8 @@ impl Cache {
         let none = || keys.iter().map(|_| None).collect();
         let Some(shared) = self.shared.as_ref().filter(|_| !keys.is_empty()) else { return none() };
         let prefixed: Vec<String> = keys.iter().map(|key| format!("{}{key}", shared.prefix)).collect();
-        let asked = shared.ask(REDIS_TIME_MAX, async |mut redis| redis.mget::<_, Vec<Option<Vec<u8>>>>(&prefixed).await).await;
+        let asked =
+            shared.ask(REDIS_TIME_MAX, async |mut redis| redis.mget::<_, Vec<Option<Vec<u8>>>>(&prefixed).await).await;
         match asked {
             Some(found) if found.len() == keys.len() => {
                 found.into_iter().map(|bytes| bytes.and_then(Copy::decode)).collect()

@@ -1,14 +1,11 @@
-//! The door for people, under `/event/v1`. What changes something takes a [`User`], and honours `Idempotency-Key` and
+//! The door for people, under `/event/v1`. What changes something takes a [`kit::auth::User`], and honours `Idempotency-Key` and
 //! `If-Match`; what is public anyone may read.
 
 mod events;
 mod feed;
 
-use axum::extract::FromRequestParts;
 use http::header::{ETAG, LOCATION};
-use http::request::Parts;
 use http::{HeaderValue, StatusCode};
-use kit::auth::Caller;
 use kit::etag;
 use kit::idempotency::{Answer, Identity};
 use kit::problem::Problem;
@@ -22,19 +19,6 @@ use crate::Events;
 
 pub(crate) fn router() -> OpenApiRouter<Events> {
     OpenApiRouter::new().merge(feed::router()).merge(events::router())
-}
-
-/// A person. A handler that takes one cannot forget to ask, and nothing else of the request is looked at before.
-struct User(Uuid);
-
-impl<S: Send + Sync> FromRequestParts<S> for User {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<User, Problem> {
-        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        let no_user = || Problem::forbidden("this is for users: call it with a user's token, not with an API key");
-        caller.user_id().map(User).ok_or_else(no_user)
-    }
 }
 
 /// Does it once for each `Idempotency-Key`, and lets the news of it go out at once. The effect answers with an event.

@@ -11,8 +11,6 @@ pub(crate) enum Error {
     Refused(#[from] Refused),
     #[error("you have not joined this event")]
     NotRegistered,
-    #[error("this is for people: call with a user's token")]
-    NotAUser,
     #[error("this is for the event's organizer")]
     NotOrganizer,
     #[error("a message cannot be written: {0}")]
@@ -46,12 +44,9 @@ impl From<Error> for Problem {
         match error {
             Error::Refused(refused) => refused.into(),
             Error::NotRegistered => Problem::not_found("not-registered", &error),
-            Error::NotAUser | Error::NotOrganizer => Problem::forbidden(&error),
-            Error::Post(PostError::Database(cause)) | Error::Database(cause) => mailbox::database::problem(&cause),
-            // We post what we made: it fits.
-            Error::Post(
-                ref cause @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)),
-            ) => Problem::internal(cause),
+            Error::NotOrganizer => Problem::forbidden(&error),
+            Error::Post(cause) => cause.into(),
+            Error::Database(cause) => mailbox::database::problem(&cause),
             Error::Unwritable(_) => Problem::internal(&error),
         }
     }

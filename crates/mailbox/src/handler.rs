@@ -155,11 +155,7 @@ impl Handle {
         Ok(inbox::enter(tx, &lane.consumer, &ids).await?)
     }
 
-    async fn handle_all(
-        &self,
-        tx: &mut Transaction<'static, Postgres>,
-        messages: &[&Message],
-    ) -> Result<(), String> {
+    async fn handle_all(&self, tx: &mut Transaction<'static, Postgres>, messages: &[&Message]) -> Result<(), String> {
         if messages.len() > 1
             && let Some(handling) = self.handler.handle_all(tx, messages)
         {

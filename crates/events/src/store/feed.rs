@@ -28,7 +28,10 @@ pub(crate) struct Which {
 pub(crate) enum Order {
     Latest,
     /// By the scores of this epoch; what is over by now is left out.
-    Trending { epoch: i64, now: DateTime<Utc> },
+    Trending {
+        epoch: i64,
+        now: DateTime<Utc>,
+    },
     /// The best match first.
     Relevance,
 }

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
-use kit::auth::Principal;
+use kit::auth::{Principal, User};
 use kit::extract::{Json, Path};
 use kit::idempotency::{Answer, Mutation};
 use kit::page::{Listing, Page};
@@ -14,7 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{User, order};
+use super::order;
 use crate::Joins;
 use crate::domain::Command;
 use crate::flow::look;

@@ -117,7 +117,8 @@ async fn many_counts_of_an_event_are_few_changes_of_it() {
     app.stop().await;
     // A backend tells its counts when it ends.
     let changes = drain("the counts are told", PATIENCE, async || {
-        let query = "select n_tup_upd from pg_stat_user_tables where schemaname = 'pillarbox_events' and relname = 'event'";
+        let query =
+            "select n_tup_upd from pg_stat_user_tables where schemaname = 'pillarbox_events' and relname = 'event'";
         let changes: i64 = sqlx::query_scalar(query).fetch_one(db).await.unwrap();
         (changes >= 4).then_some(changes)
     })

@@ -11,7 +11,9 @@ use sqlx::PgPool;
 use testkit::{Client, drain};
 use uuid::Uuid;
 
-use crate::events_world::{PATIENCE, World, act, id, in_hours, joined, made, meetup_with, patch, published, replica, say, walk};
+use crate::events_world::{
+    PATIENCE, World, act, id, in_hours, joined, made, meetup_with, patch, published, replica, say, walk,
+};
 
 /// Many published events, without asking for each: in these cities and categories by turns, one every minute.
 async fn fill(db: &PgPool, count: i32) {
@@ -285,13 +287,16 @@ async fn a_search_ranks_the_next_thousand_and_walks_through_them_while_counts_ch
         .unwrap();
     // Rows move in their table when a count changes.
     let people_come = async || {
-        sqlx::query("update pillarbox_events.event set active_participants = 1 + active_participants where random() < 0.5")
-            .execute(world.db())
-            .await
-            .unwrap();
+        sqlx::query(
+            "update pillarbox_events.event set active_participants = 1 + active_participants where random() < 0.5",
+        )
+        .execute(world.db())
+        .await
+        .unwrap();
     };
     let found = walk(&world.app.anyone(), "q=event&limit=100", people_come).await;
-    let (distinct, next): (HashSet<&Uuid>, HashSet<&Uuid>) = (found.iter().collect(), by_time[..1_000].iter().collect());
+    let (distinct, next): (HashSet<&Uuid>, HashSet<&Uuid>) =
+        (found.iter().collect(), by_time[..1_000].iter().collect());
     assert_eq!((found.len(), distinct.symmetric_difference(&next).count()), (1_000, 0));
     let latest = walk(&world.app.anyone(), "q=event&sort=latest&limit=100", people_come).await;
     assert!(latest == by_time, "{}: in this order none is ranked, so all are walked through", latest.len());
@@ -314,7 +319,8 @@ async fn scored_once(world: &World) {
 #[tokio::test]
 async fn what_is_over_is_not_trending_and_what_is_going_on_is() {
     let world = World::start_with(|settings| settings.events.trending_seconds = 3_600).await;
-    let at = |title: &str, hours| json!({"title": title, "start_time": in_hours(hours), "end_time": in_hours(hours + 2)});
+    let at =
+        |title: &str, hours| json!({"title": title, "start_time": in_hours(hours), "end_time": in_hours(hours + 2)});
     for (title, hours) in [("over", 1), ("going on", -1), ("later", 5)] {
         published(&world.owner, meetup_with(at(title, hours))).await;
     }

@@ -247,7 +247,9 @@ async fn who_looks_again_may_repeat_the_change_under_a_new_key_only() {
     let world = World::start().await;
     let event = published(&world.owner, meetup()).await;
     let keyed = world.owner.with_header("idempotency-key", "rename");
-    patch(&keyed.with_header("if-match", "\"1\""), &event, json!({"title": "Second"})).await.assert_problem(412, "stale");
+    patch(&keyed.with_header("if-match", "\"1\""), &event, json!({"title": "Second"}))
+        .await
+        .assert_problem(412, "stale");
     let other = patch(&keyed.with_header("if-match", "\"2\""), &event, json!({"title": "Second"})).await;
     other.assert_problem(422, "idempotency-key-reused");
     world.app.stop().await;
