@@ -24,6 +24,23 @@ pub enum EventStatus {
     Canceled,
 }
 
+impl EventStatus {
+    pub const ALL: [EventStatus; 3] = [EventStatus::Draft, EventStatus::Published, EventStatus::Canceled];
+
+    /// As it is written, here and in databases.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EventStatus::Draft => "draft",
+            EventStatus::Published => "published",
+            EventStatus::Canceled => "canceled",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<EventStatus> {
+        EventStatus::ALL.into_iter().find(|status| status.as_str() == name)
+    }
+}
+
 /// The payload of `event.published`, `event.updated`, `event.unpublished` and `event.canceled`: the event as it is after the
 /// change. Who has a higher `version` of it already has newer news.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -30,6 +30,26 @@ pub enum JoinStatus {
     Rejected,
 }
 
+impl JoinStatus {
+    pub const ALL: [JoinStatus; 5] =
+        [JoinStatus::Active, JoinStatus::Waitlisted, JoinStatus::Canceled, JoinStatus::Expired, JoinStatus::Rejected];
+
+    /// As it is written, here and in databases.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            JoinStatus::Active => "active",
+            JoinStatus::Waitlisted => "waitlisted",
+            JoinStatus::Canceled => "canceled",
+            JoinStatus::Expired => "expired",
+            JoinStatus::Rejected => "rejected",
+        }
+    }
+
+    pub fn named(name: &str) -> Option<JoinStatus> {
+        JoinStatus::ALL.into_iter().find(|status| status.as_str() == name)
+    }
+}
+
 /// The payload of all but `join.recounted` and `join.counted`: one person's place, and how many there are after the change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JoinChanged {

@@ -26,6 +26,8 @@ const KEPT_MAX: Duration = Duration::from_secs(3_600);
 
 /// Asking Redis must not take longer than asking the database.
 const REDIS_TIME_MAX: Duration = Duration::from_millis(50);
+/// Nobody waits for these.
+const REDIS_WRITE_TIME_MAX: Duration = Duration::from_secs(1);
 /// After a failure it is left alone for so long.
 const REDIS_REST: Duration = Duration::from_secs(1);
 
@@ -104,9 +106,11 @@ impl Cache {
         found
     }
 
-    pub(crate) async fn put(&self, wanted: &Wanted, copy: Arc<Copy>) {
-        self.memory.insert(wanted.in_memory(), copy.clone()).await;
-        self.put_shared(wanted, &copy).await;
+    pub(crate) async fn put_all(&self, made: Vec<(Wanted, Arc<Copy>)>) {
+        for (wanted, copy) in &made {
+            self.memory.insert(wanted.in_memory(), copy.clone()).await;
+        }
+        self.share(made);
     }
 
     /// A good copy. When there is none it is made once, however many ask for it at the same time.
@@ -129,7 +133,7 @@ impl Cache {
                 return Ok(copy);
             }
             let copy = Arc::new(make.await?);
-            self.put_shared(wanted, &copy).await;
+            self.share(vec![(wanted.clone(), copy.clone())]);
             Ok(copy)
         };
         self.memory.try_get_with(key, filling).await
@@ -144,7 +148,8 @@ impl Cache {
         let none = || keys.iter().map(|_| None).collect();
         let Some(shared) = self.shared.as_ref().filter(|_| !keys.is_empty()) else { return none() };
         let prefixed: Vec<String> = keys.iter().map(|key| format!("{}{key}", shared.prefix)).collect();
-        let asked = shared.ask(async |mut redis| redis.mget::<_, Vec<Option<Vec<u8>>>>(&prefixed).await).await;
+        let asked =
+            shared.ask(REDIS_TIME_MAX, async |mut redis| redis.mget::<_, Vec<Option<Vec<u8>>>>(&prefixed).await).await;
         match asked {
             Some(found) if found.len() == keys.len() => {
                 found.into_iter().map(|bytes| bytes.and_then(Copy::decode)).collect()
@@ -153,17 +158,30 @@ impl Cache {
         }
     }
 
-    async fn put_shared(&self, wanted: &Wanted, copy: &Copy) {
-        let Some(shared) = &self.shared else { return };
-        let (key, bytes) = (format!("{}{}", shared.prefix, wanted.key), copy.encode());
-        let seconds = wanted.ttl.as_secs().max(1);
-        shared.ask(async |mut redis| redis.set_ex::<_, _, ()>(&key, bytes.as_slice(), seconds).await).await;
+    /// Nobody waits until Redis has them.
+    fn share(&self, made: Vec<(Wanted, Arc<Copy>)>) {
+        if let Some(shared) = self.shared.clone().filter(|_| !made.is_empty()) {
+            tokio::spawn(async move { shared.put_all(&made).await });
+        }
     }
 }
 
 impl Shared {
+    async fn put_all(&self, made: &[(Wanted, Arc<Copy>)]) {
+        let mut pipe = redis::pipe();
+        for (wanted, copy) in made {
+            let (key, seconds) = (format!("{}{}", self.prefix, wanted.key), wanted.ttl.as_secs().max(1));
+            pipe.set_ex(key, copy.encode(), seconds).ignore();
+        }
+        self.ask(REDIS_WRITE_TIME_MAX, async |mut redis| pipe.query_async::<()>(&mut redis).await).await;
+    }
+
     /// None when it does not answer in time; then nobody asks for a while.
-    async fn ask<T>(&self, question: impl AsyncFnOnce(ConnectionManager) -> redis::RedisResult<T>) -> Option<T> {
+    async fn ask<T>(
+        &self,
+        time_max: Duration,
+        question: impl AsyncFnOnce(ConnectionManager) -> redis::RedisResult<T>,
+    ) -> Option<T> {
         let now = Instant::now();
         if self.rests_until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| until > now) {
             return None;
@@ -174,10 +192,10 @@ impl Shared {
             let connect = || self.client.get_connection_manager_with_config(config);
             question(self.connection.get_or_try_init(connect).await?.clone()).await
         };
-        let error = match tokio::time::timeout(REDIS_TIME_MAX, asking).await {
+        let error = match tokio::time::timeout(time_max, asking).await {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {} ms", REDIS_TIME_MAX.as_millis()),
+            Err(_) => format!("no answer within {} ms", time_max.as_millis()),
         };
         self.failures.increment(1);
         tracing::debug!(error, "Redis is left alone for a while; reads go to the database");

@@ -49,11 +49,7 @@ impl Status {
     }
 
     pub fn as_str(self) -> &'static str {
-        match self {
-            Status::Draft => "draft",
-            Status::Published => "published",
-            Status::Canceled => "canceled",
-        }
+        EventStatus::from(self).as_str()
     }
 
     pub fn named(name: &str) -> Option<Status> {
@@ -155,7 +151,8 @@ impl Event {
         Ok(Event {
             status,
             published_at: match (action, self.status) {
-                (Action::Publish, _) => Some(now),
+                // The first time: who publishes again is not new, and not trending for it.
+                (Action::Publish, _) => self.published_at.or(Some(now)),
                 // What nobody could see when it was canceled stays so.
                 (Action::Cancel, Status::Draft) => None,
                 _ => self.published_at,

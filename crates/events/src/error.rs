@@ -39,11 +39,8 @@ impl From<Error> for Problem {
                 kit::extract::query_problem("/q", "cannot be read as a search: take out some of its signs")
             }
             Error::CursorExpired => Problem::new(StatusCode::GONE, "cursor-expired", &error),
-            Error::Post(PostError::Database(cause)) | Error::Database(cause) => mailbox::database::problem(&cause),
-            // We post what we made: it fits.
-            Error::Post(
-                ref cause @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)),
-            ) => Problem::internal(cause),
+            Error::Post(cause) => cause.into(),
+            Error::Database(cause) => mailbox::database::problem(&cause),
         }
     }
 }

@@ -1,12 +1,13 @@
 //! The door for messages: what the joins service says of how many there are.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contracts::joins::{self, Count, JoinsCounted};
 use kit::clock::Clock;
 use mailbox::cursor::Start;
 use mailbox::filter::Matching;
-use mailbox::handler::{Handler, Handling};
+use mailbox::handler::{Failure, Handler, Handling};
 use mailbox::log::Message;
 use mailbox::runtime::Subscription;
 use serde::Deserialize;
@@ -39,13 +40,33 @@ struct Changed {
 
 impl Handler for Counts {
     fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
-        Box::pin(async move {
+        Box::pin(async move { self.take(tx, &[message]).await })
+    }
+
+    /// An event that people crowd into has most of a batch: its row changes once.
+    fn handle_all<'t>(
+        &'t self,
+        tx: &'t mut Transaction<'static, Postgres>,
+        messages: &'t [&'t Message],
+    ) -> Option<Handling<'t>> {
+        Some(Box::pin(async move { self.take(tx, messages).await }))
+    }
+}
+
+impl Counts {
+    async fn take(&self, tx: &mut Transaction<'static, Postgres>, messages: &[&Message]) -> Result<(), Failure> {
+        let mut newest: BTreeMap<Uuid, Count> = BTreeMap::new();
+        for message in messages {
             if message.topic == joins::COUNTED {
-                return Ok(());
+                continue;
             }
-            let changed: Changed = serde_json::from_str(message.payload.get())?;
-            Ok(store::count(tx, changed.event_id, changed.counts).await?)
-        })
+            let Changed { event_id, counts } = serde_json::from_str(message.payload.get())?;
+            let known = newest.entry(event_id).or_insert(counts);
+            if counts.version > known.version {
+                *known = counts;
+            }
+        }
+        Ok(store::count(tx, &newest).await?)
     }
 }
 

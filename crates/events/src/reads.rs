@@ -13,7 +13,7 @@ use sqlx::{PgPool, Postgres};
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
-use crate::cache::{Cache, Wanted};
+use crate::cache::{Cache, Copy, Wanted};
 use crate::domain::Event;
 use crate::store::{event as store, feed};
 use crate::view::EventView;
@@ -67,24 +67,29 @@ impl Details {
         if missing.is_empty() {
             return Ok(seen);
         }
-        for event in store::find_all(&mut *self.db.acquire().await?, &missing).await? {
+        // The connection goes back before anything else is done.
+        let found = store::find_all(&mut *self.db.acquire().await?, &missing).await?;
+        let mut copies = Vec::new();
+        for event in found {
             let id = event.id;
-            seen.insert(id, self.made_ready(event).await);
+            let (ready, copy) = self.made_ready(event);
+            seen.insert(id, ready);
+            copies.extend(copy);
         }
+        self.cache.put_all(copies).await;
         Ok(seen)
     }
 
-    /// Its copy is tagged by what this very row says, so a change meanwhile makes it useless, not wrong.
-    async fn made_ready(&self, event: Event) -> Seen {
+    /// With its copy, tagged by what this very row says, so a change meanwhile makes it useless, not wrong.
+    fn made_ready(&self, event: Event) -> (Seen, Option<(Wanted, Arc<Copy>)>) {
         if !event.is_public() {
-            return Seen::Hidden(Box::new(event));
+            return (Seen::Hidden(Box::new(event)), None);
         }
         let (version, active_participants) = (event.version, event.active_participants);
         let wanted = wanted(event.id, version, active_participants);
         let body = Bytes::from(EventView::from(event).to_json());
         let copy = self.cache.copy(wanted.tag.clone(), ReadyPage { body: body.clone(), next_cursor: None });
-        self.cache.put(&wanted, Arc::new(copy)).await;
-        Seen::Public { version, active_participants, body }
+        (Seen::Public { version, active_participants, body }, Some((wanted, Arc::new(copy))))
     }
 }
 

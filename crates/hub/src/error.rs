@@ -69,11 +69,8 @@ impl From<Error> for Problem {
             Error::EventGone => Problem::conflict("event-gone", &error),
             Error::Unopened => Problem::conflict("subscriber-unopened", &error),
             Error::Unusable(_) => Problem::internal(&error),
-            // We post what we made: it fits.
-            Error::Post(PostError::Database(cause)) | Error::Database(cause) => mailbox::database::problem(&cause),
-            Error::Post(
-                ref cause @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)),
-            ) => Problem::internal(cause),
+            Error::Post(cause) => cause.into(),
+            Error::Database(cause) => mailbox::database::problem(&cause),
         }
     }
 }

@@ -106,6 +106,11 @@ pub(crate) struct Line {
 }
 
 impl Event {
+    /// Whether this is nothing to who has not joined it: it was published, and is not any more.
+    pub(crate) fn is_hidden_from(&self, user: Option<Uuid>) -> bool {
+        self.status == EventStatus::Draft && user != Some(self.owner_id)
+    }
+
     pub(crate) fn has_room(&self) -> bool {
         self.capacity == 0 || self.counts.active < self.capacity
     }

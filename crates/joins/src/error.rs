@@ -1,5 +1,5 @@
 use http::StatusCode;
-use kit::problem::Problem;
+use kit::problem::{FieldError, Problem};
 use mailbox::post::PostError;
 
 use crate::domain::Refused;
@@ -11,8 +11,6 @@ pub(crate) enum Error {
     Refused(#[from] Refused),
     #[error("you have not joined this event")]
     NotRegistered,
-    #[error("this is for people: call with a user's token")]
-    NotAUser,
     #[error("this is for the event's organizer")]
     NotOrganizer,
     #[error("a message cannot be written: {0}")]
@@ -31,8 +29,12 @@ impl From<Refused> for Problem {
             Refused::EventCanceled => Problem::conflict("event-canceled", refused),
             Refused::Ended(_) => Problem::conflict("event-ended", refused),
             Refused::Banned(_) => Problem::new(StatusCode::FORBIDDEN, "banned", refused),
-            Refused::NotIn => Problem::not_found("not-registered", refused),
+            Refused::NotIn | Refused::NothingToCancel => Problem::not_found("not-registered", refused),
             Refused::NotBanned => Problem::not_found("not-banned", refused),
+            Refused::BanInThePast => Problem::validation(vec![FieldError::body(
+                "/expires_at",
+                "takes a time in the future, or nothing for ever",
+            )]),
         }
     }
 }
@@ -42,12 +44,9 @@ impl From<Error> for Problem {
         match error {
             Error::Refused(refused) => refused.into(),
             Error::NotRegistered => Problem::not_found("not-registered", &error),
-            Error::NotAUser | Error::NotOrganizer => Problem::forbidden(&error),
-            Error::Post(PostError::Database(cause)) | Error::Database(cause) => mailbox::database::problem(&cause),
-            // We post what we made: it fits.
-            Error::Post(
-                ref cause @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)),
-            ) => Problem::internal(cause),
+            Error::NotOrganizer => Problem::forbidden(&error),
+            Error::Post(cause) => cause.into(),
+            Error::Database(cause) => mailbox::database::problem(&cause),
             Error::Unwritable(_) => Problem::internal(&error),
         }
     }

@@ -16,23 +16,10 @@ use uuid::Uuid;
 use crate::Joins;
 use crate::desk::Request;
 use crate::domain::{Actor, Command, Event, Order};
-use crate::error::Error;
 use crate::flow::look;
 
 pub(crate) fn router() -> OpenApiRouter<Joins> {
     OpenApiRouter::new().merge(registration::router()).merge(people::router()).merge(moderation::router())
-}
-
-/// A person who calls for themselves.
-struct User(Uuid);
-
-impl<S: Send + Sync> FromRequestParts<S> for User {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<User, Problem> {
-        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        Ok(User(caller.user_id().ok_or(Error::NotAUser)?))
-    }
 }
 
 /// Who organizes the event of the path: its owner, or an operator. A handler that takes one cannot forget to ask, and
@@ -52,7 +39,7 @@ impl FromRequestParts<Joins> for Organizer {
         if caller.user_id() == Some(event.owner_id) || caller.is_operator() {
             return Ok(Organizer { event, principal: caller.principal });
         }
-        Err(Error::NotOrganizer.into())
+        Err(look::not_organizer(joins, &event, caller.user_id()).await?.into())
     }
 }
 

@@ -46,7 +46,7 @@ fn event_of(row: &PgRow) -> sqlx::Result<Event> {
     Ok(Event {
         id: row.try_get("event_id")?,
         owner_id: row.try_get("owner_id")?,
-        status: known(&EVENT_STATUSES, status)?,
+        status: EventStatus::named(status).ok_or_else(|| unknown(status))?,
         capacity: row.try_get("capacity")?,
         start_time: row.try_get("start_time")?,
         end_time: row.try_get("end_time")?,
@@ -68,7 +68,7 @@ fn entry_of(row: &PgRow) -> sqlx::Result<Entry> {
         id: row.try_get("id")?,
         event_id: row.try_get("event_id")?,
         user_id: row.try_get("user_id")?,
-        status: known(&JOIN_STATUSES, status)?,
+        status: JoinStatus::named(status).ok_or_else(|| unknown(status))?,
         seq: row.try_get("seq")?,
         created_at: row.try_get("created_at")?,
         updated_at: row.try_get("updated_at")?,
@@ -89,30 +89,7 @@ fn ban_of(row: &PgRow) -> sqlx::Result<Ban> {
     })
 }
 
-/// How they are written in the database.
-const EVENT_STATUSES: [(EventStatus, &str); 3] =
-    [(EventStatus::Draft, "draft"), (EventStatus::Published, "published"), (EventStatus::Canceled, "canceled")];
-const JOIN_STATUSES: [(JoinStatus, &str); 5] = [
-    (JoinStatus::Active, "active"),
-    (JoinStatus::Waitlisted, "waitlisted"),
-    (JoinStatus::Canceled, "canceled"),
-    (JoinStatus::Expired, "expired"),
-    (JoinStatus::Rejected, "rejected"),
-];
-
-fn known<S: Copy>(statuses: &[(S, &str)], text: &str) -> sqlx::Result<S> {
-    let found = statuses.iter().find(|(_, name)| *name == text);
-    found.map(|(status, _)| *status).ok_or_else(|| sqlx::Error::Decode(format!("status {text}").into()))
-}
-
-fn written<S: Copy + PartialEq>(statuses: &[(S, &'static str)], status: S) -> &'static str {
-    statuses.iter().find(|(known, _)| *known == status).map_or("", |(_, name)| name)
-}
-
-fn join_status(status: JoinStatus) -> &'static str {
-    written(&JOIN_STATUSES, status)
-}
-
-fn event_status(status: EventStatus) -> &'static str {
-    written(&EVENT_STATUSES, status)
+/// A status that this version did not write.
+fn unknown(status: &str) -> sqlx::Error {
+    sqlx::Error::Decode(format!("status {status}").into())
 }

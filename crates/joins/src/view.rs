@@ -20,7 +20,7 @@ pub(crate) struct RegistrationView {
     status: JoinStatus,
     /// The place in the event's order of joining; who joins again gets a new one.
     seq: i64,
-    /// The place in the waitlist, from 1, if that is where they are.
+    /// The place in the waitlist, from 1, in the answer to the join that led there; and in `my`, where 10,001 is that or later.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<i64>,
     created_at: DateTime<Utc>,
@@ -57,10 +57,10 @@ pub(crate) struct PositionView {
     /// As in a registration.
     #[schema(value_type = String, example = "waitlisted")]
     status: JoinStatus,
-    /// From 1; only on the waitlist, as is `ahead`.
+    /// From 1, where 10,001 is that or later; only on the waitlist, as is `ahead`.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<i64>,
-    /// How many are before.
+    /// How many are before; 10,000 is so many or more.
     #[serde(skip_serializing_if = "Option::is_none")]
     ahead: Option<i64>,
 }

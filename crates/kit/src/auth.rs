@@ -243,6 +243,21 @@ fn bearer(value: &str) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !credential.is_empty()).then_some(credential)
 }
 
+/// A person who calls for themselves. A handler that takes one cannot forget to ask, and nothing else of the request is looked
+/// at before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User(pub Uuid);
+
+impl<S: Send + Sync> FromRequestParts<S> for User {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<User, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        let no_user = || Problem::forbidden("this is for users: call it with a user's token, not with an API key");
+        caller.user_id().map(User).ok_or_else(no_user)
+    }
+}
+
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Problem;
 

@@ -25,7 +25,7 @@ const KEY_CHARS_MAX: usize = 255;
 pub struct Identity {
     /// Of the caller and the key.
     pub id: [u8; 16],
-    /// Of the method, the address and the body's meaning.
+    /// Of the method, the address, what version it is for, and the body's meaning.
     pub fingerprint: [u8; 16],
 }
 
@@ -142,10 +142,14 @@ impl<S: Send + Sync, T: Body + Send> FromRequest<S> for Mutation<T> {
         let key = idempotency_key(request.headers())?;
         let caller = request.extract_parts::<Option<Caller>>().await?;
         let (method, address) = (request.method().clone(), request.uri().to_string());
+        let if_match = single_header(request.headers(), &header::IF_MATCH)?.map(str::to_owned);
         let (body, meaning) = T::read(request, key.is_some()).await?;
+        let meaning = canonical(&meaning);
+        let mut parts = vec![method.as_str(), &address, &meaning];
+        parts.extend(if_match.as_deref());
         let identity = key.map(|key| Identity {
             id: short_digest(&[&scope(caller.as_ref()), &key]),
-            fingerprint: short_digest(&[method.as_str(), &address, &canonical(&meaning)]),
+            fingerprint: short_digest(&parts),
         });
         Ok(Mutation { body, identity })
     }

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use hmac::{Hmac, Mac};
 use http::request::Parts;
 use http::{HeaderValue, Uri, header};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::{IntoParams, ToSchema};
@@ -87,6 +87,12 @@ impl<F: DeserializeOwned> Listing<F> {
         Ok(Listing { filters: parse_query(&filters.finish())?, limit, cursor })
     }
 }
+
+/// Of a list that takes a limit and a cursor alone.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct NoFilters {}
 
 impl<S: Send + Sync, F: DeserializeOwned> FromRequestParts<S> for Listing<F> {
     type Rejection = Problem;

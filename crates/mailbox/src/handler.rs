@@ -30,6 +30,16 @@ pub type Handling<'t> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send 
 pub trait Handler: Send + Sync + 'static {
     fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t>;
 
+    /// What it does with many at once, where that costs less than one after the other; it is the same, in the same order. If it
+    /// fails they are handled one by one. None: there is no such way.
+    fn handle_all<'t>(
+        &'t self,
+        _tx: &'t mut Transaction<'static, Postgres>,
+        _messages: &'t [&'t Message],
+    ) -> Option<Handling<'t>> {
+        None
+    }
+
     /// Whether each message needs a transaction of its own: for a handler that takes locks which others take in another
     /// order than that of the log.
     fn works_alone(&self) -> bool {
@@ -64,18 +74,15 @@ impl Work for Handle {
         }
         let mut tx = lane.db.begin().await?;
         let mut fresh = self.enter(&mut tx, lane, items).await?;
-        for item in items {
-            // Taken out: the second of two in one batch is a repeat.
-            if !fresh.remove(&(item.message.message_id, item.run)) {
-                continue;
-            }
-            if let Err(error) = self.handle(&mut tx, &item.message).await {
-                tx.rollback().await?;
-                return match items {
-                    [_] => Ok(Worked { outcomes: vec![Outcome::Failed(error)], tx: None }),
-                    items => self.one_by_one(lane, items).await,
-                };
-            }
+        // Taken out: the second of two in one batch is a repeat.
+        let new = items.iter().filter(|item| fresh.remove(&(item.message.message_id, item.run)));
+        let messages: Vec<&Message> = new.map(|item| &item.message).collect();
+        if let Err(error) = self.handle_all(&mut tx, &messages).await {
+            tx.rollback().await?;
+            return match items {
+                [_] => Ok(Worked { outcomes: vec![Outcome::Failed(error)], tx: None }),
+                items => self.one_by_one(lane, items).await,
+            };
         }
         Ok(Worked { outcomes: vec![Outcome::Done; items.len()], tx: Some(tx) })
     }
@@ -148,19 +155,32 @@ impl Handle {
         Ok(inbox::enter(tx, &lane.consumer, &ids).await?)
     }
 
+    async fn handle_all(&self, tx: &mut Transaction<'static, Postgres>, messages: &[&Message]) -> Result<(), String> {
+        if messages.len() > 1
+            && let Some(handling) = self.handler.handle_all(tx, messages)
+        {
+            return outcome_of(handling).await;
+        }
+        for message in messages {
+            self.handle(tx, message).await?;
+        }
+        Ok(())
+    }
+
     async fn handle(&self, tx: &mut Transaction<'static, Postgres>, message: &Message) -> Result<(), String> {
-        let handling = async {
-            let outcome = AssertUnwindSafe(async { self.handler.handle(tx, message).await }).catch_unwind().await;
-            match outcome {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(told(&*error)),
-                Err(panic) => Err(format!("panic: {}", panic_text(&*panic))),
-            }
-        };
+        let handling = outcome_of(async { self.handler.handle(tx, message).await });
         match trace_of(message) {
             Some(trace) => trace.scope(handling).await,
             None => handling.await,
         }
+    }
+}
+
+async fn outcome_of(handling: impl Future<Output = Result<(), Failure>>) -> Result<(), String> {
+    match AssertUnwindSafe(handling).catch_unwind().await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(told(&*error)),
+        Err(panic) => Err(format!("panic: {}", panic_text(&*panic))),
     }
 }
 

@@ -4,12 +4,15 @@ use std::borrow::Cow;
 
 use contracts::MESSAGE_BYTES_MAX;
 use kit::auth::Tenant;
+use kit::problem::Problem;
 use kit::trace::TraceContext;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
+
+use crate::database::problem;
 
 const TOPIC_CHARS_MAX: usize = 200;
 const KEY_CHARS_MAX: usize = 255;
@@ -73,6 +76,18 @@ pub enum PostError {
     TooLarge(usize),
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
+}
+
+/// For who posts what they made themselves: it fits.
+impl From<PostError> for Problem {
+    fn from(error: PostError) -> Problem {
+        match error {
+            PostError::Database(cause) => problem(&cause),
+            PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_) => {
+                Problem::internal(&error)
+            }
+        }
+    }
 }
 
 impl AggregateId {

@@ -131,7 +131,7 @@ async fn keep(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(
         }
         feed::outdate(tx, new.id).await?;
     }
-    if let Some(topic) = news(old.status, new.status) {
+    if let Some(topic) = news(old, new.status) {
         post(tx, &POSTED_BY, &message(topic, new.id, &new.told())?).await?;
     }
     Ok(())
@@ -146,10 +146,11 @@ pub(super) fn message(topic: &str, event_id: Uuid, payload: &impl Serialize) -> 
     Ok(message)
 }
 
-/// What others hear. A draft's changes are nobody's business yet.
-fn news(old: Status, new: Status) -> Option<&'static str> {
-    match (old, new) {
+/// What others hear. A draft's changes are nobody's business yet, and one that was never published never becomes it.
+fn news(old: &Event, new: Status) -> Option<&'static str> {
+    match (old.status, new) {
         (Status::Draft, Status::Draft) => None,
+        (Status::Draft, Status::Canceled) if old.published_at.is_none() => None,
         (Status::Draft | Status::Canceled, Status::Published) => Some(PUBLISHED),
         (Status::Published, Status::Published) => Some(UPDATED),
         (Status::Published | Status::Canceled, Status::Draft) => Some(UNPUBLISHED),

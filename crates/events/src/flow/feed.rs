@@ -85,7 +85,7 @@ pub(crate) async fn plans(events: &Events) -> sqlx::Result<Vec<(String, String)>
     let mut db = events.feed_db.acquire().await?;
     let epoch = trending::newest(&mut db).await?.unwrap_or(0);
     let place = Place { rank: -1, start_time: now, id: uuid::Uuid::nil() };
-    for order in [Order::Latest, Order::Trending(epoch)] {
+    for order in [Order::Latest, Order::Trending { epoch, now }] {
         for bits in 0..32_u8 {
             let has = |bit: u8| bits & (1 << bit) != 0;
             let which = Which {
@@ -136,7 +136,7 @@ async fn read_behind(
         },
     };
     let order = match (sort, epoch) {
-        (Sort::Trending, epoch) => Order::Trending(epoch.unwrap_or_default()),
+        (Sort::Trending, epoch) => Order::Trending { epoch: epoch.unwrap_or_default(), now },
         (Sort::Latest, _) => Order::Latest,
         (Sort::Relevance, _) => Order::Relevance,
     };
@@ -149,7 +149,12 @@ async fn read_behind(
         let is_too_deep = error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("XX000"));
         if is_too_deep && which.search.is_some() { Error::Unsearchable } else { error.into() }
     })?;
-    let page = Page::cut(rows, limit, &events.cursor_key, scope, |(place, _)| Position { now, epoch, place: *place });
+    let at = |place: Place| Position { now, epoch, place };
+    let mut page = Page::cut(rows, limit, &events.cursor_key, scope, |(place, _)| at(*place));
+    if let Some(epoch) = epoch.filter(|_| page.next_cursor.is_none()) {
+        let last = store::last_looked_at(&mut db, &which, epoch, after).await?;
+        page.next_cursor = last.map(|place| events.cursor_key.seal(scope, &at(place)));
+    }
     Ok(page.map(|(_, event)| EventSummary::from(event)))
 }
 

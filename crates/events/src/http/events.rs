@@ -1,14 +1,14 @@
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::{CONTENT_TYPE, ETAG, LOCATION};
+use axum::http::header::{CONTENT_TYPE, ETAG};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::HeaderValue;
-use kit::auth::Caller;
+use kit::auth::{Caller, User};
 use kit::etag::{self, IfMatch, IfNoneMatch};
 use kit::extract::Path;
 use kit::idempotency::{Answer, Identity, JsonBody, Mutation};
-use kit::page::{Listing, Page};
+use kit::page::{Listing, NoFilters, Page};
 use kit::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{User, once};
+use super::once;
 use crate::Events;
 use crate::domain::{Action, Event, Status};
 use crate::fields::{Fields, NewFields};
@@ -42,11 +42,6 @@ struct MyFilters {
     status: Option<Status>,
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct NoFilters {}
-
 /// Make an event; it is a draft of its owner until it is published
 #[utoipa::path(post, path = "/event/v1/events", tag = "events", request_body = NewFields,
     params(("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
@@ -60,12 +55,7 @@ async fn create(
 ) -> Result<Answer, Problem> {
     let now = events.clock.now();
     once(&events, identity.as_ref(), |tx| {
-        Box::pin(async move {
-            let event = flow::create(tx, user, fields, now).await?;
-            let location = HeaderValue::try_from(format!("/event/v1/events/{}", event.id));
-            let location = location.map_err(|error| Problem::internal(&error))?;
-            Ok(shown(StatusCode::CREATED, event).with_header(LOCATION, location))
-        })
+        Box::pin(async move { Ok(shown(StatusCode::CREATED, flow::create(tx, user, fields, now).await?)) })
     })
     .await
 }
@@ -220,8 +210,7 @@ async fn act(
 }
 
 fn shown(status: StatusCode, event: Event) -> Answer {
-    let tag = tag_of(&event);
-    Answer::json(status, &EventView::from(event)).with_header(ETAG, tag)
+    Answer::json(status, &EventView::from(event))
 }
 
 fn tag_of(event: &Event) -> HeaderValue {

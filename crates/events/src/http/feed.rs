@@ -32,13 +32,13 @@ struct FeedFilters {
     /// Case does not matter.
     #[param(max_length = 50)]
     category: Option<String>,
-    /// What begins then or later; absent: now.
+    /// What begins then or later; absent: now, and with `trending` all that is not over.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
     /// What begins before.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
-    /// Words of the title or the description; of what matches, at most 1,000 events are looked at.
+    /// Words of the title or the description; `relevance` ranks the 1,000 events that match and begin next.
     #[param(min_length = 1, max_length = 200)]
     q: Option<String>,
     /// `relevance` is for `q`, and its default; `latest` is the default without it; `trending` takes no `q`.
@@ -60,7 +60,8 @@ struct CityQuery {
 /// List published events, upcoming ones
 ///
 /// A walk from page to page shows each event once, also while people join; new scores do not change an order that someone walks
-/// along. A page may be 15 s old in what it says of participants, and in nothing else.
+/// along. A page may be 15 s old in what it says of participants, and in nothing else. A page of `trending` within a narrow time may have
+/// few items, or none, and a `next_cursor`: go on until there is none.
 #[utoipa::path(get, path = "/event/v1/events", tag = "events", params(Listing<FeedFilters>),
     responses((status = 200, body = Page<EventSummary>),
         (status = 410, description = "The order that this cursor walks along is not kept any more: start again")))]

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, Utc};
 use contracts::joins::Count;
 use sqlx::postgres::PgRow;
@@ -130,14 +132,18 @@ async fn save(db: &mut PgConnection, event: &Event, statement: &'static str) -> 
 }
 
 /// The newest news wins, in whatever order it comes, however often.
-pub(crate) async fn count(db: &mut PgConnection, id: Uuid, counts: Count) -> sqlx::Result<()> {
+pub(crate) async fn count(db: &mut PgConnection, newest: &BTreeMap<Uuid, Count>) -> sqlx::Result<()> {
+    if newest.is_empty() {
+        return Ok(());
+    }
     sqlx::query(
-        "update pillarbox_events.event set active_participants = $2, count_version = $3
-         where id = $1 and count_version < $3",
+        "update pillarbox_events.event set active_participants = n.active, count_version = n.version
+         from (select * from unnest($1::uuid[], $2::int[], $3::bigint[]) as n (id, active, version) order by id) as n
+         where event.id = n.id and event.count_version < n.version",
     )
-    .bind(id)
-    .bind(counts.active)
-    .bind(counts.version)
+    .bind(newest.keys().copied().collect::<Vec<_>>())
+    .bind(newest.values().map(|counts| counts.active).collect::<Vec<_>>())
+    .bind(newest.values().map(|counts| counts.version).collect::<Vec<_>>())
     .execute(db)
     .await
     .map(drop)

@@ -8,8 +8,11 @@ use super::event::{COLUMNS, event};
 use super::trending::table_of;
 use crate::domain::Event;
 
-/// Of those that match a search so many are ranked.
+/// Of those that match a search so many are ranked: those that begin next, whatever the order of the rows.
 const MATCHES_MAX: i64 = 1_000;
+
+/// So many scores are looked at for a page: a range of time may pass over most of them.
+const SCORES_MAX: i64 = 10_000;
 
 /// Which of the published events; None is any. Names are folded.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -24,8 +27,11 @@ pub(crate) struct Which {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Latest,
-    /// By the scores of this epoch.
-    Trending(i64),
+    /// By the scores of this epoch; what is over by now is left out.
+    Trending {
+        epoch: i64,
+        now: DateTime<Utc>,
+    },
     /// The best match first.
     Relevance,
 }
@@ -53,6 +59,23 @@ pub(crate) async fn page(
         Ok((place, event))
     };
     rows.iter().map(found).collect()
+}
+
+/// Where the scores that a trending page looks at end; None if that is the end of all.
+pub(crate) async fn last_looked_at(
+    db: &mut PgConnection,
+    which: &Which,
+    epoch: i64,
+    after: Option<Place>,
+) -> sqlx::Result<Option<Place>> {
+    let mut query = QueryBuilder::new("");
+    push_scores(&mut query, which, epoch, after);
+    query.push(format!(" offset {} limit 1", SCORES_MAX - 1));
+    let row = query.build().persistent(false).fetch_optional(db).await?;
+    let place = |row: PgRow| {
+        Ok(Place { rank: row.try_get("rank")?, start_time: row.try_get("start_time")?, id: row.try_get("event_id")? })
+    };
+    row.map(place).transpose()
 }
 
 /// How PostgreSQL would read such a page.
@@ -102,43 +125,43 @@ fn statement(
     let columns = COLUMNS.replace("event.description", "'' as description");
     let mut query = QueryBuilder::new(prefix);
     match order {
-        Order::Latest if which.search.is_none() => {
+        Order::Latest => {
             query.push(format!(
                 "select 0 as rank, start_time as walked_start_time, {columns} from pillarbox_events.event
                  where status = 'published'"
             ));
+            if let Some(search) = &which.search {
+                query.push(" and search @@ websearch_to_tsquery('pg_catalog.english', ").push_bind(search).push(")");
+            }
             push_filters(&mut query, which, "event", after.is_none());
             push_after(&mut query, "(start_time, id) > (", after, false);
             query.push(" order by start_time, id limit ");
         }
-        Order::Trending(epoch) => {
+        Order::Trending { epoch, now } => {
+            query.push(format!("select scored.rank, scored.start_time as walked_start_time, {columns} from ("));
+            push_scores(&mut query, which, epoch, after);
             query.push(format!(
-                "select scored.rank, scored.start_time as walked_start_time, {columns} from {} scored
-                 join pillarbox_events.event on event.id = scored.event_id
-                 where event.status = 'published'",
-                table_of(epoch)
+                " limit {SCORES_MAX}) scored join pillarbox_events.event on event.id = scored.event_id
+                 where event.status = 'published' and event.end_time > "
             ));
-            push_filters(&mut query, which, "scored", true);
+            query.push_bind(now);
+            push_times(&mut query, which, "scored", true);
             // What moved away meanwhile is not there any more.
             push_filters(&mut query, which, "event", true);
-            push_after(&mut query, "(scored.rank, scored.start_time, scored.event_id) > (", after, true);
             query.push(" order by scored.rank, scored.start_time, scored.event_id limit ");
         }
-        Order::Latest | Order::Relevance => {
+        Order::Relevance => {
             query.push("with asked as (select websearch_to_tsquery('pg_catalog.english', ");
             query.push_bind(which.search.as_deref().unwrap_or_default());
-            let rank = match order {
-                Order::Relevance => "-round(1000000 * ts_rank(search, asked.words))::integer",
-                Order::Latest | Order::Trending(_) => "0",
-            };
-            query.push(format!(
+            query.push(
                 ") as words), matched as materialized (
-                     select {rank} as rank, start_time, id from pillarbox_events.event, asked
-                     where status = 'published' and search @@ asked.words"
-            ));
+                     select -round(1000000 * ts_rank(search, asked.words))::integer as rank, start_time, id
+                     from pillarbox_events.event, asked
+                     where status = 'published' and search @@ asked.words",
+            );
             push_filters(&mut query, which, "event", true);
             query.push(format!(
-                " limit {MATCHES_MAX})
+                " order by start_time, id limit {MATCHES_MAX})
                  select matched.rank, matched.start_time as walked_start_time, {columns} from matched
                  join pillarbox_events.event on event.id = matched.id where true"
             ));
@@ -150,14 +173,30 @@ fn statement(
     query
 }
 
+/// An epoch's scores behind `after`, in their order.
+fn push_scores(query: &mut QueryBuilder<Postgres>, which: &Which, epoch: i64, after: Option<Place>) {
+    query.push(format!("select rank, start_time, event_id from {} place where true", table_of(epoch)));
+    push_names(query, which, "place");
+    push_after(query, "(rank, start_time, event_id) > (", after, true);
+    query.push(" order by rank, start_time, event_id");
+}
+
 /// `with_from`: who is behind a later place needs no earliest.
 fn push_filters(query: &mut QueryBuilder<Postgres>, which: &Which, table: &str, with_from: bool) {
+    push_names(query, which, table);
+    push_times(query, which, table, with_from);
+}
+
+fn push_names(query: &mut QueryBuilder<Postgres>, which: &Which, table: &str) {
     if let Some(city) = &which.city {
         query.push(format!(" and {table}.city_norm = ")).push_bind(city);
     }
     if let Some(category) = &which.category {
         query.push(format!(" and {table}.category_norm = ")).push_bind(category);
     }
+}
+
+fn push_times(query: &mut QueryBuilder<Postgres>, which: &Which, table: &str, with_from: bool) {
     if let Some(from) = which.from.filter(|_| with_from) {
         query.push(format!(" and {table}.start_time >= ")).push_bind(from);
     }

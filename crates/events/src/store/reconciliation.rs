@@ -37,7 +37,7 @@ pub(crate) async fn begin(db: &mut PgConnection, run: Uuid, asked: Asked, now: D
     sqlx::query(insert).bind(run).bind(now).bind(asked.dry_run).bind(asked.force).execute(db).await.map(drop)
 }
 
-/// By id, behind `after`: all but drafts that nobody ever saw, and what is long over.
+/// By id, behind `after`: all but what nobody ever saw, and what is long over.
 pub(crate) async fn to_state(
     db: &mut PgConnection,
     after: Option<Uuid>,
@@ -47,7 +47,7 @@ pub(crate) async fn to_state(
     let rows = sqlx::query(
         "select id, version, status, count_version, active_participants from pillarbox_events.event
          where id > $1 and end_time > $2
-           and (status <> 'draft' or published_at is not null or count_version > 0)
+           and (status = 'published' or published_at is not null or count_version > 0)
          order by id limit $3",
     )
     .bind(after.unwrap_or(Uuid::nil()))

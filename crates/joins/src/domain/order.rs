@@ -113,8 +113,12 @@ pub(crate) enum Refused {
     Banned(Option<DateTime<Utc>>),
     #[error("there is no one to take out: they are neither in nor on the waitlist")]
     NotIn,
+    #[error("you are neither in this event nor on its waitlist")]
+    NothingToCancel,
     #[error("they are not banned from this event")]
     NotBanned,
+    #[error("a ban takes a time in the future, or nothing for ever")]
+    BanInThePast,
 }
 
 impl Refused {
@@ -122,9 +126,13 @@ impl Refused {
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Refused::NoEvent | Refused::NotPublished => true,
-            Refused::EventCanceled | Refused::Ended(_) | Refused::Banned(_) | Refused::NotIn | Refused::NotBanned => {
-                false
-            }
+            Refused::EventCanceled
+            | Refused::Ended(_)
+            | Refused::Banned(_)
+            | Refused::NotIn
+            | Refused::NothingToCancel
+            | Refused::NotBanned
+            | Refused::BanInThePast => false,
         }
     }
 }

@@ -88,17 +88,22 @@ impl Roster {
 
     pub(crate) fn apply(&mut self, order: &Order, now: DateTime<Utc>) -> Result<Outcome, Refused> {
         let outcome = match &order.command {
+            Command::Join { user } | Command::Cancel { user } if self.is_hidden_from(*user) => {
+                return Err(Refused::NoEvent);
+            }
             Command::Join { user } => self.join(order, *user, now)?,
             Command::Cancel { user } => {
                 let how = (Action::Canceled, JoinStatus::Canceled);
-                Outcome::Canceled(self.leave(order, *user, how, None, now)?)
+                // They ask for themselves, and are told so.
+                let left = self.leave(order, *user, how, None, now);
+                Outcome::Canceled(left.map_err(|_| Refused::NothingToCancel)?)
             }
             Command::Kick { user, reason } => {
                 let how = (Action::Kicked, JoinStatus::Rejected);
                 Outcome::Kicked(self.leave(order, *user, how, reason.as_ref(), now)?)
             }
             Command::Ban { user, reason, expires_at } => {
-                Outcome::Banned(self.ban(order, *user, (reason, *expires_at), now))
+                Outcome::Banned(self.ban(order, *user, (reason, *expires_at), now)?)
             }
             Command::Unban { user } => self.unban(order, *user, now)?,
             Command::Learn { news } => Outcome::Learned(self.learn(order, news)),
@@ -126,6 +131,10 @@ impl Roster {
             }
         }
         self.changes
+    }
+
+    fn is_hidden_from(&self, user: Uuid) -> bool {
+        self.event.is_hidden_from(Some(user)) && !self.entries.contains_key(&user)
     }
 
     fn join(&mut self, order: &Order, user: Uuid, now: DateTime<Utc>) -> Result<Outcome, Refused> {
@@ -198,7 +207,10 @@ impl Roster {
         user: Uuid,
         (reason, expires_at): (&Option<String>, Option<DateTime<Utc>>),
         now: DateTime<Utc>,
-    ) -> Ban {
+    ) -> Result<Ban, Refused> {
+        if expires_at.is_some_and(|end| end <= now) {
+            return Err(Refused::BanInThePast);
+        }
         let id = self.bans.get(&user).map_or(order.new_id, |ban| ban.id);
         let ban = Ban {
             id,
@@ -217,7 +229,7 @@ impl Roster {
         }
         let note = Note { action: Action::Banned, from, reason: reason.as_ref(), expires_at };
         self.note(order, Some(user), note, now);
-        ban
+        Ok(ban)
     }
 
     fn unban(&mut self, order: &Order, user: Uuid, now: DateTime<Utc>) -> Result<Outcome, Refused> {

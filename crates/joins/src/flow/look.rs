@@ -14,6 +14,18 @@ pub(crate) async fn event(joins: &Joins, id: Uuid) -> Result<Event, Error> {
     Ok(event.ok_or(Refused::NoEvent)?)
 }
 
+/// Why someone is refused who does not organize it: what is hidden from them is not there.
+pub(crate) async fn not_organizer(joins: &Joins, event: &Event, user: Option<Uuid>) -> Result<Error, Error> {
+    if !event.is_hidden_from(user) {
+        return Ok(Error::NotOrganizer);
+    }
+    let Some(user) = user else { return Ok(Refused::NoEvent.into()) };
+    match store::list::place(&mut *joins.db.acquire().await?, event.id, user).await? {
+        Some(_) => Ok(Error::NotOrganizer),
+        None => Ok(Refused::NoEvent.into()),
+    }
+}
+
 /// With how many of the waitlist are before them, if they are on it.
 pub(crate) async fn place(joins: &Joins, event_id: Uuid, user: Uuid) -> Result<(Entry, Option<i64>), Error> {
     let mut db = joins.db.acquire().await?;
@@ -21,8 +33,8 @@ pub(crate) async fn place(joins: &Joins, event_id: Uuid, user: Uuid) -> Result<(
         return Ok(place);
     }
     match store::event(&mut db, event_id).await? {
-        Some(_) => Err(Error::NotRegistered),
-        None => Err(Refused::NoEvent.into()),
+        Some(event) if !event.is_hidden_from(Some(user)) => Err(Error::NotRegistered),
+        Some(_) | None => Err(Refused::NoEvent.into()),
     }
 }
 

@@ -7,10 +7,8 @@ use axum::response::{IntoResponse, Response};
 use contracts::joins::JoinStatus;
 use kit::etag::{self, IfNoneMatch};
 use kit::extract::Json;
-use kit::page::{Listing, Page};
+use kit::page::{Listing, NoFilters, Page};
 use kit::problem::Problem;
-use serde::Deserialize;
-use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
@@ -23,11 +21,6 @@ use crate::view::{RegistrationView, StatsView};
 pub(super) fn router() -> OpenApiRouter<Joins> {
     OpenApiRouter::new().routes(routes!(participants)).routes(routes!(waitlist)).routes(routes!(stats))
 }
-
-/// These lists have no filters.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-struct NoFilters {}
 
 /// List who takes part, in the order in which they joined
 #[utoipa::path(get, path = "/join/v1/events/{id}/participants", tag = "joins",

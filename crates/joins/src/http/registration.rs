@@ -3,7 +3,7 @@
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
-use kit::auth::Principal;
+use kit::auth::{Principal, User};
 use kit::extract::{Json, Path};
 use kit::idempotency::{Answer, Mutation};
 use kit::page::{Listing, Page};
@@ -14,7 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{User, order};
+use super::order;
 use crate::Joins;
 use crate::domain::Command;
 use crate::flow::look;
@@ -47,7 +47,7 @@ struct MyFilters {
         ("idempotency-key" = String, Header, description = "A new value for each new request; repeating a request with the same key does nothing more")),
     security(("bearer" = [])),
     responses((status = 201, body = RegistrationView, description = "`active`, or `waitlisted` with the position"),
-        (status = 200, body = RegistrationView, description = "They were in already"),
+        (status = 200, body = RegistrationView, description = "They were in already; `position` is another question"),
         (status = 403, description = "Banned from this event (`banned`), or not a user"),
         (status = 404, description = "There is no such event"),
         (status = 409, description = "Not published, canceled or ended (`event-not-published`, `event-canceled`, `event-ended`)"),

@@ -5,10 +5,13 @@ use contracts::joins::JoinStatus;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
-use super::{ENTRY_COLUMNS, entry_of, join_status};
+use super::{ENTRY_COLUMNS, entry_of};
 use crate::domain::Entry;
 
-/// Someone's place, and how many of the waitlist are before them if they are on it.
+/// Who waits behind so many is told no more than that: to count them all costs more with every one.
+const AHEAD_MAX: i64 = 10_000;
+
+/// Someone's place, and how many of the waitlist are before them, up to [`AHEAD_MAX`], if they are on it.
 pub(crate) async fn place(
     db: &mut PgConnection,
     event_id: Uuid,
@@ -17,8 +20,9 @@ pub(crate) async fn place(
     // Counted in the index of the waitlist, up to their own place.
     let query = format!(
         "select {ENTRY_COLUMNS}, case when status = 'waitlisted' then
-             (select count(*) from pillarbox_joins.joins as w
-              where w.event_id = mine.event_id and w.status = 'waitlisted' and w.seq < mine.seq) end as ahead
+             (select count(*) from (select from pillarbox_joins.joins as w
+              where w.event_id = mine.event_id and w.status = 'waitlisted' and w.seq < mine.seq
+              limit {AHEAD_MAX}) as w) end as ahead
          from pillarbox_joins.joins as mine where event_id = $1 and user_id = $2"
     );
     let row = sqlx::query(AssertSqlSafe(query)).bind(event_id).bind(user_id).fetch_optional(db).await?;
@@ -36,7 +40,7 @@ pub(crate) async fn of_event(
     let query = format!(
         "select {ENTRY_COLUMNS} from pillarbox_joins.joins
          where event_id = $1 and joins.status = '{}' and seq > $2 order by seq limit $3",
-        join_status(status)
+        status.as_str()
     );
     let rows = sqlx::query(AssertSqlSafe(query))
         .bind(event_id)
@@ -69,7 +73,7 @@ pub(crate) async fn of_user(
         .bind(user_id)
         .bind(at)
         .bind(id)
-        .bind(status.map(join_status))
+        .bind(status.map(JoinStatus::as_str))
         .bind(i64::from(limit))
         .fetch_all(db)
         .await?;

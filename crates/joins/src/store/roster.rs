@@ -3,10 +3,11 @@
 //! What is looked up for each of a list is looked up by `lateral`: a plan that was made while a table was small would read all
 //! of it otherwise.
 
+use contracts::joins::JoinStatus;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
-use super::{ENTRY_COLUMNS, EVENT_COLUMNS, ban_of, entry_of, event_of, event_status, join_status};
+use super::{ENTRY_COLUMNS, EVENT_COLUMNS, ban_of, entry_of, event_of};
 use crate::domain::{Ban, Entry, Event, Line, News};
 
 /// A row for each event that has none, older than any news of it.
@@ -126,7 +127,7 @@ pub(crate) async fn save_events(tx: &mut PgConnection, events: &[Event]) -> sqlx
     )
     .bind(events.iter().map(|event| event.id).collect::<Vec<_>>())
     .bind(events.iter().map(|event| event.owner_id).collect::<Vec<_>>())
-    .bind(events.iter().map(|event| event_status(event.status)).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.status.as_str()).collect::<Vec<_>>())
     .bind(integers(|event| event.capacity))
     .bind(events.iter().map(|event| event.start_time).collect::<Vec<_>>())
     .bind(events.iter().map(|event| event.end_time).collect::<Vec<_>>())
@@ -163,7 +164,7 @@ pub(crate) async fn save_entries(tx: &mut PgConnection, entries: &[Entry]) -> sq
     .bind(ids(|entry| entry.id))
     .bind(ids(|entry| entry.event_id))
     .bind(ids(|entry| entry.user_id))
-    .bind(entries.iter().map(|entry| join_status(entry.status)).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.status.as_str()).collect::<Vec<_>>())
     .bind(entries.iter().map(|entry| entry.seq).collect::<Vec<_>>())
     .bind(entries.iter().map(|entry| entry.created_at).collect::<Vec<_>>())
     .bind(entries.iter().map(|entry| entry.updated_at).collect::<Vec<_>>())
@@ -224,8 +225,8 @@ pub(crate) async fn append_history(tx: &mut PgConnection, lines: &[Line]) -> sql
     .bind(lines.iter().map(|line| line.user_id).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.action.as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.seq).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.from.map(join_status)).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.to.map(join_status)).collect::<Vec<_>>())
+    .bind(lines.iter().map(|line| line.from.map(JoinStatus::as_str)).collect::<Vec<_>>())
+    .bind(lines.iter().map(|line| line.to.map(JoinStatus::as_str)).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.by.to_string()).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.reason.as_deref()).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.at).collect::<Vec<_>>())

@@ -1,10 +1,11 @@
+use contracts::events::EventStatus;
+use contracts::joins::Count;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use super::{EVENT_STATUSES, known};
+use super::unknown;
 use crate::domain::Standing;
-use contracts::joins::Count;
 
 /// How these events stand, those that there are. Nothing is locked: an event's row and its joins change together, and one
 /// statement sees both from before or both from after.
@@ -26,9 +27,10 @@ pub(crate) async fn standings(db: &mut PgConnection, events: &[Uuid]) -> sqlx::R
 }
 
 fn standing(row: &PgRow) -> sqlx::Result<(Uuid, Standing)> {
+    let status: &str = row.try_get("status")?;
     let standing = Standing {
         event_version: row.try_get("event_version")?,
-        status: known(&EVENT_STATUSES, row.try_get("status")?)?,
+        status: EventStatus::named(status).ok_or_else(|| unknown(status))?,
         counts: Count {
             active: row.try_get("active_count")?,
             waitlisted: row.try_get("waitlist_count")?,

@@ -74,7 +74,9 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
     let options = database_options(settings, &data_dir)?;
     let starting = async {
         let running = app::start(settings, listener, options.clone(), &master_keys).await?;
-        tell_of_idle_roles(settings, &options).await?;
+        if let Err(error) = tell_of_idle_roles(settings, &options).await {
+            tracing::debug!(%error, "could not look which roles nobody has");
+        }
         Ok(running)
     };
     let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, false)).await;
@@ -83,7 +85,7 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
 }
 
 /// Says which roles nobody has so far, neither this process nor another: an API alone takes what nobody delivers.
-async fn tell_of_idle_roles(settings: &Settings, options: &PgConnectOptions) -> Result<(), Failure> {
+async fn tell_of_idle_roles(settings: &Settings, options: &PgConnectOptions) -> sqlx::Result<()> {
     let mut database = PgConnection::connect_with(options).await?;
     let at_work = status::at_work(&mut database).await?;
     database.close().await?;

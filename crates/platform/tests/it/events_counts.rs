@@ -105,6 +105,30 @@ async fn doubled_shuffled_and_replayed_messages_leave_the_counts_right() {
 }
 
 #[tokio::test]
+async fn many_counts_of_an_event_are_few_changes_of_it() {
+    let world = World::start().await;
+    let (busy, quiet) = (published(&world.owner, meetup()).await, published(&world.owner, meetup()).await);
+    world.app.stop().await;
+    let db = world.database.pool();
+    let mut messages: Vec<Post> = (1..=400).map(|version| joined(id(&busy), version as i32, version)).collect();
+    messages.insert(200, joined(id(&quiet), 7, 1));
+    say(db, "joins", &messages).await;
+    let app = replica(&world.database).await;
+    until_counted(db, id(&busy), (400, 400)).await;
+    until_counted(db, id(&quiet), (7, 1)).await;
+    app.stop().await;
+    // A backend tells its counts when it ends.
+    let changes = drain("the counts are told", PATIENCE, async || {
+        let query =
+            "select n_tup_upd from pg_stat_user_tables where schemaname = 'pillarbox_events' and relname = 'event'";
+        let changes: i64 = sqlx::query_scalar(query).fetch_one(db).await.unwrap();
+        (changes >= 4).then_some(changes)
+    })
+    .await;
+    assert!(changes < 100, "401 messages changed events {changes} times");
+}
+
+#[tokio::test]
 async fn a_strangers_word_changes_no_count_and_a_bad_one_dies_alone() {
     let world = World::start().await;
     let (event, other) = (published(&world.owner, meetup()).await, published(&world.owner, meetup()).await);

@@ -11,7 +11,9 @@ use sqlx::PgPool;
 use testkit::{Client, drain};
 use uuid::Uuid;
 
-use crate::events_world::{PATIENCE, World, act, id, in_hours, joined, made, meetup_with, patch, published, say, walk};
+use crate::events_world::{
+    PATIENCE, World, act, id, in_hours, joined, made, meetup_with, patch, published, replica, say, walk,
+};
 
 /// Many published events, without asking for each: in these cities and categories by turns, one every minute.
 async fn fill(db: &PgPool, count: i32) {
@@ -286,13 +288,77 @@ async fn a_search_finds_words_and_ranks_what_has_them_in_its_title() {
 }
 
 #[tokio::test]
-async fn a_search_looks_at_a_thousand_matches_and_walks_through_them() {
+async fn a_search_ranks_the_next_thousand_and_walks_through_them_while_counts_change() {
     let world = World::start().await;
     fill(world.db(), 1_500).await;
-    for sort in ["relevance", "latest"] {
-        let found = walk(&world.app.anyone(), &format!("q=event&limit=100&sort={sort}"), async || {}).await;
-        assert_eq!((found.len(), found.iter().collect::<HashSet<_>>().len()), (1_000, 1_000), "{sort}");
+    let by_time: Vec<Uuid> = sqlx::query_scalar("select id from pillarbox_events.event order by start_time, id")
+        .fetch_all(world.db())
+        .await
+        .unwrap();
+    // Rows move in their table when a count changes.
+    let people_come = async || {
+        sqlx::query(
+            "update pillarbox_events.event set active_participants = 1 + active_participants where random() < 0.5",
+        )
+        .execute(world.db())
+        .await
+        .unwrap();
+    };
+    let found = walk(&world.app.anyone(), "q=event&limit=100", people_come).await;
+    let (distinct, next): (HashSet<&Uuid>, HashSet<&Uuid>) =
+        (found.iter().collect(), by_time[..1_000].iter().collect());
+    assert_eq!((found.len(), distinct.symmetric_difference(&next).count()), (1_000, 0));
+    let latest = walk(&world.app.anyone(), "q=event&sort=latest&limit=100", people_come).await;
+    assert!(latest == by_time, "{}: in this order none is ranked, so all are walked through", latest.len());
+    world.app.stop().await;
+}
+
+/// The scores of what there is now; they stay.
+async fn scored_once(world: &World) {
+    sqlx::query("delete from pillarbox_events.trending_epoch").execute(world.db()).await.unwrap();
+    // One that starts looks at once.
+    let other = replica(&world.database).await;
+    drain("scores", PATIENCE, async || {
+        let query = "select exists (select from pillarbox_events.trending_epoch)";
+        sqlx::query_scalar::<_, bool>(query).fetch_one(world.db()).await.unwrap()
+    })
+    .await;
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_over_is_not_trending_and_what_is_going_on_is() {
+    let world = World::start_with(|settings| settings.events.trending_seconds = 3_600).await;
+    let at =
+        |title: &str, hours| json!({"title": title, "start_time": in_hours(hours), "end_time": in_hours(hours + 2)});
+    for (title, hours) in [("over", 1), ("going on", -1), ("later", 5)] {
+        published(&world.owner, meetup_with(at(title, hours))).await;
     }
+    scored_once(&world).await;
+    sqlx::query(
+        "update pillarbox_events.event set start_time = now() - interval '2 hours', end_time = now() where title = 'over'",
+    )
+    .execute(world.db())
+    .await
+    .unwrap();
+    let mut found = titles(&world.app.anyone(), "sort=trending").await;
+    found.sort();
+    assert_eq!(found, ["going on", "later"]);
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_few_hours_of_what_is_trending_are_found_without_reading_all_of_it_at_once() {
+    let world = World::start_with(|settings| settings.events.trending_seconds = 3_600).await;
+    fill(world.db(), 25_000).await;
+    scored_once(&world).await;
+    let time = |hours: i64| in_hours(hours).format("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let mut pages = 1;
+    let found =
+        walk(&world.app.anyone(), &format!("sort=trending&from={}&to={}", time(200), time(201)), async || pages += 1)
+            .await;
+    assert_eq!((found.len(), found.iter().collect::<HashSet<_>>().len()), (60, 60));
+    assert!(pages > 3, "{pages}: each looks at some of the scores alone, and says where to go on");
     world.app.stop().await;
 }
 

@@ -252,6 +252,9 @@ async fn a_repeated_request_does_nothing_more() {
     let first = requests[0].json();
     assert!(requests.iter().all(|answer| answer.status == 201 && answer.json() == first));
     assert_eq!(requests.iter().filter(|answer| answer.headers.contains_key("idempotent-replayed")).count(), 19);
+    for answer in &requests {
+        assert_eq!((answer.header("location"), answer.header("etag")), (path(&first).as_str(), "\"1.0\""));
+    }
     once.post("/event/v1/events", meetup_with(json!({"title": "Another"})))
         .await
         .assert_problem(422, "idempotency-key-reused");
@@ -260,7 +263,30 @@ async fn a_repeated_request_does_nothing_more() {
     let publish = world.owner.with_header("idempotency-key", "publish-it");
     let answers = futures_util::future::join_all((0..20).map(|_| act(&publish, &first, "publish"))).await;
     assert!(answers.iter().all(|answer| answer.status == 200 && answer.json()["version"] == 2), "{answers:?}");
+    assert!(answers.iter().all(|answer| answer.header("etag") == "\"2.0\""), "{answers:?}");
     assert_eq!(messages_of(world.db(), &first).await.len(), 1);
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn who_looks_again_may_repeat_the_change_under_a_new_key_only() {
+    let world = World::start().await;
+    let event = published(&world.owner, meetup()).await;
+    let keyed = world.owner.with_header("idempotency-key", "rename");
+    patch(&keyed.with_header("if-match", "\"1\""), &event, json!({"title": "Second"}))
+        .await
+        .assert_problem(412, "stale");
+    let other = patch(&keyed.with_header("if-match", "\"2\""), &event, json!({"title": "Second"})).await;
+    other.assert_problem(422, "idempotency-key-reused");
+    world.app.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_published_again_is_not_new() {
+    let world = World::start().await;
+    let event = published(&world.owner, meetup()).await;
+    act(&world.owner, &event, "unpublish").await;
+    assert_eq!(act(&world.owner, &event, "publish").await.json()["published_at"], event["published_at"]);
     world.app.stop().await;
 }
 
@@ -317,6 +343,8 @@ async fn a_draft_that_is_canceled_stays_its_owners_own() {
         assert_eq!(anyone.get(&path(hidden)).await.status, 404);
         assert_eq!(act(&stranger, hidden, "publish").await.status, 404);
     }
+    assert_eq!(messages_of(world.db(), &never).await, [], "nobody has heard of it");
+    assert_eq!(messages_of(world.db(), &once).await.len(), 3, "who joined it is told");
     assert_eq!(
         anyone.get(&path(&shown)).await.json()["status"],
         "canceled",

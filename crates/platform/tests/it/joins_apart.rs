@@ -261,7 +261,7 @@ async fn large_events_are_read_by_index() {
     let user = world.fill(&event, 1).await[0];
     for _ in 0..8 {
         let place = world.user(user).get(&format!("/join/v1/events/{}/position", event.event_id)).await.json();
-        assert_eq!(place["ahead"], 29_500);
+        assert_eq!(place["ahead"], 10_000, "so many, or more");
         for list in ["participants", "waitlist"] {
             let listed = world.organizer().get(&format!("/join/v1/events/{}/{list}?limit=5", event.event_id)).await;
             assert_eq!(listed.json()["items"].as_array().unwrap().len(), 5);

@@ -143,6 +143,25 @@ async fn a_large_waitlist_moves_up_in_steps_and_nobody_passes_it() {
 }
 
 #[tokio::test]
+async fn a_place_far_back_is_not_counted_to_the_end() {
+    let world = World::start(1).await;
+    let event = world.event(1).await;
+    crowd(&world, &event, 10_500).await;
+    let place = async |seq: i64, what: &str| {
+        let query = "select user_id from pillarbox_joins.joins where event_id = $1 and seq = $2";
+        let user = sqlx::query_scalar(query).bind(event.event_id).bind(seq).fetch_one(world.db()).await.unwrap();
+        world.user(user).get(&format!("/join/v1/events/{}/{what}", event.event_id)).await.json()
+    };
+    assert_eq!(place(10_000, "position").await["ahead"], 9_998);
+    for far in [10_002, 10_500] {
+        let expected = json!({"status": "waitlisted", "position": 10_001, "ahead": 10_000});
+        assert_eq!(place(far, "position").await, expected);
+        assert_eq!(place(far, "my").await["position"], 10_001);
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn everyone_is_told_that_an_event_is_canceled_once_also_through_a_crash() {
     let without = |settings: &mut pillarbox::settings::Settings| settings.roles = vec![Role::Api, Role::Consume];
     let world = World::start_with(1, without).await;

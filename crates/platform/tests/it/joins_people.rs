@@ -52,7 +52,9 @@ async fn a_seat_that_is_given_up_goes_to_the_first_who_waits() {
     assert_eq!(promoted["status"], "active", "in the same transaction");
     assert!(at(&promoted["activated_at"]) >= at(&promoted["created_at"]));
     assert_eq!(place(users[3], "position").await["position"], 1);
-    world.cancel(&event, users[0]).await.assert_problem(404, "not-registered");
+    let nothing_to_cancel = world.cancel(&event, users[0]).await;
+    nothing_to_cancel.assert_problem(404, "not-registered");
+    assert_eq!(nothing_to_cancel.json()["detail"], "you are neither in this event nor on its waitlist");
 
     // Who comes again stands behind all others.
     let again = world.join(&event, users[0]).await.json();
@@ -93,7 +95,7 @@ async fn one_joins_only_what_is_there_and_open() {
     let unpublished = next(&event, |event| event.status = EventStatus::Draft);
     world.tell(&unpublished).await;
     world.until_known(&unpublished).await;
-    world.join(&event, user).await.assert_problem(409, "event-not-published");
+    world.join(&event, user).await.assert_problem(404, "event-not-found");
     let ended = next(&unpublished, |event| {
         (event.status, event.end_time) = (EventStatus::Published, Utc::now() - TimeDelta::seconds(1));
     });
@@ -318,6 +320,7 @@ async fn a_kicked_may_come_again_and_a_banned_may_not_until_it_ends() {
     let long = "x".repeat(501);
     for (body, pointer) in [
         (json!({"user_id": stranger, "reason": long}), "/reason"),
+        (json!({"user_id": stranger, "reason": "beep \u{7} beep"}), "/reason"),
         (json!({"user_id": stranger, "expires_at": "2020-01-01T00:00:00Z"}), "/expires_at"),
         (json!({"user_id": "me"}), "/user_id"),
     ] {
@@ -337,5 +340,48 @@ async fn a_refusal_that_passes_does_not_stick_to_its_key() {
     world.tell(&event).await;
     world.until_known(&event).await;
     assert_eq!(act_keyed(&user, event.event_id, "join", "mine").await.status, 201);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_repeated_ban_is_answered_again_also_when_it_is_over() {
+    let world = World::start(1).await;
+    let event = world.event(1).await;
+    let organizer = world.organizer().with_header("idempotency-key", "out");
+    let path = format!("/join/v1/events/{}/ban", event.event_id);
+    let body = json!({"user_id": Uuid::now_v7(), "expires_at": Utc::now() + TimeDelta::seconds(1)});
+    let banned = organizer.post(&path, body.clone()).await;
+    assert_eq!(banned.status, 200, "{banned:?}");
+    drain("the ban ends", PATIENCE, async || at(&body["expires_at"]) < Utc::now()).await;
+    let again = organizer.post(&path, body.clone()).await;
+    assert_eq!((again.status, again.json()), (200, banned.json()), "{again:?}");
+    let late = world.organizer().with_header("idempotency-key", "out again").post(&path, body).await;
+    late.assert_problem(422, "validation-failed");
+    assert_eq!(late.json()["errors"][0]["pointer"], "/expires_at");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_unpublished_is_not_there_for_who_never_joined_it() {
+    let world = World::start(1).await;
+    let event = world.event(1).await;
+    let guest = world.fill(&event, 1).await[0];
+    let unpublished = next(&event, |event| event.status = EventStatus::Draft);
+    world.tell(&unpublished).await;
+    world.until_known(&unpublished).await;
+    let stranger = Uuid::now_v7();
+    world.join(&event, stranger).await.assert_problem(404, "event-not-found");
+    world.cancel(&event, stranger).await.assert_problem(404, "event-not-found");
+    for what in ["my", "position", "participants", "stats"] {
+        let path = format!("/join/v1/events/{}/{what}", event.event_id);
+        world.user(stranger).get(&path).await.assert_problem(404, "event-not-found");
+    }
+    let kick = moderate(&world.user(stranger), event.event_id, "kick", json!({"user_id": guest})).await;
+    kick.assert_problem(404, "event-not-found");
+    let path = format!("/join/v1/events/{}/stats", event.event_id);
+    world.user(guest).get(&path).await.assert_problem(403, "forbidden");
+    assert_eq!(world.organizer().get(&path).await.status, 200);
+    assert_eq!(world.cancel(&event, guest).await.status, 200);
+    world.join(&event, guest).await.assert_problem(409, "event-not-published");
     world.stop().await;
 }

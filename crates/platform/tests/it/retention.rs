@@ -231,7 +231,7 @@ async fn a_log_that_was_restored_where_it_was_is_noticed() {
     let database = database().await;
     let db = database.pool();
     home::settle(db).await.unwrap();
-    let is_restored = async || home::is_restored(&mut *db.acquire().await.unwrap()).await.unwrap();
+    let is_restored = async || home::is_restored(&mut db.acquire().await.unwrap()).await.unwrap();
     assert!(!is_restored().await);
     let dump = dump_database(&database);
     sqlx::raw_sql(
