@@ -228,7 +228,7 @@ async fn a_consumer_that_is_behind_for_too_long_lapses_and_is_reset_by_an_operat
 
 #[tokio::test]
 async fn a_log_that_was_restored_where_it_was_is_noticed() {
-    let database = database().await;
+    let database = testkit::TestDatabase::new(&mailbox::database::migrations()).await;
     let db = database.pool();
     home::settle(db).await.unwrap();
     let is_restored = async || home::is_restored(&mut db.acquire().await.unwrap()).await.unwrap();
