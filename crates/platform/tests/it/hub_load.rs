@@ -58,7 +58,9 @@ async fn two_hundred_a_second_for_two_and_a_half_each_come_once_and_soon() {
     assert_eq!((notebook.check_order(), notebook.sights().len()), (0, all), "each once, in order");
     let sights = notebook.sights();
     let since = |sight: &Sight| sight.at.saturating_duration_since(accepted[&(sight.lane.clone(), sight.n)]);
-    let (taken_in, (half, p99)) = (percentiles(waits).1, percentiles(sights.iter().map(since).collect()));
+    // Without the first second, in which the subscribers are looked up and connected to.
+    let later = sights.iter().filter(|sight| sight.n > 1);
+    let (taken_in, (half, p99)) = (percentiles(waits).1, percentiles(later.map(since).collect()));
     println!("taken in {taken_in:?}; from there to received: half within {half:?}, 99 % within {p99:?}");
     // A machine that is too busy to take events in time is too busy to deliver them.
     assert!(p99 < Duration::from_secs(1).max(taken_in * 4), "99 % within {p99:?}");
