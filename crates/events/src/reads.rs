@@ -8,9 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kit::batch::{Failure, Handler};
 use kit::page::ReadyPage;
-use sqlx::pool::PoolConnection;
-use sqlx::{PgPool, Postgres};
-use tokio::sync::Mutex;
+use mailbox::own::OwnConnection;
+use sqlx::PgPool;
 use uuid::Uuid;
 
 use crate::cache::{Cache, Copy, Wanted};
@@ -98,30 +97,18 @@ fn wanted(id: Uuid, version: i64, active_participants: i32) -> Wanted {
 }
 
 /// Reads what grows when a feed, or the cities, have changed.
-pub(crate) struct Generations {
-    db: PgPool,
-    /// Kept from look to look: taking one from the pool asks the database whether it still answers, which is as much again.
-    held: Mutex<Option<PoolConnection<Postgres>>>,
-}
+pub(crate) struct Generations(OwnConnection);
 
 impl Generations {
     pub(crate) fn new(db: PgPool) -> Generations {
-        Generations { db, held: Mutex::default() }
+        Generations(OwnConnection::new(db))
     }
 
     async fn look(&self) -> sqlx::Result<(i64, i64)> {
-        let mut held = self.held.lock().await;
-        if let Some(mut connection) = held.take()
-            && let Ok(found) = feed::generations(&mut connection).await
-        {
-            *held = Some(connection);
-            return Ok(found);
-        }
-        // There was none, or it had ended meanwhile; that of the pool was tried.
-        let mut connection = self.db.acquire().await?;
-        let found = feed::generations(&mut connection).await?;
-        *held = Some(connection);
-        Ok(found)
+        let mut held = self.0.hold().await?;
+        let found = feed::generations(held.connection()).await;
+        held.put_back(&found).await;
+        found
     }
 }
 
@@ -131,6 +118,11 @@ impl Handler for Generations {
     type Error = sqlx::Error;
 
     async fn run(&self, items: &[()]) -> Result<Vec<(i64, i64)>, Failure<sqlx::Error>> {
-        Ok(vec![self.look().await.map_err(Failure::Whole)?; items.len()])
+        let found = match self.look().await {
+            Ok(found) => found,
+            // The connection may have ended meanwhile; the next is another.
+            Err(_) => self.look().await.map_err(Failure::Whole)?,
+        };
+        Ok(vec![found; items.len()])
     }
 }

@@ -1,7 +1,7 @@
 //! A connection that one loop has for itself.
 //!
-//! A pool hands its connections out in turn, and tries each before and after its use. For a loop that commits hundreds of
-//! times a second that is two more round trips each time, and each time another process of PostgreSQL, which has its plans
+//! A pool hands its connections out in turn, and tries each before and after its use. For a loop that asks or commits hundreds
+//! of times a second that is two more round trips each time, and each time another process of PostgreSQL, which has its plans
 //! and its caches cold.
 
 use std::time::{Duration, Instant};
@@ -48,6 +48,10 @@ impl OwnConnection {
 }
 
 impl Held<'_> {
+    pub fn connection(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+
     pub async fn begin(&mut self) -> sqlx::Result<Transaction<'_, Postgres>> {
         self.connection.begin().await
     }
