@@ -34,12 +34,9 @@ pub enum Recover {
 pub async fn settle(db: &PgPool) -> sqlx::Result<()> {
     let mut db = db.acquire().await?;
     let here = Moment::now(&mut db).await?;
-    sqlx::query(sqlx::AssertSqlSafe(format!("update pillarbox.home set {HERE} where database_oid is null")))
-        .execute(&mut *db)
-        .await?;
-    // A log that was written before this was kept.
-    let known = format!("update pillarbox.home set {HERE} where log_oid is null and not ({IS_ELSEWHERE}) is true");
-    sqlx::query(sqlx::AssertSqlSafe(known)).execute(&mut *db).await?;
+    // A new one, or one from before all of this was kept.
+    let unmarked = format!("update pillarbox.home set {HERE} where log_oid is null and not ({IS_ELSEWHERE}) is true");
+    sqlx::query(sqlx::AssertSqlSafe(unmarked)).execute(&mut *db).await?;
     let query = format!(
         "update pillarbox.home
          set {HERE}, floor = $1::pg_snapshot, floor_id = $2, floor_at = $3, restored_at = $3
