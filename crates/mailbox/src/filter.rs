@@ -67,8 +67,8 @@ impl Filter {
         self.wants.as_str()
     }
 
-    /// The same in two parts, either of which may be missing, for who looks at every message of a backlog: sources are compared
-    /// at a tenth of what an expression costs, which is a third of what it costs to read a message.
+    /// The same in two parts, either of which may be missing, for who looks at every message of a backlog: an expression is a
+    /// third of what it costs to read a message, and sources alone need none.
     pub(crate) fn narrows(&self) -> (Option<&[String]>, Option<&str>) {
         match &self.sources {
             Some(sources) => (Some(sources.as_slice()).filter(|sources| !sources.is_empty()), None),

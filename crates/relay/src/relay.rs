@@ -1,4 +1,4 @@
-//! The relay: routes out, queues in, over one connection.
+//! The relay: routes out over one connection, queues in over one each.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
