@@ -123,13 +123,7 @@ async fn a_large_waitlist_moves_up_in_steps_and_nobody_passes_it() {
     world.until_known(&unlimited).await;
     let late = world.join(&event, Uuid::now_v7()).await.json();
     world.until_counts(&event, (1_801, 0)).await;
-    let orders: Vec<i64> = sqlx::query_scalar(
-        "select seq from pillarbox_joins.history where event_id = $1 and action = 'promoted' order by version",
-    )
-    .bind(event.event_id)
-    .fetch_all(world.db())
-    .await
-    .unwrap();
+    let orders = world.promoted(&event).await;
     let latest = if late["status"] == "waitlisted" { 1_801 } else { 1_800 };
     assert_eq!(orders, (11..=latest).collect::<Vec<i64>>());
     let transactions: i64 = sqlx::query_scalar(

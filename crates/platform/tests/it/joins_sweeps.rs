@@ -118,13 +118,7 @@ async fn an_event_too_busy_to_be_swept_is_swept_by_who_keeps_it_busy() {
         assert_eq!(world.join(&event, Uuid::now_v7()).await.status, 201);
     }
     assert_eq!(world.counts(&event).await, (1_804, 0));
-    let orders: Vec<i64> = sqlx::query_scalar(
-        "select seq from pillarbox_joins.history where event_id = $1 and action = 'promoted' order by version",
-    )
-    .bind(event.event_id)
-    .fetch_all(world.db())
-    .await
-    .unwrap();
+    let orders = world.promoted(&event).await;
     assert!(orders.is_sorted() && orders[..1_790] == (11..=1_800).collect::<Vec<i64>>(), "{orders:?}");
     world.stop().await;
 }

@@ -97,6 +97,13 @@ impl World {
         sqlx::query_as(query).bind(event.event_id).fetch_one(self.db()).await.unwrap()
     }
 
+    /// The seqs of who moved up, in that order.
+    pub(crate) async fn promoted(&self, event: &EventChanged) -> Vec<i64> {
+        let query =
+            "select seq from pillarbox_joins.history where event_id = $1 and action = 'promoted' order by version";
+        sqlx::query_scalar(query).bind(event.event_id).fetch_all(self.db()).await.unwrap()
+    }
+
     pub(crate) async fn until_counts(&self, event: &EventChanged, wanted: (i32, i32)) {
         drain(&format!("counts are {wanted:?}"), PATIENCE, async || match self.counts(event).await {
             counts if counts == wanted => Ok(()),
