@@ -9,10 +9,10 @@ use kit::problem::Problem;
 use mailbox::database::{lies_in_the_values, problem};
 use mailbox::idempotency::{Entered, enter_all};
 use mailbox::own::OwnConnection;
-use mailbox::post::{Post, PostError, post_all};
+use mailbox::post::{Post, PostError, post_all, post_alone};
 use mailbox::watch::Watcher;
 use serde::Serialize;
-use sqlx::{Postgres, Transaction};
+use sqlx::{PgConnection, Postgres, Transaction};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -85,7 +85,10 @@ impl Handler for Ingest {
     async fn run(&self, items: &[Taking]) -> Result<Vec<Self::Answer>, Failure<Problem>> {
         let whole = |error: sqlx::Error| Failure::Whole(problem(&error));
         let mut db = self.db.hold().await.map_err(whole)?;
-        let taken = self.take(db.begin().await.map_err(whole)?, items).await;
+        let taken = match items.iter().any(|item| item.identity.is_some()) {
+            true => self.take(db.begin().await.map_err(whole)?, items).await,
+            false => take_unkeyed(db.connection(), items).await,
+        };
         db.put_back(&taken).await;
         let (answers, posted) = taken.map_err(|Untaken(failure)| failure)?;
         if posted > 0 {
@@ -123,23 +126,21 @@ impl From<PostError> for Untaken {
     }
 }
 
+/// The answers, and how many events were posted.
+type Taken = (Vec<Result<Answer, Problem>>, u64);
+
+/// There is nothing but the events to commit.
+async fn take_unkeyed(db: &mut PgConnection, items: &[Taking]) -> Result<Taken, Untaken> {
+    let posted = post_alone(db, &SOURCE, items.iter().flat_map(|item| &item.events)).await?;
+    Ok((items.iter().map(|item| Ok(item.answer())).collect(), posted.len() as u64))
+}
+
 impl Ingest {
-    /// The answers, and how many events were posted.
-    async fn take(
-        &self,
-        mut tx: Transaction<'_, Postgres>,
-        items: &[Taking],
-    ) -> Result<(Vec<Result<Answer, Problem>>, u64), Untaken> {
+    async fn take(&self, mut tx: Transaction<'_, Postgres>, items: &[Taking]) -> Result<Taken, Untaken> {
         let keyed: Vec<(Identity, Answer)> =
             items.iter().filter_map(|item| Some((item.identity.clone()?, item.answer()))).collect();
-        let entered = match keyed.is_empty() {
-            true => Vec::new(),
-            false => {
-                let entered = enter_all(&mut tx, &keyed, self.clock.now()).await;
-                entered.map_err(|error| Untaken(Failure::Whole(error)))?
-            }
-        };
-        let mut entered = entered.into_iter();
+        let entered = enter_all(&mut tx, &keyed, self.clock.now()).await;
+        let mut entered = entered.map_err(|error| Untaken(Failure::Whole(error)))?.into_iter();
         let (mut posts, mut answers) = (Vec::new(), Vec::with_capacity(items.len()));
         for item in items {
             let first = match item.identity {

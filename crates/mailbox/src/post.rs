@@ -9,7 +9,7 @@ use kit::trace::TraceContext;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use serde_json::value::RawValue;
-use sqlx::{Postgres, Transaction};
+use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::database::problem;
@@ -164,6 +164,24 @@ pub async fn post_all<'m>(
     source: &Source,
     messages: impl IntoIterator<Item = &'m Post>,
 ) -> Result<Vec<Uuid>, PostError> {
+    insert(tx, source, messages).await
+}
+
+/// Posts many that are the whole change, in a transaction of their own: all of them or none, after one round trip instead of
+/// three.
+pub async fn post_alone<'m>(
+    db: &mut PgConnection,
+    source: &Source,
+    messages: impl IntoIterator<Item = &'m Post>,
+) -> Result<Vec<Uuid>, PostError> {
+    insert(db, source, messages).await
+}
+
+async fn insert<'m>(
+    db: &mut PgConnection,
+    source: &Source,
+    messages: impl IntoIterator<Item = &'m Post>,
+) -> Result<Vec<Uuid>, PostError> {
     let messages = Vec::from_iter(messages);
     messages.iter().try_for_each(|message| message.check())?;
     let ids: Vec<Uuid> = messages.iter().map(|message| message.id.unwrap_or_else(Uuid::now_v7)).collect();
@@ -193,7 +211,7 @@ pub async fn post_all<'m>(
     .bind(messages.iter().map(|message| message.aggregate_id.as_ref().map(AggregateId::to_json)).collect::<Vec<_>>())
     .bind(column(|message| Some(message.payload.get())))
     .bind(own)
-    .execute(&mut **tx)
+    .execute(db)
     .await?;
     Ok(ids)
 }
