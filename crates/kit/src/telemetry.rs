@@ -95,6 +95,9 @@ impl Traces {
 
 /// Makes `span` part of `trace`, for whoever collects traces.
 pub(crate) fn join_trace(span: &tracing::Span, trace: TraceContext) {
+    if span.is_disabled() {
+        return;
+    }
     let (trace_id, span_id, sampled) = trace.ids();
     let flags = if sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
     let (trace_id, span_id) = (TraceId::from(trace_id), SpanId::from(span_id));

@@ -1,7 +1,9 @@
 //! The layers around every route: trace, metrics, limits, panics, and what is no route at all.
 
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::time::Instant;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -9,6 +11,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header};
+use metrics::{Counter, Histogram};
 use tracing::Instrument;
 
 use crate::extract::{RequestLimits, single_header};
@@ -23,7 +26,47 @@ pub fn finish(router: Router, limits: RequestLimits) -> Router {
     router
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(limits, observe))
+        .layer(middleware::from_fn_with_state(Around { limits, tally: Tally::default() }, observe))
+}
+
+#[derive(Clone)]
+struct Around {
+    limits: RequestLimits,
+    tally: Tally,
+}
+
+/// Counts what was answered. To find a metric by its labels takes longer than to count, so what was found is kept, by route.
+#[derive(Clone, Default)]
+struct Tally(Arc<RwLock<HashMap<String, Vec<Counted>>>>);
+
+struct Counted {
+    method: &'static str,
+    status: u16,
+    requests: Counter,
+    durations: Histogram,
+}
+
+impl Tally {
+    fn count(&self, method: &'static str, route: &str, status: u16, elapsed: Duration) {
+        let counted = |kept: &HashMap<String, Vec<Counted>>| {
+            let is_it = |counted: &&Counted| counted.method == method && counted.status == status;
+            let Some(counted) = kept.get(route).and_then(|of_route| of_route.iter().find(is_it)) else { return false };
+            counted.requests.increment(1);
+            counted.durations.record(elapsed.as_secs_f64());
+            true
+        };
+        if counted(&self.0.read().unwrap_or_else(PoisonError::into_inner)) {
+            return;
+        }
+        let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if !counted(&kept) {
+            let labels = [("method", method.to_owned()), ("route", route.to_owned()), ("status", status.to_string())];
+            let requests = metrics::counter!("pillarbox_http_requests_total", &labels);
+            let durations = metrics::histogram!("pillarbox_http_request_duration_seconds", &labels[..2]);
+            kept.entry(route.to_owned()).or_default().push(Counted { method, status, requests, durations });
+            counted(&kept);
+        }
+    }
 }
 
 async fn unknown_route(uri: Uri) -> Problem {
@@ -35,16 +78,18 @@ async fn wrong_method(method: Method, uri: Uri) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
 }
 
-async fn observe(State(limits): State<RequestLimits>, mut request: Request, next: Next) -> Response {
+async fn observe(State(Around { limits, tally }): State<Around>, mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     request.extensions_mut().insert(limits);
     let trace = incoming_trace(&request);
     let method = known_method(request.method());
     // The route's pattern, never the address itself: ids and queries would leak and explode the metrics.
-    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let matched = request.extensions().get::<MatchedPath>().cloned();
+    let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
     let uri = request.uri().clone();
 
-    let span = tracing::info_span!("request", method, route, trace_id = trace.trace_id());
+    // For who collects traces or debugs; otherwise it is not made, since it costs more than a small request.
+    let span = tracing::debug_span!("request", method, route, trace_id = trace.trace_id());
     join_trace(&span, trace);
     let answering = trace.scope(async {
         if let Err(problem) = check_host(&request) {
@@ -64,10 +109,14 @@ async fn observe(State(limits): State<RequestLimits>, mut request: Request, next
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     let status = response.status().as_u16();
     let elapsed = started.elapsed();
-    span.in_scope(|| tracing::debug!(status, ?elapsed, "answered"));
-    let labels = [("method", method.to_owned()), ("route", route), ("status", status.to_string())];
-    metrics::counter!("pillarbox_http_requests_total", &labels).increment(1);
-    metrics::histogram!("pillarbox_http_request_duration_seconds", &labels[..2]).record(elapsed.as_secs_f64());
+    match response.status() {
+        // The line with the cause has the same trace id.
+        StatusCode::INTERNAL_SERVER_ERROR => {
+            tracing::error!(method, route, trace_id = trace.trace_id(), "answered 500")
+        }
+        _ => span.in_scope(|| tracing::debug!(status, ?elapsed, "answered")),
+    }
+    tally.count(method, route, status, elapsed);
     response
 }
 
@@ -105,7 +154,6 @@ mod tests {
     use axum::body::Body;
     use axum::routing::{get, post};
     use http_body_util::BodyExt;
-    use std::time::Duration;
     use tower::ServiceExt;
 
     async fn call(request: http::request::Builder) -> (http::response::Parts, String) {

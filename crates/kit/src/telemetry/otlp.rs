@@ -16,7 +16,7 @@ use opentelemetry_sdk::trace::SdkTracerProvider;
 use tokio::runtime::Handle;
 use tracing::Subscriber;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::TelemetryError;
@@ -42,7 +42,9 @@ pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, TelemetryErr
 }
 
 pub(super) fn layer<S: Subscriber + for<'a> LookupSpan<'a>>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S> {
-    tracing_opentelemetry::layer().with_tracer(provider.tracer("pillarbox")).with_filter(LevelFilter::INFO)
+    // A request's span is of the level debug, so that it is made for traces and not for the log alone.
+    let wanted = Targets::new().with_default(LevelFilter::INFO).with_target("pillarbox_kit::web", LevelFilter::DEBUG);
+    tracing_opentelemetry::layer().with_tracer(provider.tracer("pillarbox")).with_filter(wanted)
 }
 
 /// The exporter works on a thread of its own; its requests run on our runtime.

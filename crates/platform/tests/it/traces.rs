@@ -1,14 +1,14 @@
-//! Traces, as a collector sees them.
+//! Traces, as a collector sees them, and as the log has them.
 
 use std::time::Duration;
 
 use mailbox::database::migrations;
-use testkit::{Client, TestDatabase, drain};
+use testkit::{Client, FaultProxy, Pillarbox, TestDatabase, drain};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::instance::{DataFolder, serve};
+use crate::instance::{BINARY, DataFolder, serve};
 
 /// Takes what is exported and passes on the raw requests.
 async fn collector() -> (String, mpsc::UnboundedReceiver<Vec<u8>>) {
@@ -51,4 +51,25 @@ async fn a_request_becomes_a_span_of_its_callers_trace() {
     })
     .await;
     assert!(exported.starts_with(b"POST /v1/traces"));
+}
+
+#[tokio::test]
+async fn the_log_has_the_cause_under_the_trace_that_the_caller_was_told() {
+    let (database, folder) = (TestDatabase::new(&migrations()).await, DataFolder::new());
+    let proxy = FaultProxy::in_front_of(&database.url()).await;
+    let url = proxy.url(&database.url());
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text(), "--database-url", &url];
+    let mut process = Pillarbox::start(BINARY, &args, &[]);
+    let client = Client::new(&process.base_url().await).bearer("pbx_some_key_of_a_customer_01");
+    proxy.refuse();
+    let problem = drain("it is unavailable", Duration::from_secs(10), async || {
+        let answer = client.get("/admin/v1/keys").await;
+        if answer.status == 503 { Ok(answer.json()) } else { Err(answer) }
+    })
+    .await;
+    let trace_id = problem["trace_id"].as_str().unwrap();
+    let is_cause = |line: &str| line.contains("dependency unavailable") && line.contains(trace_id);
+    process.wait_for_line(is_cause, Duration::from_secs(5)).await;
+    proxy.pass();
+    assert!(process.terminate().await.success());
 }
