@@ -114,10 +114,10 @@ impl Cache {
     }
 
     /// A good copy. When there is none it is made once, however many ask for it at the same time.
-    pub(crate) async fn get_or_make<E: Send + Sync + 'static>(
+    pub(crate) async fn get_or_make<F: Future<Output = Result<Copy, E>> + Send, E: Send + Sync + 'static>(
         &self,
         wanted: &Wanted,
-        make: impl Future<Output = Result<Copy, E>>,
+        make: impl FnOnce() -> F + Send,
     ) -> Result<Arc<Copy>, Arc<E>> {
         let key = wanted.in_memory();
         match self.memory.get(&key).await {
@@ -132,11 +132,12 @@ impl Cache {
             if let Some(copy) = self.get_all(std::slice::from_ref(wanted)).await.pop().flatten() {
                 return Ok(copy);
             }
-            let copy = Arc::new(make.await?);
+            let copy = Arc::new(make().await?);
             self.share(vec![(wanted.clone(), copy.clone())]);
             Ok(copy)
         };
-        self.memory.try_get_with(key, filling).await
+        // Boxed: every request would have to bring the room for it otherwise, which costs more than to find a copy.
+        Box::pin(self.memory.try_get_with(key, filling)).await
     }
 
     fn is_good(&self, copy: &Copy, wanted: &Wanted) -> bool {

@@ -39,6 +39,8 @@ impl Handler for Details {
     type Answer = Option<Seen>;
     type Error = sqlx::Error;
 
+    const IS_SHARED: bool = true;
+
     async fn run(&self, items: &[Uuid]) -> Result<Vec<Option<Seen>>, Failure<sqlx::Error>> {
         let seen = self.look(items).await.map_err(Failure::Whole)?;
         Ok(items.iter().map(|id| seen.get(id).cloned()).collect())
@@ -116,6 +118,8 @@ impl Handler for Generations {
     type Item = ();
     type Answer = (i64, i64);
     type Error = sqlx::Error;
+
+    const IS_SHARED: bool = true;
 
     async fn run(&self, items: &[()]) -> Result<Vec<(i64, i64)>, Failure<sqlx::Error>> {
         let found = match self.look().await {

@@ -25,6 +25,10 @@ pub trait Handler: Send + Sync + 'static {
     type Answer: Send + 'static;
     type Error: Send + Sync + 'static;
 
+    /// Whether a batch costs much the same however many are in it, as one question that all ask. Then those that are ready
+    /// come along: the first one wakes the batcher before they have their turn.
+    const IS_SHARED: bool = false;
+
     /// One answer per item, in order. Whatever it wrote must be undone when it fails, panics or is given up.
     fn run(&self, items: &[Self::Item])
     -> impl Future<Output = Result<Vec<Self::Answer>, Failure<Self::Error>>> + Send;
@@ -181,7 +185,13 @@ impl<H: Handler> Gathering<H> {
         let (mut items, mut waiting, mut weight) = (Vec::new(), Vec::new(), 0);
         let mut entry = match self.left_over.take() {
             Some(entry) => Some(entry),
-            None => self.entries.recv().await,
+            None => {
+                let first = self.entries.recv().await;
+                if H::IS_SHARED {
+                    tokio::task::yield_now().await;
+                }
+                first
+            }
         };
         while let Some(taken) = entry {
             if weight + taken.weight > batch_max && !items.is_empty() {

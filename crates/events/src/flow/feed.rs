@@ -54,7 +54,7 @@ pub(crate) async fn page(
         tag: generation.to_string(),
         ttl: FEED_TTL,
     };
-    let made = events.cache.get_or_make(&wanted, async {
+    let made = events.cache.get_or_make(&wanted, || async {
         let page = read(events, which, sort, (cursor, limit)).await?;
         Ok::<_, Problem>(events.cache.copy(wanted.tag.clone(), ReadyPage::from(&page)))
     });
@@ -68,7 +68,7 @@ pub(crate) async fn suggest(events: &Events, typed: &str, limit: u32) -> Result<
     let (_, generation) = generations(events).await?;
     let wanted =
         Wanted { key: format!("cities:suggestions:{limit}:{prefix}"), tag: generation.to_string(), ttl: CITIES_TTL };
-    let made = events.cache.get_or_make(&wanted, async {
+    let made = events.cache.get_or_make(&wanted, || async {
         let look = async { cities::beginning_with(&mut *events.feed_db.acquire().await?, &prefix, limit).await };
         let found = look.await.map_err(|error| problem(&error))?;
         let items = found.into_iter().map(|(city, events)| City { city, events }).collect();

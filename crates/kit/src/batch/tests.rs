@@ -220,3 +220,35 @@ async fn a_full_queue_answers_overload_at_once() {
     }
     assert_eq!(overloaded, 15, "one in flight, four waiting");
 }
+
+/// Keeps how many were in each batch.
+struct Question(Arc<Mutex<Vec<usize>>>);
+
+impl Handler for Question {
+    type Item = ();
+    type Answer = ();
+    type Error = String;
+
+    const IS_SHARED: bool = true;
+
+    async fn run(&self, items: &[()]) -> Result<Vec<()>, Failure<String>> {
+        self.0.lock().unwrap().push(items.len());
+        Ok(items.to_vec())
+    }
+}
+
+#[tokio::test]
+async fn what_all_share_takes_along_who_is_ready() {
+    let batches = Arc::<Mutex<Vec<usize>>>::default();
+    let (batcher, work) = Batcher::new(Question(batches.clone()), Limits::default());
+    tokio::spawn(work);
+    let second = async {
+        tokio::task::yield_now().await;
+        batcher.submit(()).await
+    };
+    let (first, second) = tokio::join!(batcher.submit(()), second);
+    assert!(first.is_ok() && second.is_ok());
+    assert_eq!(*batches.lock().unwrap(), [2]);
+    batcher.submit(()).await.unwrap();
+    assert_eq!(*batches.lock().unwrap(), [2, 1], "alone it does not wait");
+}
