@@ -4,6 +4,8 @@
 mod events;
 mod feed;
 
+use std::sync::Arc;
+
 use http::header::{ETAG, LOCATION};
 use http::{HeaderValue, StatusCode};
 use kit::etag;
@@ -17,7 +19,7 @@ use uuid::Uuid;
 
 use crate::Events;
 
-pub(crate) fn router() -> OpenApiRouter<Events> {
+pub(crate) fn router() -> OpenApiRouter<Arc<Events>> {
     OpenApiRouter::new().merge(feed::router()).merge(events::router())
 }
 

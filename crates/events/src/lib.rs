@@ -26,6 +26,7 @@ mod view;
 mod workers;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -81,7 +82,6 @@ pub struct Stores {
 }
 
 /// What its routes share.
-#[derive(Clone)]
 pub struct Events {
     pub(crate) db: PgPool,
     pub(crate) feed_db: PgPool,
@@ -140,6 +140,6 @@ impl Events {
 }
 
 /// All of its routes.
-pub fn router() -> OpenApiRouter<Events> {
+pub fn router() -> OpenApiRouter<Arc<Events>> {
     http::router()
 }

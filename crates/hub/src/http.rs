@@ -7,6 +7,8 @@ mod ingest;
 mod messages;
 mod subscribers;
 
+use std::sync::Arc;
+
 use axum::extract::FromRequestParts;
 use http::request::Parts;
 use kit::auth::{Caller, Role};
@@ -18,7 +20,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::Hub;
 
-pub(crate) fn router() -> OpenApiRouter<Hub> {
+pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new()
         .merge(ingest::router())
         .merge(subscribers::router())

@@ -35,6 +35,7 @@ mod wire;
 mod workers;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kit::batch::Batcher;
@@ -113,7 +114,6 @@ impl HubSettings {
 }
 
 /// What its routes share.
-#[derive(Clone)]
 pub struct Hub {
     pub(crate) db: PgPool,
     pub(crate) clock: Clock,
@@ -187,6 +187,6 @@ impl Hub {
 }
 
 /// All of its routes.
-pub fn router() -> OpenApiRouter<Hub> {
+pub fn router() -> OpenApiRouter<Arc<Hub>> {
     http::router()
 }

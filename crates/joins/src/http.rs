@@ -4,6 +4,8 @@ mod moderation;
 mod people;
 mod registration;
 
+use std::sync::Arc;
+
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use kit::auth::{Caller, Principal};
@@ -18,7 +20,7 @@ use crate::desk::Request;
 use crate::domain::{Actor, Command, Event, Order};
 use crate::flow::look;
 
-pub(crate) fn router() -> OpenApiRouter<Joins> {
+pub(crate) fn router() -> OpenApiRouter<Arc<Joins>> {
     OpenApiRouter::new().merge(registration::router()).merge(people::router()).merge(moderation::router())
 }
 
@@ -29,11 +31,11 @@ struct Organizer {
     principal: Principal,
 }
 
-impl FromRequestParts<Joins> for Organizer {
+impl FromRequestParts<Arc<Joins>> for Organizer {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, joins: &Joins) -> Result<Organizer, Problem> {
-        let caller = <Caller as FromRequestParts<Joins>>::from_request_parts(parts, joins).await?;
+    async fn from_request_parts(parts: &mut Parts, joins: &Arc<Joins>) -> Result<Organizer, Problem> {
+        let caller = <Caller as FromRequestParts<Arc<Joins>>>::from_request_parts(parts, joins).await?;
         let Path(id) = Path::<Uuid>::from_request_parts(parts, joins).await?;
         let event = look::event(joins, id).await?;
         if caller.user_id() == Some(event.owner_id) || caller.is_operator() {

@@ -27,6 +27,7 @@ mod store;
 mod view;
 mod workers;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kit::clock::Clock;
@@ -41,7 +42,6 @@ use crate::desk::Desks;
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 
 /// What its routes share.
-#[derive(Clone)]
 pub struct Joins {
     pub(crate) db: PgPool,
     pub(crate) clock: Clock,
@@ -75,6 +75,6 @@ impl Joins {
 }
 
 /// All of its routes.
-pub fn router() -> OpenApiRouter<Joins> {
+pub fn router() -> OpenApiRouter<Arc<Joins>> {
     http::router()
 }

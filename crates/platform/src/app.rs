@@ -288,13 +288,13 @@ fn router(settings: &Settings, app: App, (hub, events, joins): (Hub, Events, Joi
     if settings.has_role(Role::Api) {
         let mut api = Router::from(api().with_state(app));
         if settings.has_service("hub") {
-            api = api.merge(Router::from(hub::router().with_state(hub)));
+            api = api.merge(Router::from(hub::router().with_state(Arc::new(hub))));
         }
         if settings.has_service("events") {
-            api = api.merge(Router::from(events::router().with_state(events)));
+            api = api.merge(Router::from(events::router().with_state(Arc::new(events))));
         }
         if settings.has_service("joins") {
-            api = api.merge(Router::from(joins::router().with_state(joins)));
+            api = api.merge(Router::from(joins::router().with_state(Arc::new(joins))));
         }
         router = router.merge(api.layer(middleware::from_fn_with_state(gate, pass_gate)));
     }

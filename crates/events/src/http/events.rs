@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, ETAG};
@@ -24,7 +26,7 @@ use crate::flow::event as flow;
 use crate::reads::Seen;
 use crate::view::{EventSummary, EventView, StatusChangeView};
 
-pub(super) fn router() -> OpenApiRouter<Events> {
+pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
     OpenApiRouter::new()
         .routes(routes!(create))
         .routes(routes!(show, update))
@@ -49,7 +51,7 @@ struct MyFilters {
     responses((status = 201, body = EventView,
         headers(("location" = String, description = "Its address"), ("etag" = String, description = "Its version and its count")))))]
 async fn create(
-    State(events): State<Events>,
+    State(events): State<Arc<Events>>,
     User(user): User,
     Mutation { body: JsonBody(NewFields(fields)), identity }: Mutation<JsonBody<NewFields>>,
 ) -> Result<Answer, Problem> {
@@ -69,7 +71,7 @@ async fn create(
     responses((status = 200, body = EventView, headers(("etag" = String, description = "Its version and its count"))),
         (status = 304, description = "You have it as it is"), (status = 404, description = "There is no such event")))]
 async fn show(
-    State(events): State<Events>,
+    State(events): State<Arc<Events>>,
     caller: Option<Caller>,
     Path(id): Path<Uuid>,
     if_none_match: IfNoneMatch,
@@ -97,7 +99,7 @@ async fn show(
         (status = 404, description = "There is no such event"), (status = 409, description = "It is canceled"),
         (status = 412, description = "It was changed meanwhile")))]
 async fn update(
-    State(events): State<Events>,
+    State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
@@ -119,7 +121,7 @@ async fn update(
         (status = 404, description = "There is no such event"), (status = 409, description = "It is no draft"),
         (status = 412, description = "It was changed meanwhile")))]
 async fn publish(
-    State(events): State<Events>,
+    State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
@@ -137,7 +139,7 @@ async fn publish(
         (status = 404, description = "There is no such event"), (status = 409, description = "It is not published"),
         (status = 412, description = "It was changed meanwhile")))]
 async fn unpublish(
-    State(events): State<Events>,
+    State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
@@ -155,7 +157,7 @@ async fn unpublish(
         (status = 404, description = "There is no such event"), (status = 409, description = "It is canceled already"),
         (status = 412, description = "It was changed meanwhile")))]
 async fn cancel(
-    State(events): State<Events>,
+    State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
@@ -169,7 +171,7 @@ async fn cancel(
     security(("bearer" = [])),
     responses((status = 200, body = Page<StatusChangeView>), (status = 404, description = "There is no such event")))]
 async fn history(
-    State(events): State<Events>,
+    State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
     Listing { filters: NoFilters {}, limit, cursor }: Listing<NoFilters>,
@@ -184,7 +186,7 @@ async fn history(
 #[utoipa::path(get, path = "/event/v1/me/events", tag = "events", params(Listing<MyFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<EventSummary>)))]
 async fn list_mine(
-    State(events): State<Events>,
+    State(events): State<Arc<Events>>,
     User(user): User,
     Listing { filters, limit, cursor }: Listing<MyFilters>,
 ) -> Result<Page<EventSummary>, Problem> {

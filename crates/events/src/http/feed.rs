@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use kit::extract::{Query, query_problem};
@@ -18,7 +20,7 @@ const SEARCH_CHARS_MAX: usize = 200;
 const CITIES_DEFAULT: u32 = 10;
 const CITIES_MAX: u32 = 50;
 
-pub(super) fn router() -> OpenApiRouter<Events> {
+pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(cities))
 }
 
@@ -66,7 +68,7 @@ struct CityQuery {
     responses((status = 200, body = Page<EventSummary>),
         (status = 410, description = "The order that this cursor walks along is not kept any more: start again")))]
 async fn list(
-    State(events): State<Events>,
+    State(events): State<Arc<Events>>,
     Listing { filters, limit, cursor }: Listing<FeedFilters>,
 ) -> Result<ReadyPage, Problem> {
     let (which, sort) = filters.settle()?;
@@ -76,7 +78,7 @@ async fn list(
 /// Suggest cities that have published events, the most used first
 #[utoipa::path(get, path = "/event/v1/meta/cities", tag = "events", params(CityQuery),
     responses((status = 200, body = Cities)))]
-async fn cities(State(events): State<Events>, Query(asked): Query<CityQuery>) -> Result<ReadyPage, Problem> {
+async fn cities(State(events): State<Arc<Events>>, Query(asked): Query<CityQuery>) -> Result<ReadyPage, Problem> {
     let limit = asked.limit.unwrap_or(CITIES_DEFAULT);
     if !(1..=CITIES_MAX).contains(&limit) {
         return Err(query_problem("/limit", format!("takes a number from 1 to {CITIES_MAX}")));

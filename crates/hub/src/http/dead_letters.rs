@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
@@ -20,7 +22,7 @@ use crate::flow::dead_letter::{self as flow, Retried};
 use crate::store::dead_letter::Which;
 use crate::view::DeadLetterView;
 
-pub(super) fn router() -> OpenApiRouter<Hub> {
+pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(retry_many)).routes(routes!(show)).routes(routes!(retry))
 }
 
@@ -81,7 +83,7 @@ impl Chosen {
 #[utoipa::path(get, path = "/hub/v1/dead-letters", tag = "hub", params(Listing<DeadLetterFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<DeadLetterView>)))]
 async fn list(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Listing { filters, limit, cursor }: Listing<DeadLetterFilters>,
 ) -> Result<Page<DeadLetterView>, Problem> {
@@ -97,7 +99,7 @@ async fn list(
 #[utoipa::path(get, path = "/hub/v1/dead-letters/{id}", tag = "hub", params(("id" = Uuid, Path)), security(("bearer" = [])),
     responses((status = 200, body = DeadLetterView), (status = 404, description = "There is no such dead letter")))]
 async fn show(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
 ) -> Result<Json<DeadLetterView>, Problem> {
@@ -113,7 +115,7 @@ async fn show(
     responses((status = 202, description = "It is asked for"), (status = 404, description = "There is no such dead letter"),
         (status = 409, description = "It was retried already, or its subscriber is not there any more")))]
 async fn retry(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     Mutation { identity, .. }: Mutation<()>,
@@ -137,7 +139,7 @@ async fn retry(
 #[utoipa::path(post, path = "/hub/v1/dead-letters/retry", tag = "hub", request_body = Chosen, security(("bearer" = [])),
     responses((status = 200, body = Retried)))]
 async fn retry_many(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Json(chosen): Json<Chosen>,
 ) -> Result<Json<Retried>, Problem> {

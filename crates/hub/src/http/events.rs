@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use kit::extract::{Json, Path};
@@ -13,7 +15,7 @@ use crate::Hub;
 use crate::flow::event::{self as flow, Asked};
 use crate::view::{EventName, EventView, EventWithOutcomes};
 
-pub(super) fn router() -> OpenApiRouter<Hub> {
+pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(show))
 }
 
@@ -38,7 +40,7 @@ struct EventFilters {
 #[utoipa::path(get, path = "/hub/v1/events", tag = "hub", params(Listing<EventFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<EventView>)))]
 async fn list(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Listing { filters, limit, cursor }: Listing<EventFilters>,
 ) -> Result<Page<EventView>, Problem> {
@@ -55,7 +57,7 @@ async fn list(
     params(("id" = String, Path, description = "`evt_` and a UUID, or the UUID alone")),
     responses((status = 200, body = EventWithOutcomes), (status = 404, description = "There is no such event")))]
 async fn show(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(EventName(id)): Path<EventName>,
 ) -> Result<Json<EventWithOutcomes>, Problem> {

@@ -1,5 +1,7 @@
 //! Where events come in.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use kit::auth::{Caller, Role, Tenant};
 use kit::idempotency::{Answer, JsonBody, Mutation};
@@ -17,7 +19,7 @@ use crate::ingest::{Accepted, AllAccepted, Taking};
 
 const BATCH_MAX: usize = 1_000;
 
-pub(crate) fn router() -> OpenApiRouter<Hub> {
+pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new().routes(routes!(take)).routes(routes!(take_as_the_seed_has_it)).routes(routes!(take_all))
 }
 
@@ -52,7 +54,7 @@ struct NewEvents {
     params(("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
     security(("bearer" = [])), responses((status = 202, body = Accepted)))]
 async fn take(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     caller: Caller,
     request: Mutation<JsonBody<NewEvent>>,
 ) -> Result<Answer, Problem> {
@@ -67,7 +69,7 @@ async fn take(
     params(("x-idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
     security(("bearer" = [])), responses((status = 202, body = Accepted)))]
 async fn take_as_the_seed_has_it(
-    hub: State<Hub>,
+    hub: State<Arc<Hub>>,
     caller: Caller,
     request: Mutation<JsonBody<NewEvent>>,
 ) -> Result<Answer, Problem> {
@@ -79,7 +81,7 @@ async fn take_as_the_seed_has_it(
     params(("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
     security(("bearer" = [])), responses((status = 202, body = AllAccepted)))]
 async fn take_all(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     caller: Caller,
     request: Mutation<JsonBody<NewEvents>>,
 ) -> Result<Answer, Problem> {

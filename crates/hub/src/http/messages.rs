@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use kit::extract::{Json, Path};
@@ -17,7 +19,7 @@ use crate::domain::Outcome;
 use crate::flow::event as flow;
 use crate::view::{AttemptView, MessageId, MessageView};
 
-pub(super) fn router() -> OpenApiRouter<Hub> {
+pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new()
         .routes(routes!(list))
         .routes(routes!(show))
@@ -68,7 +70,7 @@ impl From<MessageOutcome> for Outcome {
 #[utoipa::path(get, path = "/hub/v1/messages", tag = "hub", params(Listing<MessageFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<MessageView>), (status = 404, description = "There is no such subscriber")))]
 async fn list(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Listing { filters, limit, cursor }: Listing<MessageFilters>,
 ) -> Result<Page<MessageView>, Problem> {
@@ -84,7 +86,7 @@ async fn list(
     params(("id" = String, Path, description = "The UUID of an event and that of a subscriber, joined by a dot")),
     responses((status = 200, body = MessageView), (status = 404, description = "There is no such message")))]
 async fn show(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<MessageId>,
 ) -> Result<Json<MessageView>, Problem> {
@@ -96,7 +98,7 @@ async fn show(
     params(("id" = String, Path, description = "The UUID of an event and that of a subscriber, joined by a dot")),
     responses((status = 200, body = Attempts), (status = 404, description = "There is no such message")))]
 async fn attempts(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<MessageId>,
 ) -> Result<Json<Attempts>, Problem> {
@@ -113,7 +115,7 @@ async fn attempts(
     responses((status = 202, description = "It is asked for"), (status = 404, description = "There is no such message"),
         (status = 409, description = "It is delivered or dead already")))]
 async fn dead_letter(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<MessageId>,
     Mutation { identity, .. }: Mutation<()>,

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::{ETAG, LOCATION};
@@ -27,7 +29,7 @@ use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult};
 const OVERLAP_HOURS_DEFAULT: i64 = 24;
 const OVERLAP_HOURS_MAX: i64 = 168;
 
-pub(super) fn router() -> OpenApiRouter<Hub> {
+pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new()
         .routes(routes!(list, create))
         .routes(routes!(show, update, delete))
@@ -59,7 +61,7 @@ struct RotateSecret {
 #[utoipa::path(get, path = "/hub/v1/subscribers", tag = "hub", params(Listing<SubscriberFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<SubscriberWithSecrets>)))]
 async fn list(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Listing { filters, limit, cursor }: Listing<SubscriberFilters>,
 ) -> Result<Page<SubscriberWithSecrets>, Problem> {
@@ -78,7 +80,7 @@ async fn list(
     responses((status = 201, body = SubscriberWithSecret,
         headers(("location" = String, description = "Its address"), ("etag" = String, description = "Its version")))))]
 async fn create(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Mutation { body: JsonBody(NewFields(fields)), identity }: Mutation<JsonBody<NewFields>>,
 ) -> Result<Answer, Problem> {
@@ -102,7 +104,7 @@ async fn create(
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String, description = "Its version"))),
         (status = 304, description = "You have it as it is"), (status = 404, description = "There is no such subscriber")))]
 async fn show(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_none_match: IfNoneMatch,
@@ -125,7 +127,7 @@ async fn show(
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String, description = "Its version"))),
         (status = 404, description = "There is no such subscriber"), (status = 412, description = "It was changed meanwhile")))]
 async fn update(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
@@ -149,7 +151,7 @@ async fn update(
     responses((status = 204, description = "It is gone"), (status = 404, description = "There is no such subscriber"),
         (status = 412, description = "It was changed meanwhile")))]
 async fn delete(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
@@ -176,7 +178,7 @@ async fn delete(
         (status = 404, description = "There is no such subscriber"), (status = 409, description = "It has too many secrets"),
         (status = 412, description = "It was changed meanwhile")))]
 async fn rotate_secret(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
@@ -205,7 +207,7 @@ async fn rotate_secret(
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String, description = "Its version"))),
         (status = 404, description = "There is no such subscriber"), (status = 412, description = "It was changed meanwhile")))]
 async fn pause(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
@@ -228,7 +230,7 @@ async fn pause(
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String, description = "Its version"))),
         (status = 404, description = "There is no such subscriber"), (status = 412, description = "It was changed meanwhile")))]
 async fn resume(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
@@ -247,7 +249,7 @@ async fn resume(
 #[utoipa::path(post, path = "/hub/v1/subscribers/{id}/test", tag = "hub", params(("id" = Uuid, Path)), security(("bearer" = [])),
     responses((status = 200, body = TestResult), (status = 404, description = "There is no such subscriber")))]
 async fn test(
-    State(hub): State<Hub>,
+    State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
 ) -> Result<Json<TestResult>, Problem> {

@@ -1,5 +1,7 @@
 //! What an organizer does.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use chrono::{DateTime, SubsecRound, Utc};
 use kit::field::printable;
@@ -18,7 +20,7 @@ use crate::view::{BanView, RegistrationView};
 
 const REASON_CHARS_MAX: usize = 500;
 
-pub(super) fn router() -> OpenApiRouter<Joins> {
+pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
     OpenApiRouter::new().routes(routes!(kick)).routes(routes!(ban)).routes(routes!(unban))
 }
 
@@ -57,7 +59,7 @@ struct Unban {
     responses((status = 200, body = RegistrationView), (status = 403, description = "For the event's organizer"),
         (status = 404, description = "There is no such event, or they are not in it (`not-registered`)")))]
 async fn kick(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     organizer: Organizer,
     request: Mutation<JsonBody<Kick>>,
 ) -> Result<Answer, Problem> {
@@ -77,7 +79,7 @@ async fn kick(
     responses((status = 200, body = BanView), (status = 403, description = "For the event's organizer"),
         (status = 404, description = "There is no such event")))]
 async fn ban(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     organizer: Organizer,
     request: Mutation<JsonBody<BanUser>>,
 ) -> Result<Answer, Problem> {
@@ -97,7 +99,7 @@ async fn ban(
     responses((status = 204, description = "They may join"), (status = 403, description = "For the event's organizer"),
         (status = 404, description = "There is no such event, or they are not banned from it (`not-banned`)")))]
 async fn unban(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     organizer: Organizer,
     request: Mutation<JsonBody<Unban>>,
 ) -> Result<Answer, Problem> {

@@ -1,5 +1,7 @@
 //! What an organizer sees.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::ETAG;
@@ -18,7 +20,7 @@ use crate::Joins;
 use crate::flow::look;
 use crate::view::{RegistrationView, StatsView};
 
-pub(super) fn router() -> OpenApiRouter<Joins> {
+pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
     OpenApiRouter::new().routes(routes!(participants)).routes(routes!(waitlist)).routes(routes!(stats))
 }
 
@@ -28,7 +30,7 @@ pub(super) fn router() -> OpenApiRouter<Joins> {
     responses((status = 200, body = Page<RegistrationView>), (status = 403, description = "For the event's organizer"),
         (status = 404, description = "There is no such event")))]
 async fn participants(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     organizer: Organizer,
     listing: Listing<NoFilters>,
 ) -> Result<Page<RegistrationView>, Problem> {
@@ -41,7 +43,7 @@ async fn participants(
     responses((status = 200, body = Page<RegistrationView>), (status = 403, description = "For the event's organizer"),
         (status = 404, description = "There is no such event")))]
 async fn waitlist(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     organizer: Organizer,
     listing: Listing<NoFilters>,
 ) -> Result<Page<RegistrationView>, Problem> {

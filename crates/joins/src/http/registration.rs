@@ -1,5 +1,7 @@
 //! What a person does for themselves.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
@@ -20,7 +22,7 @@ use crate::domain::Command;
 use crate::flow::look;
 use crate::view::{PositionView, RegistrationView};
 
-pub(super) fn router() -> OpenApiRouter<Joins> {
+pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
     OpenApiRouter::new()
         .routes(routes!(join))
         .routes(routes!(cancel))
@@ -53,7 +55,7 @@ struct MyFilters {
         (status = 409, description = "Not published, canceled or ended (`event-not-published`, `event-canceled`, `event-ended`)"),
         (status = 422, description = "The key was used for another request")))]
 async fn join(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     User(user): User,
     Path(id): Path<Uuid>,
     request: Mutation<()>,
@@ -70,7 +72,7 @@ async fn join(
         (status = 404, description = "There is no such event, or they are not in it (`not-registered`)"),
         (status = 422, description = "The key was used for another request")))]
 async fn cancel(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     User(user): User,
     Path(id): Path<Uuid>,
     request: Mutation<()>,
@@ -83,7 +85,7 @@ async fn cancel(
     security(("bearer" = [])),
     responses((status = 200, body = RegistrationView), (status = 404, description = "There is no such event, or they never joined it")))]
 async fn my(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     User(user): User,
     Path(id): Path<Uuid>,
 ) -> Result<Json<RegistrationView>, Problem> {
@@ -96,7 +98,7 @@ async fn my(
     security(("bearer" = [])),
     responses((status = 200, body = PositionView), (status = 404, description = "There is no such event, or they never joined it")))]
 async fn position(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     User(user): User,
     Path(id): Path<Uuid>,
 ) -> Result<Json<PositionView>, Problem> {
@@ -108,7 +110,7 @@ async fn position(
 #[utoipa::path(get, path = "/join/v1/me/joins", tag = "joins", params(Listing<MyFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<RegistrationView>)))]
 async fn my_joins(
-    State(joins): State<Joins>,
+    State(joins): State<Arc<Joins>>,
     User(user): User,
     Listing { filters, limit, cursor }: Listing<MyFilters>,
 ) -> Result<Page<RegistrationView>, Problem> {
