@@ -14,7 +14,7 @@ use crate::load::{Connection, rate};
 use crate::report::{Pairs, Report};
 use fixture::Fixture;
 
-const CONNECTIONS: usize = 64;
+const CONNECTIONS: usize = 32;
 const RUN: Duration = Duration::from_secs(2);
 /// Pages of a run; each is asked for once, so none is a copy.
 const PAGES: usize = 50;

@@ -18,6 +18,8 @@ use runs::{backlog, latency, relayed};
 const RUN: u64 = 60_000;
 const BACKLOG: u64 = 1_000_000;
 const BACKLOG_PART: u64 = 100_000;
+/// Whose CPU is accounted for, in the order of [`Fixture::cpu`].
+const ACCOUNTED: [&str; 3] = ["relay", "PostgreSQL", "RabbitMQ"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
@@ -94,7 +96,7 @@ async fn carrying(fixture: &Fixture, pairs: usize, dual: bool, report: &mut Repo
     report.add(&format!("raw publishing, beside {what}"), "msg/s", runs.raws);
     report.add(what, "msg/s", runs.ours);
     report.add(&format!("{what}, ratio to raw"), "", runs.ratios);
-    for (who, samples) in ["relay", "PostgreSQL", "RabbitMQ"].into_iter().zip(cpu) {
+    for (who, samples) in ACCOUNTED.into_iter().zip(cpu) {
         report.add(&format!("{what}, CPU of {who}"), "us/msg", samples);
     }
     let rss = relay.rss_mib()?;
@@ -113,20 +115,29 @@ async fn null_sink(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outc
     Ok(())
 }
 
-/// Backlogs one after the other, each by a relay of its own; returns the most memory that one took.
+/// Backlogs one after the other, each by a relay of its own; returns the most memory that one took. Rates move with the
+/// machine's speed within a minute; CPU tells whether a message costs more at the end.
 async fn backlogs(fixture: &Fixture, count: usize, report: &mut Report) -> Outcome<f64> {
     let (mut firsts, mut lasts, mut ratios, mut rss_most) = (Vec::new(), Vec::new(), Vec::new(), 0.0f64);
+    let mut cpu = [Vec::new(), Vec::new(), Vec::new()];
     for number in 1..=count {
         let (first, last, rss) = backlog(fixture, BACKLOG, BACKLOG_PART).await?;
-        eprintln!("backlog of {BACKLOG}: {number} of {count}: first {BACKLOG_PART} {first:.0}, last {last:.0}");
-        firsts.push(first);
-        lasts.push(last);
-        ratios.push(last / first);
+        let (from, to) = (first.rate, last.rate);
+        eprintln!("backlog of {BACKLOG}: {number} of {count}: first {BACKLOG_PART} {from:.0}, last {to:.0}");
+        firsts.push(from);
+        lasts.push(to);
+        ratios.push(to / from);
+        for ((ratios, first), last) in cpu.iter_mut().zip(first.cpu).zip(last.cpu) {
+            ratios.push(last / first);
+        }
         rss_most = rss_most.max(rss);
     }
     report.add("backlog of 1,000,000, first 100,000", "msg/s", firsts);
     report.add("backlog of 1,000,000, last 100,000", "msg/s", lasts);
     report.add("backlog of 1,000,000, last to first", "", ratios);
+    for (who, ratios) in ACCOUNTED.into_iter().zip(cpu) {
+        report.add(&format!("backlog of 1,000,000, last to first, CPU of {who}"), "", ratios);
+    }
     Ok(rss_most)
 }
 

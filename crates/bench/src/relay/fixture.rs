@@ -133,9 +133,14 @@ impl Fixture {
 
     pub(super) async fn purge(&self) -> Outcome<()> {
         for queue in [QUEUE, SECOND_QUEUE] {
-            self.channel.queue_purge(queue.into(), QueuePurgeOptions::default()).await?;
+            self.empty(queue).await?;
         }
         Ok(())
+    }
+
+    /// How many were in it.
+    pub(super) async fn empty(&self, queue: &str) -> Outcome<u64> {
+        Ok(u64::from(self.channel.queue_purge(queue.into(), QueuePurgeOptions::default()).await?))
     }
 
     /// A transaction that keeps vacuum from everything that comes after it.

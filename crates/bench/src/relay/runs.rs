@@ -98,38 +98,49 @@ pub(super) async fn latency(fixture: &Fixture) -> Outcome<(Vec<f64>, Vec<f64>)> 
     Ok((p50, p99))
 }
 
-/// The rates of the first and the last part of a backlog, and the relay's memory at most.
-pub(super) async fn backlog(fixture: &Fixture, count: u64, part: u64) -> Outcome<(f64, f64, f64)> {
+/// A part of a backlog: its rate, and the CPU of a message in microseconds, of the relay, PostgreSQL and RabbitMQ.
+pub(super) struct Drained {
+    pub(super) rate: f64,
+    pub(super) cpu: [f64; 3],
+}
+
+/// The first and the last part of a backlog, and the relay's memory at most. The queue is emptied as it fills: RabbitMQ takes
+/// half as much CPU again for a message behind a million others, whoever sends it.
+pub(super) async fn backlog(fixture: &Fixture, count: u64, part: u64) -> Outcome<(Drained, Drained, f64)> {
     fixture.purge().await?;
     for _ in 0..count / part {
         post_backlog(fixture, part).await?;
     }
     let relay = fixture.relay(false).await?;
-    let (mut most, mut passed) = (0.0f64, Vec::new());
     let began = Instant::now();
-    let mut told = 0;
+    // When each part was in the queue, from its first message on.
+    let (mut rss_most, mut passed): (f64, Vec<(u64, Instant, [f64; 3])>) = (0.0, Vec::new());
+    let mut came = 0;
     loop {
-        let depth = fixture.depth(QUEUE).await?;
-        most = most.max(relay.rss_mib()?);
-        passed.push((depth, Instant::now()));
-        if depth >= count {
+        came += fixture.empty(QUEUE).await?;
+        rss_most = rss_most.max(relay.rss_mib()?);
+        if came > 0 && passed.last().is_none_or(|(last, ..)| came / part > last / part) {
+            passed.push((came, Instant::now(), fixture.cpu(&relay)?));
+            eprintln!("  {came} of {count} after {:.0} s", began.elapsed().as_secs_f64());
+        }
+        if came >= count {
             break;
         }
-        if depth / part > told {
-            told = depth / part;
-            eprintln!("  {} of {count} after {:.0} s", told * part, began.elapsed().as_secs_f64());
-        }
         if began.elapsed() > RUN_TIME_MAX {
-            return Err(format!("the queue has {depth} of {count}").into());
+            return Err(format!("{came} of {count} came").into());
         }
         tokio::time::sleep(LOOK_PAUSE * 5).await;
     }
     relay.stop().await?;
     fixture.purge().await?;
-    let at = |wanted: u64| passed.iter().find(|(depth, _)| *depth >= wanted).ok_or("the queue never held it");
-    let rate = |from: u64, to: u64| -> Outcome<f64> {
-        let (from, to) = (at(from)?, at(to)?);
-        Ok((to.0 - from.0) as f64 / (to.1 - from.1).as_secs_f64())
+    let [first, second, .., before_last, last] = &passed[..] else {
+        return Err("the backlog has too few parts".into());
     };
-    Ok((rate(1, part)?, rate(count - part, count)?, most))
+    Ok((drained(first, second), drained(before_last, last), rss_most))
+}
+
+fn drained(from: &(u64, Instant, [f64; 3]), to: &(u64, Instant, [f64; 3])) -> Drained {
+    let messages = (to.0 - from.0) as f64;
+    let cpu = std::array::from_fn(|of| (to.2[of] - from.2[of]) * 1e6 / messages);
+    Drained { rate: messages / (to.1 - from.1).as_secs_f64(), cpu }
 }
