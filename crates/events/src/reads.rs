@@ -39,7 +39,7 @@ impl Handler for Details {
     type Answer = Option<Seen>;
     type Error = sqlx::Error;
 
-    const IS_SHARED: bool = true;
+    const GATHERS: bool = true;
 
     async fn run(&self, items: &[Uuid]) -> Result<Vec<Option<Seen>>, Failure<sqlx::Error>> {
         let seen = self.look(items).await.map_err(Failure::Whole)?;
@@ -119,7 +119,7 @@ impl Handler for Generations {
     type Answer = (i64, i64);
     type Error = sqlx::Error;
 
-    const IS_SHARED: bool = true;
+    const GATHERS: bool = true;
 
     async fn run(&self, items: &[()]) -> Result<Vec<(i64, i64)>, Failure<sqlx::Error>> {
         let found = match self.look().await {

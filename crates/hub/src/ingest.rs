@@ -8,11 +8,11 @@ use kit::idempotency::{Answer, Identity};
 use kit::problem::Problem;
 use mailbox::database::{lies_in_the_values, problem};
 use mailbox::idempotency::{Entered, enter_all};
-use mailbox::own::OwnConnection;
+use mailbox::own::{Held, OwnConnection};
 use mailbox::post::{Post, PostError, post_all, post_alone};
 use mailbox::watch::Watcher;
 use serde::Serialize;
-use sqlx::{PgConnection, Postgres, Transaction};
+use sqlx::{Postgres, Transaction};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -87,7 +87,7 @@ impl Handler for Ingest {
         let mut db = self.db.hold().await.map_err(whole)?;
         let taken = match items.iter().any(|item| item.identity.is_some()) {
             true => self.take(db.begin().await.map_err(whole)?, items).await,
-            false => take_unkeyed(db.connection(), items).await,
+            false => take_unkeyed(&mut db, items).await,
         };
         db.put_back(&taken).await;
         let (answers, posted) = taken.map_err(|Untaken(failure)| failure)?;
@@ -129,10 +129,12 @@ impl From<PostError> for Untaken {
 /// The answers, and how many events were posted.
 type Taken = (Vec<Result<Answer, Problem>>, u64);
 
-/// There is nothing but the events to commit.
-async fn take_unkeyed(db: &mut PgConnection, items: &[Taking]) -> Result<Taken, Untaken> {
+/// There is nothing but the events to commit. One that is given up may have been: who sends no key accepts that.
+async fn take_unkeyed(db: &mut Held<'_>, items: &[Taking]) -> Result<Taken, Untaken> {
+    // Before anything is committed: a batch that fails is tried again in parts.
+    let answers = items.iter().map(|item| Ok(item.answer())).collect();
     let posted = post_alone(db, &SOURCE, items.iter().flat_map(|item| &item.events)).await?;
-    Ok((items.iter().map(|item| Ok(item.answer())).collect(), posted.len() as u64))
+    Ok((answers, posted.len() as u64))
 }
 
 impl Ingest {

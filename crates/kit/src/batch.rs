@@ -1,7 +1,7 @@
 //! The batcher: one batch in flight, the next gathers while it commits.
 //!
-//! There is no timer, so a lone item starts at once; under load the batches grow by themselves, because more items
-//! arrive while one is in flight. Everything is bounded: a full queue is answered as overload, never by waiting.
+//! There is no timer, so a lone item starts at once, or after those that were ready beside it ([`Handler::GATHERS`]); under
+//! load the batches grow by themselves, because more items arrive while one is in flight. Everything is bounded: a full queue is answered as overload, never by waiting.
 //!
 //! A batch that fails because of one of its items, or panics, is bisected until that item stands alone; a batch that
 //! fails because of something else (the database is away) fails whole, at once, and one that takes longer than anyone waits
@@ -25,11 +25,12 @@ pub trait Handler: Send + Sync + 'static {
     type Answer: Send + 'static;
     type Error: Send + Sync + 'static;
 
-    /// Whether a batch costs much the same however many are in it, as one question that all ask. Then those that are ready
-    /// come along: the first one wakes the batcher before they have their turn.
-    const IS_SHARED: bool = false;
+    /// Whether those that are ready come along, although the first one wakes the batcher before they have their turn. For
+    /// what costs much the same however many ask. What costs by the item should begin: others are answered meanwhile.
+    const GATHERS: bool = false;
 
-    /// One answer per item, in order. Whatever it wrote must be undone when it fails, panics or is given up.
+    /// One answer per item, in order. Whatever it wrote must be undone when it fails or panics. One
+    /// that is given up may have been done: its callers are told that nobody knows.
     fn run(&self, items: &[Self::Item])
     -> impl Future<Output = Result<Vec<Self::Answer>, Failure<Self::Error>>> + Send;
 
@@ -187,7 +188,7 @@ impl<H: Handler> Gathering<H> {
             Some(entry) => Some(entry),
             None => {
                 let first = self.entries.recv().await;
-                if H::IS_SHARED {
+                if H::GATHERS {
                     tokio::task::yield_now().await;
                 }
                 first

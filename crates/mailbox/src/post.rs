@@ -1,4 +1,5 @@
-//! Posting: in the transaction that the message tells of, or not at all.
+//! Posting: in the transaction that the message tells of, or not at all. Messages that tell of nothing else here are a
+//! transaction themselves.
 
 use std::borrow::Cow;
 
@@ -13,6 +14,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::database::problem;
+use crate::own::Held;
 
 const TOPIC_CHARS_MAX: usize = 200;
 const KEY_CHARS_MAX: usize = 255;
@@ -167,14 +169,14 @@ pub async fn post_all<'m>(
     insert(tx, source, messages).await
 }
 
-/// Posts many that are the whole change, in a transaction of their own: all of them or none, after one round trip instead of
-/// three.
+/// Posts many that are the whole change, as a transaction of their own: all of them or none, after one round trip instead of
+/// three. It takes a loop's own connection, so that it is nothing to reach for in the middle of something else.
 pub async fn post_alone<'m>(
-    db: &mut PgConnection,
+    db: &mut Held<'_>,
     source: &Source,
     messages: impl IntoIterator<Item = &'m Post>,
 ) -> Result<Vec<Uuid>, PostError> {
-    insert(db, source, messages).await
+    insert(db.connection(), source, messages).await
 }
 
 async fn insert<'m>(

@@ -229,7 +229,7 @@ impl Handler for Question {
     type Answer = ();
     type Error = String;
 
-    const IS_SHARED: bool = true;
+    const GATHERS: bool = true;
 
     async fn run(&self, items: &[()]) -> Result<Vec<()>, Failure<String>> {
         self.0.lock().unwrap().push(items.len());
@@ -250,5 +250,5 @@ async fn what_all_share_takes_along_who_is_ready() {
     assert!(first.is_ok() && second.is_ok());
     assert_eq!(*batches.lock().unwrap(), [2]);
     batcher.submit(()).await.unwrap();
-    assert_eq!(*batches.lock().unwrap(), [2, 1], "alone it does not wait");
+    assert_eq!(*batches.lock().unwrap(), [2, 1]);
 }

@@ -1,5 +1,6 @@
 //! Taking events: once for each key, all of a batch or nothing, and a refusal that names the field.
 
+use hyper::Method;
 use mailbox::cursor::Start;
 use mailbox::filter::Matching;
 use mailbox::runtime::Subscription;
@@ -147,4 +148,34 @@ async fn who_may_only_post_to_the_hub_moves_nothing_outside_of_it() {
     until_received(&receiver, 1).await;
     app.stop().await;
     assert_eq!(receiver.count(), 1, "the hub goes on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_postgresql_cannot_keep_is_refused_alone() {
+    let world = World::start().await;
+    // Deeper than PostgreSQL's stack, and no deeper than a payload may be.
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let unfit = format!(r#"{{"event_type":"order.paid","payload":{deep}}}"#);
+    let mut wanted = 0;
+    for keyed in [0, 2] {
+        let racing = (0..60).map(|number| {
+            let key = format!("{keyed} {number}");
+            let client = match number % 4 < keyed {
+                true => world.manager.with_header("idempotency-key", &key),
+                false => world.manager.clone(),
+            };
+            let event = json!({"event_type": "order.paid", "payload": {"number": number}}).to_string();
+            let event = if number == 30 { unfit.clone() } else { event };
+            tokio::spawn(async move { (number, client.send_text(Method::POST, "/hub/v1/events", &event).await) })
+        });
+        for racer in racing.collect::<Vec<_>>() {
+            match racer.await.unwrap() {
+                (30, answer) => answer.assert_problem(400, "unfit-event"),
+                (_, answer) => assert_eq!(answer.status, 202, "{answer:?}"),
+            };
+        }
+        wanted += 59;
+        assert_eq!(logged(world.database.pool()).await, wanted, "each once");
+    }
+    world.app.stop().await;
 }
