@@ -263,6 +263,7 @@ fn issuer_key(issuer: &Issuer, jwk: &Jwk) -> Result<TrustedKey, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ed25519_dalek::Signer;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -296,6 +297,65 @@ mod tests {
         assert!(verifier(&master, &clock).verify(&none).is_err(), "alg none");
         clock.advance(MINUTE + Duration::from_secs(31));
         assert!(verifier(&master, &clock).verify(&token).is_err(), "expired");
+    }
+
+    /// A token of these parts, signed by a key.
+    fn signed(header: &str, claims: &str, key: &SigningKey) -> String {
+        let encode = |text: &str| BASE64_URL_SAFE_NO_PAD.encode(text);
+        let message = format!("{}.{}", encode(header), encode(claims));
+        format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(key.sign(message.as_bytes()).to_bytes()))
+    }
+
+    #[test]
+    fn what_only_looks_like_ours_is_refused() {
+        let (master, clock) = (MasterKey::generate(), clock());
+        let (key, kid) = (signing_key(&master), key_id(&signing_key(&master)));
+        let header = format!(r#"{{"alg":"EdDSA","typ":"at+jwt","kid":"{kid}"}}"#);
+        let (sub, exp) = (Uuid::now_v7(), clock.now().timestamp() + 60);
+        let claims = format!(r#"{{"iss":"pillarbox","aud":"pillarbox","sub":"{sub}","exp":{exp}}}"#);
+        let good = signed(&header, &claims, &key);
+        let is_taken = |token: &str| verifier(&master, &clock).verify(token).is_ok();
+        assert!(is_taken(&good), "what the others are made of");
+
+        let (message, signature) = good.rsplit_once('.').unwrap();
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(signature).unwrap();
+        let with_bytes = |bytes: &[u8]| format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(bytes));
+        // The same signature in its other form: s and the order of the group.
+        let order = [
+            0xed, 0xd3, 0xf5, 0x5c, 0x1a, 0x63, 0x12, 0x58, 0xd6, 0x9c, 0xf7, 0xa2, 0xde, 0xf9, 0xde, 0x14, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10_u8,
+        ];
+        let mut twisted = bytes.clone();
+        let mut carry = 0_u16;
+        for (byte, added) in twisted[32..].iter_mut().zip(order) {
+            carry += u16::from(*byte) + u16::from(added);
+            *byte = carry as u8;
+            carry >>= 8;
+        }
+        let with_secret = {
+            let header = Header { kid: Some(kid.clone()), typ: Some(TYPE.to_owned()), ..Header::new(Algorithm::HS256) };
+            let claims: serde_json::Value = serde_json::from_str(&claims).unwrap();
+            let secret = EncodingKey::from_secret(key.verifying_key().as_bytes());
+            jsonwebtoken::encode(&header, &claims, &secret).unwrap()
+        };
+        let cases = [
+            ("another key", signed(&header, &claims, &signing_key(&MasterKey::generate()))),
+            ("our public key as a shared secret", with_secret),
+            ("no signature", with_bytes(&[])),
+            ("a byte less", with_bytes(&bytes[..63])),
+            ("a byte more", with_bytes(&[&bytes[..], &[0]].concat())),
+            ("the signature twisted", with_bytes(&twisted)),
+            ("padded", format!("{good}==")),
+            ("four parts", format!("{message}.{}.{signature}", BASE64_URL_SAFE_NO_PAD.encode("{}"))),
+            ("two parts", message.to_owned()),
+            ("claims that are no JSON", signed(&header, "admin", &key)),
+            ("no kid", signed(r#"{"alg":"EdDSA","typ":"at+jwt"}"#, &claims, &key)),
+            ("another type", signed(&header.replace("at+jwt", "JWT"), &claims, &key)),
+            ("another issuer", signed(&header, &claims.replace(r#""iss":"pillarbox""#, r#""iss":"other""#), &key)),
+        ];
+        for (what, token) in cases {
+            assert!(!is_taken(&token), "{what}: {token}");
+        }
     }
 
     #[test]
