@@ -94,7 +94,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// The service, and the loops that read for it, which end when the last copy of it is dropped.
+    /// The service, and the loops that read for it, which end when it is dropped.
     pub fn new(
         stores: Stores,
         clock: Clock,

@@ -126,7 +126,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// The hub, and the loop that takes events for it, which ends when the last copy of the hub is dropped.
+    /// The hub, and the loop that takes events for it, which ends when the hub is dropped.
     pub fn new(
         db: PgPool,
         clock: Clock,

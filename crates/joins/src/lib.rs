@@ -50,7 +50,7 @@ pub struct Joins {
 }
 
 impl Joins {
-    /// The service, and the loop that settles its requests, which ends when the last copy of the service is dropped.
+    /// The service, and the loop that settles its requests, which ends when the service is dropped.
     pub fn new(
         db: PgPool,
         clock: Clock,

@@ -68,10 +68,6 @@ pub struct ProblemBody<'a> {
     pub trace_id: Option<String>,
 }
 
-fn current_trace_id() -> Option<String> {
-    TraceContext::current().map(|trace| trace.trace_id())
-}
-
 impl Problem {
     pub fn new(status: StatusCode, code: &'static str, detail: impl Display) -> Problem {
         let parts = Parts { status, code, detail: detail.to_string(), errors: Vec::new(), headers: HeaderMap::new() };
@@ -117,7 +113,7 @@ impl Problem {
 
     /// Logs the cause and hides it from the caller.
     pub fn internal(cause: &dyn Display) -> Problem {
-        tracing::error!(error = %cause, trace_id = current_trace_id(), "request failed");
+        tracing::error!(error = %cause, "request failed");
         Problem::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "internal",
@@ -127,7 +123,7 @@ impl Problem {
 
     /// A dependency is away: logs the cause, asks the caller to come back.
     pub fn unavailable(cause: &dyn Display) -> Problem {
-        tracing::warn!(error = %cause, trace_id = current_trace_id(), "dependency unavailable");
+        tracing::warn!(error = %cause, "dependency unavailable");
         Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "unavailable",
@@ -170,7 +166,7 @@ impl Problem {
             status: self.0.status.as_u16(),
             detail: &self.0.detail,
             errors: &self.0.errors,
-            trace_id: current_trace_id(),
+            trace_id: TraceContext::current().map(|trace| trace.trace_id()),
         };
         // A struct of strings and numbers always serialises; an empty body is the honest fallback.
         serde_json::to_vec(&body).unwrap_or_default()

@@ -1,5 +1,6 @@
 //! Logs, metrics and traces, set up once per process.
 
+mod lines;
 mod otlp;
 
 use std::sync::{Mutex, PoisonError};
@@ -30,7 +31,8 @@ pub enum LogFormat {
 const DURATION_BUCKETS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// A gauge that is not set for so long is of what is gone, such as a consumer that was dropped.
+/// A gauge that is not set for so long is of what is gone, such as a consumer that was dropped. Counters and histograms stay:
+/// who counts keeps hold of them.
 const GAUGE_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// Targets that are never logged: they would show what messages hold.
@@ -57,9 +59,14 @@ pub fn start_logs(filter: &str, format: LogFormat, otlp_endpoint: Option<&str>) 
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match format {
         LogFormat::Pretty => {
-            lines.with_target(false).with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).boxed()
+            let has_colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            let line = tracing_subscriber::fmt::format().with_target(false).with_ansi(has_colours);
+            lines.with_ansi(has_colours).event_format(lines::Traced::new(line, format)).boxed()
         }
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+        LogFormat::Json => {
+            let line = tracing_subscriber::fmt::format().json().flatten_event(true);
+            lines.json().event_format(lines::Traced::new(line, format)).boxed()
+        }
     };
     let provider = otlp_endpoint.map(otlp::provider).transpose()?;
     let spans = provider.as_ref().map(otlp::layer);

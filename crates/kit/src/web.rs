@@ -21,6 +21,9 @@ use crate::telemetry::join_trace;
 use crate::trace::TraceContext;
 use crate::worker::panic_text;
 
+/// Whose spans and events are of requests.
+pub(crate) const TARGET: &str = module_path!();
+
 /// Wraps a finished router: nothing that it answers is a bare error.
 pub fn finish(router: Router, limits: RequestLimits) -> Router {
     router
@@ -37,9 +40,9 @@ struct Around {
 
 /// Counts what was answered. To find a metric by its labels takes longer than to count, so what was found is kept, by route.
 #[derive(Clone, Default)]
-struct Tally(Arc<RwLock<HashMap<String, Vec<Counted>>>>);
+struct Tally(Arc<RwLock<HashMap<String, Vec<Known>>>>);
 
-struct Counted {
+struct Known {
     method: &'static str,
     status: u16,
     requests: Counter,
@@ -48,24 +51,30 @@ struct Counted {
 
 impl Tally {
     fn count(&self, method: &'static str, route: &str, status: u16, elapsed: Duration) {
-        let counted = |kept: &HashMap<String, Vec<Counted>>| {
-            let is_it = |counted: &&Counted| counted.method == method && counted.status == status;
-            let Some(counted) = kept.get(route).and_then(|of_route| of_route.iter().find(is_it)) else { return false };
-            counted.requests.increment(1);
-            counted.durations.record(elapsed.as_secs_f64());
-            true
-        };
-        if counted(&self.0.read().unwrap_or_else(PoisonError::into_inner)) {
-            return;
+        let is_it = |known: &&Known| known.method == method && known.status == status;
+        {
+            let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(known) = known.get(route).and_then(|of_route| of_route.iter().find(is_it)) {
+                return known.count(elapsed);
+            }
         }
-        let mut kept = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if !counted(&kept) {
-            let labels = [("method", method.to_owned()), ("route", route.to_owned()), ("status", status.to_string())];
-            let requests = metrics::counter!("pillarbox_http_requests_total", &labels);
-            let durations = metrics::histogram!("pillarbox_http_request_duration_seconds", &labels[..2]);
-            kept.entry(route.to_owned()).or_default().push(Counted { method, status, requests, durations });
-            counted(&kept);
+        let labels = [("method", method.to_owned()), ("route", route.to_owned()), ("status", status.to_string())];
+        let requests = metrics::counter!("pillarbox_http_requests_total", &labels);
+        let durations = metrics::histogram!("pillarbox_http_request_duration_seconds", &labels[..2]);
+        let new = Known { method, status, requests, durations };
+        new.count(elapsed);
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let of_route = known.entry(route.to_owned()).or_default();
+        if !of_route.iter().any(|known| is_it(&known)) {
+            of_route.push(new);
         }
+    }
+}
+
+impl Known {
+    fn count(&self, elapsed: Duration) {
+        self.requests.increment(1);
+        self.durations.record(elapsed.as_secs_f64());
     }
 }
 
@@ -89,35 +98,41 @@ async fn observe(State(Around { limits, tally }): State<Around>, mut request: Re
     let uri = request.uri().clone();
 
     // For who collects traces or debugs; otherwise it is not made, since it costs more than a small request.
-    let span = tracing::debug_span!("request", method, route, trace_id = trace.trace_id());
+    let span = tracing::debug_span!("request", method, route);
     join_trace(&span, trace);
-    let answering = trace.scope(async {
-        if let Err(problem) = check_host(&request) {
-            return problem.into_response();
+    let answering = async {
+        let response = answer(request, next, limits, (method, route)).await;
+        let (status, elapsed) = (response.status(), started.elapsed());
+        match status {
+            // The cause was logged where it was found: under the same trace, but for a batch that many shared.
+            StatusCode::INTERNAL_SERVER_ERROR => tracing::error!(method, route, ?elapsed, "answered 500"),
+            _ => tracing::debug!(status = status.as_u16(), ?elapsed, "answered"),
         }
-        // A server below that hangs must not hold the request, nor what it holds, for ever.
-        let answering = AssertUnwindSafe(next.run(request)).catch_unwind();
-        match tokio::time::timeout(limits.request_time_max, answering).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(panic)) => Problem::internal(&format!("panic: {}", panic_text(&*panic))).into_response(),
-            Err(_) => Problem::unavailable(&format!("no answer within {:?}", limits.request_time_max)).into_response(),
-        }
-    });
-    let mut response = answering.instrument(span.clone()).await;
+        tally.count(method, route, status.as_u16(), elapsed);
+        response
+    };
+    let mut response = trace.scope(answering).instrument(span).await;
 
     link_next(&uri, &mut response);
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    let status = response.status().as_u16();
-    let elapsed = started.elapsed();
-    match response.status() {
-        // The line with the cause has the same trace id.
-        StatusCode::INTERNAL_SERVER_ERROR => {
-            tracing::error!(method, route, trace_id = trace.trace_id(), "answered 500")
-        }
-        _ => span.in_scope(|| tracing::debug!(status, ?elapsed, "answered")),
-    }
-    tally.count(method, route, status, elapsed);
     response
+}
+
+/// The route's answer, or a problem where there is none.
+async fn answer(request: Request, next: Next, limits: RequestLimits, (method, route): (&str, &str)) -> Response {
+    if let Err(problem) = check_host(&request) {
+        return problem.into_response();
+    }
+    // A server below that hangs must not hold the request, nor what it holds, for ever.
+    let answering = AssertUnwindSafe(next.run(request)).catch_unwind();
+    match tokio::time::timeout(limits.request_time_max, answering).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(panic)) => Problem::internal(&format!("panic: {}", panic_text(&*panic))).into_response(),
+        Err(_) => {
+            let cause = format!("{method} {route}: no answer within {:?}", limits.request_time_max);
+            Problem::unavailable(&cause).into_response()
+        }
+    }
 }
 
 /// RFC 9112: exactly one Host. Two are how one request is made to look like another.

@@ -20,6 +20,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::TelemetryError;
+use crate::web;
 
 const EXPORT_TIME_MAX: Duration = Duration::from_secs(5);
 
@@ -42,8 +43,8 @@ pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, TelemetryErr
 }
 
 pub(super) fn layer<S: Subscriber + for<'a> LookupSpan<'a>>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S> {
-    // A request's span is of the level debug, so that it is made for traces and not for the log alone.
-    let wanted = Targets::new().with_default(LevelFilter::INFO).with_target("pillarbox_kit::web", LevelFilter::DEBUG);
+    // A request's span, and what it was answered, are of the level debug: they are made for traces, not for the log alone.
+    let wanted = Targets::new().with_default(LevelFilter::INFO).with_target(web::TARGET, LevelFilter::DEBUG);
     tracing_opentelemetry::layer().with_tracer(provider.tracer("pillarbox")).with_filter(wanted)
 }
 
