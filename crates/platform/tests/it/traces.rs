@@ -59,7 +59,13 @@ async fn the_log_has_the_cause_under_the_trace_that_the_caller_was_told() {
     let proxy = FaultProxy::in_front_of(&database.url()).await;
     let url = proxy.url(&database.url());
     let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text(), "--database-url", &url];
-    let mut process = Pillarbox::start(BINARY, &args, &[]);
+    for format in ["pretty", "json"] {
+        cause_in_the_log(&proxy, &args, format).await;
+    }
+}
+
+async fn cause_in_the_log(proxy: &FaultProxy, args: &[&str], format: &str) {
+    let mut process = Pillarbox::start(BINARY, args, &[("PILLARBOX_LOG_FORMAT", format)]);
     let client = Client::new(&process.base_url().await).bearer("pbx_some_key_of_a_customer_01");
     proxy.refuse();
     let problem = drain("it is unavailable", Duration::from_secs(10), async || {
@@ -69,7 +75,11 @@ async fn the_log_has_the_cause_under_the_trace_that_the_caller_was_told() {
     .await;
     let trace_id = problem["trace_id"].as_str().unwrap();
     let is_cause = |line: &str| line.contains("dependency unavailable") && line.contains(trace_id);
-    process.wait_for_line(is_cause, Duration::from_secs(5)).await;
+    let line = process.wait_for_line(is_cause, Duration::from_secs(5)).await;
+    if format == "json" {
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(line["trace_id"], problem["trace_id"], "{line}");
+    }
     proxy.pass();
     assert!(process.terminate().await.success());
 }
