@@ -156,21 +156,30 @@ async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome
         ratios.push(mine / ((before + after) / 2.0));
     }
     report.add("relay with a pinned xmin, ratio to without", "", ratios);
-    // And pinned for long: many runs under one pin, the last against the first.
+    // And pinned for long: many runs under one pin, the later half against the earlier.
     let pin = fixture.pin().await?;
-    let mut rates = Vec::new();
-    for _ in 0..pairs * 2 {
-        rates.push(relayed(fixture, RUN / 3, false).await?);
-    }
+    let began = fixture.cpu(&relay)?;
+    let early = one_after_the_other(fixture, pairs).await?;
+    let halfway = fixture.cpu(&relay)?;
+    let late = one_after_the_other(fixture, pairs).await?;
+    let ended = fixture.cpu(&relay)?;
     pin.rollback().await?;
-    let (early, late) = rates.split_at(rates.len() / 2);
-    let median = |rates: &[f64]| {
-        let mut sorted = rates.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
-    };
-    report.add("one pin throughout, later runs to earlier", "", vec![median(late) / median(early)]);
+    report.add("one pin throughout, later runs to earlier", "", vec![late / early]);
+    for (at, who) in ACCOUNTED.into_iter().enumerate() {
+        let ratio = (ended[at] - halfway[at]) / (halfway[at] - began[at]);
+        report.add(&format!("one pin throughout, later runs to earlier, CPU of {who}"), "", vec![ratio]);
+    }
     let rss = relay.rss_mib()?;
     relay.stop().await?;
     Ok(rss)
+}
+
+/// The median rate of so many runs.
+async fn one_after_the_other(fixture: &Fixture, runs: usize) -> Outcome<f64> {
+    let mut rates = Vec::new();
+    for _ in 0..runs {
+        rates.push(relayed(fixture, RUN / 3, false).await?);
+    }
+    rates.sort_by(f64::total_cmp);
+    Ok(rates[runs / 2])
 }
