@@ -62,7 +62,7 @@ async fn what_was_committed_before_a_kill_is_published_after_it_and_what_was_sai
     let vhost = TestVhost::new().await;
     let outside = Outside::of(&vhost).await;
     outside.exchange("pillarbox.events", lapin::ExchangeKind::Topic).await;
-    outside.queue("heard", "pillarbox.events", "event.#").await;
+    outside.queue("heard", "pillarbox.events", "event.published").await;
     let (database, there) = (TestDatabase::new(&migrations()).await, TestDatabase::new(&migrations()).await);
     let (folder, key, amqp) = (DataFolder::new(), MasterKey::from_bytes([5; 32]), vhost.amqp_url());
     let secret = key.to_base64();
