@@ -8,6 +8,9 @@ use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection, PgPool};
 
+/// How PostgreSQL's own views name us.
+const APPLICATION: &str = "pillarbox";
+
 #[derive(Debug, Clone, Copy)]
 pub struct PoolLimits {
     pub connections_min: u32,
@@ -34,28 +37,46 @@ impl Default for PoolLimits {
 
 /// A pool that connects when it is first used: a database that is away now may be there later.
 pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
-    let session = format!(
-        // A query that is compiled at each execution takes 200 ms instead of 3. And no operator that a producer has made in
-        // another schema may stand in for one of PostgreSQL's own: it would run with our rights.
-        "set search_path = pg_catalog, pg_temp; set jit = off; set statement_timeout = {}; set idle_in_transaction_session_timeout = '20s';
-         {}",
-        limits.statement_timeout.as_millis(),
-        match limits.for_workers {
-            // A plan that is made once is made for a day's partition that is empty: it must not scan it when it is full.
-            true => "set plan_cache_mode = force_generic_plan; set enable_seqscan = off",
-            false => "",
-        }
-    );
+    let session: String = session(&limits).iter().map(|(name, value)| format!("set {name} = {value};")).collect();
+    pool_options(&limits)
+        .after_connect(move |connection, _| {
+            let session = session.clone();
+            Box::pin(async move { sqlx::raw_sql(sqlx::AssertSqlSafe(session)).execute(connection).await.map(drop) })
+        })
+        .connect_lazy_with(options.application_name(APPLICATION))
+}
+
+/// The same through a pooler, which may hand out another session for each transaction: what is set in one would be lost to
+/// us and come upon others, so [`crate::pooler::check`] is asked once instead.
+pub fn pool_behind_pooler(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
+    pool_options(&limits).connect_lazy_with(options.application_name(APPLICATION))
+}
+
+fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
     PgPoolOptions::new()
         .min_connections(limits.connections_min)
         .max_connections(limits.connections_max)
         .acquire_timeout(limits.acquire_timeout)
         .test_before_acquire(!limits.for_workers)
-        .after_connect(move |connection, _| {
-            let session = session.clone();
-            Box::pin(async move { sqlx::raw_sql(sqlx::AssertSqlSafe(session)).execute(connection).await.map(drop) })
-        })
-        .connect_lazy_with(options.application_name("pillarbox"))
+}
+
+/// What every session of ours has, by name, as SQL writes it.
+pub(crate) fn session(limits: &PoolLimits) -> Vec<(&'static str, String)> {
+    let mut session = vec![
+        // No operator that a producer has made in another schema may stand in for one of PostgreSQL's own: it would run
+        // with our rights.
+        ("search_path", "pg_catalog, pg_temp".to_owned()),
+        // A query that is compiled at each execution takes 200 ms instead of 3.
+        ("jit", "off".to_owned()),
+        ("statement_timeout", limits.statement_timeout.as_millis().to_string()),
+        ("idle_in_transaction_session_timeout", "20000".to_owned()),
+    ];
+    if limits.for_workers {
+        session.push(("plan_cache_mode", "force_generic_plan".to_owned()));
+        // A plan that is made once is made for a day's partition that is empty: it must not scan it when it is full.
+        session.push(("enable_seqscan", "off".to_owned()));
+    }
+    session
 }
 
 /// One timeline for all schemas. Its table is in ours: a database may have other migrations beside.

@@ -32,6 +32,7 @@ pub mod moment;
 pub mod own;
 pub mod parked;
 pub mod partition;
+pub mod pooler;
 pub mod post;
 pub mod replay;
 pub mod replica;

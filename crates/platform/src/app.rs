@@ -19,6 +19,7 @@ use kit::telemetry::PrometheusHandle;
 use kit::worker::{Round, Wake, Worker};
 use kit::{openapi, serve, telemetry, web};
 use mailbox::database::{self, PoolLimits};
+use mailbox::pooler::{self, BadPooler};
 use mailbox::replica::Replica;
 use mailbox::runtime::Runtime;
 use mailbox::{home, maintain, status};
@@ -68,6 +69,8 @@ pub enum StartError {
     NotMigrated(Vec<i64>),
     #[error("the database at {0} cannot be reached: {1}; is it running, and is --database-url right?")]
     Unreachable(String, #[source] sqlx::Error),
+    #[error(transparent)]
+    Pooler(#[from] BadPooler),
     #[error("the database: {0}")]
     Database(#[from] sqlx::Error),
     #[error(transparent)]
@@ -114,7 +117,8 @@ async fn bounded<T>(what: &str, ending: impl Future<Output = T>) {
     }
 }
 
-/// Starts the roles that the settings name on a migrated database. `master_keys`: the current one first.
+/// Starts the roles that the settings name on a migrated database, which is PostgreSQL itself and no pooler. `master_keys`: the
+/// current one first.
 pub async fn start(
     settings: &Settings,
     listener: TcpListener,
@@ -123,7 +127,16 @@ pub async fn start(
 ) -> Result<Running, StartError> {
     let clock = Clock::system();
     reach(&database).await?;
-    let db = database::pool(database.clone(), settings.pool_limits());
+    let pooler = settings.pooler()?;
+    if let Some(pooler) = &pooler {
+        reach(pooler).await?;
+        pooler::check(pooler, &settings.pool_limits()).await?;
+    }
+    let for_requests = |limits| match &pooler {
+        Some(pooler) => database::pool_behind_pooler(pooler.clone(), limits),
+        None => database::pool(database.clone(), limits),
+    };
+    let db = for_requests(settings.pool_limits());
     // Apart, so that requests and work in the background do not starve each other.
     let work_limits = PoolLimits {
         connections_min: 0,
@@ -153,8 +166,7 @@ pub async fn start(
         rate_limit: settings.rate_limit().map(RateLimit::per_second),
     };
     // A connection of its own: a pool that is busy is not a database that is away.
-    let checked =
-        database::pool(database, PoolLimits { connections_min: 0, connections_max: 1, ..settings.pool_limits() });
+    let checked = for_requests(PoolLimits { connections_min: 0, connections_max: 1, ..settings.pool_limits() });
     let checks = Arc::new(Checks::new(settings, &checked, broker.clone(), &health)?);
     checks.run().await;
     let address = listener.local_addr().map_err(sqlx::Error::Io)?;

@@ -65,7 +65,7 @@ struct Flags {
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     database_url: Option<String>,
-    /// PostgreSQL past a pooler, for migrations
+    /// PostgreSQL itself, where --database-url is a pooler
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     database_direct_url: Option<String>,

@@ -30,7 +30,7 @@ pub struct Settings {
 
     /// PostgreSQL in place of the private one.
     pub database_url: Option<Secret<String>>,
-    /// Past a pooler, for migrations; `database_url` when absent.
+    /// Where `database_url` is a pooler: past it, for everything but requests.
     pub database_direct_url: Option<Secret<String>>,
     /// A copy of the database to read feeds from.
     pub replica_url: Option<Secret<String>>,
@@ -200,6 +200,14 @@ impl Settings {
         self.webhook_client()?;
         self.events.check().map_err(|(setting, takes)| BadSetting::new(setting, takes))?;
         self.redis_client()?;
+        if self.database_direct_url.is_some() && self.database_url.is_none() {
+            return Err(BadSetting::new(
+                "database_direct_url",
+                "goes together with database_url, the pooler in front of it",
+            ));
+        }
+        self.database()?;
+        self.pooler()?;
         self.replica()?;
         if let Some(unknown) = self.services.iter().find(|name| !SERVICES.contains(&name.as_str())) {
             let known = SERVICES.join(", ");
@@ -260,11 +268,25 @@ impl Settings {
         self.redis_url.as_ref().map(open).transpose().map_err(|_| BadSetting::new("redis_url", takes))
     }
 
+    /// PostgreSQL itself, unless it is our private one.
+    pub fn database(&self) -> Result<Option<PgConnectOptions>, BadSetting> {
+        match &self.database_direct_url {
+            Some(_) => database_at("database_direct_url", &self.database_direct_url),
+            None => database_at("database_url", &self.database_url),
+        }
+    }
+
+    /// The pooler that requests go through, if there is one.
+    pub fn pooler(&self) -> Result<Option<PgConnectOptions>, BadSetting> {
+        match &self.database_direct_url {
+            Some(_) => database_at("database_url", &self.database_url),
+            None => Ok(None),
+        }
+    }
+
     /// The replica that feeds are read from, if there is one.
     pub fn replica(&self) -> Result<Option<PgConnectOptions>, BadSetting> {
-        let takes = "takes an address such as postgres://user@host/name";
-        let parse = |url: &Secret<String>| url.reveal().parse().map_err(|_| BadSetting::new("replica_url", takes));
-        self.replica_url.as_ref().map(parse).transpose()
+        database_at("replica_url", &self.replica_url)
     }
 
     pub fn keep(&self) -> Keep {
@@ -294,6 +316,17 @@ impl Settings {
 
     pub fn rate_limit(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.rate_limit_per_second)
+    }
+}
+
+fn database_at(setting: &str, url: &Option<Secret<String>>) -> Result<Option<PgConnectOptions>, BadSetting> {
+    let Some(url) = url.as_ref().map(Secret::reveal) else { return Ok(None) };
+    let is_address = url.starts_with("postgres://") || url.starts_with("postgresql://");
+    // Not the parser's own words: they may quote the password.
+    match url.parse::<PgConnectOptions>() {
+        // PgBouncer refuses it, and PostgreSQL shows all digits anyway.
+        Ok(options) if is_address => Ok(Some(options.extra_float_digits(None))),
+        _ => Err(BadSetting::new(setting, "takes an address such as postgres://user:password@host:5432/name")),
     }
 }
 
@@ -344,6 +377,9 @@ mod tests {
         assert!(refused(|settings| settings.pool_max = 0).contains("pool_max"));
         assert!(refused(|settings| settings.services = vec!["nope".to_owned()]).contains("services"));
         assert!(refused(|settings| settings.bus = Bus::Rabbitmq).contains("amqp_url"));
+        let direct =
+            |settings: &mut Settings| settings.database_direct_url = Some(Secret::new("postgres://h/n".to_owned()));
+        assert!(refused(direct).contains("database_url"));
         let error = refused(|settings| settings.admin_key = Some(Secret::new("hunter2".to_owned())));
         assert!(error.contains("admin_key") && !error.contains("hunter2"), "{error}");
         let error = refused(|settings| settings.secret_key = Some(Secret::new("hunter2".to_owned())));

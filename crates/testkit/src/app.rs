@@ -40,8 +40,7 @@ impl TestApp {
         settings.check().expect("good settings");
         let master_key = settings.master_key_given().expect("a good key").expect("a key");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = settings.database_url.as_ref().expect("a database").reveal();
-        let options = url.parse().expect("a good address");
+        let options = settings.database().expect("a good address").expect("a database");
         let running = start(&settings, listener, options, std::slice::from_ref(&master_key)).await;
         TestApp { settings, master_key, running: running.unwrap_or_else(|error| panic!("{error}")) }
     }

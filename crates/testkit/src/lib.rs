@@ -6,6 +6,7 @@
 //! | a test needs             | it takes                                                              |
 //! |--------------------------|-----------------------------------------------------------------------|
 //! | PostgreSQL               | [`TestDatabase`]: a database of its own, migrated                     |
+//! | a pooler before it       | [`TestPooler`]: a PgBouncer of its own                                |
 //! | RabbitMQ                 | [`TestVhost`]: a vhost of its own                                     |
 //! | Redis                    | [`TestRedis`]: a key prefix of its own                                |
 //! | something to become true | [`drain`]: waits for a condition, with a deadline                     |
@@ -28,6 +29,7 @@ mod client;
 mod drain;
 mod fault;
 mod own_servers;
+mod pooler;
 mod postgres;
 mod process;
 mod rabbit;
@@ -40,6 +42,7 @@ pub use client::{Answer, Client};
 pub use drain::{Progress, drain};
 pub use fault::FaultProxy;
 pub use own_servers::OwnServers;
+pub use pooler::TestPooler;
 pub use postgres::TestDatabase;
 pub use process::{Pillarbox, command};
 pub use rabbit::TestVhost;

@@ -1,5 +1,7 @@
 //! Where the servers are that `scripts/with-servers` has started.
 
+use std::path::PathBuf;
+
 /// The maintenance database, as a superuser.
 pub fn postgres_url() -> String {
     read("PBX_TEST_POSTGRES_URL")
@@ -17,6 +19,11 @@ pub fn amqp_api() -> String {
 
 pub fn redis_url() -> String {
     read("PBX_TEST_REDIS_URL")
+}
+
+/// Where they keep their files, and tests may keep theirs.
+pub fn folder() -> PathBuf {
+    PathBuf::from(read("PBX_TEST_DIR"))
 }
 
 fn read(name: &str) -> String {

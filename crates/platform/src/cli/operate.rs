@@ -1,13 +1,12 @@
 //! The commands for operators: they run beside a server and end.
 
 use std::io::Write;
-use std::str::FromStr;
 use std::time::Duration;
 
 use chrono::Utc;
 use kit::auth::{Role, Tenant, TokenSigner};
 use kit::config::BadSetting;
-use kit::secret::{MasterKey, Secret};
+use kit::secret::MasterKey;
 use mailbox::database::{self, PoolLimits};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
@@ -22,7 +21,7 @@ use crate::settings::Settings;
 pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
-    let applied = database::migrate(&direct_database_options(settings, &data_dir)?).await?;
+    let applied = database::migrate(&database_options(settings, &data_dir)?).await?;
     say(&match applied.as_slice() {
         [] => "The database's schema is up to date.".to_owned(),
         [only] => format!("Migration {only} is applied: the database's schema is up to date."),
@@ -108,27 +107,7 @@ pub(super) fn master_keys(settings: &Settings, data_dir: &DataDir) -> Result<Vec
 }
 
 pub(super) fn database_options(settings: &Settings, data_dir: &DataDir) -> Result<PgConnectOptions, BadSetting> {
-    match &settings.database_url {
-        Some(url) => parse_url("database_url", url),
-        None => Ok(embedded::connect_options(data_dir)),
-    }
-}
-
-pub(super) fn direct_database_options(settings: &Settings, data_dir: &DataDir) -> Result<PgConnectOptions, BadSetting> {
-    match &settings.database_direct_url {
-        Some(url) => parse_url("database_direct_url", url),
-        None => database_options(settings, data_dir),
-    }
-}
-
-fn parse_url(setting: &str, url: &Secret<String>) -> Result<PgConnectOptions, BadSetting> {
-    // Not the parser's own words: they may quote the password.
-    let takes = "takes an address such as postgres://user:password@host:5432/name";
-    let url = url.reveal();
-    if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-        return Err(BadSetting::new(setting, takes));
-    }
-    PgConnectOptions::from_str(url).map_err(|_| BadSetting::new(setting, takes))
+    Ok(settings.database()?.unwrap_or_else(|| embedded::connect_options(data_dir)))
 }
 
 fn require_database(settings: &Settings, data_dir: &DataDir) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Failure;
-use super::operate::{database_options, direct_database_options, master_keys};
+use super::operate::{database_options, master_keys};
 use crate::app::{self, Running};
 use crate::data_dir::DataDir;
 use crate::embedded::{self, Embedded};
@@ -34,18 +34,18 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
         Some(_) => None,
         None => Some(Embedded::start(&data_dir).await?),
     };
-    let (options, direct) = match &embedded {
-        Some(embedded) => (embedded.connect_options(), embedded.connect_options()),
-        None => (database_options(settings, &data_dir)?, direct_database_options(settings, &data_dir)?),
+    let options = match &embedded {
+        Some(embedded) => embedded.connect_options(),
+        None => database_options(settings, &data_dir)?,
     };
     let starting = async {
         if let Some(embedded) = &embedded {
             embedded.wait_until_ready().await?;
         }
-        database::migrate(&direct).await?;
+        database::migrate(&options).await?;
         if embedded.is_some() {
             // The folder is locked, and its PostgreSQL has just been started: who held a lease there is dead.
-            let mut database = PgConnection::connect_with(&direct).await?;
+            let mut database = PgConnection::connect_with(&options).await?;
             replica::end_all(&mut database).await?;
             database.close().await?;
         }

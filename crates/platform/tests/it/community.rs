@@ -18,14 +18,19 @@ use crate::joins_world;
 use crate::relaying::relaying;
 
 /// Where people find each service, and where each keeps what is its own.
-struct Community<'a> {
+pub(crate) struct Community<'a> {
     events: &'a TestApp,
     joins: &'a TestApp,
     db: &'a PgPool,
     joins_db: &'a PgPool,
 }
 
-impl Community<'_> {
+impl<'a> Community<'a> {
+    /// Both services in one place.
+    pub(crate) fn of(app: &'a TestApp, database: &'a TestDatabase) -> Community<'a> {
+        Community { events: app, joins: app, db: database.pool(), joins_db: database.pool() }
+    }
+
     async fn join(&self, event: &Value, user: Uuid) -> Value {
         let joined = joins_world::act(&self.joins.user(user, None), id(event), "join").await;
         assert_eq!(joined.status, 201, "{joined:?}");
@@ -58,7 +63,7 @@ impl Community<'_> {
     }
 
     /// From the draft to the end: full, waitlist, cancellation, promotion, drift, and the event is off.
-    async fn live(&self) {
+    pub(crate) async fn live(&self) {
         let owner = self.events.user(Uuid::now_v7(), None);
         let event = published(&owner, meetup_with(json!({"capacity": 2, "city": "Ålesund"}))).await;
         let known = format!("/join/v1/events/{}/stats", id(&event));
@@ -131,7 +136,7 @@ impl Community<'_> {
 async fn people_meet_in_one_process_with_one_database() {
     let database = TestDatabase::new(&migrations()).await;
     let app = TestApp::start(&database).await;
-    Community { events: &app, joins: &app, db: database.pool(), joins_db: database.pool() }.live().await;
+    Community::of(&app, &database).live().await;
     joins_world::check(database.pool(), &[]).await;
     app.stop().await;
 }

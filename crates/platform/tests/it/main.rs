@@ -62,6 +62,7 @@ mod operator;
 mod operator_commands;
 mod own_connection;
 mod parity;
+mod pooling;
 mod posting;
 mod reconciling;
 mod relay;
