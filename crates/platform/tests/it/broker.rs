@@ -51,6 +51,14 @@ impl Outside {
         self.channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await.unwrap();
     }
 
+    /// One that hands what no queue wants to another.
+    pub(crate) async fn exchange_or_else(&self, name: &str, kind: ExchangeKind, other: &str) {
+        let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
+        let mut arguments = FieldTable::default();
+        arguments.insert("alternate-exchange".into(), AMQPValue::LongString(other.into()));
+        self.channel.exchange_declare(name.into(), kind, options, arguments).await.unwrap();
+    }
+
     /// A queue that keeps what was confirmed, also when the broker is killed.
     pub(crate) async fn quorum_queue(&self, name: &str, exchange: &str, routing_key: &str) {
         let mut arguments = FieldTable::default();

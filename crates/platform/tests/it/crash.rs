@@ -69,7 +69,7 @@ async fn the_work_goes_on_at_once_after_kill_9() {
     let (folder, receiver) = (DataFolder::new(), Receiver::start().await);
     let subscriber = json!({"name": "me", "url": receiver.url(), "event_types": ["*"]});
     for round in 0..2 {
-        let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
+        let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY), ("PILLARBOX_LEASE_MS", "600000")]);
         let client = admin_of(&process).await;
         if round == 0 {
             assert_eq!(client.post("/hub/v1/subscribers", subscriber.clone()).await.status, 201);
@@ -78,7 +78,7 @@ async fn the_work_goes_on_at_once_after_kill_9() {
         assert_eq!(sent.status, 202, "{sent:?}");
         // Far less than the lease that the killed process holds.
         let arrived = async || receiver.count() == round + 1;
-        testkit::drain("the webhook arrives", Duration::from_secs(6), arrived).await;
+        testkit::drain("the webhook arrives", Duration::from_secs(30), arrived).await;
         process.kill9();
     }
 }

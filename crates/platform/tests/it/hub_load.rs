@@ -62,8 +62,9 @@ async fn two_hundred_a_second_for_two_and_a_half_each_come_once_and_soon() {
     let later = sights.iter().filter(|sight| sight.n > 1);
     let (taken_in, (half, p99)) = (percentiles(waits).1, percentiles(later.map(since).collect()));
     println!("taken in {taken_in:?}; from there to received: half within {half:?}, 99 % within {p99:?}");
-    // A machine that is too busy to take events in time is too busy to deliver them.
-    assert!(p99 < Duration::from_secs(1).max(taken_in * 4), "99 % within {p99:?}");
+    // A machine that is too busy to take events in time is too busy to deliver them; and a build for tests is slow.
+    let soon = Duration::from_secs(sized(5, 1) as u64);
+    assert!(p99 < soon.max(taken_in * 4), "99 % within {p99:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
