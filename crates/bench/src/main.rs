@@ -14,6 +14,7 @@ mod relay;
 mod report;
 mod server;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -36,8 +37,8 @@ struct Cli {
     #[arg(long, global = true, value_name = "FILE")]
     json: Option<PathBuf>,
     /// How many pairs of raw and ours
-    #[arg(long, global = true, default_value_t = 5)]
-    pairs: usize,
+    #[arg(long, global = true, default_value = "5")]
+    pairs: NonZeroUsize,
 }
 
 #[derive(Subcommand)]
@@ -97,11 +98,11 @@ async fn run(cli: Cli) -> Outcome<()> {
     let pillarbox = cli.pillarbox.unwrap_or(beside);
     let report = match cli.command.unwrap_or(Command::Foundation) {
         Command::RawServer => return server::run_raw().await,
-        Command::Foundation => foundation::measure(&pillarbox, cli.pairs).await?,
-        Command::Relay { only } => relay::measure(&pillarbox, cli.pairs, &only).await?,
-        Command::Feed { only, events } => feed::measure(&pillarbox, cli.pairs, &only, events).await?,
-        Command::Joins { count } => joins::measure(&pillarbox, cli.pairs, count).await?,
-        Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs, &only, backlog).await?,
+        Command::Foundation => foundation::measure(&pillarbox, cli.pairs.get()).await?,
+        Command::Relay { only } => relay::measure(&pillarbox, cli.pairs.get(), &only).await?,
+        Command::Feed { only, events } => feed::measure(&pillarbox, cli.pairs.get(), &only, events).await?,
+        Command::Joins { count } => joins::measure(&pillarbox, cli.pairs.get(), count).await?,
+        Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs.get(), &only, backlog).await?,
     };
     report.print();
     if let Some(file) = cli.json {
