@@ -6,8 +6,11 @@ use http::StatusCode;
 use kit::problem::Problem;
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
+/// No operator that a producer has made in another schema may stand in for one of PostgreSQL's own: it would run with our
+/// rights.
+pub(crate) const SEARCH_PATH: &str = "pg_catalog, pg_temp";
 /// How PostgreSQL's own views name us.
 const APPLICATION: &str = "pillarbox";
 
@@ -41,7 +44,7 @@ pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
     pool_options(&limits)
         .after_connect(move |connection, _| {
             let session = session.clone();
-            Box::pin(async move { sqlx::raw_sql(sqlx::AssertSqlSafe(session)).execute(connection).await.map(drop) })
+            Box::pin(async move { sqlx::raw_sql(AssertSqlSafe(session)).execute(connection).await.map(drop) })
         })
         .connect_lazy_with(options.application_name(APPLICATION))
 }
@@ -63,9 +66,7 @@ fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
 /// What every session of ours has, by name, as SQL writes it.
 pub(crate) fn session(limits: &PoolLimits) -> Vec<(&'static str, String)> {
     let mut session = vec![
-        // No operator that a producer has made in another schema may stand in for one of PostgreSQL's own: it would run
-        // with our rights.
-        ("search_path", "pg_catalog, pg_temp".to_owned()),
+        ("search_path", SEARCH_PATH.to_owned()),
         // A query that is compiled at each execution takes 200 ms instead of 3.
         ("jit", "off".to_owned()),
         ("statement_timeout", limits.statement_timeout.as_millis().to_string()),
@@ -92,8 +93,12 @@ pub fn migrations() -> Migrator {
 /// Applies what is missing, and says which. Safe to run by several processes at once: they take turns.
 pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<i64>, MigrateError> {
     let mut connection = PgConnection::connect_with(options).await?;
-    // Or the log has a line at each start for what is there already.
-    sqlx::query("set client_min_messages = warning").execute(&mut connection).await?;
+    // Our role may have limits that are meant for requests. And the log would have a line at each start for what is there.
+    let session = format!(
+        "set search_path = {SEARCH_PATH}; set statement_timeout = 0; set idle_in_transaction_session_timeout = 0;
+         set client_min_messages = warning"
+    );
+    sqlx::raw_sql(AssertSqlSafe(session)).execute(&mut connection).await?;
     let missing = missing_in(&mut connection).await?;
     migrations().run(&mut connection).await?;
     connection.close().await?;

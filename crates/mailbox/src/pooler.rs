@@ -7,12 +7,12 @@
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
-use crate::database::{PoolLimits, session};
+use crate::database::{PoolLimits, SEARCH_PATH, session};
 
-/// A pooler with one session alone has us wait for ourselves.
-const TRY_TIME_MAX: Duration = Duration::from_secs(5);
+/// For a handful of short questions; a pooler with one session alone has us wait for ourselves.
+const TRY_TIME_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum BadPooler {
@@ -26,53 +26,127 @@ pub enum BadPooler {
          newer, with max_prepared_statements above 0"
     )]
     Statements,
+    #[error(
+        "database_url is a pooler (database_direct_url is set) that did not give out two sessions at once within {} s: it may be \
+         busy, or have too few of them (PgBouncer: default_pool_size)",
+        TRY_TIME_MAX.as_secs()
+    )]
+    Slow,
+    #[error(
+        "database_url and database_direct_url lead to different databases: let the pooler lead to the one behind it"
+    )]
+    Elsewhere,
     #[error("the pooler at database_url: {0}")]
     Database(sqlx::Error),
 }
 
 impl From<sqlx::Error> for BadPooler {
     fn from(error: sqlx::Error) -> BadPooler {
-        match error.as_database_error().and_then(|cause| cause.code()).as_deref() {
-            // Prepared in another session, or by another client in this one.
-            Some("26000" | "42P05") => BadPooler::Statements,
-            _ => BadPooler::Database(error),
-        }
+        if is_lost_statement(&error) { BadPooler::Statements } else { BadPooler::Database(error) }
     }
+}
+
+/// Prepared in another session, or by another client in this one.
+fn is_lost_statement(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|cause| cause.code());
+    matches!(code.as_deref(), Some("26000" | "42P05"))
 }
 
 /// Fails unless sessions behind the pooler are as [`crate::database::pool`] would make them, and keep what is prepared.
 pub async fn check(pooler: &PgConnectOptions, limits: &PoolLimits) -> Result<(), BadPooler> {
-    let mut asking = PgConnection::connect_with(pooler).await?;
-    let session = session(limits);
-    check_settings(&mut asking, &session).await?;
-    // Another client takes the session that has the statement; who has prepared it is given another one.
-    let mut between = PgConnection::connect_with(pooler).await?;
-    let mut tx = between.begin().await?;
-    sqlx::raw_sql("select 1").execute(&mut *tx).await?;
-    let again = tokio::time::timeout(TRY_TIME_MAX, shown(&mut asking, &session)).await;
-    tx.rollback().await?;
-    // Or there is no other session than the one that we have taken ourselves.
-    if let Ok(shown) = again {
-        shown?;
-        asking.close().await?;
-    }
-    between.close().await?;
-    Ok(())
+    let checking = async {
+        let session = session(limits);
+        let names: Vec<&str> = session.iter().map(|(name, _)| *name).collect();
+        let wanted = as_shown(pooler, &session, &names).await?;
+        for seen in look_twice(pooler, &names).await? {
+            if seen.settings != wanted {
+                return Err(differing(pooler, &session, &seen.settings, &wanted).await?);
+            }
+        }
+        Ok(())
+    };
+    tokio::time::timeout(TRY_TIME_MAX, checking).await.unwrap_or(Err(BadPooler::Slow))
 }
 
-async fn check_settings(db: &mut PgConnection, session: &[(&str, String)]) -> Result<(), BadPooler> {
-    let found = shown(db, session).await?;
-    // As PostgreSQL shows them: `10s` for 10000.
+/// Fails unless both lead to the same database, which has our schema.
+pub async fn check_same(one: &PgPool, other: &PgPool) -> Result<(), BadPooler> {
+    let ask = "select pillarbox.system_identifier(), oid::bigint from pg_database where datname = current_database()";
+    let database = async |pool| sqlx::query_as::<_, (i64, i64)>(ask).fetch_one(pool).await;
+    if database(one).await? == database(other).await? { Ok(()) } else { Err(BadPooler::Elsewhere) }
+}
+
+/// Fails unless the pooler answers, with a session that is safe: it may have opened others since the start.
+pub async fn ping(pool: &PgPool) -> Result<(), String> {
+    let ask = "select current_setting('search_path')";
+    match sqlx::query_scalar::<_, String>(ask).fetch_one(pool).await {
+        Ok(found) if found == SEARCH_PATH => Ok(()),
+        Ok(found) => Err(format!(
+            "a session of the pooler has the search_path {found} instead of {SEARCH_PATH}: our role has lost its settings, \
+             or had them after this session began (PgBouncer: RECONNECT)"
+        )),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Whether what is taken for PostgreSQL itself is a pooler that hands out another session for each transaction.
+pub async fn is_pooler(options: &PgConnectOptions) -> sqlx::Result<bool> {
+    match tokio::time::timeout(TRY_TIME_MAX, look_twice(options, &[])).await {
+        Ok(Ok([first, between, again])) => Ok(first.process != again.process || first.process == between.process),
+        Ok(Err(error)) if is_lost_statement(&error) => Ok(true),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Ok(false), // or only slow
+    }
+}
+
+/// A session that a client was given.
+struct Seen {
+    process: i32,
+    settings: Vec<String>,
+}
+
+/// Asks, and once more while another client has (most likely) taken the session that had the first question.
+async fn look_twice(options: &PgConnectOptions, names: &[&str]) -> sqlx::Result<[Seen; 3]> {
+    let (mut asking, mut between) =
+        tokio::try_join!(PgConnection::connect_with(options), PgConnection::connect_with(options))?;
+    let first = look(&mut asking, names).await?;
+    let mut tx = between.begin().await?;
+    let taken = look(&mut tx, names).await?;
+    let again = look(&mut asking, names).await?;
+    tx.rollback().await?;
+    tokio::try_join!(asking.close(), between.close())?;
+    Ok([first, taken, again])
+}
+
+async fn look(db: &mut PgConnection, names: &[&str]) -> sqlx::Result<Seen> {
+    let ask = "select pg_backend_pid(), array(select current_setting(name) from unnest($1::text[])
+                                              with ordinality as asked (name, place) order by place)";
+    let (process, settings) = sqlx::query_as(ask).bind(names).fetch_one(db).await?;
+    Ok(Seen { process, settings })
+}
+
+/// What PostgreSQL shows once these are set: `10s` for 10000.
+async fn as_shown(options: &PgConnectOptions, session: &[(&str, String)], names: &[&str]) -> sqlx::Result<Vec<String>> {
+    let mut db = PgConnection::connect_with(options).await?;
     let mut tx = db.begin().await?;
     let set: String = session.iter().map(|(name, value)| format!("set local {name} = {value};")).collect();
     sqlx::raw_sql(AssertSqlSafe(set)).execute(&mut *tx).await?;
-    let wanted = shown(&mut tx, session).await?;
+    let seen = look(&mut tx, names).await?;
     tx.rollback().await?;
-    if found == wanted {
-        return Ok(());
-    }
-    let (role, database): (String, String) =
-        sqlx::query_as("select quote_ident(current_user), quote_ident(current_database())").fetch_one(db).await?;
+    db.close().await?;
+    Ok(seen.settings)
+}
+
+async fn differing(
+    options: &PgConnectOptions,
+    session: &[(&str, String)],
+    found: &[String],
+    wanted: &[String],
+) -> sqlx::Result<BadPooler> {
+    let mut db = PgConnection::connect_with(options).await?;
+    // Of who logs in: a role that is taken on later brings no settings.
+    let ask = "select quote_ident(session_user), quote_ident(current_database())";
+    let (role, database): (String, String) = sqlx::query_as(ask).fetch_one(&mut db).await?;
+    db.close().await?;
     let (mut differences, mut cure) = (Vec::new(), Vec::new());
     for (((name, value), found), wanted) in session.iter().zip(found).zip(wanted) {
         if found != wanted {
@@ -80,12 +154,5 @@ async fn check_settings(db: &mut PgConnection, session: &[(&str, String)]) -> Re
             cure.push(format!("alter role {role} in database {database} set {name} = {value};"));
         }
     }
-    Err(BadPooler::Session { found: differences.join(", "), cure: cure.join("\n") })
-}
-
-async fn shown(db: &mut PgConnection, session: &[(&str, String)]) -> sqlx::Result<Vec<String>> {
-    let names: Vec<&str> = session.iter().map(|(name, _)| *name).collect();
-    let ask =
-        "select current_setting(name) from unnest($1::text[]) with ordinality as asked (name, place) order by place";
-    sqlx::query_scalar(ask).bind(names).fetch_all(db).await
+    Ok(BadPooler::Session { found: differences.join("; "), cure: cure.join("\n") })
 }

@@ -65,10 +65,20 @@ pub enum StartError {
     Issuer(#[from] kit::auth::BadIssuer),
     #[error(transparent)]
     Telemetry(#[from] telemetry::TelemetryError),
-    #[error("the database lacks migrations {0:?}: run `pillarbox migrate` with the same --database-url")]
+    #[error("the database lacks migrations {0:?}: run `pillarbox migrate` with the same settings")]
     NotMigrated(Vec<i64>),
-    #[error("the database at {0} cannot be reached: {1}; is it running, and is --database-url right?")]
-    Unreachable(String, #[source] sqlx::Error),
+    #[error("the database at {place} cannot be reached: {cause}; is it running, and is {setting} right?")]
+    Unreachable {
+        setting: &'static str,
+        place: String,
+        #[source]
+        cause: sqlx::Error,
+    },
+    #[error(
+        "{0} leads to a pooler, which hands out another session for each transaction: give PostgreSQL itself there. Requests \
+         alone can go through a pooler: database_url leads to it then, and database_direct_url to PostgreSQL itself"
+    )]
+    Pooled(&'static str),
     #[error(transparent)]
     Pooler(#[from] BadPooler),
     #[error("the database: {0}")]
@@ -126,10 +136,10 @@ pub async fn start(
     master_keys: &[MasterKey],
 ) -> Result<Running, StartError> {
     let clock = Clock::system();
-    reach(&database).await?;
+    reach(settings, &database).await?;
     let pooler = settings.pooler()?;
     if let Some(pooler) = &pooler {
-        reach(pooler).await?;
+        connect("database_url", pooler).await?;
         pooler::check(pooler, &settings.pool_limits()).await?;
     }
     let for_requests = |limits| match &pooler {
@@ -145,11 +155,14 @@ pub async fn start(
         ..settings.pool_limits()
     };
     let work_db = database::pool(database.clone(), work_limits);
-    let missing = database::missing_migrations(&db).await?;
+    let missing = database::missing_migrations(&work_db).await?;
     if !missing.is_empty() {
         return Err(StartError::NotMigrated(missing));
     }
-    home::settle(&db).await?;
+    if pooler.is_some() {
+        pooler::check_same(&db, &work_db).await?;
+    }
+    home::settle(&work_db).await?;
     let broker = settings.broker()?;
     let health = Health::default();
     let app = App {
@@ -166,13 +179,15 @@ pub async fn start(
         rate_limit: settings.rate_limit().map(RateLimit::per_second),
     };
     // A connection of its own: a pool that is busy is not a database that is away.
-    let checked = for_requests(PoolLimits { connections_min: 0, connections_max: 1, ..settings.pool_limits() });
-    let checks = Arc::new(Checks::new(settings, &checked, broker.clone(), &health)?);
+    let alone = PoolLimits { connections_min: 0, connections_max: 1, ..settings.pool_limits() };
+    let checked_pooler = pooler.as_ref().map(|_| for_requests(alone));
+    let checked = database::pool(database.clone(), alone);
+    let checks = Arc::new(Checks::new(settings, &checked, checked_pooler, broker.clone(), &health)?);
     checks.run().await;
     let address = listener.local_addr().map_err(sqlx::Error::Io)?;
     // Last of what can fail: it may make the first admin key, which is shown only if we get to show it.
     let now = app.clock.now();
-    let first_admin_key = settle_installation(&db, master_keys, settings.admin_key.is_some(), now).await?;
+    let first_admin_key = settle_installation(&work_db, master_keys, settings.admin_key.is_some(), now).await?;
 
     tokio::spawn(warm(db.clone(), settings.pool_min));
     let stop = CancellationToken::new();
@@ -220,6 +235,10 @@ pub async fn start(
         }
     }
     let feed_db = match settings.replica()? {
+        // It may be away now and there later; what is told of it is what it says.
+        Some(replica) if matches!(pooler::is_pooler(&replica).await, Ok(true)) => {
+            return Err(StartError::Pooled("replica_url"));
+        }
         Some(replica) => database::pool(replica, PoolLimits { connections_min: 0, ..settings.pool_limits() }),
         None => db.clone(),
     };
@@ -262,11 +281,28 @@ async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
     Ok(Round::Idle)
 }
 
+/// Fails unless it is PostgreSQL itself.
+pub(crate) async fn reach(settings: &Settings, database: &PgConnectOptions) -> Result<(), StartError> {
+    let setting = if settings.database_direct_url.is_some() { "database_direct_url" } else { "database_url" };
+    connect(setting, database).await?;
+    // The private one is known.
+    if settings.database_url.is_some() && pooler::is_pooler(database).await? {
+        return Err(StartError::Pooled(setting));
+    }
+    Ok(())
+}
+
 /// Fails with the cause; a pool would only say that it waited.
-async fn reach(database: &PgConnectOptions) -> Result<(), StartError> {
+async fn connect(setting: &'static str, database: &PgConnectOptions) -> Result<(), StartError> {
     match PgConnection::connect_with(database).await {
         Ok(connection) => Ok(connection.close().await?),
-        Err(error) => Err(StartError::Unreachable(format!("{}:{}", database.get_host(), database.get_port()), error)),
+        Err(cause) => {
+            let place = match database.get_socket() {
+                Some(folder) => folder.display().to_string(),
+                None => format!("{}:{}", database.get_host(), database.get_port()),
+            };
+            Err(StartError::Unreachable { setting, place, cause })
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kit::config::BadSetting;
 use kit::health::{Health, Probe};
 use kit::secret::Secret;
-use mailbox::database;
+use mailbox::{database, pooler};
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use relay::Broker;
 use sqlx::PgPool;
@@ -27,6 +27,7 @@ struct Check {
 
 enum Server {
     Postgres(PgPool),
+    Pooler(PgPool),
     RabbitMq(Arc<Broker>),
     Redis(Redis),
     Smtp(Smtp),
@@ -43,7 +44,7 @@ struct Redis {
     connection: OnceCell<ConnectionManager>,
 }
 
-/// The servers that the settings name. Only PostgreSQL is required: without RabbitMQ messages wait in the log, without
+/// The servers that the settings name. Only PostgreSQL is required, with the pooler before it: without RabbitMQ messages wait in the log, without
 /// Redis reads are slower, without SMTP mails wait.
 pub(crate) struct Checks(Vec<Check>);
 
@@ -51,6 +52,7 @@ impl Checks {
     pub(crate) fn new(
         settings: &Settings,
         db: &PgPool,
+        pooler: Option<PgPool>,
         broker: Option<Arc<Broker>>,
         health: &Health,
     ) -> Result<Checks, BadSetting> {
@@ -60,6 +62,9 @@ impl Checks {
             checks.push(Check { probe: health.dependency(name, required), server, next_at });
         };
         add("postgres", true, Server::Postgres(db.clone()));
+        if let Some(pooler) = pooler {
+            add("pooler", true, Server::Pooler(pooler));
+        }
         if let Some(broker) = broker {
             add("rabbitmq", false, Server::RabbitMq(broker));
         }
@@ -80,7 +85,7 @@ impl Checks {
     pub(crate) async fn close(&self) {
         for check in &self.0 {
             match &check.server {
-                Server::Postgres(db) => db.close().await,
+                Server::Postgres(db) | Server::Pooler(db) => db.close().await,
                 Server::RabbitMq(broker) => broker.close().await,
                 Server::Redis(_) | Server::Smtp(_) => {}
             }
@@ -96,10 +101,11 @@ impl Check {
             return;
         }
         *next_at = Instant::now() + self.server.pause();
-        match tokio::time::timeout(CHECK_TIME_MAX, self.server.ping()).await {
+        let time_max = self.server.time_max();
+        match tokio::time::timeout(time_max, self.server.ping()).await {
             Ok(Ok(())) => self.probe.up(),
             Ok(Err(error)) => self.probe.down(&error),
-            Err(_) => self.probe.down(&format!("no answer within {} s", CHECK_TIME_MAX.as_secs())),
+            Err(_) => self.probe.down(&format!("no answer within {} s", time_max.as_secs())),
         }
     }
 }
@@ -108,6 +114,7 @@ impl Server {
     async fn ping(&self) -> Result<(), String> {
         match self {
             Server::Postgres(db) => database::ping(db).await.map_err(|error| error.to_string()),
+            Server::Pooler(db) => pooler::ping(db).await,
             Server::RabbitMq(broker) => broker.check().await.map_err(|error| error.to_string()),
             Server::Redis(redis) => redis.ping().await.map_err(|error| error.to_string()),
             Server::Smtp(smtp) => smtp.greet().await.map_err(|error| error.to_string()),
@@ -117,8 +124,16 @@ impl Server {
     /// How long to leave it in peace. A look at a mail server is a session in its log.
     fn pause(&self) -> Duration {
         match self {
-            Server::Postgres(_) | Server::RabbitMq(_) | Server::Redis(_) => Duration::ZERO,
+            Server::Postgres(_) | Server::Pooler(_) | Server::RabbitMq(_) | Server::Redis(_) => Duration::ZERO,
             Server::Smtp(_) => Duration::from_secs(60),
+        }
+    }
+
+    /// A look at a pooler waits in the same line as requests do: one that is busy is not away.
+    fn time_max(&self) -> Duration {
+        match self {
+            Server::Pooler(_) => CHECK_TIME_MAX * 2,
+            Server::Postgres(_) | Server::RabbitMq(_) | Server::Redis(_) | Server::Smtp(_) => CHECK_TIME_MAX,
         }
     }
 }

@@ -12,8 +12,6 @@ use tokio::net::UnixStream;
 use crate::{drain, servers, unique_name};
 
 const READY_WITHIN: Duration = Duration::from_secs(20);
-/// Few, so that clients are given each other's.
-const SESSIONS: u32 = 4;
 
 /// A PgBouncer that hands out another session for each transaction, to any number of clients. Gone with this value.
 pub struct TestPooler {
@@ -22,7 +20,10 @@ pub struct TestPooler {
 }
 
 impl TestPooler {
-    /// `program`: where `scripts/setup test` has put it. `statements`: how many prepared ones it keeps for each client.
+    /// At most so many, so that clients are given each other's.
+    pub const SESSIONS: usize = 4;
+
+    /// `program`: where `scripts/setup test` has put it. `statements`: how many prepared ones it keeps for each session.
     pub async fn start(program: &str, statements: u32) -> TestPooler {
         let url = servers::postgres_url();
         let postgres: PgConnectOptions = url.parse().expect("PBX_TEST_POSTGRES_URL is a URL");
@@ -37,10 +38,11 @@ impl TestPooler {
         let settings = format!(
             "[databases]\n* = host={host} port={port}\n\
              [pgbouncer]\nlisten_addr =\nunix_socket_dir = {socket}\nauth_type = trust\nauth_file = users\n\
-             pool_mode = transaction\ndefault_pool_size = {SESSIONS}\nmax_client_conn = 500\n\
+             pool_mode = transaction\ndefault_pool_size = {sessions}\nmax_client_conn = 500\n\
              max_prepared_statements = {statements}\n",
             host = postgres.get_host(),
             port = postgres.get_port(),
+            sessions = TestPooler::SESSIONS,
             socket = folder.display(),
         );
         let users = format!("\"{}\" \"{password}\"\n", postgres.get_username());
@@ -48,9 +50,10 @@ impl TestPooler {
             std::fs::write(folder.join(name), text).expect("a file");
             chown(folder.join(name), Some(user.uid()), Some(user.gid())).expect("a file of its own");
         }
-        // That user may not reach the folder of the build.
-        std::fs::copy(program, folder.join("pgbouncer"))
-            .unwrap_or_else(|error| panic!("{program}: {error}: run scripts/setup test"));
+        // That user may not reach the folder of the build. By another process: whoever is started by this one meanwhile would
+        // hold the copy open for writing, and it could not be run.
+        let copied = Command::new("cp").arg(program).arg(folder.join("pgbouncer")).status();
+        assert!(copied.is_ok_and(|status| status.success()), "no {program}: run scripts/setup test");
         chown(&folder, Some(user.uid()), Some(user.gid())).expect("a folder of its own");
         let child = Command::new(folder.join("pgbouncer"))
             .arg("settings")

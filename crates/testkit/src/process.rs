@@ -103,7 +103,12 @@ impl Pillarbox {
         if self.child.try_wait().expect("the child is ours").is_none() {
             kill(pid, Signal::SIGTERM).expect("SIGTERM");
         }
-        let status = drain("the process ends after SIGTERM", DRAINS_WITHIN, async || {
+        self.ended().await
+    }
+
+    /// Waits until it ends.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let status = drain("the process ends", DRAINS_WITHIN, async || {
             let ended = self.child.try_wait().expect("the child is ours");
             ended.ok_or_else(|| Verbatim(self.output.lock().expect("no reader panics").lines.join("\n")))
         })

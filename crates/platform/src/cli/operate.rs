@@ -13,6 +13,7 @@ use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
 use super::{Failure, table};
+use crate::app;
 use crate::data_dir::DataDir;
 use crate::embedded;
 use crate::keys::{NewKey, flow};
@@ -21,7 +22,9 @@ use crate::settings::Settings;
 pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
-    let applied = database::migrate(&database_options(settings, &data_dir)?).await?;
+    let options = database_options(settings, &data_dir)?;
+    app::reach(settings, &options).await?;
+    let applied = database::migrate(&options).await?;
     say(&match applied.as_slice() {
         [] => "The database's schema is up to date.".to_owned(),
         [only] => format!("Migration {only} is applied: the database's schema is up to date."),

@@ -42,6 +42,7 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
         if let Some(embedded) = &embedded {
             embedded.wait_until_ready().await?;
         }
+        app::reach(settings, &options).await?;
         database::migrate(&options).await?;
         if embedded.is_some() {
             // The folder is locked, and its PostgreSQL has just been started: who held a lease there is dead.

@@ -123,7 +123,7 @@ async fn look(settings: &Settings) -> Result<Report, Failure> {
     let holder = data_dir.holder().filter(|_| is_local);
     let db = pool(database_options(settings, &data_dir)?);
     let health = Health::default();
-    Checks::new(settings, &db, settings.broker()?, &health)?.run().await;
+    Checks::new(settings, &db, None, settings.broker()?, &health)?.run().await;
     let seen_here = health.report();
     let mut report = Report {
         data: data_dir.path().display().to_string(),

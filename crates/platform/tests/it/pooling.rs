@@ -8,36 +8,36 @@ use mailbox::database::migrations;
 use pillarbox::settings::Settings;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use testkit::{TestApp, TestDatabase, TestPooler, drain};
+use testkit::{Pillarbox, TestApp, TestDatabase, TestPooler, drain};
+use tokio::sync::Barrier;
 
 use crate::community::Community;
 use crate::hub_delivery::{PATIENCE, caller, subscribe};
 use crate::hub_world::{Notebook, numbered, post_batch};
-use crate::instance::{DataFolder, run};
+use crate::instance::{BINARY, DataFolder};
 use crate::joins_world;
 
 const PGBOUNCER: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/pgbouncer");
 /// As PgBouncer has it when nothing is said.
 const STATEMENTS: u32 = 200;
 
-/// What `serve` says when it does not start.
-async fn refused(database: &TestDatabase, pooler: &TestPooler) -> String {
+/// What a command says that fails.
+async fn refused(command: &str, urls: &[&str]) -> String {
     let folder = DataFolder::new();
+    let args = [&[command, "--listen", "127.0.0.1:0", "--data-dir", folder.text()], urls].concat();
+    let mut process = Pillarbox::start(BINARY, &args, &[]);
+    assert_eq!(process.ended().await.code(), Some(1), "{}", process.logs());
+    process.logs()
+}
+
+async fn refused_behind(pooler: &TestPooler, database: &TestDatabase) -> String {
     let (url, direct) = (pooler.url(&database.url()), database.url());
-    tokio::task::spawn_blocking(move || {
-        let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text()];
-        let urls = ["--database-url", &url, "--database-direct-url", &direct];
-        let (code, _, said) = run(&[&args[..], &urls[..]].concat(), &[]);
-        assert_eq!(code, Some(1), "{said}");
-        said
-    })
-    .await
-    .unwrap()
+    refused("serve", &["--database-url", &url, "--database-direct-url", &direct]).await
 }
 
 /// Gives the role what the refusal says, as an operator does who copies it.
 async fn cure(database: &TestDatabase) {
-    let said = refused(database, &TestPooler::start(PGBOUNCER, STATEMENTS).await).await;
+    let said = refused_behind(&TestPooler::start(PGBOUNCER, STATEMENTS).await, database).await;
     assert!(said.contains("search_path is \"$user\", public instead of pg_catalog, pg_temp"), "{said}");
     let cure: String = said.lines().filter(|line| line.starts_with("alter role ")).collect();
     assert!(cure.contains("statement_timeout = 10000;"), "{said}");
@@ -58,8 +58,30 @@ async fn a_pooler_that_does_not_do_is_refused_with_what_to_do() {
     let database = TestDatabase::new(&migrations()).await;
     cure(&database).await;
     let forgetful = TestPooler::start(PGBOUNCER, 0).await;
-    let said = refused(&database, &forgetful).await;
+    let said = refused_behind(&forgetful, &database).await;
     assert!(said.contains("max_prepared_statements"), "{said}");
+
+    let pooler = TestPooler::start(PGBOUNCER, STATEMENTS).await;
+    let (url, other) = (pooler.url(&database.url()), TestDatabase::new(&migrations()).await);
+    let said = refused("serve", &["--database-url", &url, "--database-direct-url", &other.url()]).await;
+    assert!(said.contains("different databases"), "{said}");
+    for (command, setting, urls) in [
+        ("serve", "database_url", &["--database-url", &*url][..]),
+        ("migrate", "database_url", &["--database-url", &url]),
+        ("serve", "database_direct_url", &["--database-url", &url, "--database-direct-url", &url]),
+        ("serve", "replica_url", &["--database-url", &database.url(), "--replica-url", &url]),
+    ] {
+        let said = refused(command, urls).await;
+        assert!(said.contains(&format!("{setting} leads to a pooler")), "{command} {urls:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn a_roles_limits_do_not_hold_for_migrations() {
+    let database = TestDatabase::empty().await;
+    let limit = "do $$ begin execute format('alter role %I in database %I set statement_timeout = 1', session_user, current_database()); end $$";
+    sqlx::raw_sql(limit).execute(database.pool()).await.unwrap();
+    mailbox::database::migrate(&database.connect_options()).await.unwrap();
 }
 
 #[tokio::test]
@@ -85,23 +107,28 @@ async fn behind_a_pooler_everything_works_and_no_session_is_changed_for_others()
     notebook.check_order();
     joins_world::check(database.pool(), &[]).await;
 
-    // All at once, so that each is given a session of its own.
-    let requests = app.settings.pooler().unwrap().unwrap();
-    let sessions = join_all((0..4).map(async |_| {
+    // All at once, so that each is given a session of its own. What the role has is not what a client has set.
+    let (requests, together) = (app.settings.pooler().unwrap().unwrap(), Barrier::new(TestPooler::SESSIONS));
+    let sessions = join_all((0..TestPooler::SESSIONS).map(async |_| {
         let mut client = PgConnection::connect_with(&requests).await.unwrap();
         let mut tx = client.begin().await.unwrap();
-        let shown =
-            "select pg_backend_pid(), array[current_setting('search_path'), current_setting('statement_timeout'),
-                            current_setting('plan_cache_mode'), current_setting('enable_seqscan')], pg_sleep(1)::text";
-        let (session, settings, _): (i32, Vec<String>, String) =
-            sqlx::query_as(shown).fetch_one(&mut *tx).await.unwrap();
+        let ask = "select pg_backend_pid(), array(
+                       select name || ' of ' || source from pg_settings
+                       where name in ('search_path', 'statement_timeout', 'plan_cache_mode', 'enable_seqscan') order by name)";
+        let (session, sources): (i32, Vec<String>) = sqlx::query_as(ask).fetch_one(&mut *tx).await.unwrap();
+        together.wait().await;
         tx.rollback().await.unwrap();
-        assert_eq!(settings, ["pg_catalog, pg_temp", "10s", "auto", "on"]);
+        let (role, nobody) = ("database user", "default");
+        let wanted = [("enable_seqscan", nobody), ("plan_cache_mode", nobody), ("search_path", role), ("statement_timeout", role)];
+        assert_eq!(sources, wanted.map(|(name, source)| format!("{name} of {source}")));
         session
     }));
-    assert_eq!(sessions.await.into_iter().collect::<BTreeSet<i32>>().len(), 4);
+    let sessions: BTreeSet<i32> = sessions.await.into_iter().collect();
+    assert_eq!(sessions.len(), TestPooler::SESSIONS);
+
     drop(pooler);
-    drain("requests have no other way", PATIENCE, async || app.anyone().get("/readyz").await.status == 503).await;
+    manager.get("/hub/v1/subscribers").await.assert_problem(503, "unavailable");
+    drain("it is not ready", PATIENCE, async || app.anyone().get("/readyz").await.status == 503).await;
     replica.stop().await;
     app.stop().await;
 }
