@@ -13,7 +13,8 @@ use crate::events_world::{
 async fn an_event_is_drafted_published_changed_unpublished_and_canceled() {
     let world = World::start().await;
     let (owner, anyone) = (&world.owner, world.app.anyone());
-    let answer = owner.post("/event/v1/events", meetup()).await;
+    let body = meetup();
+    let answer = owner.post("/event/v1/events", body.clone()).await;
     assert_eq!((answer.status, answer.header("etag")), (201, "\"1.0\""), "{answer:?}");
     let draft = answer.json();
     assert_eq!(answer.header("location"), path(&draft));
@@ -21,7 +22,7 @@ async fn an_event_is_drafted_published_changed_unpublished_and_canceled() {
         (&draft["status"], &draft["version"], &draft["active_participants"]),
         (&json!("draft"), &json!(1), &json!(0))
     );
-    for (field, value) in meetup().as_object().unwrap() {
+    for (field, value) in body.as_object().unwrap() {
         let is_time = field.ends_with("_time");
         let same = |a: &Value, b: &Value| match is_time {
             true => {
@@ -248,7 +249,8 @@ async fn a_change_is_for_the_version_that_was_seen_and_a_copy_is_known() {
 async fn a_repeated_request_does_nothing_more() {
     let world = World::start().await;
     let once = world.owner.with_header("idempotency-key", "make-it");
-    let requests = futures_util::future::join_all((0..20).map(|_| once.post("/event/v1/events", meetup()))).await;
+    let body = meetup();
+    let requests = futures_util::future::join_all((0..20).map(|_| once.post("/event/v1/events", body.clone()))).await;
     let first = requests[0].json();
     assert!(requests.iter().all(|answer| answer.status == 201 && answer.json() == first));
     assert_eq!(requests.iter().filter(|answer| answer.headers.contains_key("idempotent-replayed")).count(), 19);

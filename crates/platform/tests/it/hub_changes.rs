@@ -112,35 +112,39 @@ async fn a_deleted_subscriber_gets_nothing_any_more_not_even_what_waited() {
 
 #[tokio::test]
 async fn one_whose_secret_cannot_be_opened_waits_and_holds_up_nobody() {
-    let world = World::start().await;
+    let World { database, app, manager } = World::start().await;
     let (locked_out, other) = (Receiver::start().await, Receiver::start().await);
-    let made = subscribe(&world.manager, &locked_out.url(), json!({})).await;
-    subscribe(&world.manager, &other.url(), json!({})).await;
+    let made = subscribe(&manager, &locked_out.url(), json!({})).await;
+    subscribe(&manager, &other.url(), json!({})).await;
     let swap = "with old as (select id, sealed from pillarbox_hub.secret where subscriber = $1::uuid)
                 update pillarbox_hub.secret set sealed = coalesce($2, 'not ours'::bytea) from old where secret.id = old.id
                 returning old.sealed";
     let seal = async |sealed: Option<Vec<u8>>| -> Vec<u8> {
-        sqlx::query_scalar(swap).bind(text(&made["id"])).bind(sealed).fetch_one(world.database.pool()).await.unwrap()
+        sqlx::query_scalar(swap).bind(text(&made["id"])).bind(sealed).fetch_one(database.pool()).await.unwrap()
     };
     let sealed = seal(None).await;
+    // Who sends may have opened it before that.
+    app.stop().await;
+    let app = TestApp::start(&database).await;
+    let manager = caller(&app, "manage", "acme").await;
     for n in 1..=3 {
-        post(&world.manager, "test.posted", json!({ "n": n }), Some("lane")).await;
+        post(&manager, "test.posted", json!({ "n": n }), Some("lane")).await;
     }
     until_received(&other, 3).await;
     assert_eq!(locked_out.count(), 0);
     let (list, path) = ("/hub/v1/subscribers", format!("/hub/v1/subscribers/{}", text(&made["id"])));
-    let listed = world.manager.get(list).await.json()["items"].as_array().unwrap().clone();
+    let listed = manager.get(list).await.json()["items"].as_array().unwrap().clone();
     let unopened: Vec<_> = listed.iter().filter(|one| one["unopened"] == true).map(|one| one["id"].clone()).collect();
     assert_eq!((listed.len(), unopened), (2, vec![made["id"].clone()]), "it is seen, and the other one, too");
-    assert_eq!(world.manager.get(&path).await.json()["secrets"], json!([]));
-    let changed = world.manager.post(&format!("{path}/pause"), json!({})).await;
+    assert_eq!(manager.get(&path).await.json()["secrets"], json!([]));
+    let changed = manager.post(&format!("{path}/pause"), json!({})).await;
     changed.assert_problem(409, "subscriber-unopened");
     seal(Some(sealed)).await;
     until_received(&locked_out, 3).await;
     seal(None).await;
-    assert_eq!(world.manager.send(Method::DELETE, &path, None).await.status, 204, "without being opened");
-    world.manager.get(&path).await.assert_problem(404, "subscriber-not-found");
-    world.app.stop().await;
+    assert_eq!(manager.send(Method::DELETE, &path, None).await.status, 204, "without being opened");
+    manager.get(&path).await.assert_problem(404, "subscriber-not-found");
+    app.stop().await;
     let numbers: Vec<_> = locked_out.received().iter().map(|received| received.json()["n"].clone()).collect();
     assert_eq!(numbers, [1, 2, 3], "all that came meanwhile, in order");
 }
