@@ -29,6 +29,12 @@ pub enum Recover {
     Skip,
 }
 
+/// Which cluster this is, and which database there.
+pub async fn whereabouts(db: &PgPool) -> sqlx::Result<(i64, i64)> {
+    let query = "select pillarbox.system_identifier(), oid::bigint from pg_database where datname = current_database()";
+    sqlx::query_as(query).fetch_one(db).await
+}
+
 /// Makes a new log at home here, and marks one that was written elsewhere. Called before anything is posted here: what
 /// is there already is what was restored.
 pub async fn settle(db: &PgPool) -> sqlx::Result<()> {

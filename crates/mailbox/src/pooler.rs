@@ -10,6 +10,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
 use crate::database::{PoolLimits, SEARCH_PATH, session};
+use crate::home;
 
 /// For a handful of short questions; a pooler with one session alone has us wait for ourselves.
 const TRY_TIME_MAX: Duration = Duration::from_secs(10);
@@ -70,9 +71,10 @@ pub async fn check(pooler: &PgConnectOptions, limits: &PoolLimits) -> Result<(),
 
 /// Fails unless both lead to the same database, which has our schema.
 pub async fn check_same(one: &PgPool, other: &PgPool) -> Result<(), BadPooler> {
-    let ask = "select pillarbox.system_identifier(), oid::bigint from pg_database where datname = current_database()";
-    let database = async |pool| sqlx::query_as::<_, (i64, i64)>(ask).fetch_one(pool).await;
-    if database(one).await? == database(other).await? { Ok(()) } else { Err(BadPooler::Elsewhere) }
+    match home::whereabouts(one).await? == home::whereabouts(other).await? {
+        true => Ok(()),
+        false => Err(BadPooler::Elsewhere),
+    }
 }
 
 /// Fails unless the pooler answers, with a session that is safe: it may have opened others since the start.
