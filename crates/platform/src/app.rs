@@ -127,8 +127,8 @@ async fn bounded<T>(what: &str, ending: impl Future<Output = T>) {
     }
 }
 
-/// Starts the roles that the settings name on a migrated database, which is PostgreSQL itself and no pooler. `master_keys`: the
-/// current one first.
+/// Starts the roles that the settings name on a migrated database, which [`reach`] has found to be PostgreSQL itself.
+/// `master_keys`: the current one first.
 pub async fn start(
     settings: &Settings,
     listener: TcpListener,
@@ -136,7 +136,6 @@ pub async fn start(
     master_keys: &[MasterKey],
 ) -> Result<Running, StartError> {
     let clock = Clock::system();
-    reach(settings, &database).await?;
     let pooler = settings.pooler()?;
     if let Some(pooler) = &pooler {
         connect("database_url", pooler).await?;
@@ -235,7 +234,7 @@ pub async fn start(
         }
     }
     let feed_db = match settings.replica()? {
-        // It may be away now and there later; what is told of it is what it says.
+        // One that is away now may be there later.
         Some(replica) if matches!(pooler::is_pooler(&replica).await, Ok(true)) => {
             return Err(StartError::Pooled("replica_url"));
         }
@@ -283,7 +282,7 @@ async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
 
 /// Fails unless it is PostgreSQL itself.
 pub(crate) async fn reach(settings: &Settings, database: &PgConnectOptions) -> Result<(), StartError> {
-    let setting = if settings.database_direct_url.is_some() { "database_direct_url" } else { "database_url" };
+    let setting = settings.database_setting();
     connect(setting, database).await?;
     // The private one is known.
     if settings.database_url.is_some() && pooler::is_pooler(database).await? {

@@ -271,9 +271,14 @@ impl Settings {
     /// PostgreSQL itself, unless it is our private one.
     pub fn database(&self) -> Result<Option<PgConnectOptions>, BadSetting> {
         match &self.database_direct_url {
-            Some(_) => database_at("database_direct_url", &self.database_direct_url),
-            None => database_at("database_url", &self.database_url),
+            Some(_) => database_at(self.database_setting(), &self.database_direct_url),
+            None => database_at(self.database_setting(), &self.database_url),
         }
+    }
+
+    /// The setting that leads to PostgreSQL itself.
+    pub fn database_setting(&self) -> &'static str {
+        if self.database_direct_url.is_some() { "database_direct_url" } else { "database_url" }
     }
 
     /// The pooler that requests go through, if there is one.

@@ -74,6 +74,7 @@ pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
     let master_keys = master_keys(settings, &data_dir)?;
     let options = database_options(settings, &data_dir)?;
     let starting = async {
+        app::reach(settings, &options).await?;
         let running = app::start(settings, listener, options.clone(), &master_keys).await?;
         if let Err(error) = tell_of_idle_roles(settings, &options).await {
             tracing::debug!(%error, "could not look which roles nobody has");
