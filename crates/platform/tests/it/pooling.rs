@@ -126,6 +126,21 @@ async fn behind_a_pooler_everything_works_and_no_session_is_changed_for_others()
     let sessions: BTreeSet<i32> = sessions.await.into_iter().collect();
     assert_eq!(sessions.len(), TestPooler::SESSIONS);
 
+    // A role that has lost its settings is noticed with the next session that begins.
+    let (db, forget) = (
+        database.pool(),
+        "do $$ begin
+        execute format('alter role %I in database %I reset all', session_user, current_database()); end $$",
+    );
+    sqlx::raw_sql(forget).execute(db).await.unwrap();
+    let ended: Vec<i32> = sessions.into_iter().collect();
+    sqlx::query("select pg_terminate_backend(pid) from unnest($1) as pid").bind(ended).execute(db).await.unwrap();
+    drain("readiness tells it", PATIENCE, async || {
+        let ready = app.anyone().get("/readyz").await;
+        if ready.status == 503 && ready.text.contains("search_path") { Ok(()) } else { Err(ready.text) }
+    })
+    .await;
+
     drop(pooler);
     manager.get("/hub/v1/subscribers").await.assert_problem(503, "unavailable");
     drain("it is not ready", PATIENCE, async || app.anyone().get("/readyz").await.status == 503).await;
