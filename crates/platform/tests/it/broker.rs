@@ -47,15 +47,18 @@ impl Outside {
     }
 
     pub(crate) async fn exchange(&self, name: &str, kind: ExchangeKind) {
-        let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
-        self.channel.exchange_declare(name.into(), kind, options, FieldTable::default()).await.unwrap();
+        self.declare_exchange(name, kind, FieldTable::default()).await;
     }
 
     /// One that hands what no queue wants to another.
     pub(crate) async fn exchange_or_else(&self, name: &str, kind: ExchangeKind, other: &str) {
-        let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
         let mut arguments = FieldTable::default();
         arguments.insert("alternate-exchange".into(), AMQPValue::LongString(other.into()));
+        self.declare_exchange(name, kind, arguments).await;
+    }
+
+    async fn declare_exchange(&self, name: &str, kind: ExchangeKind, arguments: FieldTable) {
+        let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
         self.channel.exchange_declare(name.into(), kind, options, arguments).await.unwrap();
     }
 
