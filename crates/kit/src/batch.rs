@@ -1,7 +1,8 @@
 //! The batcher: one batch in flight, the next gathers while it commits.
 //!
 //! There is no timer, so a lone item starts at once, or after those that were ready beside it ([`Handler::GATHERS`]); under
-//! load the batches grow by themselves, because more items arrive while one is in flight. Everything is bounded: a full queue is answered as overload, never by waiting.
+//! load the batches grow by themselves, because more items arrive while one is in flight. Everything is bounded: a full
+//! queue is answered as overload, never by waiting.
 //!
 //! A batch that fails because of one of its items, or panics, is bisected until that item stands alone; a batch that
 //! fails because of something else (the database is away) fails whole, at once, and one that takes longer than anyone waits
@@ -29,8 +30,8 @@ pub trait Handler: Send + Sync + 'static {
     /// what costs much the same however many ask. What costs by the item should begin: others are answered meanwhile.
     const GATHERS: bool = false;
 
-    /// One answer per item, in order. Whatever it wrote must be undone when it fails or panics. One
-    /// that is given up may have been done: its callers are told that nobody knows.
+    /// One answer per item, in order. Whatever it wrote must be undone when it fails or panics. One that is given up may
+    /// have been done: its callers are told that nobody knows.
     fn run(&self, items: &[Self::Item])
     -> impl Future<Output = Result<Vec<Self::Answer>, Failure<Self::Error>>> + Send;
 

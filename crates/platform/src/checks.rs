@@ -44,8 +44,8 @@ struct Redis {
     connection: OnceCell<ConnectionManager>,
 }
 
-/// The servers that the settings name. Only PostgreSQL is required, with the pooler before it: without RabbitMQ messages wait in the log, without
-/// Redis reads are slower, without SMTP mails wait.
+/// The servers that the settings name. Only PostgreSQL is required, with the pooler before it: without RabbitMQ messages
+/// wait in the log, without Redis reads are slower, without SMTP mails wait.
 pub(crate) struct Checks(Vec<Check>);
 
 impl Checks {
