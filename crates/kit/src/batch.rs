@@ -1,12 +1,13 @@
-//! The batcher: one batch in flight, the next gathers while it commits.
+//! The batcher: combines concurrent requests into batches. One batch is in flight; the next one collects items
+//! meanwhile.
 //!
-//! There is no timer, so a lone item starts at once, or after those that were ready beside it ([`Handler::GATHERS`]); under
-//! load the batches grow by themselves, because more items arrive while one is in flight. Everything is bounded: a full
-//! queue is answered as overload, never by waiting.
+//! There is no timer: a lone item starts at once, or together with the items that are ready at the same time
+//! ([`BatchHandler::COALESCES`]). Under load the batches grow, because more items arrive while one batch is in
+//! flight. The queue is bounded: when it is full, `submit` fails with an overload error instead of waiting.
 //!
-//! A batch that fails because of one of its items, or panics, is bisected until that item stands alone; a batch that
-//! fails because of something else (the database is away) fails whole, at once, and one that takes longer than anyone waits
-//! for it is given up: a database that vanished without a word must not keep all later batches waiting.
+//! A batch that fails because of one of its items, or panics, is bisected until that item is alone. A batch that
+//! fails for another reason (the database is unavailable) fails as a whole, and so does one that exceeds its time
+//! limit: a database that stopped responding must not block all later batches.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -20,43 +21,47 @@ use tokio::sync::{mpsc, oneshot};
 use crate::problem::Problem;
 use crate::worker::panic_text;
 
-/// Does the work of one batch, all or nothing.
-pub trait Handler: Send + Sync + 'static {
+/// Processes one batch, all or nothing.
+pub trait BatchHandler: Send + Sync + 'static {
     type Item: Send + Sync + 'static;
-    type Answer: Send + 'static;
+    type Output: Send + 'static;
     type Error: Send + Sync + 'static;
 
-    /// Whether those that are ready come along, although the first one wakes the batcher before they have their turn. For
-    /// what costs much the same however many ask. What costs by the item should begin: others are answered meanwhile.
-    const GATHERS: bool = false;
+    /// Whether the batcher yields once before it starts a batch, so that tasks which are ready to submit can join it.
+    /// True for work whose cost hardly depends on the number of items. Work whose cost grows with each item should
+    /// start at once.
+    const COALESCES: bool = false;
 
-    /// One answer per item, in order. Whatever it wrote must be undone when it fails or panics. One that is given up may
-    /// have been done: its callers are told that nobody knows.
-    fn run(&self, items: &[Self::Item])
-    -> impl Future<Output = Result<Vec<Self::Answer>, Failure<Self::Error>>> + Send;
+    /// Returns one output per item, in order. All its writes must be rolled back when it fails or panics. A run that
+    /// exceeds the time limit may have committed; its callers get [`SubmitError::TooSlow`].
+    fn run(
+        &self,
+        items: &[Self::Item],
+    ) -> impl Future<Output = Result<Vec<Self::Output>, BatchError<Self::Error>>> + Send;
 
-    /// How much of a batch, and of the queue, it takes.
+    /// Returns the share of the batch limit and of the queue limit that an item uses.
     fn weight(_: &Self::Item) -> usize {
         1
     }
 }
 
-/// Why a batch failed, which decides what happens to its other items.
+/// The reason why a batch failed. It determines what happens to the other items.
 #[derive(Debug)]
-pub enum Failure<E> {
-    /// One of the items is to blame: look for it, let the others pass.
+pub enum BatchError<E> {
+    /// One of the items caused the failure: the batcher bisects the batch to find it.
     Item(E),
-    /// No item is to blame: trying parts of the batch would fail as well.
+    /// The failure has another cause, so the parts of the batch would fail as well.
     Whole(E),
 }
 
+/// The bounds of a batcher.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// What the items of one batch weigh together. One that weighs more is alone in its batch.
+    /// The largest total weight of one batch. An item above it is alone in its batch.
     pub batch_max: usize,
-    /// What the items weigh that wait for their batch. One that weighs more waits only where no other does.
+    /// The largest total weight of the queue. An item above it is queued only when the queue is empty.
     pub queue_max: usize,
-    /// How long a batch may take. No request waits longer for its answer.
+    /// The time limit of one batch.
     pub time_max: Duration,
 }
 
@@ -72,187 +77,193 @@ impl Default for Limits {
     }
 }
 
-/// Why an item got no answer.
+/// The reason why an item got no output.
 #[derive(Debug, thiserror::Error)]
-pub enum Refused<E> {
+pub enum SubmitError<E> {
     #[error("too many requests are waiting")]
     Overloaded,
     #[error("the server is stopping")]
     Stopped,
-    /// Nobody knows whether it was done.
-    #[error("no answer within {0:?}")]
+    /// It is unknown whether the batch was committed.
+    #[error("no result within {0:?}")]
     TooSlow(Duration),
-    /// Shared with the other items of a batch that failed whole.
+    /// The handler's error, shared by all items of a batch that failed as a whole.
     #[error("{0}")]
     Failed(Arc<E>),
-    /// A mistake in the handler: it panics on this very item, or loses count of its answers.
+    /// A bug in the handler: it panicked on this item, or returned a wrong number of outputs.
     #[error("{0}")]
     Broken(Arc<str>),
 }
 
-// Derived, it would ask for `E: Clone`.
-impl<E> Clone for Refused<E> {
-    fn clone(&self) -> Refused<E> {
+// A derived implementation would require `E: Clone`.
+impl<E> Clone for SubmitError<E> {
+    fn clone(&self) -> SubmitError<E> {
         match self {
-            Refused::Overloaded => Refused::Overloaded,
-            Refused::Stopped => Refused::Stopped,
-            Refused::TooSlow(time_max) => Refused::TooSlow(*time_max),
-            Refused::Failed(error) => Refused::Failed(error.clone()),
-            Refused::Broken(mistake) => Refused::Broken(mistake.clone()),
+            SubmitError::Overloaded => SubmitError::Overloaded,
+            SubmitError::Stopped => SubmitError::Stopped,
+            SubmitError::TooSlow(time_max) => SubmitError::TooSlow(*time_max),
+            SubmitError::Failed(error) => SubmitError::Failed(error.clone()),
+            SubmitError::Broken(bug) => SubmitError::Broken(bug.clone()),
         }
     }
 }
 
-impl<E> Refused<E> {
-    /// The public face; `failed` gives the handler's own error its own.
+impl<E> SubmitError<E> {
+    /// Returns the problem to respond with; `failed` maps the handler's own error.
     pub fn into_problem(self, failed: impl FnOnce(&E) -> Problem) -> Problem {
         match self {
-            Refused::Overloaded => Problem::overloaded("too many requests are waiting", Duration::from_secs(1)),
-            Refused::Stopped => {
-                Problem::overloaded("this server is stopping; another one will answer", Duration::from_secs(1))
-            }
-            Refused::TooSlow(time_max) => Problem::unavailable(&format!("no answer within {time_max:?}")),
-            Refused::Failed(error) => failed(&error),
-            Refused::Broken(mistake) => Problem::internal(&mistake),
+            SubmitError::Overloaded => Problem::overloaded("too many requests are waiting", Duration::from_secs(1)),
+            SubmitError::Stopped => Problem::overloaded("this server is stopping; try again", Duration::from_secs(1)),
+            SubmitError::TooSlow(time_max) => Problem::unavailable(&format!("no result within {time_max:?}")),
+            SubmitError::Failed(error) => failed(&error),
+            SubmitError::Broken(bug) => Problem::internal(&bug),
         }
     }
 }
 
-type Waiting<H> = oneshot::Sender<Result<<H as Handler>::Answer, Refused<<H as Handler>::Error>>>;
+/// Where the result of one item is sent.
+type Reply<H> = oneshot::Sender<Result<<H as BatchHandler>::Output, SubmitError<<H as BatchHandler>::Error>>>;
 
-struct Entry<H: Handler> {
+struct Entry<H: BatchHandler> {
     item: H::Item,
     weight: usize,
-    waiting: Waiting<H>,
+    reply: Reply<H>,
 }
 
-/// The near end: clone it into every request.
-pub struct Batcher<H: Handler> {
+/// The handle that requests use to submit items. It is cheap to clone.
+pub struct Batcher<H: BatchHandler> {
     queue: mpsc::UnboundedSender<Entry<H>>,
-    /// What is in the queue; it is bounded by this.
+    /// The total weight of the queue. The channel itself has no bound; this does.
     queued: Arc<AtomicUsize>,
     queue_max: usize,
 }
 
-impl<H: Handler> Clone for Batcher<H> {
+impl<H: BatchHandler> Clone for Batcher<H> {
     fn clone(&self) -> Batcher<H> {
         Batcher { queue: self.queue.clone(), queued: self.queued.clone(), queue_max: self.queue_max }
     }
 }
 
-impl<H: Handler> Batcher<H> {
-    /// The batcher, and the loop that works for it. The loop ends once every clone is dropped and the queue is empty.
+impl<H: BatchHandler> Batcher<H> {
+    /// Returns the batcher and the loop that processes its batches. The loop ends when all clones are dropped and the
+    /// queue is empty.
     pub fn new(handler: H, limits: Limits) -> (Batcher<H>, impl Future<Output = ()> + Send) {
         let (queue, entries) = mpsc::unbounded_channel();
         let queued = Arc::<AtomicUsize>::default();
-        let gathering = Gathering { entries, queued: queued.clone(), left_over: None };
-        (Batcher { queue, queued, queue_max: limits.queue_max }, work(handler, limits, gathering))
+        let queue_reader = QueueReader { entries, queued: queued.clone(), postponed: None };
+        (Batcher { queue, queued, queue_max: limits.queue_max }, process_batches(handler, limits, queue_reader))
     }
 
-    /// Waits for the item's batch. An item whose caller goes away is still worked on: it may be half committed.
-    pub async fn submit(&self, item: H::Item) -> Result<H::Answer, Refused<H::Error>> {
-        let (waiting, answer) = oneshot::channel();
-        // None weighs nothing: there would be no end to them.
+    /// Waits for the result of the item's batch. The item is processed even if the caller is dropped, because its
+    /// batch may already be committing.
+    pub async fn submit(&self, item: H::Item) -> Result<H::Output, SubmitError<H::Error>> {
+        let (reply, output) = oneshot::channel();
+        // Minimum weight 1, so that a batch is always bounded.
         let weight = H::weight(&item).max(1);
-        let has_room = |queued: usize| (queued == 0 || queued + weight <= self.queue_max).then_some(queued + weight);
-        if self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room).is_err() {
-            return Err(Refused::Overloaded);
+        let enqueue = |queued: usize| (queued == 0 || queued + weight <= self.queue_max).then_some(queued + weight);
+        if self.queued.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enqueue).is_err() {
+            return Err(SubmitError::Overloaded);
         }
-        self.queue.send(Entry { item, weight, waiting }).map_err(|_| Refused::Stopped)?;
-        answer.await.unwrap_or(Err(Refused::Stopped))
+        self.queue.send(Entry { item, weight, reply }).map_err(|_| SubmitError::Stopped)?;
+        output.await.unwrap_or(Err(SubmitError::Stopped))
     }
 }
 
-async fn work<H: Handler>(handler: H, limits: Limits, mut gathering: Gathering<H>) {
+/// Processes one batch after another until the queue is closed and empty.
+async fn process_batches<H: BatchHandler>(handler: H, limits: Limits, mut queue_reader: QueueReader<H>) {
     loop {
-        let (items, waiting) = gathering.next(limits.batch_max).await;
+        let (items, replies) = queue_reader.next(limits.batch_max).await;
         if items.is_empty() {
             return;
         }
-        settle(&handler, limits.time_max, &items, waiting).await;
+        process(&handler, limits.time_max, &items, replies).await;
     }
 }
 
-/// The far end of the queue.
-struct Gathering<H: Handler> {
+/// The receiving end of the queue.
+struct QueueReader<H: BatchHandler> {
     entries: mpsc::UnboundedReceiver<Entry<H>>,
     queued: Arc<AtomicUsize>,
-    /// It did not fit into the last batch. It is not in the queue any more, but still counts.
-    left_over: Option<Entry<H>>,
+    /// An entry that did not fit into the previous batch. It is no longer in the channel, but `queued` still includes
+    /// it.
+    postponed: Option<Entry<H>>,
 }
 
-impl<H: Handler> Gathering<H> {
-    /// What waits, as far as it fits into a batch; nothing at the end.
-    async fn next(&mut self, batch_max: usize) -> (Vec<H::Item>, Vec<Waiting<H>>) {
-        let (mut items, mut waiting, mut weight) = (Vec::new(), Vec::new(), 0);
-        let mut entry = match self.left_over.take() {
+impl<H: BatchHandler> QueueReader<H> {
+    /// Waits for an entry, then returns the queued entries that fit into one batch. Returns nothing when the queue is
+    /// closed and empty.
+    async fn next(&mut self, batch_max: usize) -> (Vec<H::Item>, Vec<Reply<H>>) {
+        let (mut items, mut replies, mut weight) = (Vec::new(), Vec::new(), 0);
+        let mut entry = match self.postponed.take() {
             Some(entry) => Some(entry),
             None => {
                 let first = self.entries.recv().await;
-                if H::GATHERS {
+                if H::COALESCES {
                     tokio::task::yield_now().await;
                 }
                 first
             }
         };
-        while let Some(taken) = entry {
-            if weight + taken.weight > batch_max && !items.is_empty() {
-                self.left_over = Some(taken);
+        while let Some(next) = entry {
+            if weight + next.weight > batch_max && !items.is_empty() {
+                self.postponed = Some(next);
                 break;
             }
-            weight += taken.weight;
-            items.push(taken.item);
-            waiting.push(taken.waiting);
+            weight += next.weight;
+            items.push(next.item);
+            replies.push(next.reply);
             entry = self.entries.try_recv().ok();
         }
         self.queued.fetch_sub(weight, Ordering::Relaxed);
-        (items, waiting)
+        (items, replies)
     }
 }
 
-/// Runs the items; on an item's failure runs both halves. Depth first, so that items keep their order.
-async fn settle<H: Handler>(handler: &H, time_max: Duration, items: &[H::Item], waiting: Vec<Waiting<H>>) {
-    let mut pending = vec![(items, waiting)];
-    while let Some((items, mut waiting)) = pending.pop() {
-        // A panic that got out would end the loop, and with it every later batch. The handler is not left half-way:
-        // its future, and the transaction in it, is dropped by the unwinding.
+/// Runs the handler on the items; when an item fails, runs both halves. Depth first, so that items are processed in
+/// their order.
+async fn process<H: BatchHandler>(handler: &H, time_max: Duration, items: &[H::Item], replies: Vec<Reply<H>>) {
+    let mut pending = vec![(items, replies)];
+    while let Some((items, mut replies)) = pending.pop() {
+        // An uncaught panic would end the loop and with it all later batches. Unwinding drops the handler's future
+        // and the transaction in it, so nothing is half done.
         let running = AssertUnwindSafe(async { handler.run(items).await }).catch_unwind();
         let Ok(ran) = tokio::time::timeout(time_max, running).await else {
-            refuse::<H>(waiting, Refused::TooSlow(time_max));
+            reject::<H>(replies, SubmitError::TooSlow(time_max));
             continue;
         };
         match ran {
-            Ok(Ok(answers)) if answers.len() == items.len() => {
-                for (waiting, answer) in waiting.into_iter().zip(answers) {
-                    let _ = waiting.send(Ok(answer)); // the caller may have left
+            Ok(Ok(outputs)) if outputs.len() == items.len() => {
+                for (reply, output) in replies.into_iter().zip(outputs) {
+                    let _ = reply.send(Ok(output)); // The caller may have been dropped.
                 }
             }
-            Ok(Ok(answers)) => {
-                // Whose answer is whose is not known, and the work may be committed: trying again could do it twice.
-                let mistake = format!("a batch of {} items got {} answers", items.len(), answers.len());
-                refuse::<H>(waiting, Refused::Broken(mistake.into()));
+            Ok(Ok(outputs)) => {
+                // It is unknown which output belongs to which item, and the work may be committed: running it again
+                // could do it twice.
+                let bug = format!("a batch of {} items got {} outputs", items.len(), outputs.len());
+                reject::<H>(replies, SubmitError::Broken(bug.into()));
             }
-            Ok(Err(Failure::Item(_))) | Err(_) if items.len() > 1 => {
+            Ok(Err(BatchError::Item(_))) | Err(_) if items.len() > 1 => {
                 let middle = items.len() / 2;
-                let second = waiting.split_off(middle);
+                let second = replies.split_off(middle);
                 pending.push((&items[middle..], second));
-                pending.push((&items[..middle], waiting));
+                pending.push((&items[..middle], replies));
             }
-            Ok(Err(Failure::Item(error) | Failure::Whole(error))) => {
-                refuse::<H>(waiting, Refused::Failed(Arc::new(error)));
+            Ok(Err(BatchError::Item(error) | BatchError::Whole(error))) => {
+                reject::<H>(replies, SubmitError::Failed(Arc::new(error)));
             }
             Err(panic) => {
-                let mistake = format!("panic in a batch: {}", panic_text(&*panic));
-                refuse::<H>(waiting, Refused::Broken(mistake.into()));
+                let bug = format!("panic in a batch: {}", panic_text(&*panic));
+                reject::<H>(replies, SubmitError::Broken(bug.into()));
             }
         }
     }
 }
 
-/// Logs nothing: each caller does, with its own trace, when it answers.
-fn refuse<H: Handler>(waiting: Vec<Waiting<H>>, refused: Refused<H::Error>) {
-    for waiting in waiting {
-        let _ = waiting.send(Err(refused.clone()));
+/// Does not log: each caller logs the error under its own trace when it responds.
+fn reject<H: BatchHandler>(replies: Vec<Reply<H>>, error: SubmitError<H::Error>) {
+    for reply in replies {
+        let _ = reply.send(Err(error.clone()));
     }
 }
 

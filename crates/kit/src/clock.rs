@@ -1,4 +1,4 @@
-//! Time as a parameter: what depends on it takes a [`Clock`], so that a test can move it.
+//! The clock: code that depends on the time has a [`Clock`] as a parameter, so that a test can set the time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, SubsecRound, Utc};
 
+/// The system's clock, or a manual clock of a test.
 #[derive(Debug, Clone)]
 pub struct Clock(Source);
 
@@ -21,12 +22,13 @@ impl Clock {
         Clock(Source::System)
     }
 
-    /// A clock that stands still until it is advanced.
+    /// Returns a clock that stands still until it is advanced.
     pub fn manual(start: DateTime<Utc>) -> Clock {
         Clock(Source::Manual(Arc::new(AtomicI64::new(start.timestamp_micros()))))
     }
 
-    /// Microseconds, as PostgreSQL keeps them: a value read back equals the value written.
+    /// Returns the time in the precision of PostgreSQL, microseconds, so that a value read back equals the value
+    /// written.
     pub fn now(&self) -> DateTime<Utc> {
         match &self.0 {
             Source::System => Utc::now().trunc_subsecs(6),
@@ -36,7 +38,7 @@ impl Clock {
         }
     }
 
-    /// Moves a manual clock; the system's clock is not ours to move.
+    /// Advances a manual clock. Has no effect on the system's clock.
     pub fn advance(&self, by: Duration) {
         if let Source::Manual(micros) = &self.0 {
             micros.fetch_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX), Ordering::Relaxed);

@@ -1,7 +1,8 @@
-//! Settings: flags over `PILLARBOX_*` over a TOML file over defaults, as one typed value.
+//! Loads settings into one typed value. Precedence: command-line flags, `PILLARBOX_*` variables, the TOML file,
+//! defaults.
 //!
-//! The value's type is the list of settings. What it does not know, or cannot read, stops the start with the name of
-//! the setting, where it was set, and what it takes.
+//! The type of the value defines the settings. An unknown or invalid setting is an error with the name of the
+//! setting, where it was set, and the values it accepts.
 
 use std::path::Path;
 
@@ -14,32 +15,35 @@ use serde::de::DeserializeOwned;
 pub const ENV_PREFIX: &str = "PILLARBOX_";
 const ENVIRONMENT: &str = "the environment";
 
-/// A setting that the process cannot start with.
+/// An unknown or invalid setting.
 #[derive(Debug, thiserror::Error)]
-#[error("{setting}{origin}: {takes}")]
-pub struct BadSetting {
-    /// As it is spelled in the file; upper-case with `PILLARBOX_` in front it is the variable.
+#[error("{setting}{origin}: {accepts}")]
+pub struct InvalidSetting {
+    /// The name in the settings file. The variable is the same name in upper case, prefixed with `PILLARBOX_`.
     pub setting: String,
+    /// Where the setting was set, in parentheses; empty if that is unknown.
     origin: String,
-    takes: String,
+    /// What is wrong, and the values that the setting accepts.
+    accepts: String,
 }
 
-impl BadSetting {
-    pub fn new(setting: &str, takes: impl std::fmt::Display) -> BadSetting {
-        BadSetting { setting: format!("setting `{setting}`"), origin: String::new(), takes: takes.to_string() }
+impl InvalidSetting {
+    pub fn new(setting: &str, accepts: impl std::fmt::Display) -> InvalidSetting {
+        InvalidSetting { setting: format!("setting `{setting}`"), origin: String::new(), accepts: accepts.to_string() }
     }
 }
 
-/// Where settings come from, last wins.
+/// The sources of settings. A later field overrides an earlier one.
 pub struct Sources<'a, F> {
-    /// A file that the user named must exist; the default one may be absent.
+    /// The settings file. Loading fails if it does not exist, so the caller passes None for an absent default file.
     pub file: Option<&'a Path>,
     pub environment: Vec<(String, String)>,
     pub flags: F,
 }
 
 impl<F: Serialize> Sources<'_, F> {
-    pub fn load<T: Serialize + DeserializeOwned + Default>(&self) -> Result<T, BadSetting> {
+    /// Merges the sources over `T::default()`. Fails with the first setting that is unknown or invalid.
+    pub fn load<T: Serialize + DeserializeOwned + Default>(&self) -> Result<T, InvalidSetting> {
         let defaults = Serialized::defaults(T::default());
         let environment = Environment::read(&defaults, &self.environment)?;
         let mut figment = Figment::from(defaults);
@@ -51,26 +55,27 @@ impl<F: Serialize> Sources<'_, F> {
     }
 }
 
-/// The TOML file. Read here and not by figment, whose error quotes the line it stumbles over, secret and all.
+/// The TOML file. It is parsed here, because figment's error quotes the invalid line, which may contain a secret.
 struct File<'a> {
     path: &'a Path,
     settings: Dict,
 }
 
 impl File<'_> {
-    fn read(path: &Path) -> Result<File<'_>, BadSetting> {
-        let bad = |place: String, takes: String| BadSetting {
+    fn read(path: &Path) -> Result<File<'_>, InvalidSetting> {
+        let invalid = |position: String, accepts: String| InvalidSetting {
             setting: "settings".to_owned(),
-            origin: format!(" (in {}{place})", path.display()),
-            takes,
+            origin: format!(" (in {}{position})", path.display()),
+            accepts,
         };
-        let text = std::fs::read_to_string(path).map_err(|error| bad(String::new(), error.to_string()))?;
+        let text = std::fs::read_to_string(path).map_err(|error| invalid(String::new(), error.to_string()))?;
         let settings = Toml::from_str(&text).map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             let (line, column) =
                 (before.matches('\n').count() + 1, before.chars().rev().take_while(|&c| c != '\n').count() + 1);
-            // The message names at most a key; a value stands only in what the error would quote.
-            bad(format!(", line {line}, column {column}"), error.message().replace('\n', ", "))
+            // The message contains no values, at most a key. Only the quoted line, which is not used, would contain
+            // values.
+            invalid(format!(", line {line}, column {column}"), error.message().replace('\n', ", "))
         })?;
         Ok(File { path, settings })
     }
@@ -86,13 +91,13 @@ impl Provider for File<'_> {
     }
 }
 
-/// The variables that start with the prefix; `__` goes into a table.
+/// The environment variables with the prefix. `__` separates a table from its field.
 struct Environment(Dict);
 
 impl Environment {
-    /// A variable is text; whether it is meant as a number, a switch or a list, the setting's default tells. (Guessing
-    /// from the text would turn an all-digit password into a number.)
-    fn read(defaults: &impl Provider, variables: &[(String, String)]) -> Result<Environment, BadSetting> {
+    /// Converts each variable to the type of the setting's default. The type is not guessed from the text, because an
+    /// all-digit password would become a number. Fails for a variable that is not a setting.
+    fn read(defaults: &impl Provider, variables: &[(String, String)]) -> Result<Environment, InvalidSetting> {
         let defaults = Figment::from(defaults);
         let mut settings = Dict::new();
         for (name, text) in variables {
@@ -102,9 +107,9 @@ impl Environment {
                 Ok(Value::String(..) | Value::Empty(..)) => Value::from(text.clone()),
                 Ok(_) => text.parse().unwrap_or_else(|_| Value::from(text.clone())),
                 Err(_) => {
-                    return Err(BadSetting::new(
+                    return Err(InvalidSetting::new(
                         &key,
-                        format!("is unknown (in {ENVIRONMENT} as {ENV_PREFIX}{name}, or in --set)"),
+                        format!("does not exist (in {ENVIRONMENT} as {ENV_PREFIX}{name}, or in --set)"),
                     ));
                 }
             };
@@ -135,32 +140,32 @@ impl Provider for Environment {
     }
 }
 
-fn explain(error: &figment::Error) -> BadSetting {
+fn explain(error: &figment::Error) -> InvalidSetting {
     use figment::error::Kind;
     let path = error.path.join(".");
-    let (setting, takes) = match &error.kind {
+    let (setting, accepts) = match &error.kind {
         Kind::UnknownField(name, known) => {
             let setting = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-            (setting, format!("is unknown; there are {}", known.join(", ")))
+            (setting, format!("does not exist; the settings are {}", known.join(", ")))
         }
-        // What was found is not shown: it may be a secret in the wrong place.
+        // The invalid value is not shown: it may be a secret in the wrong setting.
         Kind::InvalidType(_, expected) | Kind::InvalidValue(_, expected) => {
-            (path, format!("takes {}", in_words(expected)))
+            (path, format!("must be {}", in_words(expected)))
         }
-        Kind::UnknownVariant(_, known) => (path, format!("takes {}", known.join(", "))),
+        Kind::UnknownVariant(_, known) => (path, format!("must be one of {}", known.join(", "))),
         other => (path, other.to_string()),
     };
     let setting = if setting.is_empty() { "settings".to_owned() } else { format!("setting `{setting}`") };
     let origin = error.metadata.as_ref().map(|metadata| match &metadata.source {
         Some(figment::Source::File(file)) => format!(" (in {})", file.display()),
-        // A `--set` is read like a variable, and flags have the name of their type.
+        // A `--set` is loaded like a variable; flags have the name of their Rust type.
         _ if metadata.name == ENVIRONMENT => format!(" (in {ENVIRONMENT} or --set)"),
         _ => " (on the command line)".to_owned(),
     });
-    BadSetting { setting, origin: origin.unwrap_or_default(), takes }
+    InvalidSetting { setting, origin: origin.unwrap_or_default(), accepts }
 }
 
-/// serde names Rust's types; people do not.
+/// Describes a Rust type, which serde names in its errors, to a user.
 fn in_words(expected: &impl ToString) -> String {
     match expected.to_string().as_str() {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0".to_owned(),
@@ -224,17 +229,17 @@ mod tests {
     }
 
     #[test]
-    fn a_text_setting_stays_text_whatever_it_looks_like() {
+    fn a_text_setting_of_digits_stays_text() {
         let settings = load("", &[("PILLARBOX_ADMIN_KEY", "000123"), ("PILLARBOX_LISTEN", "true")], None).unwrap();
         assert_eq!((settings.admin_key.as_deref(), settings.listen.as_str()), (Some("000123"), "true"));
     }
 
     #[test]
-    fn errors_name_the_setting_and_what_it_takes() {
+    fn errors_name_the_setting_and_its_accepted_values() {
         let error = load("", &[("PILLARBOX_POOL_MAX", "many")], None).unwrap_err();
         assert!(error.contains("pool_max") && error.contains("a whole number") && !error.contains("many"), "{error}");
         let error = load("colour = 1", &[], None).unwrap_err();
-        assert!(error.contains("colour") && error.contains("unknown") && error.contains(".toml"), "{error}");
+        assert!(error.contains("colour") && error.contains("does not exist") && error.contains(".toml"), "{error}");
         let error = load("", &[("PILLARBOX_COLOUR", "red")], None).unwrap_err();
         assert!(error.contains("PILLARBOX_COLOUR"), "{error}");
         let error = load("listen = ", &[], None).unwrap_err();
@@ -244,9 +249,9 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_line_is_told_by_its_place_and_not_shown() {
+    fn a_syntax_error_names_line_and_column_but_no_value() {
         for broken in [
-            "admin_key = \"hunter2", // the quote is not closed
+            "admin_key = \"hunter2", // The quote is not closed.
             "admin_key = 'hunter2",
             "admin_key = '''hunter2\nhunter2",
             "admin_key = hunter2",

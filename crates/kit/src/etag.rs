@@ -1,71 +1,71 @@
-//! Entity tags: a row's version. Who changes what somebody else has changed meanwhile is told so (412), and who asks for
-//! what they have already is told that, too (304).
+//! Entity tags: the version of a row, in `ETag`, `If-Match` and `If-None-Match`. A change of a version that is no
+//! longer current is rejected (412), and a request for a version that the client already has is answered with 304.
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
 use crate::extract::single_header;
-use crate::problem::{FieldError, Place, Problem};
+use crate::problem::{FieldError, Location, Problem};
 
-/// The tag of this version.
+/// Returns the tag of a version.
 pub fn of(version: i64) -> HeaderValue {
-    // Digits and quotes are always a header's value.
+    // Digits and quotes are always valid in a header.
     HeaderValue::try_from(format!("\"{version}\"")).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
 }
 
-/// The tag of this version, where something beside it is shown, too, that changes without one: a count. Who has the tag has
-/// both as they are; who makes a change with it means the version alone.
-pub fn beside(version: i64, shown: impl std::fmt::Display) -> HeaderValue {
-    HeaderValue::try_from(format!("\"{version}.{shown}\"")).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
+/// Returns the tag of a version together with a value that changes without a new version, such as a count.
+/// `If-None-Match` compares both; `If-Match` compares only the version.
+pub fn with_extra(version: i64, extra: impl std::fmt::Display) -> HeaderValue {
+    HeaderValue::try_from(format!("\"{version}.{extra}\"")).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
 }
 
-/// The versions that `If-Match` names: the change is for these only.
+/// The versions in `If-Match`: the change is valid only for these.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IfMatch(Option<Tags>);
 
-/// The versions that `If-None-Match` names: the caller has these.
+/// The versions in `If-None-Match`: the client already has these.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IfNoneMatch(Option<Tags>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Tags {
     Any,
-    /// With their quotes, and `W/` if they are weak.
-    These(Vec<String>),
+    /// Each with its quotes, and with `W/` if it is weak.
+    Listed(Vec<String>),
 }
 
 impl IfMatch {
-    /// 412 unless the change is for this version, or for any.
+    /// Fails with 412 if `If-Match` is present and does not contain this version.
     pub fn check(&self, version: i64) -> Result<(), Problem> {
-        let is_meant = match &self.0 {
+        let is_current = match &self.0 {
             None | Some(Tags::Any) => true,
-            // A weak tag is never enough to change something.
-            Some(Tags::These(tags)) => {
-                let beside = format!("\"{version}.");
-                tags.iter().any(|tag| of(version) == tag.as_str() || tag.starts_with(&beside))
+            // RFC 9110: a weak tag never matches in `If-Match`.
+            Some(Tags::Listed(tags)) => {
+                let with_extra = format!("\"{version}.");
+                tags.iter().any(|tag| of(version) == tag.as_str() || tag.starts_with(&with_extra))
             }
         };
-        if is_meant {
+        if is_current {
             return Ok(());
         }
-        let detail = format!("this was changed meanwhile, to \"{version}\": get it again, and decide again");
+        let detail = format!("the current version is \"{version}\": get it again, then repeat the change");
         Err(Problem::new(StatusCode::PRECONDITION_FAILED, "stale", detail))
     }
 }
 
 impl IfNoneMatch {
-    /// Whether the caller has this version.
-    pub fn has(&self, version: i64) -> bool {
-        self.has_tag(&of(version))
+    /// Returns true if the client already has this version.
+    pub fn matches(&self, version: i64) -> bool {
+        self.matches_tag(&of(version))
     }
 
-    /// Whether the caller has what this tag is of.
-    pub fn has_tag(&self, current: &HeaderValue) -> bool {
+    /// Returns true if the client already has the representation with this tag.
+    pub fn matches_tag(&self, current: &HeaderValue) -> bool {
         match &self.0 {
             None => false,
             Some(Tags::Any) => true,
-            Some(Tags::These(tags)) => tags.iter().any(|tag| current == tag.trim_start_matches("W/")),
+            Some(Tags::Listed(tags)) => tags.iter().any(|tag| current == tag.trim_start_matches("W/")),
         }
     }
 }
@@ -91,18 +91,18 @@ fn tags(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Tags>, Problem>
     if text.trim() == "*" {
         return Ok(Some(Tags::Any));
     }
-    // No tag of ours has a comma inside.
+    // Splitting at commas is safe, because no tag of this server contains one.
     let tags: Vec<String> = text.split(',').map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect();
     let is_quoted = |tag: &String| {
         let opaque = tag.trim_start_matches("W/");
         opaque.len() >= 2 && opaque.starts_with('"') && opaque.ends_with('"')
     };
     if tags.is_empty() || !tags.iter().all(is_quoted) {
-        let detail = "takes an ETag as it came, with its quotes, or *";
-        let field = FieldError::at(Place::Header, format!("/{name}"), detail);
+        let detail = "must be an ETag exactly as it was returned, with its quotes, or *";
+        let field = FieldError::at(Location::Header, format!("/{name}"), detail);
         return Err(Problem::bad_request("malformed-header", format!("{name}: {detail}")).with_errors(vec![field]));
     }
-    Ok(Some(Tags::These(tags)))
+    Ok(Some(Tags::Listed(tags)))
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_for_the_versions_that_are_named() {
+    fn a_change_applies_only_to_the_listed_versions() {
         let permits = |value: &str, version| IfMatch(read(value).unwrap()).check(version).is_ok();
         assert!(permits("\"7\"", 7) && permits("\"6\", \"7\"", 7) && permits("*", 7));
         assert!(!permits("\"7\"", 8) && !permits("W/\"7\"", 7) && !permits("\"77\"", 7));
@@ -124,25 +124,29 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_known_by_its_tag_also_a_weak_one() {
-        let has = |value: &str, version| IfNoneMatch(read(value).unwrap()).has(version);
+    fn if_none_match_compares_weakly() {
+        let has = |value: &str, version| IfNoneMatch(read(value).unwrap()).matches(version);
         assert!(has("\"7\"", 7) && has("W/\"7\"", 7) && has("\"1\",\"7\"", 7) && has("*", 7));
-        assert!(!has("\"7\"", 8) && !IfNoneMatch(None).has(7));
+        assert!(!has("\"7\"", 8) && !IfNoneMatch(None).matches(7));
     }
 
     #[test]
-    fn what_is_shown_beside_a_version_makes_another_copy_but_not_another_version() {
-        let tag = beside(7, 3).to_str().unwrap().to_owned();
+    fn an_extra_value_matters_to_if_none_match_only() {
+        let tag = with_extra(7, 3).to_str().unwrap().to_owned();
         assert!(IfMatch(read(&tag).unwrap()).check(7).is_ok() && IfMatch(read("\"7.4\"").unwrap()).check(7).is_ok());
         assert!(
             IfMatch(read(&tag).unwrap()).check(8).is_err() && IfMatch(read("W/\"7.3\"").unwrap()).check(7).is_err()
         );
         let copy = IfNoneMatch(read(&tag).unwrap());
-        assert!(copy.has_tag(&beside(7, 3)) && !copy.has_tag(&beside(7, 4)) && !copy.has_tag(&beside(8, 3)));
+        assert!(
+            copy.matches_tag(&with_extra(7, 3))
+                && !copy.matches_tag(&with_extra(7, 4))
+                && !copy.matches_tag(&with_extra(8, 3))
+        );
     }
 
     #[test]
-    fn what_is_no_tag_is_refused() {
+    fn malformed_tags_are_rejected() {
         for bad in ["7", "\"7", "", "\"7\" 8", "\""] {
             assert_eq!(read(bad).unwrap_err().status(), StatusCode::BAD_REQUEST, "{bad}");
         }

@@ -1,7 +1,7 @@
-//! Extractors that reject as problems: bodies, paths and queries.
+//! Extractors for bodies, paths and queries. They reject with problems.
 //!
-//! They also refuse what the layers below cannot keep: text that is not UTF-8, and NUL, which PostgreSQL's text does
-//! not take.
+//! They also reject text that the database cannot store: text that is not UTF-8, and NUL, which PostgreSQL's `text`
+//! does not support.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::problem::{FieldError, Place, Problem};
+use crate::problem::{FieldError, Location, Problem};
 
-/// What a request may cost us before a handler sees it. A layer puts it on every request.
+/// The limits of every request. A layer adds them to the request's extensions.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestLimits {
     pub body_bytes_max: usize,
     pub body_time_max: Duration,
-    /// From the end of the head to the start of the answer.
+    /// From the end of the request's head to the start of the response.
     pub request_time_max: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Default for RequestLimits {
     }
 }
 
-/// A JSON body in, a JSON body out.
+/// A JSON body, of a request or of a response.
 #[derive(Debug, Clone, Copy)]
 pub struct Json<T>(pub T);
 
@@ -71,7 +71,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequestParts<S> f
         let raw = parts.extract::<RawPathParams>().await.map_err(|error| malformed(error.to_string()))?;
         if let Some((name, _)) = raw.iter().find(|(_, value)| value.contains('\0')) {
             return Err(malformed(format!("{name}: NUL is not allowed")).with_errors(vec![FieldError::at(
-                Place::Path,
+                Location::Path,
                 format!("/{name}"),
                 "NUL is not allowed",
             )]));
@@ -89,20 +89,21 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// A header's text; None when it is absent. One that is repeated or is not text is refused, not guessed at.
-pub fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Problem> {
+/// Returns the text of a header, or None if it is absent. Fails with 400 if the header is repeated or not printable
+/// ASCII.
+pub(crate) fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Problem> {
     let mut values = headers.get_all(name).iter();
-    let refused = |detail: &str| {
+    let malformed = |detail: &str| {
         Problem::bad_request("malformed-header", format!("{name}: {detail}")).with_errors(vec![FieldError::at(
-            Place::Header,
+            Location::Header,
             format!("/{name}"),
             detail,
         )])
     };
     match (values.next(), values.next()) {
         (None, _) => Ok(None),
-        (Some(value), None) => value.to_str().map(Some).map_err(|_| refused("takes printable ASCII")),
-        (Some(_), Some(_)) => Err(refused("takes one value")),
+        (Some(value), None) => value.to_str().map(Some).map_err(|_| malformed("must be printable ASCII")),
+        (Some(_), Some(_)) => Err(malformed("must not be repeated")),
     }
 }
 
@@ -114,9 +115,9 @@ pub(crate) fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T, Problem
     serde_path_to_error::deserialize(fields).map_err(|error| query_problem(&pointer(error.path()), error.inner()))
 }
 
-/// The problem of a query: where, and what it takes.
+/// Returns the 400 for a malformed query. `pointer` is the parameter (`/limit`), empty for the whole query.
 pub fn query_problem(pointer: &str, detail: impl std::fmt::Display) -> Problem {
-    let field = FieldError::at(Place::Query, pointer, detail);
+    let field = FieldError::at(Location::Query, pointer, detail);
     let summary =
         format!("{}{}{}", pointer.trim_start_matches('/'), if pointer.is_empty() { "" } else { ": " }, field.detail);
     Problem::bad_request("malformed-query", summary).with_errors(vec![field])
@@ -131,7 +132,7 @@ fn path_problem(rejection: &axum::extract::rejection::PathRejection) -> Problem 
     };
     let (name, detail) = match kind {
         ErrorKind::ParseErrorAtKey { key, value, expected_type } => {
-            (key.clone(), format!("`{}` is not a {expected_type}", shortened(value)))
+            (key.clone(), format!("`{}` is not a valid {expected_type}", shortened(value)))
         }
         ErrorKind::DeserializeError { key, message, .. } => (key.clone(), message.clone()),
         ErrorKind::InvalidUtf8InPathParam { key } => (key.clone(), "is not UTF-8".to_owned()),
@@ -139,7 +140,7 @@ fn path_problem(rejection: &axum::extract::rejection::PathRejection) -> Problem 
     };
     let pointer = if name.is_empty() { String::new() } else { format!("/{name}") };
     Problem::bad_request("malformed-path", format!("{name}: {detail}").trim_start_matches(": "))
-        .with_errors(vec![FieldError::at(Place::Path, pointer, detail)])
+        .with_errors(vec![FieldError::at(Location::Path, pointer, detail)])
 }
 
 fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
@@ -152,8 +153,8 @@ fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", detail))
 }
 
-/// A body that says it is too large is refused before a byte of it is read.
-fn refuse_announced_excess(headers: &HeaderMap, bytes_max: usize) -> Result<(), Problem> {
+/// Rejects a body whose `Content-Length` is too large before it is read.
+fn check_content_length(headers: &HeaderMap, bytes_max: usize) -> Result<(), Problem> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     match announced {
         Some(length) if length > bytes_max as u64 => Err(too_large(bytes_max)),
@@ -161,7 +162,7 @@ fn refuse_announced_excess(headers: &HeaderMap, bytes_max: usize) -> Result<(), 
     }
 }
 
-/// A JSON body read as two types: what it says, and what it means to us.
+/// Parses a JSON body as two types.
 pub(crate) async fn read_twice<A, B>(request: Request) -> Result<(Json<A>, Json<B>), Problem>
 where
     A: DeserializeOwned,
@@ -171,11 +172,11 @@ where
     Ok((Json(parse_json(&body)?), Json(parse_json(&body)?)))
 }
 
-/// Every body of ours is an object. Serde would take a list for one, field by field.
+/// Every body of the API is an object. Serde would deserialize a list into a struct, field by field.
 async fn json_object(request: Request) -> Result<Bytes, Problem> {
     let body = json_text(request).await?;
     match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
-        Some(b'[') => Err(Problem::validation(vec![FieldError::body("", "takes an object")])),
+        Some(b'[') => Err(Problem::validation(vec![FieldError::body("", "must be a JSON object")])),
         _ => Ok(body),
     }
 }
@@ -183,7 +184,7 @@ async fn json_object(request: Request) -> Result<Bytes, Problem> {
 async fn json_text(request: Request) -> Result<Bytes, Problem> {
     let limits = request.extensions().get::<RequestLimits>().copied().unwrap_or_default();
     require_json(request.headers())?;
-    refuse_announced_excess(request.headers(), limits.body_bytes_max)?;
+    check_content_length(request.headers(), limits.body_bytes_max)?;
     read_body(request.into_body(), limits).await
 }
 
@@ -192,22 +193,23 @@ async fn read_body(body: Body, limits: RequestLimits) -> Result<Bytes, Problem> 
     match tokio::time::timeout(limits.body_time_max, collecting).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(limits.body_bytes_max)),
-        Ok(Err(_)) => Err(Problem::bad_request("broken-body", "the body ended early or was not framed as announced")),
+        Ok(Err(_)) => Err(Problem::bad_request("broken-body", "the body ended early, or its framing is invalid")),
         Err(_) => {
-            let detail = format!("the body took longer than {} s", limits.body_time_max.as_secs());
+            let detail = format!("the body did not arrive within {} s", limits.body_time_max.as_secs());
             Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", detail))
         }
     }
 }
 
 fn too_large(bytes_max: usize) -> Problem {
-    let detail = format!("a body may have {bytes_max} bytes at most; store what is larger and send a reference to it");
+    let detail =
+        format!("a body is limited to {bytes_max} bytes; store larger data elsewhere and send a reference to it");
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", detail)
 }
 
 fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let text = std::str::from_utf8(body).map_err(|error| {
-        Problem::bad_request("malformed-json", format!("not UTF-8 at byte {}", error.valid_up_to()))
+        Problem::bad_request("malformed-json", format!("the body is not UTF-8 at byte {}", error.valid_up_to()))
     })?;
     if escapes_nul(text) {
         return Err(Problem::bad_request("malformed-json", "strings must not contain NUL (\\u0000)"));
@@ -221,7 +223,7 @@ fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
 fn json_problem(error: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
     let inner = error.inner();
     if inner.is_data() {
-        // serde_json appends its own position; the pointer says it better.
+        // serde_json appends line and column; the pointer is more precise.
         let detail = inner.to_string();
         let detail = detail.rsplit_once(" at line ").map_or(detail.as_str(), |(message, _)| message);
         return Problem::validation(vec![FieldError::body(pointer(error.path()), detail)]);
@@ -229,7 +231,7 @@ fn json_problem(error: &serde_path_to_error::Error<serde_json::Error>) -> Proble
     Problem::bad_request("malformed-json", inner)
 }
 
-/// True if the text has the escape of NUL: `\u0000` behind an even number of backslashes.
+/// Returns true if the text contains the escape of NUL: `\u0000` after an even number of backslashes.
 fn escapes_nul(text: &str) -> bool {
     text.match_indices("\\u0000").any(|(at, _)| {
         let before = text.as_bytes()[..at].iter().rev().take_while(|&&byte| byte == b'\\').count();
@@ -249,7 +251,7 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
         .collect()
 }
 
-/// What a caller sent, cut to a length that is kind to logs and screens.
+/// Truncates a value of the caller, so that logs and responses stay short.
 fn shortened(value: &str) -> String {
     const CHARS_MAX: usize = 64;
     match value.char_indices().nth(CHARS_MAX) {
@@ -277,13 +279,13 @@ mod tests {
         count: u32,
     }
 
-    fn refused(body: &[u8]) -> Problem {
+    fn rejected(body: &[u8]) -> Problem {
         parse_json::<Order>(body).unwrap_err()
     }
 
     #[test]
-    fn a_wrong_field_is_named_by_its_pointer() {
-        let problem = refused(br#"{"lines":[{"count":1},{"count":"two"}]}"#);
+    fn an_invalid_field_is_identified_by_its_pointer() {
+        let problem = rejected(br#"{"lines":[{"count":1},{"count":"two"}]}"#);
         assert_eq!(problem.status(), StatusCode::UNPROCESSABLE_ENTITY);
         assert_eq!(problem.errors()[0].pointer, "/lines/1/count");
         assert_eq!(problem.errors()[0].detail, "invalid type: string \"two\", expected u32");
@@ -291,22 +293,22 @@ mod tests {
 
     #[test]
     fn an_unknown_field_is_named() {
-        let problem = refused(br#"{"lines":[],"color":"red"}"#);
+        let problem = rejected(br#"{"lines":[],"color":"red"}"#);
         assert!(problem.to_string().contains("color"), "{problem}");
     }
 
     #[test]
-    fn what_is_not_json_is_a_bad_request() {
+    fn malformed_json_is_a_bad_request() {
         let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
         for body in [&b"{\"lines\":"[..], b"", b"{} {}", b"\xff\xfe", b"{\"lines\":[], \"a\":\"\\u0000\"}", &deep] {
-            assert_eq!(refused(body).status().as_u16() / 100, 4);
+            assert_eq!(rejected(body).status().as_u16() / 100, 4);
         }
         let deep_value = parse_json::<serde_json::Value>(&deep).unwrap_err();
         assert_eq!(deep_value.code(), "malformed-json");
     }
 
     #[test]
-    fn only_a_real_escape_of_nul_is_refused() {
+    fn only_a_real_escape_of_nul_is_rejected() {
         assert!(escapes_nul(r#""\u0000""#));
         assert!(escapes_nul(r#""\\\u0000""#));
         assert!(!escapes_nul(r#""\\u0000""#));

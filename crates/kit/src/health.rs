@@ -1,13 +1,14 @@
-//! What this process depends on, and whether it is there.
+//! Health: the dependencies and tasks of this process, and whether each is up.
 //!
-//! A dependency is `required` when no request can be served without it, else its absence degrades: messages wait,
-//! caches miss. Only a required one makes the process unready; the others are named in the same answer.
+//! A dependency is `required` if no request can be served without it. Only a required dependency makes the process
+//! unready; without another one the service is degraded (messages wait, caches miss), and the report names it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// The registry of all dependencies and tasks. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Health {
     entries: Arc<Mutex<Vec<Entry>>>,
@@ -18,10 +19,11 @@ struct Entry {
     name: String,
     kind: Kind,
     required: bool,
-    /// Why it is down; None while it is up.
+    /// The reason why it is down; None while it is up.
     error: Option<String>,
 }
 
+/// Whether an entry is a server or a background task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -41,7 +43,7 @@ pub struct State {
     pub error: Option<String>,
 }
 
-/// Reports on one entry.
+/// Sets the state of one entry.
 #[derive(Debug, Clone)]
 pub struct Probe {
     health: Health,
@@ -49,7 +51,7 @@ pub struct Probe {
 }
 
 impl Health {
-    /// A server that this process talks to; unknown counts as down until it is first reported.
+    /// Registers a server that this process uses. It counts as down until the first check.
     pub fn dependency(&self, name: impl Into<String>, required: bool) -> Probe {
         self.add(Entry {
             name: name.into(),
@@ -59,11 +61,12 @@ impl Health {
         })
     }
 
-    /// A background task of this process: up until it fails.
+    /// Registers a background task of this process. It counts as up until it fails.
     pub fn task(&self, name: impl Into<String>, required: bool) -> Probe {
         self.add(Entry { name: name.into(), kind: Kind::Task, required, error: None })
     }
 
+    /// Returns the current state of all entries, in the order of their registration.
     pub fn report(&self) -> Vec<State> {
         self.with(|entries| {
             let state = |entry: &Entry| State {
@@ -85,8 +88,8 @@ impl Health {
         Probe { health: self.clone(), index }
     }
 
-    fn with<R>(&self, look: impl FnOnce(&mut Vec<Entry>) -> R) -> R {
-        look(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<R>(&self, access: impl FnOnce(&mut Vec<Entry>) -> R) -> R {
+        access(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -99,6 +102,7 @@ impl Probe {
         self.set(Some(error.to_owned()));
     }
 
+    /// Logs only changes between up and down.
     fn set(&self, error: Option<String>) {
         let (name, was) = self.health.with(|entries| {
             let entry = &mut entries[self.index];

@@ -1,5 +1,5 @@
-//! `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header-07): reading it, and telling one request from another.
-//! What was answered is kept elsewhere: nothing here knows a table.
+//! `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header-07): parses the header and computes the identity of a
+//! request. Storing the responses is the task of another crate: this module uses no database.
 
 use axum::RequestExt;
 use axum::extract::{FromRequest, Request};
@@ -12,67 +12,70 @@ use sha2::{Digest, Sha256};
 
 use crate::auth::Caller;
 use crate::extract::{Json, single_header};
-use crate::problem::{CONTENT_TYPE, FieldError, Place, Problem};
+use crate::problem::{CONTENT_TYPE, FieldError, Location, Problem};
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
-/// Its older name, which many clients still send.
+/// The older name of the header, which many clients still send.
 const OLD_HEADER: HeaderName = HeaderName::from_static("x-idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// The longest accepted key, in characters.
 const KEY_CHARS_MAX: usize = 255;
 
-/// A request, told from every other.
+/// Identifies a request, so that its repetition can be recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
-    /// Of the caller and the key.
+pub struct RequestIdentity {
+    /// The digest of the caller and the key.
     pub id: [u8; 16],
-    /// Of the method, the address, what version it is for, and the body's meaning.
+    /// The digest of the method, the URI, the canonical body and `If-Match`. The same id with another fingerprint is
+    /// a misuse of the key.
     pub fingerprint: [u8; 16],
 }
 
-/// A mutation: its body, and who it is if the caller gave it a key. `T = ()` for one without a body.
+/// The extractor of a request that changes something: its body, and its identity if the caller sent a key. `T = ()`
+/// for a request without a body.
 #[derive(Debug)]
 pub struct Mutation<T> {
     pub body: T,
-    pub identity: Option<Identity>,
+    pub identity: Option<RequestIdentity>,
 }
 
 impl<T> Mutation<T> {
-    /// For routes that must have a key.
-    pub fn require_identity(&self) -> Result<&Identity, Problem> {
-        self.identity.as_ref().ok_or_else(|| refused("is required here: send a new value with each new request"))
+    /// Returns the identity. Fails with 400 if the caller sent no key. For routes that require one.
+    pub fn require_identity(&self) -> Result<&RequestIdentity, Problem> {
+        self.identity.as_ref().ok_or_else(|| invalid_key("is required: send a new value with each new request"))
     }
 }
 
-/// What a mutation answers, in a form that can be kept and given again: a status, and JSON or nothing.
+/// The response to a mutation in a form that can be stored and repeated: a status with a JSON body or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct StoredResponse {
     status: StatusCode,
     body: Vec<u8>,
-    /// Not kept: a repeat is answered without them.
+    /// Not stored: a repeated response does not have them.
     headers: HeaderMap,
     replayed: bool,
 }
 
-impl Answer {
-    pub fn json(status: StatusCode, body: &impl Serialize) -> Answer {
-        // Our views are structs of plain values, which always serialise.
-        Answer { body: serde_json::to_vec(body).unwrap_or_default(), ..Answer::empty(status) }
+impl StoredResponse {
+    pub fn json(status: StatusCode, body: &impl Serialize) -> StoredResponse {
+        // The views are structs of plain values, which always serialize.
+        StoredResponse { body: serde_json::to_vec(body).unwrap_or_default(), ..StoredResponse::empty(status) }
     }
 
-    pub fn empty(status: StatusCode) -> Answer {
-        Answer { status, body: Vec::new(), headers: HeaderMap::new(), replayed: false }
+    pub fn empty(status: StatusCode) -> StoredResponse {
+        StoredResponse { status, body: Vec::new(), headers: HeaderMap::new(), replayed: false }
     }
 
-    pub fn refusal(problem: &Problem) -> Answer {
-        Answer { body: problem.to_json(), ..Answer::empty(problem.status()) }
+    pub fn problem(problem: &Problem) -> StoredResponse {
+        StoredResponse { body: problem.to_json(), ..StoredResponse::empty(problem.status()) }
     }
 
-    /// One that was given before.
-    pub fn again(status: StatusCode, body: Vec<u8>) -> Answer {
-        Answer { body, replayed: true, ..Answer::empty(status) }
+    /// Returns a stored response for a repeated request. It carries the header `Idempotent-Replayed`.
+    pub fn replay(status: StatusCode, body: Vec<u8>) -> StoredResponse {
+        StoredResponse { body, replayed: true, ..StoredResponse::empty(status) }
     }
 
-    pub fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Answer {
+    pub fn with_header(mut self, name: HeaderName, value: HeaderValue) -> StoredResponse {
         self.headers.insert(name, value);
         self
     }
@@ -90,7 +93,7 @@ impl Answer {
     }
 }
 
-impl IntoResponse for Answer {
+impl IntoResponse for StoredResponse {
     fn into_response(self) -> Response {
         let content_type = if self.status.is_success() { "application/json" } else { CONTENT_TYPE };
         let is_empty = self.body.is_empty();
@@ -108,25 +111,25 @@ impl IntoResponse for Answer {
     }
 }
 
-/// What a body can be read as.
+/// A body that [`Mutation`] can extract.
 pub trait Body: Sized {
-    /// With what it means, if that is asked for: it costs another look.
-    fn read(request: Request, with_meaning: bool) -> impl Future<Output = Result<(Self, Value), Problem>> + Send;
+    /// Returns the body, and its JSON value if `with_value` is set: parsing twice costs more.
+    fn read(request: Request, with_value: bool) -> impl Future<Output = Result<(Self, Value), Problem>> + Send;
 }
 
 impl Body for () {
-    async fn read(_request: Request, _with_meaning: bool) -> Result<((), Value), Problem> {
+    async fn read(_request: Request, _with_value: bool) -> Result<((), Value), Problem> {
         Ok(((), Value::Null))
     }
 }
 
-/// A JSON body; the type says which.
+/// A JSON body of the type `T`.
 #[derive(Debug)]
 pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Send> Body for JsonBody<T> {
-    async fn read(request: Request, with_meaning: bool) -> Result<(JsonBody<T>, Value), Problem> {
-        if !with_meaning {
+    async fn read(request: Request, with_value: bool) -> Result<(JsonBody<T>, Value), Problem> {
+        if !with_value {
             let Json(body) = Json::from_request(request, &()).await?;
             return Ok((JsonBody(body), Value::Null));
         }
@@ -141,13 +144,13 @@ impl<S: Send + Sync, T: Body + Send> FromRequest<S> for Mutation<T> {
     async fn from_request(mut request: Request, _state: &S) -> Result<Mutation<T>, Problem> {
         let key = idempotency_key(request.headers())?;
         let caller = request.extract_parts::<Option<Caller>>().await?;
-        let (method, address) = (request.method().clone(), request.uri().to_string());
+        let (method, uri) = (request.method().clone(), request.uri().to_string());
         let if_match = single_header(request.headers(), &header::IF_MATCH)?.map(str::to_owned);
-        let (body, meaning) = T::read(request, key.is_some()).await?;
-        let meaning = canonical(&meaning);
-        let mut parts = vec![method.as_str(), &address, &meaning];
+        let (body, value) = T::read(request, key.is_some()).await?;
+        let canonical_body = canonical(&value);
+        let mut parts = vec![method.as_str(), &uri, &canonical_body];
         parts.extend(if_match.as_deref());
-        let identity = key.map(|key| Identity {
+        let identity = key.map(|key| RequestIdentity {
             id: short_digest(&[&scope(caller.as_ref()), &key]),
             fingerprint: short_digest(&parts),
         });
@@ -159,24 +162,26 @@ fn scope(caller: Option<&Caller>) -> String {
     caller.map_or_else(|| "anyone".to_owned(), |caller| format!("{} {}", caller.tenant.as_str(), caller.principal))
 }
 
-/// A quoted string, as the draft says, or a bare token, as most clients send.
+/// Accepts a quoted string, as in the draft, and a bare token, as most clients send.
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let text = match (single_header(headers, &HEADER)?, single_header(headers, &OLD_HEADER)?) {
         (None, None) => return Ok(None),
         (Some(text), None) | (None, Some(text)) => text,
-        (Some(_), Some(_)) => return Err(refused("takes one value; X-Idempotency-Key is another name for it")),
+        (Some(_), Some(_)) => {
+            return Err(invalid_key("must not be repeated; X-Idempotency-Key is another name for it"));
+        }
     };
     let key = match text.strip_prefix('"') {
-        Some(rest) => unquoted(rest).ok_or_else(|| refused("is not a well-formed quoted string"))?,
+        Some(rest) => unquoted(rest).ok_or_else(|| invalid_key("is not a well-formed quoted string"))?,
         None => text.to_owned(),
     };
     if key.is_empty() || key.len() > KEY_CHARS_MAX {
-        return Err(refused(&format!("takes 1 to {KEY_CHARS_MAX} characters")));
+        return Err(invalid_key(&format!("must have 1 to {KEY_CHARS_MAX} characters")));
     }
     Ok(Some(key))
 }
 
-/// The rest of a structured-field string behind its opening quote: `\"` and `\\` are its only escapes.
+/// Parses a structured-field string (RFC 9651) after its opening quote. Its only escapes are `\"` and `\\`.
 fn unquoted(rest: &str) -> Option<String> {
     let mut text = String::new();
     let mut characters = rest.chars();
@@ -192,15 +197,15 @@ fn unquoted(rest: &str) -> Option<String> {
     }
 }
 
-fn refused(detail: &str) -> Problem {
+fn invalid_key(detail: &str) -> Problem {
     Problem::bad_request("idempotency-key", format!("Idempotency-Key {detail}")).with_errors(vec![FieldError::at(
-        Place::Header,
+        Location::Header,
         "/idempotency-key",
         detail,
     )])
 }
 
-/// The same text for the same meaning, whatever the order of the fields.
+/// Returns the JSON value as text with sorted fields, so that equal values have equal texts.
 fn canonical(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
@@ -214,7 +219,7 @@ fn canonical(value: &Value) -> String {
     }
 }
 
-/// Parts are told apart by their length, so that none can run into the next.
+/// Hashes each part with its length, so that the boundaries between parts are unambiguous.
 fn short_digest(parts: &[&str]) -> [u8; 16] {
     let mut hash = Sha256::new();
     for part in parts {
@@ -249,12 +254,12 @@ mod tests {
         Mutation::from_request(request, &()).await
     }
 
-    async fn identity(key: &str, path: &str, body: &str) -> Identity {
+    async fn identity(key: &str, path: &str, body: &str) -> RequestIdentity {
         mutation(key, path, body).await.unwrap().identity.unwrap()
     }
 
     #[tokio::test]
-    async fn one_meaning_has_one_fingerprint() {
+    async fn equal_json_values_have_equal_fingerprints() {
         let first = identity("\"a\"", "/orders", r#"{"count":1,"x":[1,{"b":2,"a":1}]}"#).await;
         assert_eq!(first, identity("a", "/orders", "{ \"x\": [1, {\"a\": 1, \"b\": 2}], \"count\": 1 }").await);
         assert_ne!(

@@ -1,30 +1,31 @@
-//! Times as callers give them: such as every part of the house can keep, add to and show.
+//! Checks times that callers send: all parts of the system can store, add to and display the accepted ones.
 
 use chrono::{DateTime, Datelike, Utc};
 use serde::{Deserialize, Deserializer};
 
-/// What is wrong with a time, if anything: what it takes.
+/// Returns the time. Fails with the accepted range.
 pub fn check(time: DateTime<Utc>) -> Result<DateTime<Utc>, &'static str> {
-    // A leap second is 60 here, and the next minute in PostgreSQL.
+    // chrono represents a leap second as second 60, PostgreSQL as the next minute.
     let is_leap_second = time.timestamp_subsec_nanos() >= 1_000_000_000;
     match (1970..=9999).contains(&time.year()) && !is_leap_second {
         true => Ok(time),
-        false => Err("takes a time from 1970 to 9999, without a leap second"),
+        false => Err("must be a time from 1970 to 9999, without a leap second"),
     }
 }
 
-/// In place of what a parser says, which names neither the field's form nor an example.
-const TAKES: &str = "takes a time such as 2026-01-31T08:00:00Z";
+/// Replaces the error of the parser, which shows neither the format nor an example.
+const EXPECTED_FORMAT: &str = "must be a time such as 2026-01-31T08:00:00Z";
 
 /// For `#[serde(deserialize_with)]`.
 pub fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DateTime<Utc>, D::Error> {
-    let time = DateTime::deserialize(deserializer).map_err(|_| serde::de::Error::custom(TAKES))?;
+    let time = DateTime::deserialize(deserializer).map_err(|_| serde::de::Error::custom(EXPECTED_FORMAT))?;
     check(time).map_err(serde::de::Error::custom)
 }
 
 /// For `#[serde(default, deserialize_with)]`.
 pub fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DateTime<Utc>>, D::Error> {
-    let time = Option::<DateTime<Utc>>::deserialize(deserializer).map_err(|_| serde::de::Error::custom(TAKES))?;
+    let time =
+        Option::<DateTime<Utc>>::deserialize(deserializer).map_err(|_| serde::de::Error::custom(EXPECTED_FORMAT))?;
     time.map(check).transpose().map_err(serde::de::Error::custom)
 }
 
@@ -33,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_kept_or_shown_is_refused() {
+    fn times_that_cannot_be_stored_or_displayed_are_rejected() {
         let checked = |text: &str| check(text.parse().unwrap());
         assert!(checked("2027-01-01T00:00:59.999999Z").is_ok() && checked("9999-12-31T23:59:59Z").is_ok());
         for bad in

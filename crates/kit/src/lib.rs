@@ -1,18 +1,24 @@
-//! What every part of Pillarbox needs and none owns.
+//! Building blocks that all crates of the workspace share: the HTTP server and its conventions, authentication,
+//! settings, telemetry, and background workers.
 //!
-//! Nothing here knows a domain noun, a table or a broker: those live above. Read in this order:
+//! Nothing here knows a domain term, a table or a broker. The modules, in reading order:
 //!
-//! - [`problem`]: the one shape of every error answer (RFC 9457).
-//! - [`extract`]: JSON bodies, paths and queries that reject as problems. [`field`]: what a body's fields are to be.
-//! - [`serve`]: the HTTP/1.1 server: bounded, drains on stop, answers even what is not HTTP.
-//! - [`web`]: the layers around every route: trace, metrics, panics, unknown routes.
-//! - [`auth`]: who is calling: API keys and JWTs, roles and tenants. [`limit`]: how often they may.
-//! - [`idempotency`]: one request told from another. [`page`]: opaque, tamper-evident page cursors.
-//!   [`etag`]: a row's version.
-//! - [`batch`]: one batch in flight, the next one gathers. [`worker`]: rounds, on a wake-up or by time.
-//! - [`config`], [`secret`], [`clock`], [`health`], [`telemetry`], [`trace`], [`openapi`]: what the names say.
+//! - [`problem`]: the format of all error responses (RFC 9457).
+//! - [`extract`]: extractors for JSON bodies, paths and queries, which reject with problems. [`field`]: checks of the
+//!   fields of a body. [`instant`]: checks of times.
+//! - [`serve`]: the HTTP/1.1 server, with bounds and a graceful stop.
+//! - [`web`]: the layers around every route: trace, metrics, time limit, panics, unknown routes.
+//! - [`auth`]: authenticates callers by API key or JWT; their roles and tenants. [`limit`]: rate limits.
+//! - [`idempotency`]: `Idempotency-Key` and the identity of a request. [`page`]: pagination with signed cursors.
+//!   [`etag`]: versions of resources. [`openapi`]: the common parts of the API description.
+//! - [`batch`]: combines concurrent requests into batches. [`worker`]: the loop of background workers.
+//!   [`backoff`]: pauses between attempts.
+//! - [`config`]: loads settings. [`secret`]: secrets, key derivation and encryption. [`clock`]: the time as a
+//!   parameter. [`health`]: the state of dependencies and tasks. [`telemetry`]: logs, metrics and traces.
+//!   [`trace`]: W3C trace context.
 
 pub mod auth;
+pub mod backoff;
 pub mod batch;
 pub mod clock;
 pub mod config;

@@ -1,4 +1,4 @@
-//! Rate limits per caller, answered as the HTTP rate-limit headers say.
+//! Rate limits per caller, with the `RateLimit-*` headers.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -19,12 +19,12 @@ const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
-/// So many requests a second for each caller; a burst of one second's worth is taken at once.
+/// A limit of requests per second for each caller. A burst of one second's requests is allowed at once.
 #[derive(Clone)]
 pub struct RateLimit {
     limiter: Arc<Limiter>,
     clock: DefaultClock,
-    /// Who is over the limit, and until when.
+    /// The callers above the limit, each with the end of its wait.
     exhausted: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
@@ -34,16 +34,19 @@ impl RateLimit {
         RateLimit { limiter: Arc::new(limiter), clock: DefaultClock::default(), exhausted: Arc::default() }
     }
 
-    /// Counts one request of `caller`: headers for its answer, or the 429.
+    /// Counts one request of `caller` and returns the headers for its response. Fails with 429 above the limit.
     pub fn check(&self, caller: &str) -> Result<HeaderMap, Problem> {
         match self.limiter.check_key(&caller.to_owned()) {
             Ok(state) => Ok(headers(state.quota(), state.remaining_burst_capacity(), Duration::from_secs(1))),
-            Err(refused) => {
-                let wait = refused.wait_time_from(self.clock.now());
+            Err(rejected) => {
+                let wait = rejected.wait_time_from(self.clock.now());
                 self.exhausted().insert(caller.to_owned(), Instant::now() + wait);
-                let detail = format!("more than {} requests in a second", refused.quota().burst_size());
+                let detail = format!(
+                    "more than {} requests per second; wait as long as the header Retry-After says",
+                    rejected.quota().burst_size()
+                );
                 let mut problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", detail).retry_after(wait);
-                for (name, value) in &headers(refused.quota(), 0, wait) {
+                for (name, value) in &headers(rejected.quota(), 0, wait) {
                     problem = problem.with_header(name.clone(), value.clone());
                 }
                 Err(problem)
@@ -51,8 +54,8 @@ impl RateLimit {
         }
     }
 
-    /// Whether a caller is over the limit now; counts nothing.
-    pub fn is_exhausted(&self, caller: &str) -> bool {
+    /// Returns true if the caller is above the limit now. Does not count a request.
+    pub(crate) fn is_exhausted(&self, caller: &str) -> bool {
         self.exhausted().get(caller).is_some_and(|until| *until > Instant::now())
     }
 
@@ -60,8 +63,8 @@ impl RateLimit {
         self.exhausted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets callers that have been quiet, so that memory follows the callers of now.
-    pub fn forget_quiet(&self) {
+    /// Drops the state of idle callers, so that memory use follows the number of active callers.
+    pub fn drop_idle(&self) {
         self.exhausted().retain(|_, until| *until > Instant::now());
         self.limiter.retain_recent();
         self.limiter.shrink_to_fit();
@@ -83,15 +86,15 @@ mod tests {
     use axum::response::IntoResponse;
 
     #[test]
-    fn the_one_over_the_limit_is_told_when_to_come_back() {
+    fn a_caller_above_the_limit_gets_a_retry_after() {
         let limit = RateLimit::per_second(NonZeroU32::new(5).unwrap());
         for left in (0..5).rev() {
             assert_eq!(limit.check("a").unwrap()[REMAINING], left.to_string());
         }
-        let refused = limit.check("a").unwrap_err().into_response();
-        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(refused.headers()[http::header::RETRY_AFTER], "1");
-        assert_eq!(refused.headers()[LIMIT], "5");
+        let rejected = limit.check("a").unwrap_err().into_response();
+        assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(rejected.headers()[http::header::RETRY_AFTER], "1");
+        assert_eq!(rejected.headers()[LIMIT], "5");
         assert!(limit.check("b").is_ok(), "another caller is not affected");
     }
 }

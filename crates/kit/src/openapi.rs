@@ -1,4 +1,4 @@
-//! The API's description: what every route shares is added here, so that no route can forget it.
+//! Completes the OpenAPI document: adds the parts that all operations have in common, so that no route can omit them.
 
 use utoipa::openapi::path::{Operation, Parameter};
 use utoipa::openapi::schema::Type;
@@ -8,12 +8,13 @@ use utoipa::openapi::{
 };
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::problem::{CONTENT_TYPE, FieldError, Place, ProblemBody};
+use crate::problem::{CONTENT_TYPE, FieldError, Location, ProblemBody};
 
-/// The name of the security scheme; a route with it needs a caller.
-pub const BEARER: &str = "bearer";
+/// The name of the security scheme. An operation with it requires a caller.
+const BEARER: &str = "bearer";
 
-/// Adds the security scheme, the problem schemas, and to every operation the problems that any of them may answer.
+/// Adds the security scheme, the schemas of problems, and to every operation its id and the problems that it may
+/// return.
 pub fn complete(api: &mut OpenApi) {
     let components = api.components.get_or_insert_default();
     let bearer = HttpBuilder::new()
@@ -24,10 +25,10 @@ pub fn complete(api: &mut OpenApi) {
     components.add_security_scheme(BEARER, SecurityScheme::Http(bearer));
     components.schemas.insert("Problem".to_owned(), ProblemBody::schema());
     components.schemas.insert(FieldError::name().into_owned(), FieldError::schema());
-    components.schemas.insert(Place::name().into_owned(), Place::schema());
+    components.schemas.insert(Location::name().into_owned(), Location::schema());
     for (path, item) in &mut api.paths.paths {
         for (method, operation) in operations(item) {
-            // The functions' names, which are the default, repeat: every list is a `list`.
+            // The default ids, the names of the functions, are not unique: every list is a `list`.
             operation.operation_id = Some(operation_id(method, path));
             add_problems(operation);
             describe_responses(method, operation);
@@ -49,29 +50,30 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = (&'static str, &mut O
     .filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
 }
 
-/// `DELETE /admin/v1/keys/{id}` is `delete_admin_v1_keys_id`.
+/// Returns `delete_admin_v1_keys_id` for `DELETE /admin/v1/keys/{id}`.
 fn operation_id(method: &str, path: &str) -> String {
     let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     std::iter::once(method).chain(words).collect::<Vec<_>>().join("_")
 }
 
 fn add_problems(operation: &mut Operation) {
-    let mut expected = vec![("500", "Our mistake; the log has the cause")];
+    let mut expected = vec![("500", "Internal error; the server's log has the cause under `trace_id`")];
     if operation.security.is_some() {
-        expected.push(("401", "Who is calling is not known: the header is missing, or the key or token is not valid"));
+        expected.push(("401", "The header `Authorization` is missing, or its API key or token is not valid"));
         expected.push(("403", "The caller's role does not allow this"));
-        expected.push(("429", "Too many requests; see Retry-After"));
-        expected.push(("503", "Too much at once, or a dependency is away; see Retry-After"));
+        expected.push(("429", "The rate limit is exceeded; try again after `Retry-After`"));
+        expected
+            .push(("503", "The server is overloaded or a dependency is unavailable; try again after `Retry-After`"));
     }
     if operation.parameters.is_some() {
-        expected.push(("400", "A parameter is not what it should be"));
+        expected.push(("400", "A parameter is not valid"));
     }
     if operation.request_body.is_some() {
         expected.push(("400", "The body is not JSON"));
-        expected.push(("408", "The body took too long"));
+        expected.push(("408", "The body did not arrive in time"));
         expected.push(("413", "The body is too large"));
-        expected.push(("415", "The body is not announced as JSON"));
-        expected.push(("422", "A field is not what it should be; `errors` says which"));
+        expected.push(("415", "The `Content-Type` of the body is not JSON"));
+        expected.push(("422", "A field is not valid; `errors` lists all invalid fields"));
     }
     for (status, description) in expected {
         let responses = &mut operation.responses.responses;
@@ -80,14 +82,14 @@ fn add_problems(operation: &mut Operation) {
     }
 }
 
-/// Gives every error without a body of its own the problem, and responses the words and the headers that come with them.
+/// Adds the problem body to every error response without a body, and the default descriptions and headers.
 fn describe_responses(method: &str, operation: &mut Operation) {
     let is_list = operation.parameters.iter().flatten().any(is_cursor);
     for (status, response) in &mut operation.responses.responses {
         let RefOr::T(response) = response else { continue };
-        // OpenAPI requires one of every response, and tools refuse the whole document without it.
+        // OpenAPI requires a description of every response; tools reject a document without it.
         if response.description.is_empty() {
-            response.description = usual_description(method, status, is_list).to_owned();
+            response.description = default_description(method, status, is_list).to_owned();
         }
         if status.starts_with(['4', '5']) && response.content.is_empty() {
             let problem = Content::new(Some(Ref::from_schema_name("Problem")));
@@ -95,19 +97,22 @@ fn describe_responses(method: &str, operation: &mut Operation) {
             add_headers(response, problem_headers(status));
         }
         if status == "200" && is_list {
-            add_headers(response, &[("Link", Type::String, "The next page, if there is one: `<...>; rel=\"next\"`")]);
+            add_headers(
+                response,
+                &[("Link", Type::String, "The address of the next page, if there is one: `<...>; rel=\"next\"`")],
+            );
         }
     }
 }
 
-fn usual_description(method: &str, status: &str, is_list: bool) -> &'static str {
+fn default_description(method: &str, status: &str, is_list: bool) -> &'static str {
     match (method, status) {
-        ("get", "200") if is_list => "A page of them",
-        ("get", "200") => "What was asked for",
-        (_, "200") => "It is done; this is what came of it",
-        (_, "201") => "It is made",
-        (_, "202") => "It is taken, and on disk; the work comes after",
-        (_, _) => "The answer",
+        ("get", "200") if is_list => "One page of the list",
+        ("get", "200") => "The requested resource",
+        (_, "200") => "The request was executed; the body is its result",
+        (_, "201") => "The resource was created",
+        (_, "202") => "The request was accepted and stored durably; it is processed later",
+        (_, _) => "The response",
     }
 }
 
@@ -115,24 +120,25 @@ fn is_cursor(parameter: &RefOr<Parameter>) -> bool {
     matches!(parameter, RefOr::T(parameter) if parameter.name == "cursor")
 }
 
-type HeaderOf = (&'static str, Type, &'static str);
+/// Name, type and description of a response header.
+type HeaderSpec = (&'static str, Type, &'static str);
 
-fn problem_headers(status: &str) -> &'static [HeaderOf] {
-    const RETRY_AFTER: HeaderOf = ("Retry-After", Type::Integer, "Seconds to wait before the next try");
+fn problem_headers(status: &str) -> &'static [HeaderSpec] {
+    const RETRY_AFTER: HeaderSpec = ("Retry-After", Type::Integer, "Seconds to wait before the next attempt");
     match status {
         "401" => &[("WWW-Authenticate", Type::String, "`Bearer`, with the realm")],
         "429" => &[
             RETRY_AFTER,
-            ("RateLimit-Limit", Type::Integer, "Requests that a caller has in a second"),
-            ("RateLimit-Remaining", Type::Integer, "How many of them are left"),
-            ("RateLimit-Reset", Type::Integer, "Seconds until there are more"),
+            ("RateLimit-Limit", Type::Integer, "The number of requests that a caller may send per second"),
+            ("RateLimit-Remaining", Type::Integer, "The number of requests left in this second"),
+            ("RateLimit-Reset", Type::Integer, "Seconds until the limit is reset"),
         ],
         "503" => &[RETRY_AFTER],
         _ => &[],
     }
 }
 
-fn add_headers(response: &mut Response, headers: &[HeaderOf]) {
+fn add_headers(response: &mut Response, headers: &[HeaderSpec]) {
     for (name, kind, description) in headers {
         let schema = ObjectBuilder::new().schema_type(kind.clone()).build();
         let header: Header = HeaderBuilder::new().schema(Some(schema)).description(Some(*description)).build();
@@ -147,7 +153,7 @@ mod tests {
     use utoipa::openapi::{OpenApiBuilder, PathsBuilder};
 
     #[test]
-    fn operations_of_one_name_get_ids_of_their_own() {
+    fn operations_with_the_same_name_get_distinct_ids() {
         let list = || OperationBuilder::new().operation_id(Some("list")).build();
         let paths = PathsBuilder::new()
             .path("/v1/events", PathItem::new(HttpMethod::Get, list()))

@@ -1,8 +1,10 @@
-//! Pages by opaque cursors.
+//! Pagination with opaque cursors.
 //!
-//! A cursor holds the position behind the last row of a page and the filters it was made with. It is signed: a caller
-//! can neither read a meaning into it nor make one up, and one used with other filters is refused.
+//! A cursor contains the position after the last row of a page, and a digest of its scope: the list and the filters
+//! of the request. It is signed, so a caller cannot construct one, and a cursor used with another list or other
+//! filters is rejected.
 
+use std::fmt::{Debug, Display};
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
@@ -21,19 +23,23 @@ use utoipa::{IntoParams, ToSchema};
 use crate::extract::{Json, parse_query, query_problem};
 use crate::problem::Problem;
 
-pub const LIMIT_DEFAULT: u32 = 20;
-pub const LIMIT_MAX: u32 = 100;
+/// Items per page if the request has no `limit`.
+const LIMIT_DEFAULT: u32 = 20;
+/// The largest accepted `limit`.
+const LIMIT_MAX: u32 = 100;
 
+/// The version of the cursor's format.
 const VERSION: u8 = 1;
 const SCOPE_BYTES: usize = 8;
 const MAC_BYTES: usize = 16;
 
-/// Makes cursors with the first key, opens those of any: a cursor outlives a change of the secret key.
+/// Signs cursors with the first key and verifies them with any key, so that a cursor stays valid when the secret key
+/// is replaced.
 #[derive(Clone)]
 pub struct CursorKey(Arc<[[u8; 32]]>);
 
-/// The query of a list: `limit` and `cursor`, which every list has, and its own filters. It extracts all of them, and
-/// as `params(Listing<Filters>)` describes all of them; `F` may deny unknown fields.
+/// The query of a list: `limit` and `cursor`, which every list has, and the filters `F`. `params(Listing<Filters>)`
+/// describes all of them; `F` may deny unknown fields.
 #[derive(Debug)]
 pub struct Listing<F> {
     pub filters: F,
@@ -43,12 +49,12 @@ pub struct Listing<F> {
 
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "it only describes what `Listing` reads")]
+#[expect(dead_code, reason = "it only describes the parameters that `Listing` parses")]
 struct PageParams {
-    /// How many items a page has.
+    /// The number of items per page.
     #[param(default = 20, minimum = 1, maximum = 100)]
     limit: Option<u32>,
-    /// `next_cursor` of the page before.
+    /// The `next_cursor` of the previous page.
     cursor: Option<String>,
 }
 
@@ -56,7 +62,7 @@ struct PageParams {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Page<T> {
     pub items: Vec<T>,
-    /// Pass it as `cursor` to get the next page; absent on the last one.
+    /// Pass it as `cursor` to get the next page. Absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
 }
@@ -64,7 +70,7 @@ pub struct Page<T> {
 impl<F: DeserializeOwned> Listing<F> {
     fn parse(query: &str) -> Result<Listing<F>, Problem> {
         let (mut limit, mut cursor) = (None, None);
-        // Serde's own way, a flattened struct, reads no numbers from a query and lets unknown fields pass.
+        // Not a flattened struct: serde would parse no numbers in it and accept unknown fields.
         let mut filters = form_urlencoded::Serializer::new(String::new());
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             let slot = match &*name {
@@ -76,19 +82,19 @@ impl<F: DeserializeOwned> Listing<F> {
                 }
             };
             if slot.replace(value.into_owned()).is_some() {
-                return Err(query_problem(&format!("/{name}"), "is there twice"));
+                return Err(query_problem(&format!("/{name}"), "must not be repeated"));
             }
         }
         let limit = match limit.map(|text| text.parse()) {
             None => LIMIT_DEFAULT,
             Some(Ok(limit @ 1..=LIMIT_MAX)) => limit,
-            Some(_) => return Err(query_problem("/limit", format!("takes a number from 1 to {LIMIT_MAX}"))),
+            Some(_) => return Err(query_problem("/limit", format!("must be a number from 1 to {LIMIT_MAX}"))),
         };
         Ok(Listing { filters: parse_query(&filters.finish())?, limit, cursor })
     }
 }
 
-/// Of a list that takes a limit and a cursor alone.
+/// The filters of a list that has none.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -103,50 +109,90 @@ impl<S: Send + Sync, F: DeserializeOwned> FromRequestParts<S> for Listing<F> {
 }
 
 impl<F: IntoParams> IntoParams for Listing<F> {
-    fn into_params(place: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        [F::into_params(&place), PageParams::into_params(&place)].concat()
+    fn into_params(location: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        [F::into_params(&location), PageParams::into_params(&location)].concat()
     }
 }
 
 impl CursorKey {
-    /// The current key first; there is at least one.
+    /// `keys` has at least one key; the first is the current one.
     pub fn new(keys: Vec<[u8; 32]>) -> CursorKey {
         CursorKey(keys.into())
     }
 
-    /// The cursor for `position`, good only for lists of the same `scope` (route and filters).
-    pub fn seal<P: Serialize>(&self, scope: &str, position: &P) -> String {
-        // Positions are plain structs of ids and times, which always serialise.
+    /// Returns the cursor of `position`, valid only for the same `scope` (list and filters).
+    pub fn sign<P: Serialize>(&self, scope: &str, position: &P) -> String {
+        // Positions are plain structs of ids and times, which always serialize.
         let position = serde_json::to_vec(position).unwrap_or_default();
-        let mut sealed = vec![VERSION];
-        sealed.extend(scope_digest(scope));
-        sealed.extend(position);
-        let mac = mac(&self.0[0], &sealed);
-        sealed.extend(mac);
-        BASE64_URL_SAFE_NO_PAD.encode(sealed)
+        let mut signed = vec![VERSION];
+        signed.extend(scope_digest(scope));
+        signed.extend(position);
+        let mac = mac(&self.0[0], &signed);
+        signed.extend(mac);
+        BASE64_URL_SAFE_NO_PAD.encode(signed)
     }
 
-    pub fn open<P: DeserializeOwned>(&self, scope: &str, cursor: &str) -> Result<P, Problem> {
-        let forged =
-            || query_problem("/cursor", "is not one of ours: pass `next_cursor` of the page before, unchanged");
-        let sealed = BASE64_URL_SAFE_NO_PAD.decode(cursor).map_err(|_| forged())?;
-        if sealed.len() < 1 + SCOPE_BYTES + MAC_BYTES || sealed[0] != VERSION {
-            return Err(forged());
+    /// Returns the position in a cursor. Fails with 400 for a cursor that was not signed here, or for another scope.
+    pub fn verify<P: DeserializeOwned>(&self, scope: &str, cursor: &str) -> Result<P, Problem> {
+        let invalid =
+            || query_problem("/cursor", "is not valid: pass the `next_cursor` of the previous page, unchanged");
+        let signed = BASE64_URL_SAFE_NO_PAD.decode(cursor).map_err(|_| invalid())?;
+        if signed.len() < 1 + SCOPE_BYTES + MAC_BYTES || signed[0] != VERSION {
+            return Err(invalid());
         }
-        let (content, given) = sealed.split_at(sealed.len() - MAC_BYTES);
-        let made_with = |key| bool::from(subtle::ConstantTimeEq::ct_eq(mac(key, content).as_slice(), given));
-        if !self.0.iter().any(made_with) {
-            return Err(forged());
+        let (content, signature) = signed.split_at(signed.len() - MAC_BYTES);
+        let is_signed_with = |key| bool::from(subtle::ConstantTimeEq::ct_eq(mac(key, content).as_slice(), signature));
+        if !self.0.iter().any(is_signed_with) {
+            return Err(invalid());
         }
         if content[1..=SCOPE_BYTES] != scope_digest(scope) {
-            return Err(query_problem("/cursor", "belongs to a list with other filters: start again without it"));
+            return Err(query_problem(
+                "/cursor",
+                "belongs to another list or to other filters: start again without a cursor",
+            ));
         }
-        serde_json::from_slice(&content[1 + SCOPE_BYTES..]).map_err(|_| forged())
+        serde_json::from_slice(&content[1 + SCOPE_BYTES..]).map_err(|_| invalid())
+    }
+}
+
+/// The scope of one request for a page: signs and verifies the cursors of one list with one set of filters.
+pub struct PageScope<'a> {
+    key: &'a CursorKey,
+    scope: String,
+}
+
+impl<'a> PageScope<'a> {
+    /// The scope `list`. It must differ between lists and between all values that select the rows of a list.
+    pub fn new(key: &'a CursorKey, list: impl Into<String>) -> PageScope<'a> {
+        PageScope { key, scope: list.into() }
+    }
+
+    /// The scope of a list with filters. The text of the filters is their `Debug` output, so renaming their type or one
+    /// of its fields invalidates the existing cursors of the list.
+    pub fn with_filters(key: &'a CursorKey, list: impl Display, filters: &impl Debug) -> PageScope<'a> {
+        PageScope::new(key, format!("{list}?{filters:?}"))
+    }
+
+    /// Returns the position in the cursor of the request; None if the request has no cursor. Fails with 400 for a
+    /// cursor that is not valid in this scope.
+    pub fn position<P: DeserializeOwned>(&self, cursor: Option<&str>) -> Result<Option<P>, Problem> {
+        cursor.map(|cursor| self.key.verify(&self.scope, cursor)).transpose()
+    }
+
+    /// Returns the cursor of a position.
+    pub fn cursor<P: Serialize>(&self, position: &P) -> String {
+        self.key.sign(&self.scope, position)
+    }
+
+    /// See [`Page::cut`].
+    pub fn cut<T, P: Serialize>(&self, rows: Vec<T>, limit: u32, position: impl Fn(&T) -> P) -> Page<T> {
+        Page::cut(rows, limit, self.key, &self.scope, position)
     }
 }
 
 impl<T> Page<T> {
-    /// Cuts `rows`, read with a limit of one more than `limit`, to a page; `position` names a row's place.
+    /// Cuts `rows`, which were loaded with a limit of one more than `limit`, to a page. `position` returns the
+    /// position of a row, from which the next page continues.
     pub fn cut<P: Serialize>(
         mut rows: Vec<T>,
         limit: u32,
@@ -156,7 +202,7 @@ impl<T> Page<T> {
     ) -> Page<T> {
         let more = rows.len() > limit as usize;
         rows.truncate(limit as usize);
-        let next_cursor = rows.last().filter(|_| more).map(|last| key.seal(scope, &position(last)));
+        let next_cursor = rows.last().filter(|_| more).map(|last| key.sign(scope, &position(last)));
         Page { items: rows, next_cursor }
     }
 
@@ -176,7 +222,7 @@ impl<T: Serialize> IntoResponse for Page<T> {
     }
 }
 
-/// A page that was made before, as it travels.
+/// A serialized page, for example from a cache.
 #[derive(Debug, Clone)]
 pub struct ReadyPage {
     pub body: Bytes,
@@ -185,7 +231,7 @@ pub struct ReadyPage {
 
 impl<T: Serialize> From<&Page<T>> for ReadyPage {
     fn from(page: &Page<T>) -> ReadyPage {
-        // Items are structs of plain values, which always serialise.
+        // Items are structs of plain values, which always serialize.
         let body = serde_json::to_vec(page).unwrap_or_default();
         ReadyPage { body: body.into(), next_cursor: page.next_cursor.clone() }
     }
@@ -202,16 +248,19 @@ impl IntoResponse for ReadyPage {
     }
 }
 
-/// Travels on the response to the outer layer, which knows the request's address and so can write the `Link` header.
+/// An extension of the response. The outer layer, which knows the URI of the request, turns it into the `Link`
+/// header.
 #[derive(Debug, Clone)]
 struct NextCursor(String);
 
-/// `Link: <...>; rel="next"` for a response that is a page with one behind it: the same address, with its cursor.
+/// Adds `Link: <...>; rel="next"` to the response if it is a page with a next one: the URI of the request with the
+/// next cursor.
 pub(crate) fn link_next(uri: &Uri, response: &mut Response) {
     let Some(NextCursor(cursor)) = response.extensions_mut().remove() else { return };
-    let kept = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).filter(|(name, _)| name != "cursor");
+    let filters =
+        form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).filter(|(name, _)| name != "cursor");
     let query =
-        form_urlencoded::Serializer::new(String::new()).extend_pairs(kept).append_pair("cursor", &cursor).finish();
+        form_urlencoded::Serializer::new(String::new()).extend_pairs(filters).append_pair("cursor", &cursor).finish();
     if let Ok(link) = format!("<{}?{query}>; rel=\"next\"", uri.path()).parse() {
         response.headers_mut().insert(header::LINK, link);
     }
@@ -219,7 +268,7 @@ pub(crate) fn link_next(uri: &Uri, response: &mut Response) {
 
 fn mac(key: &[u8; 32], content: &[u8]) -> [u8; MAC_BYTES] {
     let mut out = [0; MAC_BYTES];
-    // HMAC takes a key of any length.
+    // HMAC accepts a key of any length.
     if let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(key) {
         mac.update(content);
         out.copy_from_slice(&mac.finalize().into_bytes()[..MAC_BYTES]);
@@ -250,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_takes_the_page_and_leaves_the_filters() {
+    fn a_listing_separates_page_parameters_from_filters() {
         let listing = Listing::<Filters>::parse("cursor=abc&city=S%C3%A3o+%26&limit=7&seats=3").unwrap();
         assert_eq!((listing.limit, listing.cursor.as_deref()), (7, Some("abc")));
         assert_eq!(listing.filters, Filters { city: Some("São &".to_owned()), seats: Some(3) });
@@ -259,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_refuses_what_it_does_not_know_what_is_there_twice_and_limits_out_of_bounds() {
+    fn unknown_repeated_and_invalid_parameters_are_rejected() {
         for (query, pointer) in [
             ("limit=0", "/limit"),
             ("limit=101", "/limit"),
@@ -279,46 +328,59 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_outlives_a_change_of_the_key() {
+    fn a_cursor_stays_valid_when_the_key_is_replaced() {
         let (old, both) = (key(), CursorKey::new(vec![[8; 32], [7; 32]]));
-        let cursor = old.seal("s", &42);
-        assert_eq!(both.open::<i32>("s", &cursor).unwrap(), 42);
-        assert!(old.open::<i32>("s", &both.seal("s", &42)).is_err(), "new ones are sealed with the current key");
+        let cursor = old.sign("s", &42);
+        assert_eq!(both.verify::<i32>("s", &cursor).unwrap(), 42);
+        assert!(old.verify::<i32>("s", &both.sign("s", &42)).is_err(), "new cursors are signed with the current key");
     }
 
     #[test]
-    fn a_cursor_opens_where_it_was_made() {
-        let cursor = key().seal("events?city=Oslo", &(42, "id"));
-        assert_eq!(key().open::<(i32, String)>("events?city=Oslo", &cursor).unwrap(), (42, "id".to_owned()));
+    fn a_cursor_is_valid_in_its_scope() {
+        let cursor = key().sign("events?city=Oslo", &(42, "id"));
+        assert_eq!(key().verify::<(i32, String)>("events?city=Oslo", &cursor).unwrap(), (42, "id".to_owned()));
     }
 
     #[test]
-    fn other_filters_other_keys_and_every_changed_bit_are_refused() {
-        let cursor = key().seal("events?city=Oslo", &42);
-        assert!(key().open::<i32>("events?city=Rome", &cursor).is_err());
-        assert!(CursorKey::new(vec![[8; 32]]).open::<i32>("events?city=Oslo", &cursor).is_err());
-        let sealed = BASE64_URL_SAFE_NO_PAD.decode(&cursor).unwrap();
-        for bit in 0..sealed.len() * 8 {
-            let mut forged = sealed.clone();
+    fn other_filters_other_keys_and_modified_bits_are_rejected() {
+        let cursor = key().sign("events?city=Oslo", &42);
+        assert!(key().verify::<i32>("events?city=Rome", &cursor).is_err());
+        assert!(CursorKey::new(vec![[8; 32]]).verify::<i32>("events?city=Oslo", &cursor).is_err());
+        let signed = BASE64_URL_SAFE_NO_PAD.decode(&cursor).unwrap();
+        for bit in 0..signed.len() * 8 {
+            let mut forged = signed.clone();
             forged[bit / 8] ^= 1 << (bit % 8);
             let forged = BASE64_URL_SAFE_NO_PAD.encode(forged);
-            assert!(key().open::<i32>("events?city=Oslo", &forged).is_err(), "bit {bit}");
+            assert!(key().verify::<i32>("events?city=Oslo", &forged).is_err(), "bit {bit}");
         }
-        assert!(key().open::<i32>("events?city=Oslo", "").is_err());
+        assert!(key().verify::<i32>("events?city=Oslo", "").is_err());
     }
 
     #[test]
-    fn the_link_keeps_the_filters() {
+    fn the_link_header_contains_the_filters() {
         let mut response = Page { items: vec![1], next_cursor: Some("abc".to_owned()) }.into_response();
         link_next(&"/things?cursor=old&city=S%C3%A3o&limit=1".parse().unwrap(), &mut response);
         assert_eq!(response.headers()[header::LINK], "</things?city=S%C3%A3o&limit=1&cursor=abc>; rel=\"next\"");
     }
 
     #[test]
-    fn a_page_has_a_cursor_only_if_there_is_more() {
+    fn a_page_scope_accepts_the_cursors_of_the_same_scope_text() {
+        let (key, filters) = (key(), Filters { city: Some("Oslo".to_owned()), seats: None });
+        let scope = PageScope::with_filters(&key, "events", &filters);
+        let text = "events?Filters { city: Some(\"Oslo\"), seats: None }";
+        assert_eq!(scope.position(Some(&key.sign(text, &42))).unwrap(), Some(42));
+        assert_eq!(key.verify::<i32>(text, &scope.cursor(&42)).unwrap(), 42);
+        assert_eq!(scope.position::<i32>(None).unwrap(), None);
+        let page = PageScope::new(&key, text).cut(vec![1, 2, 3], 2, |row| *row);
+        assert_eq!(scope.position(page.next_cursor.as_deref()).unwrap(), Some(2));
+        assert!(PageScope::new(&key, "events").position::<i32>(page.next_cursor.as_deref()).is_err());
+    }
+
+    #[test]
+    fn only_a_page_with_a_next_one_has_a_cursor() {
         let page = Page::cut(vec![1, 2, 3], 2, &key(), "s", |row| *row);
         assert_eq!(page.items, [1, 2]);
-        assert_eq!(key().open::<i32>("s", &page.next_cursor.unwrap()).unwrap(), 2);
+        assert_eq!(key().verify::<i32>("s", &page.next_cursor.unwrap()).unwrap(), 2);
         assert!(Page::cut(vec![1, 2], 2, &key(), "s", |row| *row).next_cursor.is_none());
     }
 }

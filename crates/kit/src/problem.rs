@@ -1,7 +1,7 @@
-//! Errors as people and programs see them: RFC 9457 `application/problem+json`.
+//! Problems: the error responses of the API, RFC 9457 `application/problem+json`.
 //!
-//! A service has one error enum and one `From<Error> for Problem`; what is not for the caller's eyes is
-//! logged here, once, and answered as `internal`.
+//! A service has one error enum and one `From<Error> for Problem`. An internal cause is logged here, once, and the
+//! response is `internal` without the cause.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::trace::TraceContext;
 
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
-/// An error answer. `type` is stable and meant for programs, `detail` is meant for people.
+/// An error response. `type` is stable and meant for programs, `detail` is meant for people.
 #[derive(Debug, Clone)]
 pub struct Problem(Box<Parts>);
 
-/// Boxed, so that a `Result` with a problem in it stays small.
+/// Boxed, so that a `Result` with a problem stays small.
 #[derive(Debug, Clone)]
 struct Parts {
     status: StatusCode,
@@ -29,32 +29,33 @@ struct Parts {
     headers: HeaderMap,
 }
 
-/// One thing wrong with the request: where it stands and what it takes.
+/// One invalid part of the request: its location, and what is wrong with it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct FieldError {
     /// The part of the request that `pointer` points into.
     #[serde(rename = "in")]
-    pub place: Place,
+    pub location: Location,
     /// A JSON pointer (RFC 6901); empty for the whole part.
     #[schema(example = "/name")]
     pub pointer: String,
     pub detail: String,
 }
 
+/// A part of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Place {
+pub enum Location {
     Body,
     Path,
     Query,
     Header,
 }
 
-/// The body as it travels.
+/// The JSON body of a problem.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Problem)]
 pub struct ProblemBody<'a> {
-    /// Stable name of the kind of problem.
+    /// The stable name of the kind of problem.
     #[serde(rename = "type")]
     #[schema(example = "urn:pillarbox:problem:validation-failed")]
     pub kind: String,
@@ -63,7 +64,7 @@ pub struct ProblemBody<'a> {
     pub detail: &'a str,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub errors: &'a [FieldError],
-    /// Quote it when you ask for help: the server's log has it too.
+    /// Quote it when you ask for help: the server's log contains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,
 }
@@ -90,13 +91,13 @@ impl Problem {
         Problem::new(StatusCode::FORBIDDEN, "forbidden", detail)
     }
 
-    /// 401 with the challenge that RFC 9110 requires.
+    /// Returns a 401 with the challenge that RFC 9110 requires.
     pub fn unauthorized(detail: impl Display) -> Problem {
         Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
             .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"pillarbox\""))
     }
 
-    /// The request is well formed, but these fields are not what they should be.
+    /// Returns the 422 of a well-formed request with invalid fields.
     pub fn validation(errors: Vec<FieldError>) -> Problem {
         let detail = match errors.as_slice() {
             [one] if one.pointer.is_empty() => one.detail.clone(),
@@ -106,30 +107,26 @@ impl Problem {
         Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "validation-failed", detail).with_errors(errors)
     }
 
-    /// Too much at once: the caller should come back after `wait`.
+    /// Returns the 503 of an overloaded server. The caller should try again after `wait`.
     pub fn overloaded(detail: impl Display, wait: Duration) -> Problem {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", detail).retry_after(wait)
     }
 
-    /// Logs the cause and hides it from the caller.
+    /// Logs the cause and returns a 500 without it.
     pub fn internal(cause: &dyn Display) -> Problem {
         tracing::error!(error = %cause, "request failed");
         Problem::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "internal",
-            "something went wrong on our side; the log has the cause under this trace id",
+            "an internal error occurred; the server's log has the cause under this trace id",
         )
     }
 
-    /// A dependency is away: logs the cause, asks the caller to come back.
+    /// Logs the cause and returns a 503 without it: a dependency is unavailable, the caller should try again.
     pub fn unavailable(cause: &dyn Display) -> Problem {
         tracing::warn!(error = %cause, "dependency unavailable");
-        Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "unavailable",
-            "a dependency is not available; /readyz says which",
-        )
-        .retry_after(Duration::from_secs(1))
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "a dependency is not available; /readyz names it")
+            .retry_after(Duration::from_secs(1))
     }
 
     pub fn with_errors(mut self, errors: Vec<FieldError>) -> Problem {
@@ -168,18 +165,18 @@ impl Problem {
             errors: &self.0.errors,
             trace_id: TraceContext::current().map(|trace| trace.trace_id()),
         };
-        // A struct of strings and numbers always serialises; an empty body is the honest fallback.
+        // A struct of strings and numbers always serializes; the fallback is an empty body.
         serde_json::to_vec(&body).unwrap_or_default()
     }
 }
 
 impl FieldError {
     pub fn body(pointer: impl Into<String>, detail: impl Display) -> FieldError {
-        FieldError { place: Place::Body, pointer: pointer.into(), detail: detail.to_string() }
+        FieldError { location: Location::Body, pointer: pointer.into(), detail: detail.to_string() }
     }
 
-    pub fn at(place: Place, pointer: impl Into<String>, detail: impl Display) -> FieldError {
-        FieldError { place, pointer: pointer.into(), detail: detail.to_string() }
+    pub fn at(location: Location, pointer: impl Into<String>, detail: impl Display) -> FieldError {
+        FieldError { location, pointer: pointer.into(), detail: detail.to_string() }
     }
 }
 
@@ -206,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_names_its_kind_status_and_fields() {
+    fn a_problem_has_its_type_status_and_field_errors() {
         let problem = Problem::validation(vec![FieldError::body("/name", "must not be empty")]);
         let body = json(&problem);
         assert_eq!(body["type"], "urn:pillarbox:problem:validation-failed");
@@ -217,13 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn an_internal_problem_hides_its_cause() {
+    fn an_internal_problem_does_not_contain_its_cause() {
         let body = json(&Problem::internal(&"password=hunter2"));
         assert!(!body.to_string().contains("hunter2"));
     }
 
     #[test]
-    fn retry_after_is_whole_seconds_and_never_zero() {
+    fn retry_after_is_a_positive_number_of_seconds() {
         let response = Problem::overloaded("full", Duration::from_millis(20)).into_response();
         assert_eq!(response.headers()[header::RETRY_AFTER], "1");
     }

@@ -1,4 +1,4 @@
-//! Logs, metrics and traces, set up once per process.
+//! Telemetry: sets up logs, metrics and traces, once per process.
 
 mod lines;
 mod otlp;
@@ -11,49 +11,44 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use metrics_util::MetricKindMask;
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use serde::{Deserialize, Serialize};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::Layer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
+pub use self::lines::LogFormat;
+pub(crate) use self::otlp::REQUEST_TARGET;
 use crate::trace::TraceContext;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    Pretty,
-    Json,
-}
-
-/// Seconds; from a cached read to a slow webhook.
+/// The upper bounds of the histograms, in seconds: from a cached read to a slow webhook.
 const DURATION_BUCKETS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// A gauge that is not set for so long is of what is gone, such as a consumer that was dropped. Counters and histograms stay:
-/// who counts keeps hold of them.
+/// A gauge that was not set for this time is removed: its object, such as a deleted consumer, no longer exists.
+/// Counters and histograms stay, because code caches their handles.
 const GAUGE_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// Targets that are never logged: they would show what messages hold.
-const HUSHED: [&str; 1] = ["lapin::returned_messages"];
+/// Targets that are never logged, because their events contain the payloads of messages.
+const SILENCED_TARGETS: [&str; 1] = ["lapin::returned_messages"];
 
-/// Traces that are still to be sent when the process ends.
+/// The trace exporter, which must be flushed before the process exits.
 pub struct Traces(Option<SdkTracerProvider>);
 
+/// Telemetry cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    #[error("setting `log`: {0}; it takes a level (info) or levels by target (info,pillarbox=debug)")]
+    #[error("setting `log`: {0}; it must be a level (info) or levels by target (info,pillarbox=debug)")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
-    #[error("setting `otlp_endpoint`: {0}; it takes an address such as http://127.0.0.1:4318")]
+    #[error("setting `otlp_endpoint`: {0}; it must be an address such as http://127.0.0.1:4318")]
     Endpoint(String),
     #[error("metrics: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
 }
 
-/// Starts the logs on standard error and, with an endpoint, the traces. Needs a runtime.
+/// Starts the log on standard error and, if there is an endpoint, the export of traces. Must be called within a tokio
+/// runtime.
 pub fn start_logs(filter: &str, format: LogFormat, otlp_endpoint: Option<&str>) -> Result<Traces, TelemetryError> {
-    let filter = HUSHED.iter().try_fold(EnvFilter::try_new(filter)?, |filter, target| {
+    let filter = SILENCED_TARGETS.iter().try_fold(EnvFilter::try_new(filter)?, |filter, target| {
         Ok::<_, TelemetryError>(filter.add_directive(format!("{target}=off").parse()?))
     })?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
@@ -61,20 +56,20 @@ pub fn start_logs(filter: &str, format: LogFormat, otlp_endpoint: Option<&str>) 
         LogFormat::Pretty => {
             let has_colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
             let line = tracing_subscriber::fmt::format().with_target(false).with_ansi(has_colours);
-            lines.with_ansi(has_colours).event_format(lines::Traced::new(line, format)).boxed()
+            lines.with_ansi(has_colours).event_format(lines::WithTraceId::new(line, format)).boxed()
         }
         LogFormat::Json => {
             let line = tracing_subscriber::fmt::format().json().flatten_event(true);
-            lines.json().event_format(lines::Traced::new(line, format)).boxed()
+            lines.json().event_format(lines::WithTraceId::new(line, format)).boxed()
         }
     };
-    let provider = otlp_endpoint.map(otlp::provider).transpose()?;
+    let provider = otlp_endpoint.map(otlp::provider).transpose().map_err(TelemetryError::Endpoint)?;
     let spans = provider.as_ref().map(otlp::layer);
     tracing_subscriber::registry().with(lines.with_filter(filter)).with(spans).init();
     Ok(Traces(provider))
 }
 
-/// The process's metrics, started at the first call.
+/// Returns the metrics of the process; the first call installs the recorder.
 pub fn metrics() -> Result<PrometheusHandle, TelemetryError> {
     static STARTED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
     let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,17 +85,17 @@ pub fn metrics() -> Result<PrometheusHandle, TelemetryError> {
 }
 
 impl Traces {
-    /// Sends what is left, for a bounded while.
+    /// Exports the remaining spans, for at most 3 seconds.
     pub async fn flush(self) {
         let Some(provider) = self.0 else { return };
         let flushing = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(Duration::from_secs(3)));
         if let Ok(Err(error)) = flushing.await {
-            tracing::warn!(%error, "some traces were not sent");
+            tracing::warn!(%error, "some traces were not exported");
         }
     }
 }
 
-/// Makes `span` part of `trace`, for whoever collects traces.
+/// Makes `span` a child of `trace` in the exported traces.
 pub(crate) fn join_trace(span: &tracing::Span, trace: TraceContext) {
     if span.is_disabled() {
         return;
@@ -109,6 +104,6 @@ pub(crate) fn join_trace(span: &tracing::Span, trace: TraceContext) {
     let flags = if sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
     let (trace_id, span_id) = (TraceId::from(trace_id), SpanId::from(span_id));
     let remote = SpanContext::new(trace_id, span_id, flags, true, TraceState::NONE);
-    // Refused when traces are off: then there is nothing to join.
+    // Fails when the export of traces is off; then there is nothing to join.
     let _ = span.set_parent(opentelemetry::Context::new().with_remote_span_context(remote));
 }

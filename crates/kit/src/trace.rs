@@ -19,19 +19,19 @@ tokio::task_local! {
 }
 
 impl TraceContext {
-    /// A new trace that starts here.
+    /// Returns a new trace with a random id.
     pub fn start() -> TraceContext {
         let mut random = rand::rng();
         let trace_id = (u128::from(random.next_u64()) << 64) | u128::from(random.next_u64()) | 1;
         TraceContext { trace_id, span_id: random.next_u64() | 1, sampled: true }
     }
 
-    /// The trace of the work that the current task does, if it has one.
+    /// Returns the trace of the current task; None outside of [`TraceContext::scope`].
     pub fn current() -> Option<TraceContext> {
         CURRENT.try_with(|trace| *trace).ok()
     }
 
-    /// Runs `work` with this as its current trace.
+    /// Runs `work` with this trace as the current one.
     pub async fn scope<F: Future>(self, work: F) -> F::Output {
         CURRENT.scope(self, work).await
     }
@@ -57,40 +57,40 @@ impl fmt::Debug for TraceContext {
     }
 }
 
-/// Not a trace context. The specification asks receivers to start a new trace then.
+/// The text is not a valid `traceparent`. The specification requires a receiver to start a new trace in this case.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Malformed;
+pub struct MalformedTraceparent;
 
 impl FromStr for TraceContext {
-    type Err = Malformed;
+    type Err = MalformedTraceparent;
 
-    fn from_str(text: &str) -> Result<TraceContext, Malformed> {
+    fn from_str(text: &str) -> Result<TraceContext, MalformedTraceparent> {
         let bytes = text.as_bytes();
         if bytes.len() < 55 || [2, 35, 52].iter().any(|&at| bytes[at] != b'-') {
-            return Err(Malformed);
+            return Err(MalformedTraceparent);
         }
-        // A later version may append fields behind another dash; version 00 may not, and ff is forbidden.
+        // A later version may append fields after another dash; version 00 may not, and ff is forbidden.
         let tail = bytes.len() == 55 || (bytes[..2] != *b"00" && bytes[55] == b'-');
         if !tail || bytes[..2] == *b"ff" {
-            return Err(Malformed);
+            return Err(MalformedTraceparent);
         }
         hex(&bytes[..2])?;
         let trace_id = hex(&bytes[3..35])?;
         let span_id = hex(&bytes[36..52])? as u64;
         let sampled = hex(&bytes[53..55])? & 1 == 1;
         if trace_id == 0 || span_id == 0 {
-            return Err(Malformed);
+            return Err(MalformedTraceparent);
         }
         Ok(TraceContext { trace_id, span_id, sampled })
     }
 }
 
-/// Lower-case hexadecimal only, as the specification says; `from_str_radix` would take a sign and upper case.
-fn hex(digits: &[u8]) -> Result<u128, Malformed> {
+/// Parses lower-case hexadecimal digits only, as specified; `from_str_radix` would accept a sign and upper case.
+fn hex(digits: &[u8]) -> Result<u128, MalformedTraceparent> {
     digits.iter().try_fold(0u128, |value, digit| match digit {
         b'0'..=b'9' => Ok(value << 4 | u128::from(digit - b'0')),
         b'a'..=b'f' => Ok(value << 4 | u128::from(digit - b'a' + 10)),
-        _ => Err(Malformed),
+        _ => Err(MalformedTraceparent),
     })
 }
 
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_specification_forbids_is_refused() {
+    fn an_invalid_traceparent_is_rejected() {
         for text in [
             "",
             "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
@@ -117,12 +117,12 @@ mod tests {
             "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
             "00-4bf92f3577b34da6a3ce929d0e0e473é-00f067aa0ba902b7-0",
         ] {
-            assert_eq!(text.parse::<TraceContext>(), Err(Malformed), "{text}");
+            assert_eq!(text.parse::<TraceContext>(), Err(MalformedTraceparent), "{text}");
         }
     }
 
     #[test]
-    fn a_later_version_may_carry_more() {
+    fn a_later_version_may_have_more_fields() {
         assert!("01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more".parse::<TraceContext>().is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! The layers around every route: trace, metrics, limits, panics, and what is no route at all.
+//! The layers around every route: trace, metrics, limits, panics, and problems for unknown routes.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -17,61 +17,60 @@ use tracing::Instrument;
 use crate::extract::{RequestLimits, single_header};
 use crate::page::link_next;
 use crate::problem::Problem;
-use crate::telemetry::join_trace;
+use crate::telemetry::{REQUEST_TARGET, join_trace};
 use crate::trace::TraceContext;
 use crate::worker::panic_text;
 
-/// Whose spans and events are of requests.
-pub(crate) const TARGET: &str = module_path!();
-
-/// Wraps a finished router: nothing that it answers is a bare error.
+/// Wraps the complete router. All its error responses are problems.
 pub fn finish(router: Router, limits: RequestLimits) -> Router {
     router
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(Around { limits, tally: Tally::default() }, observe))
+        .layer(middleware::from_fn_with_state(LayerState { limits, metrics: RequestMetrics::default() }, observe))
 }
 
 #[derive(Clone)]
-struct Around {
+struct LayerState {
     limits: RequestLimits,
-    tally: Tally,
+    metrics: RequestMetrics,
 }
 
-/// Counts what was answered. To find a metric by its labels takes longer than to count, so what was found is kept, by route.
+/// Counts responses. Looking up a metric by its labels costs more than incrementing it, so the handles are cached by
+/// route.
 #[derive(Clone, Default)]
-struct Tally(Arc<RwLock<HashMap<String, Vec<Known>>>>);
+struct RequestMetrics(Arc<RwLock<HashMap<String, Vec<Series>>>>);
 
-struct Known {
+/// The metrics of one route, method and status.
+struct Series {
     method: &'static str,
     status: u16,
     requests: Counter,
     durations: Histogram,
 }
 
-impl Tally {
+impl RequestMetrics {
     fn count(&self, method: &'static str, route: &str, status: u16, elapsed: Duration) {
-        let is_it = |known: &&Known| known.method == method && known.status == status;
+        let is_wanted = |series: &&Series| series.method == method && series.status == status;
         {
-            let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(known) = known.get(route).and_then(|of_route| of_route.iter().find(is_it)) {
-                return known.count(elapsed);
+            let routes = self.0.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(series) = routes.get(route).and_then(|of_route| of_route.iter().find(is_wanted)) {
+                return series.count(elapsed);
             }
         }
         let labels = [("method", method.to_owned()), ("route", route.to_owned()), ("status", status.to_string())];
         let requests = metrics::counter!("pillarbox_http_requests_total", &labels);
         let durations = metrics::histogram!("pillarbox_http_request_duration_seconds", &labels[..2]);
-        let new = Known { method, status, requests, durations };
+        let new = Series { method, status, requests, durations };
         new.count(elapsed);
-        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let of_route = known.entry(route.to_owned()).or_default();
-        if !of_route.iter().any(|known| is_it(&known)) {
+        let mut routes = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let of_route = routes.entry(route.to_owned()).or_default();
+        if !of_route.iter().any(|series| is_wanted(&series)) {
             of_route.push(new);
         }
     }
 }
 
-impl Known {
+impl Series {
     fn count(&self, elapsed: Duration) {
         self.requests.increment(1);
         self.durations.record(elapsed.as_secs_f64());
@@ -79,69 +78,78 @@ impl Known {
 }
 
 async fn unknown_route(uri: Uri) -> Problem {
-    Problem::not_found("unknown-route", format!("there is nothing at {}; /docs lists what there is", uri.path()))
+    Problem::not_found("unknown-route", format!("there is no route {}; /docs lists the API", uri.path()))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Problem {
-    let detail = format!("{} does not take {method}; the header Allow says what it takes", uri.path());
+    let detail = format!("{} does not support {method}; the header Allow lists the supported methods", uri.path());
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
 }
 
-async fn observe(State(Around { limits, tally }): State<Around>, mut request: Request, next: Next) -> Response {
+async fn observe(
+    State(LayerState { limits, metrics }): State<LayerState>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let started = Instant::now();
     request.extensions_mut().insert(limits);
     let trace = incoming_trace(&request);
-    let method = known_method(request.method());
-    // The route's pattern, never the address itself: ids and queries would leak and explode the metrics.
+    let method = method_label(request.method());
+    // The pattern of the route, never the URI: ids and queries would leak into the metrics and make their number
+    // unbounded.
     let matched = request.extensions().get::<MatchedPath>().cloned();
     let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
     let uri = request.uri().clone();
 
-    // For who collects traces or debugs; otherwise it is not made, since it costs more than a small request.
-    let span = tracing::debug_span!("request", method, route);
+    // The span is enabled only for the export of traces and for debugging, because it costs more than a small
+    // request.
+    let span = tracing::debug_span!(target: REQUEST_TARGET, "request", method, route);
     join_trace(&span, trace);
-    let answering = async {
-        let response = answer(request, next, limits, (method, route)).await;
+    let responding = async {
+        let response = respond(request, next, limits, (method, route)).await;
         let (status, elapsed) = (response.status(), started.elapsed());
         match status {
-            // The cause was logged where it was found: under the same trace, but for a batch that many shared.
-            StatusCode::INTERNAL_SERVER_ERROR => tracing::error!(method, route, ?elapsed, "answered 500"),
-            _ => tracing::debug!(status = status.as_u16(), ?elapsed, "answered"),
+            // The cause was logged where it was found, under the same trace unless the failed batch was shared by
+            // many requests.
+            StatusCode::INTERNAL_SERVER_ERROR => {
+                tracing::error!(target: REQUEST_TARGET, method, route, ?elapsed, "answered 500")
+            }
+            _ => tracing::debug!(target: REQUEST_TARGET, status = status.as_u16(), ?elapsed, "answered"),
         }
-        tally.count(method, route, status.as_u16(), elapsed);
+        metrics.count(method, route, status.as_u16(), elapsed);
         response
     };
-    let mut response = trace.scope(answering).instrument(span).await;
+    let mut response = trace.scope(responding).instrument(span).await;
 
     link_next(&uri, &mut response);
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }
 
-/// The route's answer, or a problem where there is none.
-async fn answer(request: Request, next: Next, limits: RequestLimits, (method, route): (&str, &str)) -> Response {
+/// Returns the response of the route, or a problem if the route panics or exceeds the time limit.
+async fn respond(request: Request, next: Next, limits: RequestLimits, (method, route): (&str, &str)) -> Response {
     if let Err(problem) = check_host(&request) {
         return problem.into_response();
     }
-    // A server below that hangs must not hold the request, nor what it holds, for ever.
-    let answering = AssertUnwindSafe(next.run(request)).catch_unwind();
-    match tokio::time::timeout(limits.request_time_max, answering).await {
+    // A dependency that hangs must not block the request, and the resources it uses, for ever.
+    let responding = AssertUnwindSafe(next.run(request)).catch_unwind();
+    match tokio::time::timeout(limits.request_time_max, responding).await {
         Ok(Ok(response)) => response,
         Ok(Err(panic)) => Problem::internal(&format!("panic: {}", panic_text(&*panic))).into_response(),
         Err(_) => {
-            let cause = format!("{method} {route}: no answer within {:?}", limits.request_time_max);
+            let cause = format!("{method} {route}: no response within {:?}", limits.request_time_max);
             Problem::unavailable(&cause).into_response()
         }
     }
 }
 
-/// RFC 9112: exactly one Host. Two are how one request is made to look like another.
+/// RFC 9112: an HTTP/1.1 request has exactly one Host header. Two are used for request smuggling.
 fn check_host(request: &Request) -> Result<(), Problem> {
     let present = single_header(request.headers(), &header::HOST)?.is_some();
     if present || request.version() != Version::HTTP_11 {
         return Ok(());
     }
-    Err(Problem::bad_request("malformed-header", "host: an HTTP/1.1 request has one"))
+    Err(Problem::bad_request("malformed-header", "host: an HTTP/1.1 request must have this header"))
 }
 
 fn incoming_trace(request: &Request) -> TraceContext {
@@ -149,8 +157,9 @@ fn incoming_trace(request: &Request) -> TraceContext {
     given.unwrap_or_else(TraceContext::start)
 }
 
-/// A method is any token a stranger likes to send; a metric's label is not.
-fn known_method(method: &Method) -> &'static str {
+/// Returns the method as a label of metrics. A client can send any token as the method, so the set of labels is
+/// fixed.
+fn method_label(method: &Method) -> &'static str {
     match method.as_str() {
         "GET" => "GET",
         "HEAD" => "HEAD",
@@ -198,19 +207,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_handler_that_hangs_is_given_up() {
+    async fn a_handler_that_exceeds_the_time_limit_gets_a_503() {
         let (parts, _) = call(Request::builder().uri("/hang")).await;
         assert_eq!(parts.status, StatusCode::SERVICE_UNAVAILABLE);
     }
 
     #[tokio::test]
-    async fn a_second_host_is_refused() {
+    async fn a_second_host_header_is_rejected() {
         let (parts, _) = call(Request::builder().uri("/ok").header("host", "y")).await;
         assert_eq!(parts.status, StatusCode::BAD_REQUEST);
     }
 
     #[tokio::test]
-    async fn the_callers_trace_is_continued() {
+    async fn the_trace_of_the_caller_is_continued() {
         let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let (_, body) = call(Request::builder().uri("/nowhere").header("traceparent", traceparent)).await;
         assert!(body.contains("4bf92f3577b34da6a3ce929d0e0e4736"), "{body}");

@@ -1,8 +1,8 @@
-//! The loop under every worker.
+//! The loop of every background worker.
 //!
-//! A wake-up during a round is kept until the round ends, so what commits while it looks for work is not missed. Stop is
-//! looked at between rounds only, so a round need not be cancel-safe. A round that fails or panics is logged, counted
-//! and tried again with backoff; while it fails, readiness says so, and the log once a minute.
+//! A wake-up during a round starts another round, so that work committed during the round is not missed. The worker
+//! checks for stop only between rounds, so a round need not be cancel-safe. A round that fails or panics is counted
+//! and repeated with backoff. While it fails, readiness reports it, and the log once a minute.
 
 use std::any::Any;
 use std::future::Future;
@@ -14,45 +14,47 @@ use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::backoff::Backoff;
 use crate::health::Probe;
 
-const FAILURE_PAUSE_MIN: Duration = Duration::from_millis(100);
-const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(10);
-/// How often the log tells that it still fails.
-const TOLD_PAUSE: Duration = Duration::from_secs(60);
+/// The pause after failed rounds.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+/// The pause between two log lines about a worker that keeps failing.
+const LOG_PAUSE: Duration = Duration::from_secs(60);
 
-/// What a round found.
+/// The result of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Round {
-    /// There may be more: go on at once.
+    /// There may be more work: the next round starts at once.
     Busy,
-    /// Nothing more for now: wait for a wake-up or the pause.
+    /// There is no more work: the worker waits for a wake-up or the pause.
     Idle,
 }
 
-/// Wakes a worker; cheap, and never lost: a wake-up during a round makes another round.
+/// Wakes a worker. It is cheap, and no wake-up is lost: one during a round starts another round.
 #[derive(Debug, Clone, Default)]
 pub struct Wake(Arc<Notify>);
 
 impl Wake {
+    /// Wakes the worker, or makes its next wait return at once.
     pub fn wake(&self) {
-        // Keeps one permit while the worker is not waiting; `notify_waiters` would keep none.
+        // `notify_one` stores a permit while the worker is not waiting; `notify_waiters` would not.
         self.0.notify_one();
     }
 
-    /// Waits for a wake-up, at most so long.
-    pub async fn waited(&self, most: Duration) {
+    /// Waits for a wake-up, at most `time_max`.
+    pub async fn wait(&self, time_max: Duration) {
         tokio::select! {
             () = self.0.notified() => {}
-            () = tokio::time::sleep(most) => {}
+            () = tokio::time::sleep(time_max) => {}
         }
     }
 }
 
-/// A worker's name, its rhythm and its way to be stopped.
+/// The settings of a worker.
 pub struct Worker {
     pub name: String,
-    /// How long an idle worker waits when nothing wakes it.
+    /// How long an idle worker waits without a wake-up.
     pub pause: Duration,
     pub wake: Wake,
     pub stop: CancellationToken,
@@ -60,7 +62,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Runs rounds until stopped.
+    /// Runs rounds until `stop`.
     pub async fn run<E, F>(self, mut round: impl FnMut() -> F)
     where
         E: std::fmt::Display,
@@ -68,21 +70,21 @@ impl Worker {
     {
         let mut failures = Failures::default();
         while !self.stop.is_cancelled() {
-            // Called inside, so that a panic before the first await is caught as well.
+            // `round` is called inside the future, so that a panic before its first await is caught as well.
             let outcome = AssertUnwindSafe(async { round().await }).catch_unwind().await;
             let pause = match outcome {
                 Ok(Ok(found)) => {
                     failures = Failures::default();
                     self.probe.up();
                     if found == Round::Busy {
-                        // A round that never waits must not starve its neighbours.
+                        // A round that never awaits must not starve other tasks.
                         tokio::task::yield_now().await;
                         continue;
                     }
                     self.pause
                 }
-                Ok(Err(error)) => self.failed(&mut failures, &error.to_string()),
-                Err(panic) => self.failed(&mut failures, &format!("panic: {}", panic_text(&*panic))),
+                Ok(Err(error)) => self.report_failure(&mut failures, &error.to_string()),
+                Err(panic) => self.report_failure(&mut failures, &format!("panic: {}", panic_text(&*panic))),
             };
             tokio::select! {
                 () = self.wake.0.notified(), if failures.count == 0 => {}
@@ -92,29 +94,29 @@ impl Worker {
         }
     }
 
-    fn failed(&self, failures: &mut Failures, error: &str) -> Duration {
-        let pause = FAILURE_PAUSE_MIN.saturating_mul(1 << failures.count.min(10)).min(FAILURE_PAUSE_MAX);
-        failures.count += 1;
+    /// Counts and reports a failure. Returns the pause before the next round.
+    fn report_failure(&self, failures: &mut Failures, error: &str) -> Duration {
+        failures.count = failures.count.saturating_add(1);
         metrics::counter!("pillarbox_worker_failures_total", "worker" => self.name.clone()).increment(1);
-        // The first is the probe's to tell.
+        // The probe logs the first failure.
         self.probe.down(error);
-        let told_at = failures.told_at.get_or_insert_with(Instant::now);
-        if told_at.elapsed() >= TOLD_PAUSE {
-            *told_at = Instant::now();
-            tracing::warn!(worker = %self.name, error, failures = failures.count, "still fails; will try again");
+        let logged_at = failures.logged_at.get_or_insert_with(Instant::now);
+        if logged_at.elapsed() >= LOG_PAUSE {
+            *logged_at = Instant::now();
+            tracing::warn!(worker = %self.name, error, failures = failures.count, "keeps failing; will try again");
         }
-        pause
+        BACKOFF.pause(failures.count)
     }
 }
 
-/// In a row.
+/// Consecutive failures.
 #[derive(Default)]
 struct Failures {
     count: u32,
-    told_at: Option<Instant>,
+    logged_at: Option<Instant>,
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
@@ -146,7 +148,7 @@ mod tests {
             probe: health.task("test", true),
         };
         let counted = rounds.clone();
-        // The round runs before its future is made: what panics there must be caught, too.
+        // The closure panics before it returns a future; the worker must catch that as well.
         let task = tokio::spawn(worker.run(move || std::future::ready(round(counted.fetch_add(1, Ordering::SeqCst)))));
         Fixture { stop, rounds, health, task }
     }
@@ -158,15 +160,15 @@ mod tests {
             }
         })
         .await
-        .expect("in time");
+        .expect("the condition holds in time");
     }
 
     #[tokio::test]
-    async fn a_wake_up_during_a_round_makes_another_round() {
+    async fn a_wake_up_during_a_round_starts_another_round() {
         let wake = Wake::default();
         let fixture = start(wake.clone(), move |round| {
             if round == 0 {
-                wake.wake(); // something commits while the round looks
+                wake.wake(); // Work is committed while the round runs.
             }
             Ok(Round::Idle)
         });
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn busy_rounds_follow_at_once_and_stop_ends_between_rounds() {
+    async fn busy_rounds_follow_at_once_until_stop() {
         let fixture = start(Wake::default(), |_| Ok(Round::Busy));
         until(|| fixture.rounds.load(Ordering::SeqCst) > 100).await;
         fixture.stop.cancel();
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failures_and_panics_are_tried_again_and_shown() {
+    async fn failures_and_panics_are_reported_and_repeated() {
         let fixture = start(Wake::default(), |round| match round {
             0 => Err("away".to_owned()),
             1 => panic!("oops"),

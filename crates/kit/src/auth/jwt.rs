@@ -1,4 +1,5 @@
-//! User tokens: our own (EdDSA, derived from the master key) and those of issuers that the configuration names.
+//! The JWTs of users: signs the tokens of this installation (EdDSA, with a key derived from the master key), and
+//! verifies them and those of configured issuers.
 
 use std::time::Duration;
 
@@ -11,19 +12,20 @@ use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Caller, Principal, Role, Tenant};
+use super::caller::{Caller, Principal, Role, Tenant};
 use crate::clock::Clock;
 use crate::problem::Problem;
 use crate::secret::MasterKey;
 
-/// `typ` of an access token (RFC 9068): keeps other tokens of the same issuer from passing as one.
+/// The `typ` of an access token (RFC 9068). It prevents other tokens of the same issuer from being accepted as access
+/// tokens.
 const TYPE: &str = "at+jwt";
 const ISSUER: &str = "pillarbox";
-/// How far a clock may be off.
+/// Allowance for clock skew between issuer and verifier, in seconds.
 const LEEWAY_SECONDS: i64 = 30;
 
-/// No token of ours lives longer.
-pub const TOKEN_TTL_MAX: Duration = Duration::from_secs(24 * 3600);
+/// The longest lifetime of a token of this installation.
+const TOKEN_TTL_MAX: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Claims {
@@ -37,7 +39,7 @@ struct Claims {
     nbf: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     jti: Option<Uuid>,
-    /// Any value: another issuer's `role` may mean something else, and must not make its token unreadable.
+    /// Any JSON value: the `role` of another issuer may have another type, which must not make its token unreadable.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     role: serde_json::Value,
 }
@@ -67,12 +69,12 @@ pub struct TokenSigner {
 impl TokenSigner {
     pub fn new(master: &MasterKey) -> TokenSigner {
         let signing = signing_key(master);
-        // Encoding 32 bytes as PKCS#8 does not fail; an empty key would sign nothing that verifies.
+        // Encoding 32 bytes as PKCS#8 cannot fail. A token signed with an empty key would never verify.
         let der = signing.to_pkcs8_der().map(|der| der.as_bytes().to_vec()).unwrap_or_default();
         TokenSigner { key: EncodingKey::from_ed_der(&der), kid: key_id(&signing) }
     }
 
-    /// A token for `user`, good from `now` for `ttl`.
+    /// Returns a token for `user`, valid from `now` for `ttl`, at most 24 hours.
     pub fn sign(
         &self,
         user: Uuid,
@@ -97,28 +99,30 @@ impl TokenSigner {
     }
 }
 
-/// An issuer whose users may call, besides our own.
+/// Settings of an external issuer whose users may call this installation.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Issuer {
-    /// `iss` of its tokens.
+    /// The `iss` claim of its tokens.
     pub issuer: String,
-    /// `aud` that its tokens for us carry.
+    /// The `aud` claim that its tokens for this installation contain.
     pub audience: String,
-    /// A file with its public keys (JWKS).
+    /// The path of a JWKS file with its public keys.
     pub jwks_file: String,
-    /// Whether its `role: admin` makes an operator here.
+    /// Whether the `role` claim of its tokens is accepted. If so, `role: admin` makes an operator.
     #[serde(default)]
     pub trust_roles: bool,
 }
 
+/// An issuer whose keys cannot be loaded, and the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("issuer {issuer}: {reason}")]
-pub struct BadIssuer {
+pub struct InvalidIssuer {
     issuer: String,
     reason: String,
 }
 
+/// A public key, and the claims that tokens signed with it must have.
 struct TrustedKey {
     kid: Option<String>,
     algorithm: Algorithm,
@@ -129,29 +133,33 @@ struct TrustedKey {
 }
 
 enum Key {
-    /// Ready to verify: the library would unpack it for each token, and most of a small request's time goes into its token.
-    Ours(VerifyingKey),
-    Theirs(DecodingKey, Validation),
+    /// A decoded key. The library would decode it again for each token, and verifying the token is most of the time
+    /// of a small request.
+    Local(VerifyingKey),
+    External(DecodingKey, Validation),
 }
 
+/// Verifies the tokens of users.
 pub struct TokenVerifier {
     keys: Vec<TrustedKey>,
     clock: Clock,
 }
 
 impl TokenVerifier {
-    /// Trusts what `masters` sign (the current key first, then those it replaced) and the issuers given.
-    pub fn new(masters: &[MasterKey], issuers: &[Issuer], clock: Clock) -> Result<TokenVerifier, BadIssuer> {
-        let mut keys: Vec<TrustedKey> = masters.iter().map(|master| own_key(&signing_key(master))).collect();
+    /// Trusts the tokens signed with `masters` (the current key first, then the previous ones) and those of
+    /// `issuers`. Fails if the keys of an issuer cannot be loaded.
+    pub fn new(masters: &[MasterKey], issuers: &[Issuer], clock: Clock) -> Result<TokenVerifier, InvalidIssuer> {
+        let mut keys: Vec<TrustedKey> = masters.iter().map(|master| local_key(&signing_key(master))).collect();
         for issuer in issuers {
             keys.extend(issuer_keys(issuer)?);
         }
         Ok(TokenVerifier { keys, clock })
     }
 
+    /// Returns the user of a valid token. Fails with 401.
     pub fn verify(&self, token: &str) -> Result<Caller, Problem> {
-        let refused = || Problem::unauthorized("this token is not valid");
-        let header = jsonwebtoken::decode_header(token).map_err(|_| refused())?;
+        let invalid = || Problem::unauthorized("this token is not valid");
+        let header = jsonwebtoken::decode_header(token).map_err(|_| invalid())?;
         for trusted in self.keys.iter().filter(|trusted| trusted.may_have_signed(&header)) {
             let Some(claims) = trusted.key.signed_claims(token) else { continue };
             if claims.iss != trusted.issuer || !claims.aud.includes(&trusted.audience) {
@@ -164,38 +172,39 @@ impl TokenVerifier {
             if now + LEEWAY_SECONDS < claims.nbf.unwrap_or(claims.iat) {
                 return Err(Problem::unauthorized("this token is not valid yet"));
             }
-            let user = claims.sub.parse().map_err(|_| Problem::unauthorized("the token's `sub` is not a UUID"))?;
+            let user =
+                claims.sub.parse().map_err(|_| Problem::unauthorized("the `sub` claim of this token is not a UUID"))?;
             let role = claims.role.as_str().filter(|_| trusted.trust_roles).and_then(|role| role.parse().ok());
             return Ok(Caller { principal: Principal::User(user), tenant: Tenant::main(), role });
         }
-        Err(refused())
+        Err(invalid())
     }
 }
 
 impl TrustedKey {
     fn may_have_signed(&self, header: &Header) -> bool {
-        let named = match (&self.kid, &header.kid) {
-            (Some(ours), Some(theirs)) => ours == theirs,
+        let has_kid = match (&self.kid, &header.kid) {
+            (Some(key), Some(token)) => key == token,
             (None, _) => true,
-            (Some(_), None) => !self.is_ours(),
+            (Some(_), None) => !self.is_local(),
         };
-        // Ours say what they are; many issuers still write plain JWT.
+        // Local tokens always have the specific type; many external issuers still write plain `JWT`.
         let kind = header.typ.as_deref().unwrap_or("JWT");
-        let fits = kind.eq_ignore_ascii_case(TYPE) || (!self.is_ours() && kind.eq_ignore_ascii_case("JWT"));
-        named && fits && header.alg == self.algorithm
+        let has_type = kind.eq_ignore_ascii_case(TYPE) || (!self.is_local() && kind.eq_ignore_ascii_case("JWT"));
+        has_kid && has_type && header.alg == self.algorithm
     }
 
-    fn is_ours(&self) -> bool {
-        matches!(self.key, Key::Ours(_))
+    fn is_local(&self) -> bool {
+        matches!(self.key, Key::Local(_))
     }
 }
 
 impl Key {
-    /// What the token claims, if this key has signed it.
+    /// Returns the claims of the token; None if it was not signed with this key.
     fn signed_claims(&self, token: &str) -> Option<Claims> {
         match self {
-            Key::Theirs(key, validation) => Some(jsonwebtoken::decode(token, key, validation).ok()?.claims),
-            Key::Ours(key) => {
+            Key::External(key, validation) => Some(jsonwebtoken::decode(token, key, validation).ok()?.claims),
+            Key::Local(key) => {
                 let (signed, signature) = token.rsplit_once('.')?;
                 let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
                 key.verify(signed.as_bytes(), &Signature::from_slice(&signature).ok()?).ok()?;
@@ -206,7 +215,7 @@ impl Key {
     }
 }
 
-/// The claims are checked by us, against our clock.
+/// Makes the library check only the signature; [`TokenVerifier::verify`] checks the claims against its own clock.
 fn signature_only(algorithm: Algorithm) -> Validation {
     let mut validation = Validation::new(algorithm);
     validation.validate_exp = false;
@@ -223,37 +232,40 @@ fn key_id(key: &SigningKey) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(&key.verifying_key().as_bytes()[..9])
 }
 
-fn own_key(signing: &SigningKey) -> TrustedKey {
+fn local_key(signing: &SigningKey) -> TrustedKey {
     TrustedKey {
         kid: Some(key_id(signing)),
         algorithm: Algorithm::EdDSA,
-        key: Key::Ours(signing.verifying_key()),
+        key: Key::Local(signing.verifying_key()),
         issuer: ISSUER.to_owned(),
         audience: ISSUER.to_owned(),
         trust_roles: true,
     }
 }
 
-fn issuer_keys(issuer: &Issuer) -> Result<Vec<TrustedKey>, BadIssuer> {
-    let bad = |reason: String| BadIssuer { issuer: issuer.issuer.clone(), reason };
+fn issuer_keys(issuer: &Issuer) -> Result<Vec<TrustedKey>, InvalidIssuer> {
+    let invalid = |reason: String| InvalidIssuer { issuer: issuer.issuer.clone(), reason };
     let text = std::fs::read_to_string(&issuer.jwks_file)
-        .map_err(|error| bad(format!("jwks_file {}: {error}", issuer.jwks_file)))?;
+        .map_err(|error| invalid(format!("jwks_file {}: {error}", issuer.jwks_file)))?;
     let set: JwkSet =
-        serde_json::from_str(&text).map_err(|error| bad(format!("jwks_file is not a JWK set: {error}")))?;
-    set.keys.iter().map(|jwk| issuer_key(issuer, jwk).map_err(&bad)).collect()
+        serde_json::from_str(&text).map_err(|error| invalid(format!("jwks_file is not a JWK set: {error}")))?;
+    set.keys.iter().map(|jwk| issuer_key(issuer, jwk).map_err(&invalid)).collect()
 }
 
 fn issuer_key(issuer: &Issuer, jwk: &Jwk) -> Result<TrustedKey, String> {
-    let algorithm =
-        jwk.common.key_algorithm.and_then(|name| name.to_string().parse().ok()).ok_or("a key has no `alg`")?;
-    // A shared secret cannot be published, so a symmetric key in a JWKS is a mistake or an attack.
+    let algorithm = jwk
+        .common
+        .key_algorithm
+        .and_then(|name| name.to_string().parse().ok())
+        .ok_or("a key has no `alg`: add it to the JWKS file")?;
+    // A JWKS file is public, so a symmetric key in it is a mistake or an attack.
     if matches!(algorithm, Algorithm::HS256 | Algorithm::HS384 | Algorithm::HS512) {
-        return Err("symmetric keys are not taken".to_owned());
+        return Err("symmetric keys are not accepted".to_owned());
     }
     Ok(TrustedKey {
         kid: jwk.common.key_id.clone(),
         algorithm,
-        key: Key::Theirs(DecodingKey::from_jwk(jwk).map_err(|error| error.to_string())?, signature_only(algorithm)),
+        key: Key::External(DecodingKey::from_jwk(jwk).map_err(|error| error.to_string())?, signature_only(algorithm)),
         issuer: issuer.issuer.clone(),
         audience: issuer.audience.clone(),
         trust_roles: issuer.trust_roles,

@@ -1,28 +1,37 @@
-//! Lines of the log: each names the trace that it belongs to, so that a caller who was told of it can be helped.
+//! The format of log lines: each line contains the id of its trace, so that the trace id in a problem leads to the
+//! log.
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::LogFormat;
 use crate::trace::TraceContext;
 
-/// Lines of another format, with the current trace at their end.
-pub(super) struct Traced<F> {
+/// The format of log lines (setting `log_format`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Pretty,
+    Json,
+}
+
+/// Formats a line with `line` and appends the current trace id.
+pub(super) struct WithTraceId<F> {
     line: F,
     format: LogFormat,
 }
 
-impl<F> Traced<F> {
-    pub(super) fn new(line: F, format: LogFormat) -> Traced<F> {
-        Traced { line, format }
+impl<F> WithTraceId<F> {
+    pub(super) fn new(line: F, format: LogFormat) -> WithTraceId<F> {
+        WithTraceId { line, format }
     }
 }
 
-impl<S, N, F> FormatEvent<S, N> for Traced<F>
+impl<S, N, F> FormatEvent<S, N> for WithTraceId<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,

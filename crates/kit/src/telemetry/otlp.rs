@@ -1,4 +1,4 @@
-//! Traces by OTLP over HTTP, to a collector that the configuration names.
+//! The export of traces to a collector by OTLP over HTTP.
 
 use std::time::Duration;
 
@@ -19,43 +19,49 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::TelemetryError;
-use crate::web;
+/// The target of the spans and events of HTTP requests.
+pub(crate) const REQUEST_TARGET: &str = "pillarbox_kit::web";
 
+/// The time limit of one export.
 const EXPORT_TIME_MAX: Duration = Duration::from_secs(5);
 
-pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, TelemetryError> {
+/// Builds the exporter. Fails with the reason why the endpoint is not valid.
+pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, String> {
     let endpoint = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
-    let address: http::Uri = endpoint.parse().map_err(|error| TelemetryError::Endpoint(format!("{error}")))?;
+    let address: http::Uri = endpoint.parse().map_err(|error| format!("{error}"))?;
     if address.scheme_str() != Some("http") || address.host().is_none() {
-        return Err(TelemetryError::Endpoint("is not a plain http address".to_owned()));
+        return Err("is not a plain http address".to_owned());
     }
-    let client = OnRuntime { runtime: Handle::current(), client: Client::builder(TokioExecutor::new()).build_http() };
+    let client =
+        RuntimeClient { runtime: Handle::current(), client: Client::builder(TokioExecutor::new()).build_http() };
     let exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(client)
         .with_endpoint(endpoint)
         .with_timeout(EXPORT_TIME_MAX)
         .build()
-        .map_err(|error| TelemetryError::Endpoint(error.to_string()))?;
+        .map_err(|error| error.to_string())?;
     let resource = Resource::builder().with_service_name("pillarbox").build();
     Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
 }
 
+/// Returns the layer that exports spans.
 pub(super) fn layer<S: Subscriber + for<'a> LookupSpan<'a>>(provider: &SdkTracerProvider) -> impl Layer<S> + use<S> {
-    // A request's span, and what it was answered, are of the level debug: they are made for traces, not for the log alone.
-    let wanted = Targets::new().with_default(LevelFilter::INFO).with_target(web::TARGET, LevelFilter::DEBUG);
-    tracing_opentelemetry::layer().with_tracer(provider.tracer("pillarbox")).with_filter(wanted)
+    // The span of a request and the event of its response have the level debug: they are meant for traces, and the
+    // log includes them only when debugging.
+    let targets = Targets::new().with_default(LevelFilter::INFO).with_target(REQUEST_TARGET, LevelFilter::DEBUG);
+    tracing_opentelemetry::layer().with_tracer(provider.tracer("pillarbox")).with_filter(targets)
 }
 
-/// The exporter works on a thread of its own; its requests run on our runtime.
+/// An HTTP client for the exporter, which runs on its own thread: the requests run on the tokio runtime of the
+/// process.
 #[derive(Debug)]
-struct OnRuntime {
+struct RuntimeClient {
     runtime: Handle,
     client: Client<HttpConnector, Full<Bytes>>,
 }
 
-impl HttpClient for OnRuntime {
+impl HttpClient for RuntimeClient {
     fn send_bytes<'life0, 'async_trait>(
         &'life0 self,
         request: Request<Bytes>,

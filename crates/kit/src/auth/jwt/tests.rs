@@ -1,3 +1,5 @@
+//! Tests of signing and verifying tokens.
+
 use super::*;
 use ed25519_dalek::Signer;
 
@@ -12,7 +14,7 @@ fn verifier(master: &MasterKey, clock: &Clock) -> TokenVerifier {
 }
 
 #[test]
-fn our_own_token_names_its_user_and_role() {
+fn a_local_token_identifies_its_user_and_role() {
     let (master, clock, user) = (MasterKey::generate(), clock(), Uuid::now_v7());
     let token = TokenSigner::new(&master).sign(user, Some(Role::Admin), clock.now(), MINUTE).unwrap();
     let caller = verifier(&master, &clock).verify(&token).unwrap();
@@ -20,22 +22,22 @@ fn our_own_token_names_its_user_and_role() {
 }
 
 #[test]
-fn expired_foreign_and_changed_tokens_are_refused() {
+fn expired_foreign_and_modified_tokens_are_rejected() {
     let (master, clock) = (MasterKey::generate(), clock());
     let token = TokenSigner::new(&master).sign(Uuid::now_v7(), None, clock.now(), MINUTE).unwrap();
-    assert!(verifier(&MasterKey::generate(), &clock).verify(&token).is_err(), "another installation's");
+    assert!(verifier(&MasterKey::generate(), &clock).verify(&token).is_err(), "signed by another installation");
     let parts: Vec<&str> = token.split('.').collect();
     let admin = BASE64_URL_SAFE_NO_PAD.decode(parts[1]).unwrap();
     let admin = String::from_utf8(admin).unwrap().replace("\"iss\"", "\"role\":\"admin\",\"iss\"");
     let forged = format!("{}.{}.{}", parts[0], BASE64_URL_SAFE_NO_PAD.encode(admin), parts[2]);
-    assert!(verifier(&master, &clock).verify(&forged).is_err(), "changed");
+    assert!(verifier(&master, &clock).verify(&forged).is_err(), "modified");
     let none = format!("{}.{}.", BASE64_URL_SAFE_NO_PAD.encode(r#"{"alg":"none","typ":"at+jwt"}"#), parts[1]);
     assert!(verifier(&master, &clock).verify(&none).is_err(), "alg none");
     clock.advance(MINUTE + Duration::from_secs(31));
     assert!(verifier(&master, &clock).verify(&token).is_err(), "expired");
 }
 
-/// A token of these parts, signed by a key.
+/// Returns a token with this header and these claims, signed with `key`.
 fn signed(header: &str, claims: &str, key: &SigningKey) -> String {
     let encode = |text: &str| BASE64_URL_SAFE_NO_PAD.encode(text);
     let message = format!("{}.{}", encode(header), encode(claims));
@@ -43,27 +45,27 @@ fn signed(header: &str, claims: &str, key: &SigningKey) -> String {
 }
 
 #[test]
-fn what_only_looks_like_ours_is_refused() {
+fn forged_local_tokens_are_rejected() {
     let (master, clock) = (MasterKey::generate(), clock());
     let (key, kid) = (signing_key(&master), key_id(&signing_key(&master)));
     let header = format!(r#"{{"alg":"EdDSA","typ":"at+jwt","kid":"{kid}"}}"#);
     let (sub, exp) = (Uuid::now_v7(), clock.now().timestamp() + 60);
     let claims = format!(r#"{{"iss":"pillarbox","aud":"pillarbox","sub":"{sub}","exp":{exp}}}"#);
     let good = signed(&header, &claims, &key);
-    let is_taken = |token: &str| verifier(&master, &clock).verify(token).is_ok();
-    assert!(is_taken(&good), "what the others are made of");
+    let is_accepted = |token: &str| verifier(&master, &clock).verify(token).is_ok();
+    assert!(is_accepted(&good), "the unmodified token");
 
     let (message, signature) = good.rsplit_once('.').unwrap();
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(signature).unwrap();
     let with_bytes = |bytes: &[u8]| format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(bytes));
-    // The same signature in its other form: s and the order of the group.
+    // The same signature in its non-canonical form: s plus the order of the group.
     let order = [
         0xed, 0xd3, 0xf5, 0x5c, 0x1a, 0x63, 0x12, 0x58, 0xd6, 0x9c, 0xf7, 0xa2, 0xde, 0xf9, 0xde, 0x14, 0, 0, 0, 0, 0,
         0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10_u8,
     ];
-    let mut twisted = bytes.clone();
+    let mut malleable = bytes.clone();
     let mut carry = 0_u16;
-    for (byte, added) in twisted[32..].iter_mut().zip(order) {
+    for (byte, added) in malleable[32..].iter_mut().zip(order) {
         carry += u16::from(*byte) + u16::from(added);
         *byte = carry as u8;
         carry >>= 8;
@@ -80,22 +82,22 @@ fn what_only_looks_like_ours_is_refused() {
         ("no signature", with_bytes(&[])),
         ("a byte less", with_bytes(&bytes[..63])),
         ("a byte more", with_bytes(&[&bytes[..], &[0]].concat())),
-        ("the signature twisted", with_bytes(&twisted)),
+        ("a non-canonical signature", with_bytes(&malleable)),
         ("padded", format!("{good}==")),
         ("four parts", format!("{message}.{}.{signature}", BASE64_URL_SAFE_NO_PAD.encode("{}"))),
         ("two parts", message.to_owned()),
-        ("claims that are no JSON", signed(&header, "admin", &key)),
+        ("claims that are not JSON", signed(&header, "admin", &key)),
         ("no kid", signed(r#"{"alg":"EdDSA","typ":"at+jwt"}"#, &claims, &key)),
         ("another type", signed(&header.replace("at+jwt", "JWT"), &claims, &key)),
         ("another issuer", signed(&header, &claims.replace(r#""iss":"pillarbox""#, r#""iss":"other""#), &key)),
     ];
     for (what, token) in cases {
-        assert!(!is_taken(&token), "{what}: {token}");
+        assert!(!is_accepted(&token), "{what}: {token}");
     }
 }
 
 #[test]
-fn a_replaced_master_key_still_verifies_but_no_longer_signs() {
+fn a_previous_master_key_still_verifies_tokens() {
     let (old, new, clock) = (MasterKey::generate(), MasterKey::generate(), clock());
     let token = TokenSigner::new(&old).sign(Uuid::now_v7(), None, clock.now(), MINUTE).unwrap();
     let both = TokenVerifier::new(&[new, old], &[], clock).unwrap();
@@ -103,7 +105,7 @@ fn a_replaced_master_key_still_verifies_but_no_longer_signs() {
 }
 
 #[test]
-fn a_configured_issuer_is_trusted_for_its_audience_but_not_for_roles() {
+fn a_configured_issuer_is_trusted_for_its_audience_only() {
     let (foreign, clock) = (MasterKey::generate(), clock());
     let signing = signing_key(&foreign);
     let file = std::env::temp_dir().join(format!("pillarbox-jwks-{}.json", Uuid::new_v4()));

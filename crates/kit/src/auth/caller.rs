@@ -1,0 +1,239 @@
+//! The caller of a request: its principal, tenant and role, and the extractors that give it to a handler.
+//!
+//! Each role includes the previous one: `ingest`, `manage`, `admin`. A caller acts within its tenant; only an admin of
+//! [`Tenant::main`] is an operator of the whole installation.
+
+use std::fmt;
+use std::str::FromStr;
+
+use axum::extract::{FromRequestParts, OptionalFromRequestParts};
+use http::request::Parts;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::problem::Problem;
+
+/// The permissions of a caller. Each role includes the previous ones.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = unknown_role)]
+pub enum Role {
+    /// Post events.
+    Ingest,
+    /// Manage the resources of a tenant: subscribers, dead letters, replays.
+    Manage,
+    /// Manage API keys and operate the installation.
+    Admin,
+}
+
+impl Role {
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+fn unknown_role(_: &str) -> String {
+    "must be ingest, manage or admin".to_owned()
+}
+
+/// The name of a tenant. The data of one tenant is not visible to another.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schema(value_type = String, example = "main", pattern = "^[a-z0-9][a-z0-9_-]{0,62}$")]
+pub struct Tenant(String);
+
+impl Tenant {
+    /// The tenant of all users and of the services.
+    pub const MAIN: &str = "main";
+
+    pub fn main() -> Tenant {
+        Tenant(Tenant::MAIN.to_owned())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Tenant {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Tenant, String> {
+        let is_alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let is_valid = name.len() <= 63
+            && name.bytes().next().is_some_and(is_alphanumeric)
+            && name.bytes().all(|byte| is_alphanumeric(byte) || byte == b'-' || byte == b'_');
+        if is_valid {
+            Ok(Tenant(name))
+        } else {
+            Err("must be 1 to 63 characters of a-z, 0-9, - and _, and start with a letter or digit".to_owned())
+        }
+    }
+}
+
+impl FromStr for Tenant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Tenant, String> {
+        Tenant::try_from(text.to_owned())
+    }
+}
+
+impl From<Tenant> for String {
+    fn from(tenant: Tenant) -> String {
+        tenant.0
+    }
+}
+
+/// The identity of a caller: a user or an API key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Principal {
+    User(Uuid),
+    Key(Uuid),
+}
+
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Principal::User(id) => write!(f, "user:{id}"),
+            Principal::Key(id) => write!(f, "key:{id}"),
+        }
+    }
+}
+
+/// An authenticated caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    pub principal: Principal,
+    pub tenant: Tenant,
+    /// None for an ordinary user, who may access only their own resources.
+    pub role: Option<Role>,
+}
+
+impl Caller {
+    /// Fails with 403 unless the caller has this role or one that includes it.
+    pub fn require(&self, role: Role) -> Result<(), Problem> {
+        if self.role >= Some(role) {
+            return Ok(());
+        }
+        Err(Problem::forbidden(format!("this request requires the role {role}")))
+    }
+
+    /// Returns true for an admin of the whole installation; an admin of another tenant is not an operator.
+    pub fn is_operator(&self) -> bool {
+        self.role == Some(Role::Admin) && self.tenant == Tenant::main()
+    }
+
+    /// Returns the id of the user; None if the caller uses an API key.
+    pub fn user_id(&self) -> Option<Uuid> {
+        match self.principal {
+            Principal::User(id) => Some(id),
+            Principal::Key(_) => None,
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Caller, Problem> {
+        let missing = || Problem::unauthorized("send `Authorization: Bearer <JWT or API key>`");
+        parts.extensions.get::<Caller>().cloned().ok_or_else(missing)
+    }
+}
+
+/// For routes that work without authentication and return more to an authenticated caller.
+impl<S: Send + Sync> OptionalFromRequestParts<S> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Option<Caller>, Problem> {
+        Ok(parts.extensions.get::<Caller>().cloned())
+    }
+}
+
+/// The extractor for routes that only users may call. As the first extractor of a handler it rejects other callers
+/// before the path, the query and the body are parsed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User(pub Uuid);
+
+impl<S: Send + Sync> FromRequestParts<S> for User {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<User, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        let no_user = || Problem::forbidden("only users may do this: use a user's token instead of an API key");
+        caller.user_id().map(User).ok_or_else(no_user)
+    }
+}
+
+/// The extractor for routes that only operators may call. As the first extractor of a handler it rejects other callers
+/// before the path, the query and the body are parsed.
+#[derive(Debug, Clone)]
+pub struct Operator(pub Caller);
+
+impl<S: Send + Sync> FromRequestParts<S> for Operator {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Operator, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        caller.require(Role::Admin)?;
+        if !caller.is_operator() {
+            return Err(Problem::forbidden("only operators may do this: admins of the tenant main"));
+        }
+        Ok(Operator(caller))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_includes_the_previous_ones_and_a_user_has_none() {
+        let caller = |role| Caller { principal: Principal::Key(Uuid::nil()), tenant: Tenant::main(), role };
+        assert!(caller(Some(Role::Admin)).require(Role::Ingest).is_ok());
+        assert!(caller(Some(Role::Ingest)).require(Role::Manage).is_err());
+        assert!(caller(None).require(Role::Ingest).is_err());
+    }
+
+    #[test]
+    fn a_role_has_the_same_name_as_text_and_as_json() {
+        for (role, name) in [(Role::Ingest, "ingest"), (Role::Manage, "manage"), (Role::Admin, "admin")] {
+            assert_eq!((role.as_str(), role.to_string().as_str(), name.parse()), (name, name, Ok(role)));
+            assert_eq!(serde_json::to_value(role).unwrap(), name);
+        }
+        for unknown in ["", "Admin", "admin ", "root"] {
+            assert_eq!(unknown.parse::<Role>(), Err("must be ingest, manage or admin".to_owned()));
+        }
+    }
+
+    #[test]
+    fn an_admin_of_another_tenant_is_no_operator() {
+        let caller =
+            Caller { principal: Principal::Key(Uuid::nil()), tenant: "acme".parse().unwrap(), role: Some(Role::Admin) };
+        assert!(!caller.is_operator());
+    }
+
+    #[test]
+    fn invalid_tenant_names_are_rejected() {
+        assert!("acme-2_b".parse::<Tenant>().is_ok());
+        for name in ["", "-a", "Acme", "a b", "a/b", &"a".repeat(64)] {
+            assert!(name.parse::<Tenant>().is_err(), "{name}");
+        }
+    }
+}
