@@ -1,74 +1,73 @@
-//! The other bus: a consumer whose messages come over the broker, from services with databases of their own.
+//! Subscriptions over the broker: consumers whose messages are published by services with another database.
 //!
-//! The consumer gets a queue, which is read into this database's log; from there it is worked on like any other consumer,
-//! by the same handler. So it parks, dies, replays and keeps its order in the same way, and a queue is never held up by a
-//! message that fails. One of the queue's readers is active at a time: what it posts keeps the queue's order.
+//! The consumer gets a queue, which is read into the log of this database; from there the same handler processes it
+//! like any other consumer. So parking, dead letters, replays and ordering work as usual, and a failing message never
+//! blocks the queue. Only one reader of the queue is active at a time, so the log has the order of the queue.
 
 use std::sync::Arc;
 
-use mailbox::dead_letter;
-use mailbox::filter::Matching;
-use mailbox::runtime::{Rhythm, Runtime, Subscription};
+use mailbox::consumers::{ConsumerOptions, Runtime, Subscription};
+use mailbox::log::MessagePattern;
+use mailbox::operations::dead_letters;
 
-use crate::bridge::{IntakeQueue, source_of};
 use crate::broker::Broker;
-use crate::relay::{RelaySettings, keep_declared, start_intake};
+use crate::intake_worker::{IntakeQueue, source_of};
+use crate::relay::{RelaySettings, start_intake, start_topology_worker};
+use crate::route::{DEAD_LETTERS, Route};
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 
-/// Where dead letters are mirrored.
-pub(crate) const DEAD_LETTERS: &str = "pillarbox.dead_letters";
-
-/// Runs a subscription over the broker, by the exchanges that the routes publish to.
+/// Starts a subscription over the broker. Its queue is bound to the exchanges of the routes.
 pub fn subscribe(
     runtime: &Runtime,
     settings: &RelaySettings,
     broker: &Arc<Broker>,
     subscription: Subscription,
-    rhythm: Rhythm,
+    options: ConsumerOptions,
 ) {
     let queue = queue_of(subscription.consumer);
-    keep_declared(runtime, topology(settings, &subscription, &queue), broker);
+    start_topology_worker(runtime, topology(settings, &subscription, &queue), broker);
     let trusted_sources = Some(subscription.matching.sources.clone());
     start_intake(runtime, &IntakeQueue { trusted_sources, ..IntakeQueue::new(&queue) }, broker);
-    let matching = Matching { sources: vec![source_of(&queue)], ..subscription.matching };
-    runtime.subscribe(&Subscription { matching, ..subscription }, rhythm);
+    let matching = MessagePattern { sources: vec![source_of(&queue)], ..subscription.matching };
+    runtime.subscribe(&Subscription { matching, ..subscription }, options);
 }
 
-/// The queue of a consumer.
-pub fn queue_of(consumer: &str) -> String {
+/// Returns the name of a consumer's queue.
+fn queue_of(consumer: &str) -> String {
     format!("pillarbox.{consumer}")
 }
 
-/// Its queue, bound for its topics wherever they may be published, and the queue that its dead letters are mirrored to.
+/// Returns the consumer's queue, bound for its topics to all topic exchanges of the routes, and the queue for copies
+/// of its dead letters.
 fn topology(settings: &RelaySettings, subscription: &Subscription, queue: &str) -> Topology {
     let published: Vec<Exchange> = settings
         .routes
         .iter()
         .filter(|route| route.exchange_kind == ExchangeKind::Topic)
-        .map(|r| r.exchange())
+        .map(Route::exchange)
         .collect();
     let mut exchanges: Vec<Exchange> = Vec::new();
-    // Nothing is bound to the default exchange.
+    // RabbitMQ allows no bindings to the default exchange.
     for exchange in published.into_iter().filter(|exchange| !exchange.name.is_empty()) {
         if !exchanges.contains(&exchange) {
             exchanges.push(exchange);
         }
     }
-    let everything = ["#".to_owned()];
+    let all_topics = ["#".to_owned()];
     let topics = match subscription.matching.topics.as_slice() {
-        [] => &everything,
+        [] => &all_topics,
         topics => topics,
     };
     let binding =
         |exchange: &Exchange, topic: &String| Binding { exchange: exchange.name.clone(), routing_key: topic.clone() };
     let bindings = exchanges.iter().flat_map(|exchange| topics.iter().map(move |topic| binding(exchange, topic)));
-    let own = Queue { name: queue.to_owned(), bindings: bindings.collect(), single_active_consumer: true };
-    let died = dead_letter::topic_of(subscription.consumer);
-    let dead = Queue {
+    let consumer_queue = Queue { name: queue.to_owned(), bindings: bindings.collect(), single_active_consumer: true };
+    let dead_letter_topic = dead_letters::topic_of(subscription.consumer);
+    let dead_letter_queue = Queue {
         name: format!("{queue}.dlq"),
-        bindings: vec![Binding { exchange: DEAD_LETTERS.to_owned(), routing_key: died }],
+        bindings: vec![Binding { exchange: DEAD_LETTERS.to_owned(), routing_key: dead_letter_topic }],
         single_active_consumer: false,
     };
     exchanges.push(Exchange { name: DEAD_LETTERS.to_owned(), kind: ExchangeKind::Topic });
-    Topology { exchanges, queues: vec![own, dead] }
+    Topology { exchanges, queues: vec![consumer_queue, dead_letter_queue] }
 }

@@ -1,36 +1,34 @@
-//! Consuming a queue in batches.
+//! Consumes a queue in batches, with explicit acknowledgement.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, BasicRejectOptions};
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Consumer};
 use tokio::task::JoinHandle;
 
-use crate::broker::{Broker, BrokerError, answer, code, name};
+use crate::broker::{Broker, BrokerError, NOT_FOUND, amqp_code, response_of, short_name};
 
-const NOT_FOUND: u16 = 404;
-
-/// A message that a queue has delivered. It is the queue's until it is acknowledged or rejected.
+/// A delivered message. It stays in the queue until it is acknowledged.
 #[derive(Debug, Clone)]
 pub struct Incoming {
     pub message_id: Option<String>,
     pub routing_key: String,
-    /// AMQP's `type`.
+    /// AMQP's property `type`.
     pub kind: Option<String>,
-    /// Those whose value is text.
+    /// The headers with a text value.
     pub headers: BTreeMap<String, String>,
     pub body: Vec<u8>,
-    /// It was delivered before, to us or to another.
+    /// Whether the message was delivered before, to this or another consumer.
     pub redelivered: bool,
     tag: Tag,
 }
 
-/// RabbitMQ counts deliveries anew on each channel: without the channel's own number, an acknowledgement that comes late
-/// would hit another message.
+/// RabbitMQ numbers the deliveries of each channel from 1. Without the number of the channel, a late acknowledgement
+/// would acknowledge another message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tag {
     channel: u64,
@@ -43,51 +41,50 @@ pub struct Intake {
     queue: String,
     prefetch: u16,
     channels: u64,
-    /// In a task of its own, because lapin forgets a consumer whose caller stops waiting for it, and RabbitMQ goes on
-    /// delivering to it: those messages would be stuck.
-    starting: Option<JoinHandle<Result<Open, BrokerError>>>,
-    open: Option<Open>,
+    /// Starting to consume runs in its own task: if its caller stopped waiting, lapin would drop the consumer while
+    /// RabbitMQ continues to deliver to it, and those messages would be stuck.
+    starting: Option<JoinHandle<Result<OpenChannel, BrokerError>>>,
+    open: Option<OpenChannel>,
 }
 
-struct Open {
+struct OpenChannel {
     consumer: Consumer,
     channel: Channel,
     number: u64,
-    /// Rejected, and not yet passed by an acknowledgement. RabbitMQ closes the channel if one is settled twice.
-    rejected: HashSet<u64>,
+    /// The last acknowledged delivery. RabbitMQ closes the channel if a delivery is acknowledged twice.
     acknowledged: u64,
 }
 
 impl Intake {
-    /// At most `prefetch` messages are delivered and not yet acknowledged.
+    /// Does not connect yet. At most `prefetch` messages are delivered and not yet acknowledged.
     pub fn new(broker: Arc<Broker>, queue: String, prefetch: u16) -> Intake {
         Intake { broker, queue, prefetch, channels: 0, starting: None, open: None }
     }
 
-    /// Waits for a message, then takes what else is there, at most `max` in all. Nothing is lost if the caller stops
-    /// waiting.
+    /// Waits for a message, then returns it with the others that are already delivered, at most `max` in all. No
+    /// message is lost if the caller stops waiting.
     ///
     /// # Errors
-    /// The connection, the channel or the consumer has ended. The next call starts anew, and what was not acknowledged
-    /// comes again.
-    pub async fn next(&mut self, max: usize) -> Result<Vec<Incoming>, BrokerError> {
+    /// The connection, the channel or the consumer has ended. The next call opens a new channel, and RabbitMQ delivers
+    /// the unacknowledged messages again.
+    pub async fn next_batch(&mut self, max: usize) -> Result<Vec<Incoming>, BrokerError> {
         let open = match &mut self.open {
             Some(open) => open,
             None => {
                 let starting = self.starting.get_or_insert_with(|| {
                     self.channels += 1;
                     let (broker, queue) = (Arc::clone(&self.broker), self.queue.clone());
-                    tokio::spawn(Open::start(broker, queue, self.prefetch, self.channels))
+                    tokio::spawn(OpenChannel::start(broker, queue, self.prefetch, self.channels))
                 });
                 let started = starting.await;
                 self.starting = None;
-                // It panicked, or the runtime is ending.
-                self.open.insert(started.map_err(|_| BrokerError::Lost)??)
+                // The task panicked, or the runtime is shutting down.
+                self.open.insert(started.map_err(|_| BrokerError::ConnectionLost)??)
             }
         };
         let number = open.number;
         let mut batch = Vec::new();
-        // From here to the return nothing is awaited while there is something in the batch.
+        // Nothing is awaited below while the batch contains a message; otherwise a cancelled call would lose it.
         let mut delivered = open.consumer.next().await;
         loop {
             match delivered {
@@ -111,67 +108,57 @@ impl Intake {
         }
     }
 
-    /// Acknowledges everything up to and including the last of the batch, except what was rejected.
+    /// Acknowledges all messages up to and including the last of the batch. A repeated call has no effect. Fails with
+    /// [`BrokerError::StaleDelivery`] if the channel of the batch is closed.
     pub async fn ack(&mut self, batch: &[Incoming]) -> Result<(), BrokerError> {
         let Some(last) = batch.last() else { return Ok(()) };
-        let open = self.delivering(last)?;
-        let unsettled = batch.iter().rev().map(|one| one.tag.delivery).find(|tag| !open.rejected.contains(tag));
-        let Some(tag) = unsettled.filter(|&tag| tag > open.acknowledged) else { return Ok(()) };
-        open.acknowledged = tag;
-        open.rejected.retain(|&rejected| rejected > tag);
-        let acked = answer(open.channel.basic_ack(tag, BasicAckOptions { multiple: true })).await;
-        self.settled(acked)
-    }
-
-    /// Refuses it: it goes to the queue's dead-letter exchange, if there is one, or else it is gone.
-    pub async fn reject(&mut self, one: &Incoming) -> Result<(), BrokerError> {
-        let open = self.delivering(one)?;
-        let tag = one.tag.delivery;
-        if tag <= open.acknowledged || !open.rejected.insert(tag) {
+        let open = self.channel_of(last)?;
+        let tag = last.tag.delivery;
+        if tag <= open.acknowledged {
             return Ok(());
         }
-        let rejected = answer(open.channel.basic_reject(tag, BasicRejectOptions { requeue: false })).await;
-        self.settled(rejected)
+        open.acknowledged = tag;
+        let acknowledged = response_of(open.channel.basic_ack(tag, BasicAckOptions { multiple: true })).await;
+        if acknowledged.is_err() {
+            self.open = None;
+        }
+        acknowledged
     }
 
-    /// Lets go of the channel: what is not acknowledged comes again, to the next call or to another consumer.
-    pub fn start_over(&mut self) {
+    /// Drops the channel. RabbitMQ delivers the unacknowledged messages again, to the next call or to another
+    /// consumer.
+    pub fn reset(&mut self) {
         self.open = None;
     }
 
-    /// Stops consuming. What is not acknowledged goes back to the queue, as it also does, a little later, on a drop.
+    /// Stops consuming. The unacknowledged messages return to the queue; dropping the intake has the same effect, a
+    /// little later.
     pub async fn close(self) {
-        let Some(Open { channel, .. }) = self.open else { return };
-        if let Err(error) = answer(channel.close(200, "bye".into())).await {
-            // What ended the channel has also put the messages back.
-            tracing::debug!(%error, queue = self.queue, "the channel was already gone");
+        let Some(OpenChannel { channel, .. }) = self.open else { return };
+        if let Err(error) = response_of(channel.close(200, "bye".into())).await {
+            // The end of the channel has already returned the messages to the queue.
+            tracing::debug!(%error, queue = self.queue, "the channel was already closed");
         }
     }
 
-    fn delivering(&mut self, one: &Incoming) -> Result<&mut Open, BrokerError> {
-        self.open.as_mut().filter(|open| open.number == one.tag.channel).ok_or(BrokerError::Stale)
-    }
-
-    fn settled(&mut self, answered: Result<(), BrokerError>) -> Result<(), BrokerError> {
-        if answered.is_err() {
-            self.open = None;
-        }
-        answered
+    /// Returns the channel that delivered the message. Fails if it is closed.
+    fn channel_of(&mut self, one: &Incoming) -> Result<&mut OpenChannel, BrokerError> {
+        self.open.as_mut().filter(|open| open.number == one.tag.channel).ok_or(BrokerError::StaleDelivery)
     }
 }
 
-impl Open {
-    async fn start(broker: Arc<Broker>, queue: String, prefetch: u16, number: u64) -> Result<Open, BrokerError> {
-        let queue_name = name(&queue)?;
+impl OpenChannel {
+    async fn start(broker: Arc<Broker>, queue: String, prefetch: u16, number: u64) -> Result<OpenChannel, BrokerError> {
+        let queue_name = short_name(&queue)?;
         let channel = broker.channel().await?;
-        answer(channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
+        response_of(channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
         let options = BasicConsumeOptions::default();
-        match answer(channel.basic_consume(queue_name, "".into(), options, FieldTable::default())).await {
-            Ok(consumer) => Ok(Open { consumer, channel, number, rejected: HashSet::new(), acknowledged: 0 }),
-            Err(error) if code(&error) == Some(NOT_FOUND) => Err(BrokerError::NoQueue(queue)),
+        match response_of(channel.basic_consume(queue_name, "".into(), options, FieldTable::default())).await {
+            Ok(consumer) => Ok(OpenChannel { consumer, channel, number, acknowledged: 0 }),
+            Err(error) if amqp_code(&error) == Some(NOT_FOUND) => Err(BrokerError::NoQueue(queue)),
             Err(error) => {
-                // There may be a consumer all the same, if only the answer was late; and then lapin keeps the channel.
-                let _ = answer(channel.close(200, "bye".into())).await;
+                // If only the response was late, there is a consumer, and lapin does not close the channel on drop.
+                let _ = response_of(channel.close(200, "bye".into())).await;
                 Err(error)
             }
         }

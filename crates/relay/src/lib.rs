@@ -1,30 +1,37 @@
-//! The only owner of RabbitMQ: nothing else in the house opens a broker connection.
+//! The relay: publishes messages of the log to RabbitMQ, and reads queues into the log. No other crate connects to
+//! RabbitMQ.
 //!
-//! - [`Broker`]: one connection, opened when it is first needed and again when it is lost.
-//! - [`Topology`]: the exchanges and queues that are to exist.
-//! - [`Publisher`]: messages to an exchange, each confirmed, in order.
-//! - [`Intake`]: a queue's messages, in batches.
-//! - [`Route`]: which messages of the log go to which exchange; each route is a consumer of its own.
-//! - [`bus`]: a consumer whose messages come over the broker.
-//! - [`start`]: all of it, in the lanes of a [`mailbox::runtime::Runtime`]: the log to exchanges, queues to the log.
+//! The AMQP layer, which knows no database:
+//! - [`Broker`]: one connection, opened on first use and again after it is lost.
+//! - [`Topology`]: declares exchanges, queues and bindings.
+//! - [`Publisher`]: publishes to an exchange, in order, and waits for the confirm of every message.
+//! - [`Intake`]: consumes a queue in batches.
 //!
-//! Absences: nothing below [`Route`] retries or knows the database. What fails is dropped with its channel, and the
-//! lane, which knows what is at stake, does it again. Nothing is called sent without a confirm.
+//! The relay itself, which runs in a [`mailbox::consumers::Runtime`]:
+//! - [`Route`]: settings; which messages are published to which exchange. Each route is a consumer of the log.
+//! - [`IntakeQueue`]: settings; a queue that is read into the log.
+//! - [`start`]: starts all routes and intake queues. [`start_intake`]: starts one intake queue.
+//! - [`bus`]: subscriptions of services whose messages arrive over the broker.
+//!
+//! Invariants: a message counts as published only when RabbitMQ has confirmed it, and a message of a queue is
+//! acknowledged only when its post is committed. The AMQP layer never retries: after an error it drops the channel, and
+//! the shard worker, which knows the positions, repeats the batch.
 
-mod bridge;
 mod broker;
 pub mod bus;
+mod headers;
 mod intake;
+mod intake_worker;
 mod publish;
 mod relay;
 mod route;
+mod route_processor;
 mod topology;
-
-pub use bridge::{IntakeQueue, source_of};
-pub use relay::{RelaySettings, start, start_intake};
-pub use route::{Format, Route};
 
 pub use broker::{Broker, BrokerError};
 pub use intake::{Incoming, Intake};
-pub use publish::{Outgoing, Publisher, Sent};
+pub use intake_worker::{IntakeQueue, source_of};
+pub use publish::{Outgoing, PublishOutcome, Publisher};
+pub use relay::{RelaySettings, start, start_intake};
+pub use route::{Format, Route};
 pub use topology::{Binding, Exchange, ExchangeKind, Queue, Topology};

@@ -1,4 +1,4 @@
-//! Publishing with confirms.
+//! Publishes messages to an exchange and waits for their confirms.
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -17,43 +17,45 @@ use lapin::{BasicProperties, Channel, Confirmation, ExchangeKind, PublisherConfi
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::broker::{Broker, BrokerError, answer, code, name};
+use crate::broker::{Broker, BrokerError, NOT_FOUND, amqp_code, response_of, short_name};
 
-/// How long RabbitMQ may take to confirm all of a wave.
+/// The default time limit for the confirms of one wave.
 const CONFIRM_TIME_MAX: Duration = Duration::from_secs(10);
-/// AMQP puts a message's headers into one frame, and a frame that is larger than agreed (128 KiB) ends the connection.
+/// The largest total size of a message's headers, in bytes. AMQP sends them in one frame, and a frame larger than
+/// negotiated (128 KiB) ends the connection.
 const HEADER_BYTES_MAX: usize = 64 * 1024;
+/// AMQP's delivery mode for messages that are stored on disk.
 const PERSISTENT: u8 = 2;
 
-/// A message on its way to an exchange.
+/// A message to publish.
 #[derive(Debug, Clone)]
 pub struct Outgoing {
-    /// Unique in its batch, or else all that share an id share the fate of the unluckiest.
+    /// Unique in its batch. Messages with the same id all get the worst outcome among them.
     pub message_id: String,
     pub routing_key: String,
-    /// Messages of one key keep their order.
+    /// Messages with the same key are published in order.
     pub key: Option<String>,
     pub body: Bytes,
     pub headers: Vec<(&'static str, String)>,
     pub timestamp: DateTime<Utc>,
-    /// AMQP's `type`: the type of the event.
+    /// AMQP's property `type`: the type of the event.
     pub kind: String,
 }
 
-/// What became of a message.
+/// The outcome of publishing one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Sent {
-    /// In every queue that it is routed to, for good.
+pub enum PublishOutcome {
+    /// RabbitMQ has stored it in every queue that it is routed to.
     Confirmed,
-    /// In no queue: none is bound for its routing key.
+    /// No queue is bound for its routing key.
     Unroutable,
-    /// RabbitMQ, or AMQP itself, does not take it.
-    Refused(String),
-    /// Not sent, because an earlier one of its key was not taken.
-    Behind,
+    /// RabbitMQ rejected it, or it exceeds a limit of AMQP; with the reason.
+    Rejected(String),
+    /// Not sent, because an earlier message of its key was not confirmed.
+    Blocked,
 }
 
-/// Publishes to one exchange, through a channel of its own.
+/// Publishes to one exchange over its own channel.
 pub struct Publisher {
     broker: Arc<Broker>,
     exchange: String,
@@ -63,61 +65,62 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// If `strict`, at most one message of a key is unconfirmed at a time, so that what follows a message that was not
-    /// taken is not sent. It costs a round trip for each message of the batch's most frequent key.
+    /// If `strict`, at most one message of a key is unconfirmed at a time, so that no message follows one of its key
+    /// that was not confirmed. This costs a round trip for each message of the most frequent key in the batch.
     pub fn new(broker: Arc<Broker>, exchange: String, strict: bool) -> Publisher {
         Publisher { broker, exchange, strict, confirm_time_max: CONFIRM_TIME_MAX, channel: None }
     }
 
-    /// Sets how long to wait for the confirms of a wave.
-    pub fn confirm_within(self, confirm_time_max: Duration) -> Publisher {
+    /// Sets the time limit for the confirms of one wave.
+    pub fn with_confirm_timeout(self, confirm_time_max: Duration) -> Publisher {
         Publisher { confirm_time_max, ..self }
     }
 
-    /// One outcome per message, in order.
+    /// Returns one outcome per message, in order.
     ///
     /// # Errors
-    /// The connection or the channel failed, or a confirm did not come in time. Nothing is known of the batch then:
-    /// publish all of it again, in the same order. Some messages may arrive twice, but the first copies arrive in order.
-    pub async fn publish(&mut self, batch: &[Outgoing]) -> Result<Vec<Sent>, BrokerError> {
-        // Put back only at the end: after a failure, or if the caller stops waiting, there are confirms on it that
-        // nobody awaits, and returned messages that would be taken for those of the next batch.
+    /// The connection or the channel failed, or a confirm did not arrive in time. The outcome of the whole batch is
+    /// unknown: publish all of it again, in the same order. Some messages may arrive twice, but the first copies
+    /// arrive in order.
+    pub async fn publish(&mut self, batch: &[Outgoing]) -> Result<Vec<PublishOutcome>, BrokerError> {
+        // The channel is stored again only after success. After a failure, or if the caller stops waiting, it has
+        // pending confirms and returned messages, which would be attributed to the next batch.
         let channel = match self.channel.take() {
             Some(channel) if channel.status().connected() => channel,
             _ => Arc::new(self.open().await?),
         };
-        let mut outcomes = vec![Sent::Behind; batch.len()];
-        let mut stuck: HashSet<&str> = HashSet::new();
+        let mut outcomes = vec![PublishOutcome::Blocked; batch.len()];
+        let mut blocked_keys: HashSet<&str> = HashSet::new();
         for mut wave in self.waves(batch) {
-            wave.retain(|&at| batch[at].key.as_deref().is_none_or(|key| !stuck.contains(key)));
+            wave.retain(|&at| batch[at].key.as_deref().is_none_or(|key| !blocked_keys.contains(key)));
             self.send(&channel, batch, &wave, &mut outcomes).await.map_err(|error| self.explain(error))?;
             if self.strict {
-                let not_taken = wave.iter().filter(|&&at| outcomes[at] != Sent::Confirmed);
-                stuck.extend(not_taken.filter_map(|&at| batch[at].key.as_deref()));
+                let unconfirmed = wave.iter().filter(|&&at| outcomes[at] != PublishOutcome::Confirmed);
+                blocked_keys.extend(unconfirmed.filter_map(|&at| batch[at].key.as_deref()));
             }
         }
         self.channel = Some(channel);
         Ok(outcomes)
     }
 
-    /// The exchange is looked up here, when nothing is under way: found missing by a publish, it costs the channel, and
-    /// if messages wait to be written behind that one, the connection.
+    /// Opens a channel in confirm mode. Checks the exchange now, while no message is in flight: publishing to a
+    /// missing exchange closes the channel and, if more messages are queued behind, the connection.
     async fn open(&self) -> Result<Channel, BrokerError> {
-        let exchange = name(&self.exchange)?;
+        let exchange = short_name(&self.exchange)?;
         let channel = self.broker.channel().await?;
-        // The default exchange always exists, and RabbitMQ refuses to look it up.
+        // The default exchange always exists, and RabbitMQ rejects a check of it.
         if !self.exchange.is_empty() {
-            let look_up = ExchangeDeclareOptions { passive: true, ..Default::default() };
-            answer(channel.exchange_declare(exchange, ExchangeKind::default(), look_up, FieldTable::default()))
+            let passive = ExchangeDeclareOptions { passive: true, ..Default::default() };
+            response_of(channel.exchange_declare(exchange, ExchangeKind::default(), passive, FieldTable::default()))
                 .await
                 .map_err(|error| self.explain(error))?;
         }
-        answer(channel.confirm_select(ConfirmSelectOptions::default())).await?;
+        response_of(channel.confirm_select(ConfirmSelectOptions::default())).await?;
         Ok(channel)
     }
 
-    /// The batch's indexes, grouped by what may be under way at the same time: everything, or if strict, the first of
-    /// each key, then the second of each, and so on.
+    /// Groups the indexes of the batch into waves; the messages of one wave may be in flight together. Without
+    /// `strict` there is one wave; otherwise the first message of each key, then the second of each, and so on.
     fn waves(&self, batch: &[Outgoing]) -> Vec<Vec<usize>> {
         if !self.strict {
             return vec![(0..batch.len()).collect()];
@@ -138,37 +141,39 @@ impl Publisher {
         waves
     }
 
+    /// Publishes one wave, waits for its confirms and sets the outcomes.
     async fn send(
         &self,
         channel: &Arc<Channel>,
         batch: &[Outgoing],
         wave: &[usize],
-        outcomes: &mut [Sent],
+        outcomes: &mut [PublishOutcome],
     ) -> Result<(), BrokerError> {
-        let exchange = name(&self.exchange)?;
+        let exchange = short_name(&self.exchange)?;
         let mut sent = Vec::with_capacity(wave.len());
-        let mut sending = Sending { channel: Arc::clone(channel), sends: Vec::with_capacity(wave.len()) };
+        let mut sending = Sending { channel: Arc::clone(channel), writes: Vec::with_capacity(wave.len()) };
         for &at in wave {
-            match Envelope::of(&batch[at]) {
-                Ok(envelope) => {
-                    sending.push(exchange.clone(), envelope);
+            match AmqpMessage::new(&batch[at]) {
+                Ok(amqp_message) => {
+                    sending.push(exchange.clone(), amqp_message);
                     sent.push(at);
                 }
-                Err(reason) => outcomes[at] = Sent::Refused(reason),
+                Err(reason) => outcomes[at] = PublishOutcome::Rejected(reason),
             }
         }
         let confirmations = timeout(self.confirm_time_max, sending.confirmed())
             .await
             .map_err(|_| BrokerError::Unconfirmed(self.confirm_time_max))??;
 
-        // lapin gives a returned message to whichever confirm comes next, which need not be its own. The whole wave is
-        // confirmed by now, and a message is returned before it is confirmed, so all returns are among these.
+        // lapin attaches a returned message to the next confirm, which may belong to another message. RabbitMQ
+        // returns a message before it confirms it, so after the confirms of the whole wave all returned messages are
+        // among them; they are matched by message id.
         let mut returned: HashSet<String> = HashSet::new();
         for (at, confirmation) in sent.iter().zip(confirmations) {
             outcomes[*at] = match confirmation {
-                Confirmation::Ack(_) => Sent::Confirmed,
-                Confirmation::Nack(_) => Sent::Refused("RabbitMQ could not store it".to_owned()),
-                // Only a channel without confirms says so.
+                Confirmation::Ack(_) => PublishOutcome::Confirmed,
+                Confirmation::Nack(_) => PublishOutcome::Rejected("RabbitMQ could not store the message".to_owned()),
+                // Only happens on a channel that is not in confirm mode.
                 Confirmation::NotRequested => return Err(BrokerError::Unconfirmed(Duration::ZERO)),
             };
             if let Some(message) = confirmation.take_message() {
@@ -177,36 +182,37 @@ impl Publisher {
         }
         if !returned.is_empty() {
             for at in sent.into_iter().filter(|&at| returned.contains(&batch[at].message_id)) {
-                outcomes[at] = Sent::Unroutable;
+                outcomes[at] = PublishOutcome::Unroutable;
             }
         }
         Ok(())
     }
 
+    /// Replaces AMQP's error for a missing exchange.
     fn explain(&self, error: BrokerError) -> BrokerError {
-        match code(&error) {
-            Some(404) => BrokerError::NoExchange(self.exchange.clone()),
+        match amqp_code(&error) {
+            Some(NOT_FOUND) => BrokerError::NoExchange(self.exchange.clone()),
             _ => error,
         }
     }
 }
 
-/// A message in AMQP's terms.
-struct Envelope {
+/// A message in the types of AMQP.
+struct AmqpMessage {
     routing_key: ShortString,
     properties: BasicProperties,
     body: Bytes,
 }
 
-impl Envelope {
-    /// Fails, with the reason, for what cannot be said in AMQP. Sent all the same, it would end the connection.
-    fn of(message: &Outgoing) -> Result<Envelope, String> {
+impl AmqpMessage {
+    /// Fails with the reason if the message exceeds a limit of AMQP. Publishing it would end the connection.
+    fn new(message: &Outgoing) -> Result<AmqpMessage, String> {
         let short = |what: &str, text: &str| {
-            ShortString::try_new(text).map_err(|error: ShortStringError| format!("its {what}: {error}"))
+            ShortString::try_new(text).map_err(|error: ShortStringError| format!("{what}: {error}"))
         };
         let header_bytes: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         if header_bytes > HEADER_BYTES_MAX {
-            return Err(format!("its headers are {header_bytes} bytes, and at most {HEADER_BYTES_MAX} can be sent"));
+            return Err(format!("the headers have {header_bytes} bytes; at most {HEADER_BYTES_MAX} are allowed"));
         }
         let mut headers = FieldTable::default();
         for (name, value) in &message.headers {
@@ -219,7 +225,7 @@ impl Envelope {
             .with_timestamp(message.timestamp.timestamp().try_into().unwrap_or(0))
             .with_type(short("type", &message.kind)?)
             .with_headers(headers);
-        Ok(Envelope {
+        Ok(AmqpMessage {
             routing_key: short("routing key", &message.routing_key)?,
             properties,
             body: message.body.clone(),
@@ -227,38 +233,40 @@ impl Envelope {
     }
 }
 
-/// Resolves when the message is written to the socket.
-type Send = Pin<Box<dyn Future<Output = lapin::Result<PublisherConfirm>> + std::marker::Send>>;
+/// A future that resolves when the message is written to the socket.
+type Write = Pin<Box<dyn Future<Output = lapin::Result<PublisherConfirm>> + Send>>;
 
-/// Messages that are handed to lapin, but perhaps not yet written.
+/// Messages that were passed to lapin and may not be written yet.
 struct Sending {
     channel: Arc<Channel>,
-    sends: Vec<MaybeDone<Send>>,
+    writes: Vec<MaybeDone<Write>>,
 }
 
 impl Sending {
-    /// Hands a message over without waiting until it is written, so that lapin writes many at once.
-    fn push(&mut self, exchange: ShortString, message: Envelope) {
+    /// Passes a message to lapin without waiting until it is written, so that lapin writes many at once.
+    fn push(&mut self, exchange: ShortString, message: AmqpMessage) {
         let channel = Arc::clone(&self.channel);
-        let mut send = maybe_done(Box::pin(async move {
-            let Envelope { routing_key, properties, body } = message;
+        let mut write = maybe_done(Box::pin(async move {
+            let AmqpMessage { routing_key, properties, body } = message;
             let mandatory = BasicPublishOptions { mandatory: true, ..Default::default() };
             channel.basic_publish(exchange, routing_key, mandatory, &body, properties).await
-        }) as Send);
-        // The first poll hands it over. Nobody is to be woken per message: `confirmed` asks again.
-        let _ = Pin::new(&mut send).poll(&mut Context::from_waker(Waker::noop()));
-        self.sends.push(send);
+        }) as Write);
+        // The first poll passes the message to lapin. No task needs a wake-up per message, because `confirmed` polls
+        // again.
+        let _ = Pin::new(&mut write).poll(&mut Context::from_waker(Waker::noop()));
+        self.writes.push(write);
     }
 
-    /// The last comes first in both loops, because it is resolved last: after it, the others need no waiting.
+    /// Waits until all messages are written and confirmed. Both loops start with the last message, which resolves
+    /// last: the others then resolve without waiting.
     async fn confirmed(mut self) -> lapin::Result<Vec<Confirmation>> {
-        for send in self.sends.iter_mut().rev() {
-            send.await;
+        for write in self.writes.iter_mut().rev() {
+            write.await;
         }
-        let written = mem::take(&mut self.sends);
+        let written = mem::take(&mut self.writes);
         let mut confirmations = Vec::with_capacity(written.len());
-        for mut send in written.into_iter().rev() {
-            if let Some(confirm) = Pin::new(&mut send).take_output() {
+        for mut write in written.into_iter().rev() {
+            if let Some(confirm) = Pin::new(&mut write).take_output() {
                 confirmations.push(confirm?.await?);
             }
         }
@@ -268,17 +276,17 @@ impl Sending {
 }
 
 impl Drop for Sending {
-    /// lapin lets the end of a channel overtake messages of that channel which wait to be written. RabbitMQ would then
-    /// be sent messages through a channel that it no longer knows, and would end the connection, everyone's. So the
-    /// channel is kept until they are written, or the connection is lost.
+    /// lapin may close a channel before it has written the channel's queued messages. RabbitMQ would then receive
+    /// messages on a closed channel and end the connection, which all publishers share. So the channel stays open
+    /// until the messages are written or the connection is lost.
     fn drop(&mut self) {
-        let mut sends = mem::take(&mut self.sends);
-        let waiting = sends.iter().any(|send| matches!(send, MaybeDone::Future(_)));
-        if let (true, Ok(runtime)) = (waiting, Handle::try_current()) {
+        let mut writes = mem::take(&mut self.writes);
+        let is_pending = writes.iter().any(|write| matches!(write, MaybeDone::Future(_)));
+        if let (true, Ok(runtime)) = (is_pending, Handle::try_current()) {
             let channel = Arc::clone(&self.channel);
             runtime.spawn(async move {
-                for send in sends.iter_mut().rev() {
-                    send.await;
+                for write in writes.iter_mut().rev() {
+                    write.await;
                 }
                 drop(channel);
             });

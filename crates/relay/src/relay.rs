@@ -1,52 +1,52 @@
-//! The relay: routes out over one connection, queues in over one each.
+//! Starts the relay: the routes over one shared connection, and each intake queue over its own connection.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use kit::worker::{Round, Worker};
-use mailbox::lane::LaneOptions;
-use mailbox::retry::Retry;
-use mailbox::runtime::{Rhythm, Runtime};
+use mailbox::consumers::{ConsumerOptions, RetryPolicy, Runtime, ShardWorkerOptions};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
-use crate::bridge::{Bridge, IntakeQueue};
 use crate::broker::{Broker, BrokerError};
-use crate::route::{Carry, Route};
+use crate::intake_worker::{IntakeQueue, IntakeWorker};
+use crate::route::Route;
+use crate::route_processor::RouteProcessor;
 use crate::topology::{Binding, Queue, Topology};
 
-/// How often the topology is looked after: a broker may come back without what it had.
+/// The pause between two declarations of the topology: a broker may lose its objects in a restart.
 const TOPOLOGY_PAUSE: Duration = Duration::from_secs(60);
 
+/// The settings of the relay (table `relay`).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RelaySettings {
-    /// The longest that a route waits when nothing wakes it.
+    /// How long an idle route waits without a wake-up, in milliseconds.
     pub poll_interval_ms: u32,
-    /// How many messages are sent before their confirms are awaited.
+    /// The largest number of messages that are sent before their confirms are awaited.
     pub batch_size: u32,
-    /// How long after the start the first message is sent.
+    /// The delay between the start of the process and the first message, in milliseconds.
     pub initial_delay_ms: u32,
-    /// So many batches of a route at once, each of other keys.
-    pub lanes: u32,
-    /// Sends mails' events to their old exchange, too.
+    /// The number of shard workers per route in this process. Each sends its own batches, of different keys.
+    pub workers: u32,
+    /// Whether e-mail events are published to their old exchange, too.
     pub enable_dual_publish: bool,
-    /// In place of those that ship.
+    /// The routes. They replace the default routes.
     pub routes: Vec<Route>,
-    /// Besides what routes and intake need.
+    /// Exchanges and queues besides those of the routes and of the intake.
     pub topology: Topology,
-    /// Queues to read into the log.
+    /// The queues that are read into the log.
     pub intake: Vec<IntakeQueue>,
 }
 
 impl Default for RelaySettings {
     fn default() -> RelaySettings {
-        let notifications = ["restaurant", "customer", "agency", "admin"].map(|of| Queue {
-            name: format!("notification.{of}"),
+        let notifications = ["restaurant", "customer", "agency", "admin"].map(|recipient| Queue {
+            name: format!("notification.{recipient}"),
             bindings: vec![Binding {
                 exchange: "notifications.exchange".to_owned(),
-                routing_key: format!("notification.{of}"),
+                routing_key: format!("notification.{recipient}"),
             }],
             single_active_consumer: false,
         });
@@ -54,9 +54,9 @@ impl Default for RelaySettings {
             poll_interval_ms: 1_000,
             batch_size: 100,
             initial_delay_ms: 2_000,
-            lanes: 2,
+            workers: 2,
             enable_dual_publish: false,
-            routes: Route::shipped(),
+            routes: Route::defaults(),
             topology: Topology { exchanges: Vec::new(), queues: notifications.to_vec() },
             intake: Vec::new(),
         }
@@ -64,33 +64,38 @@ impl Default for RelaySettings {
 }
 
 impl RelaySettings {
-    /// What is wrong with them, if anything: the setting and what it takes.
+    /// Checks the values. Fails with the name of the invalid setting and the values it accepts.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
-        for (name, value, most) in [
+        for (name, value, max) in [
             ("relay.poll_interval_ms", self.poll_interval_ms, 3_600_000),
             ("relay.batch_size", self.batch_size, 10_000),
-            ("relay.lanes", self.lanes, 16),
+            ("relay.workers", self.workers, 16),
         ] {
-            if !(1..=most).contains(&value) {
-                return Err((name, format!("takes a number from 1 to {most}")));
+            if !(1..=max).contains(&value) {
+                return Err((name, format!("must be a number from 1 to {max}")));
             }
         }
         let routes = self.routes();
         for (at, route) in routes.iter().enumerate() {
             route.check().map_err(|error| ("relay.routes", error))?;
             if routes[..at].iter().any(|earlier| earlier.name == route.name) {
-                return Err(("relay.routes", format!("`{}` is there twice; a name takes one route", route.name)));
+                return Err((
+                    "relay.routes",
+                    format!("the name `{}` is used twice; every route needs its own name", route.name),
+                ));
             }
         }
         self.intake.iter().try_for_each(IntakeQueue::check).map_err(|error| ("relay.intake", error))
     }
 
+    /// Returns the configured routes, and the legacy route if dual publishing is on.
     fn routes(&self) -> Vec<Route> {
         let legacy = self.enable_dual_publish.then(Route::legacy);
         self.routes.iter().cloned().chain(legacy).collect()
     }
 
-    /// What is to exist before anything is sent. Not the legacy exchange: it is its old owner's.
+    /// Returns the objects that must exist before the first message is sent. The legacy exchange is not among them,
+    /// because another application owns it.
     fn topology(&self) -> Topology {
         let mut topology = self.topology.clone();
         for route in self.routes.iter().filter(|route| !route.exchange.is_empty()) {
@@ -103,56 +108,56 @@ impl RelaySettings {
     }
 }
 
-/// Starts a lane or more for each route.
+/// Starts the topology worker, the shard workers of all routes, and the intake of all configured queues.
 pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) {
     let routes = settings.routes();
     if settings.enable_dual_publish {
         let route = Route::legacy();
         tracing::warn!(
             exchange = route.exchange,
-            "dual publish is on: mails' events also go to their old exchange; switch relay.enable_dual_publish off when \
-             `pillarbox parity` shows that nobody needs it, or when event_publish_duration_seconds{{route=\"legacy\"}} \
-             is above 0.1 s at p99"
+            "dual publishing is on: e-mail events are published to their old exchange, too; set \
+             relay.enable_dual_publish to false when `pillarbox parity` shows that no consumer needs it, or when \
+             event_publish_duration_seconds{{route=\"legacy\"}} is above 0.1 s at p99"
         );
     }
-    let rhythm = Rhythm {
-        lanes: settings.lanes,
-        lane: LaneOptions {
+    let options = ConsumerOptions {
+        workers: settings.workers,
+        worker: ShardWorkerOptions {
             batch: settings.batch_size,
-            // What the broker does not take is kept for ever.
-            retry: Retry { retries: None, first: Duration::from_secs(1), longest: Duration::from_secs(60) },
-            in_step: false,
+            // A message that the broker does not accept is retried for ever.
+            retry: RetryPolicy { retries: None, first: Duration::from_secs(1), longest: Duration::from_secs(60) },
+            in_log_order: false,
         },
         pause: Duration::from_millis(settings.poll_interval_ms.into()),
         delay: Duration::from_millis(settings.initial_delay_ms.into()),
     };
-    keep_declared(runtime, settings.topology(), broker);
+    start_topology_worker(runtime, settings.topology(), broker);
     for at in 0..routes.len() {
-        let (route, told_returned) = (Arc::new(routes[at].clone()), Arc::<AtomicBool>::default());
-        let carry = || Carry::new(route.clone(), broker.clone(), told_returned.clone());
-        runtime.consume(&Route::cursor(&routes, at), rhythm, carry);
+        let (route, logged_unroutable) = (Arc::new(routes[at].clone()), Arc::<AtomicBool>::default());
+        let processor = || RouteProcessor::new(route.clone(), broker.clone(), logged_unroutable.clone());
+        runtime.consume(&Route::consumer(&routes, at), options, processor);
     }
     for queue in &settings.intake {
         start_intake(runtime, queue, broker);
     }
 }
 
-/// Reads a queue into the log. Over a connection of its own: a message that lapin cannot read ends the connection, again and
-/// again until it is taken out, and may keep nobody else waiting.
+/// Starts reading a queue into the log, over its own connection: a message that lapin cannot decode ends the
+/// connection repeatedly until it is removed from the queue, which must not affect others.
 pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>) {
     let worker: Worker = runtime.worker(format!("intake {}", queue.queue), Duration::from_millis(100));
-    let broker = Arc::new(broker.apart());
-    let bridge = Bridge::new(queue.clone(), broker.clone(), runtime);
+    let broker = Arc::new(broker.separate_connection());
+    let intake = IntakeWorker::new(queue.clone(), broker.clone(), runtime);
     runtime.spawn(async move {
-        let bridge = Mutex::new(bridge);
-        worker.run(async || bridge.lock().await.round().await).await;
-        bridge.into_inner().close().await;
+        let intake = Mutex::new(intake);
+        worker.run(async || intake.lock().await.round().await).await;
+        intake.into_inner().close().await;
         broker.close().await;
     });
 }
 
-/// Declares it, and again now and then.
-pub(crate) fn keep_declared(runtime: &Runtime, topology: Topology, broker: &Arc<Broker>) {
+/// Starts a worker that declares the topology, at once and then periodically.
+pub(crate) fn start_topology_worker(runtime: &Runtime, topology: Topology, broker: &Arc<Broker>) {
     let (worker, broker) = (runtime.worker("topology".to_owned(), TOPOLOGY_PAUSE), broker.clone());
     runtime.spawn(async move { worker.run(async || declare(&topology, &broker).await).await });
 }

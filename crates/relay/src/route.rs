@@ -1,76 +1,62 @@
-//! Routes: which messages go to which exchange, and in what shape.
+//! Routes: the settings that say which messages of the log are published to which exchange, and in which format.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
-
-use contracts::{Envelope, EventId, SCHEMA_VERSION, SERVICE_SOURCES};
-use mailbox::cursor::{Cursor, Kind, Start};
-use mailbox::filter::{Filter, Matching};
-use mailbox::handler::trace_of;
-use mailbox::log::Message;
-use mailbox::work::{Item, LaneError, LaneId, Outcome, Work, Worked};
+use contracts::SERVICE_SOURCES;
+use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
+use mailbox::log::{Filter, MessagePattern};
 use serde::{Deserialize, Serialize};
-use serde_json::value::to_raw_value;
 
-use crate::broker::Broker;
-use crate::bus::DEAD_LETTERS;
-use crate::publish::{Outgoing, Publisher, Sent};
 use crate::topology::{Exchange, ExchangeKind};
 
-/// The headers that a message carries beside its envelope.
-pub(crate) const KEY_HEADER: &str = "pillarbox-key";
-pub(crate) const TENANT_HEADER: &str = "pillarbox-tenant";
-pub(crate) const SOURCE_HEADER: &str = "pillarbox-source";
-pub(crate) const TRACE_HEADER: &str = "traceparent";
-/// About what an envelope adds to its payload.
-const ENVELOPE_BYTES: usize = 512;
+/// The exchange of the dead letters of all consumers.
+pub(crate) const DEAD_LETTERS: &str = "pillarbox.dead_letters";
 
-/// A message goes by the first route that takes it, and by every one that takes it `also`.
+/// The settings of one route. A message is published by the first route that matches it, and by every matching route
+/// with `also`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Route {
-    /// Its consumer is `relay.<name>`.
+    /// The name. The consumer of the route is `relay.<name>`.
     pub name: String,
     pub exchange: String,
     #[serde(default)]
     pub exchange_kind: ExchangeKind,
-    #[serde(default = "trusted_sources")]
+    #[serde(default = "default_sources")]
     pub sources: Vec<String>,
-    /// As RabbitMQ binds: `order.#`. Empty: any.
+    /// Topic patterns in RabbitMQ's syntax: `order.#`. Empty: all topics.
     #[serde(default)]
     pub topics: Vec<String>,
-    /// Empty: any, and none.
+    /// Empty: all messages, with or without an aggregate type.
     #[serde(default)]
     pub aggregate_types: Vec<String>,
-    /// `{topic}` and `{aggregate_type}` (in lower case) stand for the message's.
+    /// The routing key. `{topic}` and `{aggregate_type}` (in lower case) are replaced with the values of the message.
     #[serde(default = "topic_as_key")]
     pub routing_key: String,
     #[serde(default)]
     pub format: Format,
-    /// A message that no queue wants is kept and tried for ever; otherwise it is counted as unrouted.
+    /// Whether an unroutable message is parked and retried for ever. Otherwise it is counted as unrouted and skipped.
     #[serde(default)]
     pub required: bool,
-    /// Takes its copy beside the route that the message goes by.
+    /// Whether the route publishes a copy of messages that another route publishes too.
     #[serde(default)]
     pub also: bool,
-    /// Begins with what is posted from now on, not with what is in the log already.
+    /// Whether the route starts at the end of the log. Otherwise it starts at the beginning.
     #[serde(default)]
     pub from_now: bool,
 }
 
+/// The format of a published body.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     #[default]
     Envelope,
-    /// The payload as it was posted, and nothing around it.
+    /// The payload as it was posted, without an envelope.
     Bare,
 }
 
-/// Who posts what is carried, unless a route says otherwise. Not `hub`: what tenants send to their webhooks is theirs. Not
-/// `amqp:...`: what came from the broker does not go back to it.
-fn trusted_sources() -> Vec<String> {
+/// The default sources of a route. Not `hub`: the events of tenants are meant for their webhooks only. Not
+/// `amqp:...`: messages that came from the broker are not published to it again.
+fn default_sources() -> Vec<String> {
     SERVICE_SOURCES.into_iter().chain(["sql"]).map(str::to_owned).collect()
 }
 
@@ -84,7 +70,7 @@ impl Route {
             name: name.to_owned(),
             exchange: exchange.to_owned(),
             exchange_kind: ExchangeKind::Topic,
-            sources: trusted_sources(),
+            sources: default_sources(),
             topics: Vec::new(),
             aggregate_types: Vec::new(),
             routing_key: topic_as_key(),
@@ -95,8 +81,9 @@ impl Route {
         }
     }
 
-    /// What ships: notifications by the type of who receives them, identity's events, dead letters, and the rest.
-    pub fn shipped() -> Vec<Route> {
+    /// The default routes: notifications by the type of their recipient, the events of the identity service, dead
+    /// letters, and all other messages.
+    pub fn defaults() -> Vec<Route> {
         let topics = |topics: &[&str]| topics.iter().map(|topic| (*topic).to_owned()).collect();
         vec![
             Route {
@@ -121,7 +108,8 @@ impl Route {
         ]
     }
 
-    /// Dual publish: the mails' old fanout, with the bare payload that its consumers know.
+    /// The route of dual publishing: e-mail events go to their old fanout exchange too, with the bare payload that
+    /// its consumers expect.
     pub fn legacy() -> Route {
         Route {
             exchange_kind: ExchangeKind::Fanout,
@@ -134,163 +122,55 @@ impl Route {
         }
     }
 
-    pub fn consumer(&self) -> String {
+    /// Returns the name of the route's consumer.
+    fn consumer_name(&self) -> String {
         format!("relay.{}", self.name)
     }
 
-    /// What is wrong with it, if anything.
+    /// Checks the values. Fails with the invalid one and the accepted values.
     pub fn check(&self) -> Result<(), String> {
-        let in_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
-        if self.name.is_empty() || self.name.len() > 80 || !self.name.chars().all(in_name) {
-            return Err(format!("name `{}` takes 1 to 80 of a-z, 0-9, - and _", self.name));
+        let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+        if self.name.is_empty() || self.name.len() > 80 || !self.name.chars().all(is_allowed) {
+            return Err(format!("name `{}` must be 1 to 80 characters of a-z, 0-9, - and _", self.name));
         }
         if self.sources.is_empty() {
-            return Err(format!("route `{}`: sources takes at least one", self.name));
+            return Err(format!("route `{}`: sources must have at least one entry", self.name));
         }
         if let Some(source) = self.sources.iter().find(|source| source.starts_with("amqp:")) {
-            return Err(format!("route `{}`: `{source}` came from the broker and does not go back to it", self.name));
+            return Err(format!(
+                "route `{}`: `{source}` in sources comes from the broker and is not published to it again",
+                self.name
+            ));
         }
-        self.matching().check().map_err(|error| format!("route `{}`: {error}", self.name))
+        self.pattern().check().map_err(|error| format!("route `{}`: {error}", self.name))
     }
 
     pub(crate) fn exchange(&self) -> Exchange {
         Exchange { name: self.exchange.clone(), kind: self.exchange_kind }
     }
 
-    fn matching(&self) -> Matching {
-        Matching {
+    /// Returns the pattern of the messages that the route publishes.
+    fn pattern(&self) -> MessagePattern {
+        MessagePattern {
             sources: self.sources.clone(),
             topics: self.topics.clone(),
             aggregate_types: self.aggregate_types.clone(),
         }
     }
 
-    /// The consumer of the route at `at`.
-    pub(crate) fn cursor(routes: &[Route], at: usize) -> Cursor {
+    /// Returns the consumer of the route with index `at`. Its filter excludes the messages of earlier routes.
+    pub(crate) fn consumer(routes: &[Route], at: usize) -> Consumer {
         let route = &routes[at];
-        let before: Vec<Matching> = match route.also {
+        let earlier: Vec<MessagePattern> = match route.also {
             true => Vec::new(),
-            false => routes[..at].iter().filter(|earlier| !earlier.also).map(Route::matching).collect(),
+            false => routes[..at].iter().filter(|route| !route.also).map(Route::pattern).collect(),
         };
-        Cursor {
-            consumer: route.consumer(),
-            kind: Kind::Relay,
-            filter: Filter::matching(&route.matching()).leaving(&before),
-            start: if route.from_now { Start::Now } else { Start::Beginning },
+        Consumer {
+            name: route.consumer_name(),
+            kind: ConsumerKind::Relay,
+            filter: Filter::matching(&route.pattern()).excluding(&earlier),
+            start: if route.from_now { StartAt::Now } else { StartAt::Beginning },
         }
-    }
-
-    fn outgoing(&self, message: &Message) -> Result<Outgoing, serde_json::Error> {
-        let event_id = EventId(message.message_id);
-        let trace = trace_of(message);
-        let payload = message.payload.get();
-        let body = match self.format {
-            Format::Bare => payload.as_bytes().to_vec(),
-            Format::Envelope => {
-                let mut body = Vec::with_capacity(payload.len() + ENVELOPE_BYTES);
-                let envelope = Envelope {
-                    event_id,
-                    event_type: message.topic.clone(),
-                    timestamp: message.at,
-                    aggregate_type: message.aggregate_type.clone(),
-                    aggregate_id: message.aggregate_id.as_ref().map(to_raw_value).transpose()?,
-                    // Posted outside of a trace, it begins one: the same on every repeat.
-                    trace_id: Some(match trace {
-                        Some(trace) => trace.trace_id(),
-                        None => message.message_id.simple().to_string(),
-                    }),
-                    schema_version: SCHEMA_VERSION,
-                    payload: message.payload.clone(),
-                };
-                serde_json::to_writer(&mut body, &envelope)?;
-                body
-            }
-        };
-        let mut headers = Vec::new();
-        headers.extend(message.key.as_ref().map(|key| (KEY_HEADER, key.clone())));
-        headers.push((TENANT_HEADER, message.tenant.clone()));
-        headers.push((SOURCE_HEADER, message.source.clone()));
-        headers.extend(trace.map(|trace| (TRACE_HEADER, trace.to_string())));
-        let aggregate_type = message.aggregate_type.as_deref().unwrap_or_default().to_lowercase();
-        Ok(Outgoing {
-            message_id: event_id.to_string(),
-            routing_key: self
-                .routing_key
-                .replace("{topic}", &message.topic)
-                .replace("{aggregate_type}", &aggregate_type),
-            // A tenant's name holds no blank.
-            key: message.key.as_ref().map(|key| format!("{} {key}", message.tenant)),
-            body: body.into(),
-            headers,
-            timestamp: message.at,
-            kind: message.topic.clone(),
-        })
-    }
-}
-
-/// Carries messages to the route's exchange.
-pub(crate) struct Carry {
-    route: Arc<Route>,
-    publisher: Publisher,
-    /// Whether the log has it that messages of the route come back; shared by its lanes.
-    told_returned: Arc<AtomicBool>,
-}
-
-impl Carry {
-    pub(crate) fn new(route: Arc<Route>, broker: Arc<Broker>, told_returned: Arc<AtomicBool>) -> Carry {
-        let publisher = Publisher::new(broker, route.exchange.clone(), route.required);
-        Carry { route, publisher, told_returned }
-    }
-
-    /// Once: the metric counts the rest.
-    fn tell_returned(&self, routing_key: &str) {
-        if !self.told_returned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                route = self.route.name,
-                exchange = self.route.exchange,
-                routing_key,
-                "no queue is bound for a message, and it is passed; more of them are only counted, in \
-                 pillarbox_relay_returned_total"
-            );
-        }
-    }
-}
-
-impl Work for Carry {
-    async fn run(&mut self, _: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
-        let outgoing: Result<Vec<Outgoing>, _> = items.iter().map(|item| self.route.outgoing(&item.message)).collect();
-        let outgoing = outgoing.map_err(|error| LaneError::Work(error.to_string()))?;
-        let began = Instant::now();
-        let sent = self.publisher.publish(&outgoing).await.map_err(|error| LaneError::Work(error.to_string()))?;
-        let took = began.elapsed();
-        let (mut published, mut returned) = (0, 0);
-        let outcome = |(sent, outgoing): (Sent, &Outgoing)| match sent {
-            Sent::Confirmed => {
-                published += 1;
-                Outcome::Done
-            }
-            Sent::Unroutable => {
-                returned += 1;
-                match self.route.required {
-                    true => Outcome::Failed(format!(
-                        "unroutable: no queue is bound to `{}` for `{}`",
-                        self.route.exchange, outgoing.routing_key
-                    )),
-                    false => {
-                        self.tell_returned(&outgoing.routing_key);
-                        Outcome::Unrouted
-                    }
-                }
-            }
-            Sent::Refused(reason) => Outcome::Failed(reason),
-            Sent::Behind => Outcome::Behind,
-        };
-        let outcomes = sent.into_iter().zip(&outgoing).map(outcome).collect();
-        let labels = [("route", self.route.name.clone())];
-        metrics::counter!("pillarbox_relay_published_total", &labels).increment(published);
-        metrics::counter!("pillarbox_relay_returned_total", &labels).increment(returned);
-        metrics::histogram!("event_publish_duration_seconds", &labels).record_many(took.as_secs_f64(), items.len());
-        Ok(Worked { outcomes, tx: None })
     }
 }
 
@@ -299,23 +179,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shipped_routes_are_good() {
-        for route in Route::shipped().iter().chain([&Route::legacy()]) {
+    fn the_default_routes_are_valid() {
+        for route in Route::defaults().iter().chain([&Route::legacy()]) {
             assert_eq!(route.check(), Ok(()));
         }
     }
 
     #[test]
-    fn a_bad_route_is_refused_with_what_it_takes() {
+    fn an_invalid_route_is_rejected_with_the_accepted_values() {
         let route = Route::new("a", "e");
-        for (bad, says) in [
+        for (invalid, expected) in [
             (Route { name: "A b".to_owned(), ..route.clone() }, "a-z"),
-            (Route { sources: vec!["amqp:q".to_owned()], ..route.clone() }, "does not go back"),
-            (Route { sources: Vec::new(), ..route.clone() }, "at least one"),
+            (Route { sources: vec!["amqp:q".to_owned()], ..route.clone() }, "not published to it again"),
+            (Route { sources: Vec::new(), ..route.clone() }, "at least one entry"),
             (Route { topics: vec!["a..b".to_owned()], ..route }, "words joined by dots"),
         ] {
-            let error = bad.check().unwrap_err();
-            assert!(error.contains(says), "{error}");
+            let error = invalid.check().unwrap_err();
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

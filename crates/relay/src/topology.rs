@@ -1,16 +1,16 @@
-//! The exchanges and queues that are to exist.
+//! The topology: declares exchanges, queues and bindings.
 
 use lapin::Channel;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use serde::{Deserialize, Serialize};
 
-use crate::broker::{Broker, BrokerError, answer, code, name};
+use crate::broker::{Broker, BrokerError, NOT_FOUND, amqp_code, response_of, short_name};
 
-/// AMQP's code for "it exists, but not like that".
+/// AMQP's code for a declaration that differs from the existing object.
 const PRECONDITION_FAILED: u16 = 406;
-const NOT_FOUND: u16 = 404;
 
+/// Settings: the exchanges and queues that must exist.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
@@ -43,7 +43,7 @@ pub struct Queue {
     pub name: String,
     #[serde(default)]
     pub bindings: Vec<Binding>,
-    /// Of several consumers one gets everything, in order, and another takes over when it is gone.
+    /// Whether RabbitMQ delivers to only one of several consumers, in order. Another takes over when it disconnects.
     #[serde(default)]
     pub single_active_consumer: bool,
 }
@@ -52,23 +52,23 @@ pub struct Queue {
 #[serde(deny_unknown_fields)]
 pub struct Binding {
     pub exchange: String,
-    /// A fanout exchange needs none.
+    /// Empty for a fanout exchange.
     #[serde(default)]
     pub routing_key: String,
 }
 
 impl Topology {
-    /// Makes what does not exist yet. What exists stays as it is, also where it differs from what is asked for: it is
-    /// someone's, with messages in it.
+    /// Declares the objects that do not exist yet. An existing object stays as it is, even if it differs from the
+    /// settings: it belongs to another application and may contain messages.
     pub async fn declare(&self, broker: &Broker) -> Result<(), BrokerError> {
         let mut channel = broker.channel().await?;
         for exchange in &self.exchanges {
-            if differs(exchange.declare(&channel).await, "exchange", &exchange.name)? {
+            if exists_differently(exchange.declare(&channel).await, "exchange", &exchange.name)? {
                 channel = broker.channel().await?;
             }
         }
         for queue in &self.queues {
-            if differs(queue.declare(&channel).await, "queue", &queue.name)? {
+            if exists_differently(queue.declare(&channel).await, "queue", &queue.name)? {
                 channel = broker.channel().await?;
             }
             for binding in &queue.bindings {
@@ -87,12 +87,13 @@ impl Exchange {
             ExchangeKind::Direct => lapin::ExchangeKind::Direct,
         };
         let options = ExchangeDeclareOptions { durable: true, ..Default::default() };
-        answer(channel.exchange_declare(name(&self.name)?, kind, options, FieldTable::default())).await
+        response_of(channel.exchange_declare(short_name(&self.name)?, kind, options, FieldTable::default())).await
     }
 }
 
 impl Queue {
-    /// A quorum queue: it survives the loss of a node, and confirms a message only when that is so.
+    /// Declares a quorum queue: it survives the loss of a node, and confirms a message only when a majority has
+    /// stored it.
     async fn declare(&self, channel: &Channel) -> Result<(), BrokerError> {
         let mut arguments = FieldTable::default();
         arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
@@ -100,29 +101,30 @@ impl Queue {
             arguments.insert("x-single-active-consumer".into(), true.into());
         }
         let options = QueueDeclareOptions { durable: true, ..Default::default() };
-        answer(channel.queue_declare(name(&self.name)?, options, arguments)).await.map(drop)
+        response_of(channel.queue_declare(short_name(&self.name)?, options, arguments)).await.map(drop)
     }
 }
 
 impl Binding {
     async fn declare(&self, queue: &str, channel: &Channel) -> Result<(), BrokerError> {
-        let (queue, exchange, routing_key) = (name(queue)?, name(&self.exchange)?, name(&self.routing_key)?);
+        let (queue, exchange, routing_key) =
+            (short_name(queue)?, short_name(&self.exchange)?, short_name(&self.routing_key)?);
         let options = QueueBindOptions::default();
-        let bound = answer(channel.queue_bind(queue, exchange, routing_key, options, FieldTable::default())).await;
-        bound.map_err(|error| match code(&error) {
-            // The queue was there a moment ago.
+        let bound = response_of(channel.queue_bind(queue, exchange, routing_key, options, FieldTable::default())).await;
+        bound.map_err(|error| match amqp_code(&error) {
+            // The queue exists, it was declared before.
             Some(NOT_FOUND) => BrokerError::NoExchange(self.exchange.clone()),
             _ => error,
         })
     }
 }
 
-/// Whether it exists with other properties. RabbitMQ has closed the channel then.
-fn differs(declared: Result<(), BrokerError>, what: &str, name: &str) -> Result<bool, BrokerError> {
+/// Returns true if the object exists with other properties. RabbitMQ has closed the channel in this case.
+fn exists_differently(declared: Result<(), BrokerError>, what: &str, name: &str) -> Result<bool, BrokerError> {
     match declared {
         Ok(()) => Ok(false),
-        Err(error) if code(&error) == Some(PRECONDITION_FAILED) => {
-            tracing::warn!(name, %error, "the {what} exists with other properties: using it as it is");
+        Err(error) if amqp_code(&error) == Some(PRECONDITION_FAILED) => {
+            tracing::warn!(name, %error, "the {what} exists with other properties and is used as it is");
             Ok(true)
         }
         Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! The AMQP layer on a real RabbitMQ, on a network that fails when told to.
+//! Tests of the AMQP layer with a real RabbitMQ and a network with injected faults.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
@@ -24,7 +24,7 @@ fn broker(url: &str) -> Arc<Broker> {
     Arc::new(Broker::new(Secret::new(url.to_owned())).unwrap())
 }
 
-/// The topic exchange `events`, and the queue `all` that gets what is published with a key such as `to.x`.
+/// The topic exchange `events`, and the queue `all`, which receives messages with a routing key such as `to.x`.
 fn events_to_all() -> Topology {
     Topology {
         exchanges: vec![Exchange { name: "events".into(), kind: ExchangeKind::Topic }],
@@ -49,7 +49,7 @@ fn message(id: impl ToString, key: Option<&str>, routing_key: &str) -> Outgoing 
     }
 }
 
-/// The test's own way into a vhost, past the code under test.
+/// The test's own connection to a vhost, independent of the code under test.
 struct Observer {
     _connection: Connection,
     channel: Channel,
@@ -62,22 +62,26 @@ impl Observer {
         Observer { _connection: connection, channel }
     }
 
-    /// How many messages wait in a queue, delivered ones not counted.
+    /// Returns the number of messages that are ready in a queue; delivered ones are not counted.
     async fn ready(&self, queue: &str) -> u32 {
-        let look_up = QueueDeclareOptions { passive: true, ..Default::default() };
-        self.channel.queue_declare(queue.into(), look_up, FieldTable::default()).await.unwrap().message_count()
+        let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+        self.channel.queue_declare(queue.into(), passive, FieldTable::default()).await.unwrap().message_count()
     }
 
-    /// Takes all messages out of a queue.
-    async fn take_all(&self, queue: &str) -> Vec<Delivery> {
-        let mut taken = Vec::new();
+    /// Removes all messages from a queue and returns them.
+    async fn remove_all(&self, queue: &str) -> Vec<Delivery> {
+        let mut messages = Vec::new();
         while let Some(got) = self.channel.basic_get(queue.into(), BasicGetOptions { no_ack: true }).await.unwrap() {
-            taken.push(got.delivery);
+            messages.push(got.delivery);
         }
-        taken
+        messages
     }
 
-    async fn take_all_ids(&self, queue: &str) -> Vec<String> {
-        self.take_all(queue).await.iter().map(|it| it.properties.message_id().clone().unwrap().to_string()).collect()
+    async fn remove_all_ids(&self, queue: &str) -> Vec<String> {
+        self.remove_all(queue)
+            .await
+            .iter()
+            .map(|message| message.properties.message_id().clone().unwrap().to_string())
+            .collect()
     }
 }

@@ -1,14 +1,16 @@
+//! Declaring exchanges, queues and bindings.
+
 use lapin::ExchangeKind::Direct;
 use lapin::options::{ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use pillarbox_relay::{Binding, BrokerError, Exchange, ExchangeKind, Publisher, Queue, Sent, Topology};
+use pillarbox_relay::{Binding, BrokerError, Exchange, ExchangeKind, PublishOutcome, Publisher, Queue, Topology};
 use serde_json::json;
 use testkit::TestVhost;
 
 use crate::{Observer, broker, events_to_all, message, queue};
 
 #[tokio::test]
-async fn a_topology_can_be_declared_again_and_its_queues_are_quorum_queues() {
+async fn a_topology_can_be_declared_twice_and_uses_quorum_queues() {
     let vhost = TestVhost::new().await;
     let broker = broker(&vhost.amqp_url());
     let mut topology = events_to_all();
@@ -17,7 +19,7 @@ async fn a_topology_can_be_declared_again_and_its_queues_are_quorum_queues() {
     topology.declare(&broker).await.unwrap();
     topology.declare(&broker).await.unwrap();
 
-    // RabbitMQ accepts a second declaration only if it is the same.
+    // RabbitMQ accepts a second declaration only if it equals the first.
     let observer = Observer::of(&vhost).await;
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
@@ -28,11 +30,11 @@ async fn a_topology_can_be_declared_again_and_its_queues_are_quorum_queues() {
 }
 
 #[tokio::test]
-async fn what_exists_otherwise_is_used_as_it_is_and_the_rest_is_declared() {
+async fn objects_with_other_properties_are_used_as_they_are() {
     let vhost = TestVhost::new().await;
     let broker = broker(&vhost.amqp_url());
     let observer = Observer::of(&vhost).await;
-    // A direct exchange where a topic is asked for, and a classic queue where a quorum queue is.
+    // A direct exchange instead of a topic exchange, and a classic queue instead of a quorum queue.
     let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
     observer.channel.exchange_declare("events".into(), Direct, durable, FieldTable::default()).await.unwrap();
     let durable = QueueDeclareOptions { durable: true, ..Default::default() };
@@ -41,13 +43,13 @@ async fn what_exists_otherwise_is_used_as_it_is_and_the_rest_is_declared() {
     let topology = Topology { queues: vec![queue("old", "to.a"), queue("new", "to.a")], ..events_to_all() };
     topology.declare(&broker).await.unwrap();
     let mut publisher = Publisher::new(broker, "events".into(), false);
-    assert_eq!(publisher.publish(&[message(1, None, "to.a")]).await.unwrap(), [Sent::Confirmed]);
-    assert_eq!(observer.take_all_ids("old").await, ["1"]);
-    assert_eq!(observer.take_all_ids("new").await, ["1"]);
+    assert_eq!(publisher.publish(&[message(1, None, "to.a")]).await.unwrap(), [PublishOutcome::Confirmed]);
+    assert_eq!(observer.remove_all_ids("old").await, ["1"]);
+    assert_eq!(observer.remove_all_ids("new").await, ["1"]);
 }
 
 #[tokio::test]
-async fn a_binding_to_an_exchange_that_is_not_there_names_it() {
+async fn a_binding_to_a_missing_exchange_names_the_exchange() {
     let vhost = TestVhost::new().await;
     let broker = broker(&vhost.amqp_url());
     let binding = Binding { exchange: "elsewhere".into(), routing_key: String::new() };
@@ -56,11 +58,11 @@ async fn a_binding_to_an_exchange_that_is_not_there_names_it() {
     assert!(matches!(&error, BrokerError::NoExchange(name) if name == "elsewhere"), "{error}");
     let long = Exchange { name: "x".repeat(256), kind: ExchangeKind::Topic };
     let error = Topology { exchanges: vec![long], ..Default::default() }.declare(&broker).await.unwrap_err();
-    assert!(matches!(error, BrokerError::LongName(_)), "{error}");
+    assert!(matches!(error, BrokerError::NameTooLong(_)), "{error}");
 }
 
 #[test]
-fn little_needs_to_be_written_and_a_typing_error_is_refused() {
+fn defaults_may_be_omitted_and_misspelled_fields_are_rejected() {
     let written = json!({
         "exchanges": [{ "name": "events" }, { "name": "wide", "kind": "fanout" }],
         "queues": [{ "name": "all", "bindings": [{ "exchange": "events", "routing_key": "to.#" }] }],
@@ -69,12 +71,12 @@ fn little_needs_to_be_written_and_a_typing_error_is_refused() {
     expected.exchanges.push(Exchange { name: "wide".into(), kind: ExchangeKind::Fanout });
     assert_eq!(serde_json::from_value::<Topology>(written).unwrap(), expected);
 
-    for wrong in [
+    for misspelled in [
         json!({ "exchange": [] }),
         json!({ "exchanges": [{ "name": "events", "kind": "Topic" }] }),
         json!({ "queues": [{ "name": "all", "singleactiveconsumer": true }] }),
         json!({ "queues": [{ "name": "all", "bindings": [{ "exchange": "events", "key": "a" }] }] }),
     ] {
-        serde_json::from_value::<Topology>(wrong.clone()).expect_err(&wrong.to_string());
+        serde_json::from_value::<Topology>(misspelled.clone()).expect_err(&misspelled.to_string());
     }
 }

@@ -1,0 +1,132 @@
+//! The processor of a route: publishes messages of the log to the route's exchange and waits for the confirms.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use contracts::{Envelope, EventId, SCHEMA_VERSION};
+use kit::trace::TraceContext;
+use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext, trace_of};
+use mailbox::log::Message;
+use serde_json::value::to_raw_value;
+
+use crate::broker::Broker;
+use crate::headers;
+use crate::publish::{Outgoing, PublishOutcome, Publisher};
+use crate::route::{Format, Route};
+
+/// The approximate number of bytes that an envelope adds to its payload.
+const ENVELOPE_BYTES: usize = 512;
+
+/// Publishes the messages of one route.
+pub(crate) struct RouteProcessor {
+    route: Arc<Route>,
+    publisher: Publisher,
+    /// Whether an unroutable message of this route has been logged; shared by the shard workers of the route.
+    logged_unroutable: Arc<AtomicBool>,
+}
+
+impl RouteProcessor {
+    pub(crate) fn new(route: Arc<Route>, broker: Arc<Broker>, logged_unroutable: Arc<AtomicBool>) -> RouteProcessor {
+        let publisher = Publisher::new(broker, route.exchange.clone(), route.required);
+        RouteProcessor { route, publisher, logged_unroutable }
+    }
+
+    /// Returns the outcome of one message for its consumer.
+    fn outcome(&self, published: PublishOutcome, routing_key: &str) -> Outcome {
+        match published {
+            PublishOutcome::Confirmed => Outcome::Done,
+            PublishOutcome::Unroutable if self.route.required => Outcome::Failed(format!(
+                "unroutable: no queue is bound to `{}` for `{routing_key}`",
+                self.route.exchange
+            )),
+            PublishOutcome::Unroutable => {
+                self.log_unroutable(routing_key);
+                Outcome::Unrouted
+            }
+            PublishOutcome::Rejected(reason) => Outcome::Failed(reason),
+            PublishOutcome::Blocked => Outcome::Behind,
+        }
+    }
+
+    /// Logs only the first unroutable message; the metric counts all of them.
+    fn log_unroutable(&self, routing_key: &str) {
+        if !self.logged_unroutable.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                route = self.route.name,
+                exchange = self.route.exchange,
+                routing_key,
+                "no queue is bound for a message, so it is skipped; further ones are only counted, in \
+                 pillarbox_relay_returned_total"
+            );
+        }
+    }
+}
+
+impl Processor for RouteProcessor {
+    async fn process(&mut self, _: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
+        let outgoing: Result<Vec<Outgoing>, _> =
+            items.iter().map(|item| outgoing(&self.route, &item.message)).collect();
+        let outgoing = outgoing.map_err(|error| ConsumerError::Processing(error.to_string()))?;
+        let started = Instant::now();
+        let published =
+            self.publisher.publish(&outgoing).await.map_err(|error| ConsumerError::Processing(error.to_string()))?;
+        let elapsed = started.elapsed();
+
+        let count = |wanted: PublishOutcome| published.iter().filter(|outcome| **outcome == wanted).count() as u64;
+        let labels = [("route", self.route.name.clone())];
+        metrics::counter!("pillarbox_relay_published_total", &labels).increment(count(PublishOutcome::Confirmed));
+        metrics::counter!("pillarbox_relay_returned_total", &labels).increment(count(PublishOutcome::Unroutable));
+        metrics::histogram!("event_publish_duration_seconds", &labels).record_many(elapsed.as_secs_f64(), items.len());
+
+        let outcomes = published.into_iter().zip(&outgoing).map(|(one, sent)| self.outcome(one, &sent.routing_key));
+        Ok(BatchResult { outcomes: outcomes.collect(), tx: None })
+    }
+}
+
+/// Returns the AMQP message for a message of the log.
+fn outgoing(route: &Route, message: &Message) -> Result<Outgoing, serde_json::Error> {
+    let trace = trace_of(message);
+    let body = match route.format {
+        Format::Bare => message.payload.get().as_bytes().to_vec(),
+        Format::Envelope => envelope(message, trace)?,
+    };
+    let mut headers = Vec::new();
+    headers.extend(message.key.as_ref().map(|key| (headers::KEY, key.clone())));
+    headers.push((headers::TENANT, message.tenant.clone()));
+    headers.push((headers::SOURCE, message.source.clone()));
+    headers.extend(trace.map(|trace| (headers::TRACE, trace.to_string())));
+    let aggregate_type = message.aggregate_type.as_deref().unwrap_or_default().to_lowercase();
+    Ok(Outgoing {
+        message_id: EventId(message.message_id).to_string(),
+        routing_key: route.routing_key.replace("{topic}", &message.topic).replace("{aggregate_type}", &aggregate_type),
+        // The name of a tenant contains no space, so the combination is unambiguous.
+        key: message.key.as_ref().map(|key| format!("{} {key}", message.tenant)),
+        body: body.into(),
+        headers,
+        timestamp: message.at,
+        kind: message.topic.clone(),
+    })
+}
+
+/// Returns the JSON of the envelope with the payload.
+fn envelope(message: &Message, trace: Option<TraceContext>) -> Result<Vec<u8>, serde_json::Error> {
+    let envelope = Envelope {
+        event_id: EventId(message.message_id),
+        event_type: message.topic.clone(),
+        timestamp: message.at,
+        aggregate_type: message.aggregate_type.clone(),
+        aggregate_id: message.aggregate_id.as_ref().map(to_raw_value).transpose()?,
+        // A message without a trace starts one. The trace id is derived from the message, so that all repetitions of
+        // the message have the same.
+        trace_id: Some(match trace {
+            Some(trace) => trace.trace_id(),
+            None => message.message_id.simple().to_string(),
+        }),
+        schema_version: SCHEMA_VERSION,
+        payload: message.payload.clone(),
+    };
+    let mut body = Vec::with_capacity(message.payload.get().len() + ENVELOPE_BYTES);
+    serde_json::to_writer(&mut body, &envelope)?;
+    Ok(body)
+}
