@@ -1,8 +1,8 @@
-//! A repeated request is answered again, and does nothing more.
+//! Idempotency keys: a repeated request gets the stored response, and has no second effect.
 //!
-//! For handlers that touch only the database: key, effect and answer commit in one transaction, so a crash leaves
-//! nothing half done. Who repeats a request that is still running waits for it; one that takes longer is told to come
-//! back.
+//! For handlers whose effects are all in the database: key, effect and response are committed in one transaction, so a
+//! crash leaves all of them or none. A repeat of a request that is still running waits for it for a short time, and
+//! then fails with `still-running`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
@@ -11,208 +11,217 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use http::StatusCode;
-use kit::idempotency::{Answer, Identity};
+use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
 use sqlx::{Acquire, PgConnection, PgPool, Postgres, Row, Transaction};
 
 use crate::database::problem;
 
-const KEPT: chrono::Duration = chrono::Duration::hours(24);
+/// How long responses are stored.
+const STORED_FOR: chrono::Duration = chrono::Duration::hours(24);
+/// How long a repeat waits for the first request.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 const WAIT_PAUSE: Duration = Duration::from_millis(25);
 
-/// Keeps answers whose ids are free: ids, fingerprints, statuses, bodies; until when; now.
-const ENTER: &str = "insert into pillarbox.idempotency as old (id, fingerprint, status, body, expires_at)
+/// Stores responses whose ids are unused or expired. Parameters: ids, fingerprints, statuses, bodies, expiry, now.
+const INSERT: &str = "insert into pillarbox.idempotency as old (id, fingerprint, status, body, expires_at)
     select *, $5 from unnest($1::bytea[], $2::bytea[], $3::smallint[], $4::bytea[])
     on conflict (id) do update set fingerprint = excluded.fingerprint, status = excluded.status,
         body = excluded.body, expires_at = excluded.expires_at
     where old.expires_at <= $6";
 
-/// Whether an answer may be kept to be given again.
+/// Whether a successful response is stored with its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
-    Answer,
-    /// It carries a secret: only that it was given is kept, and a repeat is refused.
-    NoAnswer,
+pub enum StoreResponse {
+    WithBody,
+    /// The body contains a secret. Only the status is stored, and a repeat is rejected.
+    WithoutBody,
 }
 
-pub type Effect<'t> = Pin<Box<dyn Future<Output = Result<Answer, Problem>> + Send + 't>>;
+pub type Effect<'t> = Pin<Box<dyn Future<Output = Result<StoredResponse, Problem>> + Send + 't>>;
 
-/// Runs `effect` in a transaction, once per identity; without one, just runs it. A settled refusal (4xx) is kept like an
-/// answer, with its effect undone; 401, 429 and 5xx are not, so that a repeat tries again.
-pub async fn once<F>(
+/// Runs `effect` in a transaction, once per identity; without an identity, runs it every time. A final rejection (4xx)
+/// is stored like a response, and its effect is rolled back. 401, 429 and 5xx are not stored, so that a repeat tries
+/// again.
+pub async fn run_once<F>(
     db: &PgPool,
-    identity: Option<&Identity>,
-    keep: Keep,
+    identity: Option<&RequestIdentity>,
+    store: StoreResponse,
     now: DateTime<Utc>,
     effect: F,
-) -> Result<Answer, Problem>
+) -> Result<StoredResponse, Problem>
 where
     F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
 {
     let failed = |error: sqlx::Error| problem(&error);
     let mut tx = match identity {
         None => db.begin().await.map_err(failed)?,
-        Some(identity) => claim(db, identity).await?,
+        Some(identity) => lock_identity(db, identity).await?,
     };
     if let Some(identity) = identity
-        && let Some(answer) = answered(&mut tx, identity, now).await?
+        && let Some(response) = load(&mut tx, identity, now).await?
     {
-        return Ok(answer);
+        return Ok(response);
     }
     let mut step = tx.begin().await.map_err(failed)?;
-    let answer = match effect(&mut step).await {
-        Ok(answer) => {
+    let response = match effect(&mut step).await {
+        Ok(response) => {
             step.commit().await.map_err(failed)?;
-            answer
+            response
         }
-        Err(refused) => {
+        Err(rejection) => {
             step.rollback().await.map_err(failed)?;
-            if identity.is_none() || !is_settled(refused.status()) {
-                return Err(refused);
+            if identity.is_none() || !is_final(rejection.status()) {
+                return Err(rejection);
             }
-            Answer::refusal(&refused)
+            StoredResponse::problem(&rejection)
         }
     };
     if let Some(identity) = identity {
-        let body = (keep == Keep::Answer || !answer.status().is_success()).then_some(answer.body());
-        store(&mut tx, identity, answer.status(), body, now + KEPT).await.map_err(failed)?;
+        let body = (store == StoreResponse::WithBody || !response.status().is_success()).then_some(response.body());
+        save(&mut tx, identity, response.status(), body, now + STORED_FOR).await.map_err(failed)?;
     }
     tx.commit().await.map_err(failed)?;
-    Ok(answer)
+    Ok(response)
 }
 
-/// Fingerprint, status and body of what was answered.
-type Kept = (Vec<u8>, i16, Option<Vec<u8>>);
+/// Fingerprint, status and body of a stored response.
+type Stored = (Vec<u8>, i16, Option<Vec<u8>>);
 
-/// What came of a request among many.
+/// The result of claiming the identity of one request among many.
 #[derive(Debug)]
-pub enum Entered {
-    /// It is the first: its answer is kept, and its effect must be in the same transaction.
+pub enum Claim {
+    /// The first request: its response is stored, and its effect must be in the same transaction.
     First,
-    /// It was answered before.
-    Again(Answer),
-    Refused(Problem),
+    /// A repeat, with the response to the first request.
+    Repeat(StoredResponse),
+    Rejected(Problem),
 }
 
-/// Keeps the answers of many requests at once, each successful and without a secret. One whose identity is taken, also by
-/// an earlier one among these, is told so. Who is working on the same identity is waited for.
-pub async fn enter_all(
+/// Stores the responses of many requests at once, each successful and without a secret. Returns a claim for each
+/// request; an identity can also be claimed by an earlier request of the same call. Waits for other transactions that
+/// claim the same identity.
+pub async fn claim_all(
     tx: &mut Transaction<'_, Postgres>,
-    requests: &[(Identity, Answer)],
+    requests: &[(RequestIdentity, StoredResponse)],
     now: DateTime<Utc>,
-) -> Result<Vec<Entered>, Problem> {
+) -> Result<Vec<Claim>, Problem> {
     let mut first: BTreeMap<[u8; 16], usize> = BTreeMap::new();
     for (at, (identity, _)) in requests.iter().enumerate() {
         first.entry(identity.id).or_insert(at);
     }
-    // In one order everywhere, so that two transactions wait for each other in one direction only.
-    let rows: Vec<&(Identity, Answer)> = first.values().map(|at| &requests[*at]).collect();
-    let kept: Vec<Vec<u8>> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("{ENTER} returning id")))
+    // Sorted by id, so that two transactions cannot deadlock.
+    let rows: Vec<&(RequestIdentity, StoredResponse)> = first.values().map(|at| &requests[*at]).collect();
+    let stored: Vec<Vec<u8>> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("{INSERT} returning id")))
         .bind(rows.iter().map(|(identity, _)| identity.id.as_slice()).collect::<Vec<_>>())
         .bind(rows.iter().map(|(identity, _)| identity.fingerprint.as_slice()).collect::<Vec<_>>())
-        .bind(rows.iter().map(|(_, answer)| answer.status().as_u16() as i16).collect::<Vec<_>>())
-        .bind(rows.iter().map(|(_, answer)| answer.body()).collect::<Vec<_>>())
-        .bind(now + KEPT)
+        .bind(rows.iter().map(|(_, response)| response.status().as_u16() as i16).collect::<Vec<_>>())
+        .bind(rows.iter().map(|(_, response)| response.body()).collect::<Vec<_>>())
+        .bind(now + STORED_FOR)
         .bind(now)
         .fetch_all(&mut **tx)
         .await
         .map_err(|error| problem(&error))?;
-    let kept: HashSet<Vec<u8>> = kept.into_iter().collect();
-    let mut entered = Vec::with_capacity(requests.len());
+    let stored: HashSet<Vec<u8>> = stored.into_iter().collect();
+    let mut claims = Vec::with_capacity(requests.len());
     for (at, (identity, _)) in requests.iter().enumerate() {
-        if first.get(&identity.id) == Some(&at) && kept.contains(identity.id.as_slice()) {
-            entered.push(Entered::First);
+        if first.get(&identity.id) == Some(&at) && stored.contains(identity.id.as_slice()) {
+            claims.push(Claim::First);
             continue;
         }
-        entered.push(match answered(tx, identity, now).await {
-            Ok(Some(answer)) => Entered::Again(answer),
-            Ok(None) => Entered::Refused(Problem::conflict("still-running", "try again")),
-            Err(refused) if refused.status().is_server_error() => return Err(refused),
-            Err(refused) => Entered::Refused(refused),
+        claims.push(match load(tx, identity, now).await {
+            Ok(Some(response)) => Claim::Repeat(response),
+            Ok(None) => Claim::Rejected(Problem::conflict("still-running", "try again")),
+            Err(problem) if problem.status().is_server_error() => return Err(problem),
+            Err(problem) => Claim::Rejected(problem),
         });
     }
-    Ok(entered)
+    Ok(claims)
 }
 
-/// The answers to many requests in one transaction, each known only when its effect is decided: look, decide, keep.
+/// The responses to many requests in one transaction, if each is known only after its effect is decided: load, decide,
+/// save.
 ///
-/// Who looks must hold a lock that a repeat of the same request needs, too. A key that is used for two different requests at
-/// once may pass the look; then [`Answers::keep`] says so, and the transaction must not be committed.
+/// The caller must hold a lock that a repeat of the same request needs, too. If one key is used for two different
+/// requests at once, both may find no response; then [`Responses::save`] fails, and the transaction must not be
+/// committed.
 #[derive(Debug, Default)]
-pub struct Answers {
-    known: HashMap<[u8; 16], Kept>,
-    new: BTreeMap<[u8; 16], (Identity, StatusCode, Vec<u8>)>,
+pub struct Responses {
+    stored: HashMap<[u8; 16], Stored>,
+    new: BTreeMap<[u8; 16], (RequestIdentity, StatusCode, Vec<u8>)>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum KeepError {
-    #[error("another request was answered under the same Idempotency-Key meanwhile")]
-    Taken,
+pub enum StoreError {
+    #[error("another request used the same Idempotency-Key meanwhile")]
+    KeyInUse,
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
 }
 
-impl Answers {
-    pub async fn look<'i>(
+impl Responses {
+    /// Loads the stored responses of these identities.
+    pub async fn load<'i>(
         tx: &mut Transaction<'_, Postgres>,
-        identities: impl Iterator<Item = &'i Identity>,
+        identities: impl Iterator<Item = &'i RequestIdentity>,
         now: DateTime<Utc>,
-    ) -> sqlx::Result<Answers> {
+    ) -> sqlx::Result<Responses> {
         let ids: Vec<&[u8]> = identities.map(|identity| identity.id.as_slice()).collect();
         let query = "select id, fingerprint, status, body from pillarbox.idempotency
                      where id = any($1) and expires_at > $2";
         let rows = sqlx::query(query).bind(ids).bind(now).fetch_all(&mut **tx).await?;
-        let mut known = HashMap::with_capacity(rows.len());
+        let mut stored = HashMap::with_capacity(rows.len());
         for row in rows {
             let id: Vec<u8> = row.try_get("id")?;
-            let kept = (row.try_get("fingerprint")?, row.try_get("status")?, row.try_get("body")?);
-            known.extend(id.try_into().ok().map(|id| (id, kept)));
+            let response = (row.try_get("fingerprint")?, row.try_get("status")?, row.try_get("body")?);
+            stored.extend(id.try_into().ok().map(|id| (id, response)));
         }
-        Ok(Answers { known, new: BTreeMap::new() })
+        Ok(Responses { stored, new: BTreeMap::new() })
     }
 
-    /// What a repeat is told; None: it is none.
-    pub fn given(&self, identity: &Identity) -> Option<Result<Answer, Problem>> {
+    /// Returns the response to a repeat; None if the request is not a repeat.
+    pub fn find(&self, identity: &RequestIdentity) -> Option<Result<StoredResponse, Problem>> {
         let new = || {
             let (first, status, body) = self.new.get(&identity.id)?;
             Some((first.fingerprint.to_vec(), status.as_u16() as i16, Some(body.clone())))
         };
-        let kept = self.known.get(&identity.id).cloned().or_else(new)?;
-        Some(again(kept, identity))
+        let stored = self.stored.get(&identity.id).cloned().or_else(new)?;
+        Some(repeat_response(stored, identity))
     }
 
-    /// A refusal that is not settled is not kept: a repeat tries again.
-    pub fn give(&mut self, identity: &Identity, answer: &Answer) {
-        if answer.status().is_success() || is_settled(answer.status()) {
-            self.new.insert(identity.id, (identity.clone(), answer.status(), answer.body().to_vec()));
+    /// Adds the response to a first request. A rejection that is not final is ignored, so that a repeat tries again.
+    pub fn insert(&mut self, identity: &RequestIdentity, response: &StoredResponse) {
+        if response.status().is_success() || is_final(response.status()) {
+            self.new.insert(identity.id, (identity.clone(), response.status(), response.body().to_vec()));
         }
     }
 
-    pub async fn keep(self, tx: &mut Transaction<'_, Postgres>, now: DateTime<Utc>) -> Result<(), KeepError> {
+    /// Saves the new responses. Fails with [`StoreError::KeyInUse`] if another transaction stored one under the same
+    /// key.
+    pub async fn save(self, tx: &mut Transaction<'_, Postgres>, now: DateTime<Utc>) -> Result<(), StoreError> {
         if self.new.is_empty() {
             return Ok(());
         }
-        // In the order of the ids, as everywhere, so that two transactions wait for each other in one direction only.
+        // Sorted by id, so that two transactions cannot deadlock.
         let rows = || self.new.values();
-        let done = sqlx::query(ENTER)
+        let done = sqlx::query(INSERT)
             .bind(rows().map(|(identity, _, _)| identity.id.as_slice()).collect::<Vec<_>>())
             .bind(rows().map(|(identity, _, _)| identity.fingerprint.as_slice()).collect::<Vec<_>>())
             .bind(rows().map(|(_, status, _)| status.as_u16() as i16).collect::<Vec<_>>())
             .bind(rows().map(|(_, _, body)| body.as_slice()).collect::<Vec<_>>())
-            .bind(now + KEPT)
+            .bind(now + STORED_FOR)
             .bind(now)
             .execute(&mut **tx)
             .await?;
         match done.rows_affected() == self.new.len() as u64 {
             true => Ok(()),
-            false => Err(KeepError::Taken),
+            false => Err(StoreError::KeyInUse),
         }
     }
 }
 
-/// Forgets what has expired; returns how many.
-pub async fn forget_expired(db: &mut PgConnection, now: DateTime<Utc>, limit: i64) -> sqlx::Result<u64> {
+/// Deletes up to `limit` expired responses. Returns how many.
+pub async fn delete_expired(db: &mut PgConnection, now: DateTime<Utc>, limit: i64) -> sqlx::Result<u64> {
     let done = sqlx::query(
         "delete from pillarbox.idempotency where id in
              (select id from pillarbox.idempotency where expires_at <= $1 order by expires_at limit $2)",
@@ -224,12 +233,14 @@ pub async fn forget_expired(db: &mut PgConnection, now: DateTime<Utc>, limit: i6
     Ok(done.rows_affected())
 }
 
-fn is_settled(status: StatusCode) -> bool {
+/// Whether a repeat of the request would be rejected in the same way.
+fn is_final(status: StatusCode) -> bool {
     status.is_client_error() && status != StatusCode::UNAUTHORIZED && status != StatusCode::TOO_MANY_REQUESTS
 }
 
-/// A transaction that holds the identity's lock. The one that held it before has ended then, so its row is visible.
-async fn claim(db: &PgPool, identity: &Identity) -> Result<Transaction<'static, Postgres>, Problem> {
+/// Begins a transaction that holds the lock of the identity. The previous holder has ended by then, so its row is
+/// visible.
+async fn lock_identity(db: &PgPool, identity: &RequestIdentity) -> Result<Transaction<'static, Postgres>, Problem> {
     let [a, b, c, d, e, f, g, h, ..] = identity.id;
     let lock = i64::from_be_bytes([a, b, c, d, e, f, g, h]);
     let started = tokio::time::Instant::now();
@@ -239,7 +250,7 @@ async fn claim(db: &PgPool, identity: &Identity) -> Result<Transaction<'static, 
         if locked.map_err(|error| problem(&error))? {
             return Ok(tx);
         }
-        // No connection is held while waiting: many repeats must not starve the one that works.
+        // The connection is returned while waiting: many repeats must not starve the first request.
         tx.rollback().await.map_err(|error| problem(&error))?;
         if started.elapsed() > WAIT_MAX {
             let detail = "the first request with this Idempotency-Key is still running";
@@ -249,39 +260,43 @@ async fn claim(db: &PgPool, identity: &Identity) -> Result<Transaction<'static, 
     }
 }
 
-/// What the first request was answered.
-async fn answered(db: &mut PgConnection, identity: &Identity, now: DateTime<Utc>) -> Result<Option<Answer>, Problem> {
+/// Loads the response to the first request; None if there was none. Fails if the key was used for another request.
+async fn load(
+    db: &mut PgConnection,
+    identity: &RequestIdentity,
+    now: DateTime<Utc>,
+) -> Result<Option<StoredResponse>, Problem> {
     let query = "select fingerprint, status, body from pillarbox.idempotency where id = $1 and expires_at > $2";
     let found = sqlx::query(query).bind(identity.id.as_slice()).bind(now).fetch_optional(db).await;
     let Some(row) = found.map_err(|error| problem(&error))? else { return Ok(None) };
     let read =
-        || -> sqlx::Result<Kept> { Ok((row.try_get("fingerprint")?, row.try_get("status")?, row.try_get("body")?)) };
-    let kept = read().map_err(|error| problem(&error))?;
-    again(kept, identity).map(Some)
+        || -> sqlx::Result<Stored> { Ok((row.try_get("fingerprint")?, row.try_get("status")?, row.try_get("body")?)) };
+    let stored = read().map_err(|error| problem(&error))?;
+    repeat_response(stored, identity).map(Some)
 }
 
-/// The answer to a repeat of a request that was answered so.
-fn again((fingerprint, status, body): Kept, identity: &Identity) -> Result<Answer, Problem> {
+/// Returns the response to a repeat. Fails if the first request was a different one or its body was not stored.
+fn repeat_response((fingerprint, status, body): Stored, identity: &RequestIdentity) -> Result<StoredResponse, Problem> {
     if fingerprint != identity.fingerprint {
-        let detail = "this Idempotency-Key was used for another request: send a new one with each new request";
+        let detail = "this Idempotency-Key was used for another request: use a new key for each new request";
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-reused", detail));
     }
     let Some(body) = body else {
-        let detail = "this was done and answered; the answer carried a secret and is not kept";
+        let detail = "the first request succeeded; its response contained a secret and was not stored";
         return Err(Problem::conflict("already-answered", detail));
     };
     let status = StatusCode::from_u16(status as u16).map_err(|error| Problem::internal(&error))?;
-    Ok(Answer::again(status, body))
+    Ok(StoredResponse::replay(status, body))
 }
 
-async fn store(
+async fn save(
     db: &mut PgConnection,
-    identity: &Identity,
+    identity: &RequestIdentity,
     status: StatusCode,
     body: Option<&[u8]>,
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    // There is a row already if it has expired and is not yet forgotten.
+    // An expired row may not have been deleted yet.
     sqlx::query(
         "insert into pillarbox.idempotency (id, fingerprint, status, body, expires_at) values ($1, $2, $3, $4, $5)
          on conflict (id) do update set fingerprint = excluded.fingerprint, status = excluded.status,

@@ -1,45 +1,48 @@
-//! The log and its readers. PostgreSQL only: nothing here knows a route or a broker.
+//! The log and its consumers. PostgreSQL only: no module here knows a route or a broker.
 //!
-//! | to do                                | take                                                                       |
-//! |--------------------------------------|----------------------------------------------------------------------------|
-//! | post in the transaction that it tells of | [`post`]                                                               |
-//! | act once on every message            | [`handler::Handler`] in a [`lane::Lane`] of a [`cursor::Cursor`]            |
-//! | carry messages elsewhere             | your own [`work::Work`] in a lane                                          |
-//! | answer a repeated request once       | [`idempotency`]                                                            |
-//! | look                                 | [`browse`], [`status`]                                                     |
-//! | mend                                 | [`parked`], [`dead_letter`], [`replay`], [`cursor`], [`home`]              |
+//! | task                                            | use                                                       |
+//! |-------------------------------------------------|-----------------------------------------------------------|
+//! | post a message in the transaction of a change   | [`log::post()`], [`log::post_all`]                        |
+//! | process every message once, in this database    | a [`consumers::Handler`], run by [`consumers::Runtime`]   |
+//! | send messages elsewhere                         | a [`consumers::Processor`], run by [`consumers::Runtime`] |
+//! | divide other work among processes               | [`consumers::ShardAssignment`]                            |
+//! | answer a repeated request without a new effect  | [`idempotency`]                                           |
+//! | reference log entries, and load them later      | [`log::LogRef`], [`operations::retention_hold`]           |
+//! | show the state                                  | [`operations::status`], [`operations::browse`]            |
+//! | retry or discard failed messages                | [`operations::parked`], [`operations::dead_letters`]      |
+//! | read again, reset, delete, recover              | [`operations::replays`], [`operations::cursors`], [`operations::recovery`] |
+//! | connect, migrate, classify errors               | [`database`]                                              |
 //!
-//! Owns the schema `pillarbox`. Invariants: a log row is never updated, and goes only with its day. A row takes its transaction id before
-//! its id. What is posted is posted by [`post`] or by the SQL function of the same name, which set `source`; a caller
-//! cannot. A shard of a consumer has one owner, and only what its owner keeps counts. What a batch led to is kept together
-//! with the new places, or not at all.
+//! # Modules
+//!
+//! Dependencies point one way: `database <- log <- consumers <- operations`. `idempotency` uses `database`, and
+//! `operations` uses `idempotency` to delete expired responses. Within a group there are no cycles.
+//!
+//! # Tables
+//!
+//! This crate owns the schema `pillarbox`:
+//! - `log`, `retention_hold`: the messages, and the holds on old ones;
+//! - `cluster_identity`: in which cluster and database the log was written;
+//! - `cursor`, `position`: the consumers, and how far they have read;
+//! - `replica`, `shard_worker`, `lease`: the running processes, and the owner of each shard;
+//! - `inbox`, `inbox_foreign`: which messages a handler has already processed;
+//! - `parked`, `dead_letter`, `discarded`: the messages that failed;
+//! - `replay`, `replay_shard`: requested replays and their progress;
+//! - `idempotency`: responses to HTTP requests;
+//! - the view `outbox_status`, and `migration`.
+//!
+//! # Invariants
+//!
+//! - A log row is never updated. It is deleted only when retention drops its day.
+//! - A log row gets its transaction id before its id. [`log::Reader`] depends on it.
+//! - Messages are posted only by the functions `post*` of [`log`] and by the SQL function `pillarbox.post`. These set
+//!   `source`; a caller cannot.
+//! - A shard of a consumer has one owner. Only the owner can commit, because every commit locks the owner's row.
+//! - The outcomes of a batch are committed together with the new positions, or not at all.
 
-pub mod browse;
-pub mod cursor;
+pub mod consumers;
 pub mod database;
-pub mod dead_letter;
-pub mod filter;
-pub mod handler;
-pub mod hold;
-pub mod home;
 pub mod idempotency;
-pub mod inbox;
-pub mod lane;
-pub mod lease;
 pub mod log;
-pub mod maintain;
-pub mod moment;
-pub mod own;
-pub mod parked;
-pub mod partition;
-pub mod pooler;
-pub mod post;
-pub mod replay;
-pub mod replica;
-pub mod retry;
-pub mod runtime;
-mod settle;
-pub mod status;
-pub mod told;
-pub mod watch;
-pub mod work;
+pub mod operations;
+pub mod service;

@@ -1,0 +1,32 @@
+//! Consumers: named readers of the log that process its messages in order per key.
+//!
+//! The [`Runtime`] of a process starts one watcher, one heartbeat, and some shard workers per consumer. A
+//! [`ShardWorker`] leases shards, reads their messages, and gives them to a [`Processor`]: a [`HandlerProcessor`] with
+//! a [`Handler`], which acts in this database, or one that sends the messages elsewhere. Outcomes and new positions are
+//! committed together.
+
+mod commit;
+mod consumer;
+pub(crate) mod dead_letter_notice;
+mod handler;
+pub mod inbox;
+mod leases;
+mod outcomes;
+mod owned_shards;
+pub(crate) mod parked_messages;
+pub(crate) mod positions;
+mod processor;
+mod replay_reader;
+pub(crate) mod replica;
+mod retry;
+mod runtime;
+mod shard_worker;
+
+pub use consumer::{Consumer, ConsumerKind, StartAt};
+pub use handler::{Handler, HandlerError, HandlerFuture, HandlerProcessor, trace_of};
+pub use leases::{Fence, ShardAssignment};
+pub use processor::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
+pub use replica::{Replica, end_all_leases};
+pub use retry::RetryPolicy;
+pub use runtime::{ConsumerOptions, Runtime, Subscription};
+pub use shard_worker::{ShardWorker, ShardWorkerOptions};

@@ -1,0 +1,61 @@
+//! Commits the outcomes and the new positions of a batch, together with its effects.
+
+use std::collections::BTreeMap;
+
+use sqlx::{Postgres, Transaction};
+
+use super::outcomes::{KeyState, Outcomes};
+use super::positions;
+use super::processor::{ConsumerError, WorkerContext};
+use super::replay_reader::ReplayShard;
+use crate::log::Position;
+
+/// Commits everything in one transaction. `tx` holds the effects, if there are any. Returns the keys whose parked
+/// messages have changed. Fails if the shard worker has lost its lease.
+pub(super) async fn commit(
+    context: &WorkerContext,
+    mut tx: Option<Transaction<'static, Postgres>>,
+    outcomes: &Outcomes<'_>,
+    replays: &[ReplayShard],
+    positions: &BTreeMap<i16, Position>,
+) -> Result<Vec<KeyState>, ConsumerError> {
+    let has_only_positions = outcomes.is_plain() && replays.is_empty();
+    if has_only_positions && save_positions(context, tx.as_mut(), positions).await? {
+        if let Some(tx) = tx {
+            tx.commit().await?;
+        }
+        return Ok(Vec::new());
+    }
+    let has_effects = tx.is_some();
+    let mut tx = match tx {
+        Some(tx) => tx,
+        None => context.db.begin().await?,
+    };
+    context.lock(&mut tx, has_effects).await?;
+    let keys = outcomes.save(&mut tx).await?;
+    for replay in replays {
+        replay.save(&mut tx).await?;
+    }
+    positions::append(&mut tx, &context.consumer, positions).await?;
+    tx.commit().await?;
+    Ok(keys)
+}
+
+/// Saves the positions with a single statement, which saves a round trip. Returns false if they need several
+/// statements.
+async fn save_positions(
+    context: &WorkerContext,
+    tx: Option<&mut Transaction<'static, Postgres>>,
+    positions: &BTreeMap<i16, Position>,
+) -> Result<bool, ConsumerError> {
+    let (consumer, owner) = (&context.consumer, context.owner);
+    let saved = match tx {
+        Some(tx) => positions::lock_and_append(&mut **tx, consumer, owner, positions, true).await?,
+        None => positions::lock_and_append(&context.db, consumer, owner, positions, false).await?,
+    };
+    match saved {
+        Some(true) => Ok(true),
+        Some(false) => Err(ConsumerError::LeaseLost),
+        None => Ok(false),
+    }
+}

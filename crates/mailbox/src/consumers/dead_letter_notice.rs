@@ -1,0 +1,72 @@
+//! The message that is posted for every dead letter, under the topic `dead_letter.<consumer>`.
+
+use chrono::{DateTime, Utc};
+use contracts::{EventId, MESSAGE_BYTES_MAX};
+use kit::auth::Tenant;
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use sqlx::{Postgres, Transaction};
+
+use crate::log::{AggregateId, Message, Post, PostError, Source, post};
+
+/// The source of messages that the mailbox itself posts.
+const SOURCE: Source = Source::new("mailbox");
+
+/// Returns the topic of a consumer's notices. Every character that a topic does not allow is replaced with `_`.
+pub(crate) fn topic_of(consumer: &str) -> String {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '.';
+    let words: String = consumer.chars().map(|c| if is_allowed(c) { c } else { '_' }).collect();
+    format!("dead_letter.{words}")
+}
+
+/// Posts that a message was given up.
+pub(crate) async fn post_notice(
+    tx: &mut Transaction<'_, Postgres>,
+    consumer: &str,
+    message: &Message,
+    attempts: i32,
+    error: &str,
+) -> sqlx::Result<()> {
+    // The notice belongs to the tenant `main`, so it does not contain the payload of another tenant.
+    let payload = Some(message.payload.as_ref()).filter(|_| message.tenant == Tenant::main().as_str());
+    let notice = [payload, None].into_iter().find_map(|payload| {
+        let notice = DeadLetterNotice {
+            consumer,
+            attempts,
+            error,
+            event_id: EventId(message.message_id),
+            event_type: &message.topic,
+            timestamp: message.at,
+            aggregate_type: message.aggregate_type.as_deref(),
+            aggregate_id: message.aggregate_id.as_ref(),
+            payload,
+        };
+        // A notice that is too large is posted without the payload.
+        to_raw_value(&notice).ok().filter(|text| text.get().len() <= MESSAGE_BYTES_MAX)
+    });
+    let Some(notice) = notice else { return Ok(()) };
+    match post(tx, &SOURCE, &Post::new(topic_of(consumer), notice)).await {
+        Ok(_) => Ok(()),
+        Err(PostError::Database(error)) => Err(error),
+        Err(error) => {
+            tracing::warn!(consumer, %error, "the notice of a dead letter could not be posted");
+            Ok(())
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct DeadLetterNotice<'a> {
+    consumer: &'a str,
+    attempts: i32,
+    error: &'a str,
+    event_id: EventId,
+    event_type: &'a str,
+    timestamp: DateTime<Utc>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aggregate_type: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aggregate_id: Option<&'a AggregateId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<&'a RawValue>,
+}

@@ -1,0 +1,195 @@
+//! Leases: which shard worker owns which shard.
+//!
+//! The shard workers of a consumer, in all processes, divide its shards evenly. A shard worker lives as long as its
+//! process sends heartbeats; a process that takes over from an expired one deletes its row first. Every transaction
+//! that saves an effect or a position locks the shard worker's row ([`lock`]): a former owner finds that the row is
+//! gone, and the process that takes over waits for a commit in progress.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use super::replica::Replica;
+use crate::log::SHARDS;
+
+/// The shards of a process in work that is divided by shard but does not read the log.
+pub struct ShardAssignment {
+    name: &'static str,
+    owner: Uuid,
+    replica: Arc<Replica>,
+    has_joined: bool,
+}
+
+impl ShardAssignment {
+    pub(super) fn new(name: &'static str, replica: Arc<Replica>) -> ShardAssignment {
+        ShardAssignment { name, owner: Uuid::now_v7(), replica, has_joined: false }
+    }
+
+    /// Returns how often to call [`ShardAssignment::rebalance`].
+    pub fn rebalance_interval(&self) -> std::time::Duration {
+        self.replica.heartbeat_interval()
+    }
+
+    /// Claims or releases shards until this process has its even part, and returns its shards. None: it lost its lease
+    /// to another process and must drop all state of its shards; the next call joins again.
+    pub async fn rebalance(&mut self, db: &mut PgConnection) -> sqlx::Result<Option<BTreeSet<i16>>> {
+        if !self.has_joined {
+            self.join(db).await?;
+        }
+        let shards = rebalance(db, self.name, self.owner, false).await?;
+        self.has_joined = shards.is_some();
+        Ok(shards)
+    }
+
+    /// Returns the fence with which a transaction checks that this process still has its lease.
+    pub fn fence(&self) -> Fence {
+        Fence { name: self.name, owner: self.owner }
+    }
+
+    /// Releases all shards at once.
+    pub async fn release(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
+        self.has_joined = false;
+        remove(db, self.name, self.owner).await
+    }
+
+    async fn join(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
+        create(db, self.name).await?;
+        self.replica.heartbeat_on(db).await?;
+        remove(db, self.name, self.owner).await?;
+        self.owner = Uuid::now_v7();
+        join(db, self.name, self.owner, self.replica.id()).await
+    }
+}
+
+/// The owner of some shards at the time when the fence was created.
+#[derive(Debug, Clone, Copy)]
+pub struct Fence {
+    name: &'static str,
+    owner: Uuid,
+}
+
+impl Fence {
+    /// Prevents other processes from taking over until the transaction ends. Returns false if one already has. The
+    /// commit does not wait for the disk.
+    pub async fn lock(&self, tx: &mut PgConnection) -> sqlx::Result<bool> {
+        lock(tx, self.name, self.owner, false).await
+    }
+}
+
+/// Creates the leases of a consumer, if they do not exist.
+pub(super) async fn create(db: &mut PgConnection, consumer: &str) -> sqlx::Result<()> {
+    let query = "insert into pillarbox.lease (consumer, shard) select $1, pillarbox.shards()
+                 on conflict (consumer, shard) do nothing";
+    sqlx::query(query).bind(consumer).execute(db).await.map(drop)
+}
+
+/// Adds a shard worker to a consumer.
+pub(super) async fn join(db: &mut PgConnection, consumer: &str, owner: Uuid, replica: Uuid) -> sqlx::Result<()> {
+    let query = "insert into pillarbox.shard_worker (consumer, owner, replica) values ($1, $2, $3)";
+    sqlx::query(query).bind(consumer).bind(owner).bind(replica).execute(db).await.map(drop)
+}
+
+/// Claims free shards up to the worker's part, and releases shards above it. The part is an even one, or all shards for
+/// the oldest worker (`undivided`). Returns the shards that the worker owns; None if it has lost its lease.
+pub(super) async fn rebalance(
+    db: &mut PgConnection,
+    consumer: &str,
+    owner: Uuid,
+    undivided: bool,
+) -> sqlx::Result<Option<BTreeSet<i16>>> {
+    remove_expired(db, consumer, owner).await?;
+    let row = sqlx::query(
+        "select (select count(*) from pillarbox.shard_worker where consumer = $1) as workers,
+                (select min(owner::text) from pillarbox.shard_worker where consumer = $1) = $2::text as is_oldest,
+                exists (select from pillarbox.shard_worker where consumer = $1 and owner = $2) as has_joined,
+                (select array_agg(shard) from pillarbox.lease where consumer = $1 and owner = $2) as shards",
+    )
+    .bind(consumer)
+    .bind(owner)
+    .fetch_one(&mut *db)
+    .await?;
+    if !row.try_get("has_joined")? {
+        return Ok(None);
+    }
+    let workers = row.try_get::<i64, _>("workers")?.max(1) as usize;
+    let mut owned: Vec<i16> = row.try_get::<Option<Vec<i16>>, _>("shards")?.unwrap_or_default();
+    let part = match (undivided, row.try_get::<Option<bool>, _>("is_oldest")?) {
+        (false, _) => (SHARDS as usize).div_ceil(workers),
+        (true, Some(true)) => SHARDS as usize,
+        (true, Some(false) | None) => 0,
+    };
+    if owned.len() < part {
+        owned.extend(claim(db, consumer, owner, (part - owned.len()) as i64).await?);
+    } else {
+        release(db, consumer, owner, &owned.split_off(part)).await?;
+    }
+    Ok(Some(owned.into_iter().collect()))
+}
+
+/// Removes the other shard workers whose process no longer sends heartbeats, except those that are committing right
+/// now.
+async fn remove_expired(db: &mut PgConnection, consumer: &str, owner: Uuid) -> sqlx::Result<()> {
+    let removed = sqlx::query(
+        "delete from pillarbox.shard_worker where consumer = $1 and owner in (
+             select owner from pillarbox.shard_worker as expired
+             where consumer = $1 and owner <> $2
+               and not exists (select from pillarbox.replica where id = expired.replica and until > now())
+             for update skip locked)",
+    )
+    .bind(consumer)
+    .bind(owner)
+    .execute(db)
+    .await?
+    .rows_affected();
+    if removed > 0 {
+        tracing::warn!(consumer, removed, "the lease of another process expired; its shards are taken over");
+    }
+    Ok(())
+}
+
+async fn claim(db: &mut PgConnection, consumer: &str, owner: Uuid, count: i64) -> sqlx::Result<Vec<i16>> {
+    sqlx::query_scalar(
+        "update pillarbox.lease set owner = $2, epoch = epoch + 1
+         where consumer = $1 and shard in (
+             select shard from pillarbox.lease as free
+             where consumer = $1
+               and not exists (select from pillarbox.shard_worker
+                               where consumer = $1 and shard_worker.owner = free.owner)
+             order by random() limit $3 for update skip locked)
+         returning shard",
+    )
+    .bind(consumer)
+    .bind(owner)
+    .bind(count)
+    .fetch_all(db)
+    .await
+}
+
+async fn release(db: &mut PgConnection, consumer: &str, owner: Uuid, shards: &[i16]) -> sqlx::Result<()> {
+    if shards.is_empty() {
+        return Ok(());
+    }
+    let query = "update pillarbox.lease set owner = null where consumer = $1 and owner = $2 and shard = any($3)";
+    sqlx::query(query).bind(consumer).bind(owner).bind(shards).execute(db).await.map(drop)
+}
+
+/// Removes a shard worker. Its shards are free at once.
+pub(super) async fn remove(db: &mut PgConnection, consumer: &str, owner: Uuid) -> sqlx::Result<()> {
+    let query = "delete from pillarbox.shard_worker where consumer = $1 and owner = $2";
+    sqlx::query(query).bind(consumer).bind(owner).execute(db).await.map(drop)
+}
+
+/// Prevents other processes from taking over until the transaction ends. Returns false if one already has. A
+/// transaction that saves only positions need not be `durable`: if it is lost, messages are processed again.
+pub(super) async fn lock(tx: &mut PgConnection, consumer: &str, owner: Uuid, durable: bool) -> sqlx::Result<bool> {
+    let query = match durable {
+        true => "select owner from pillarbox.shard_worker where consumer = $1 and owner = $2 for key share",
+        false => {
+            "select owner, set_config('synchronous_commit', 'off', true) from pillarbox.shard_worker
+             where consumer = $1 and owner = $2 for key share"
+        }
+    };
+    Ok(sqlx::query(query).bind(consumer).bind(owner).fetch_optional(tx).await?.is_some())
+}

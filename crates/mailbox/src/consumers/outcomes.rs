@@ -1,0 +1,187 @@
+//! The outcomes of a batch: which messages are parked, retried later, given up or finished.
+
+use std::collections::{HashMap, HashSet};
+
+use chrono::{DateTime, Utc};
+use sqlx::{Postgres, Transaction};
+
+use super::dead_letter_notice;
+use super::parked_messages::{self, Key, NewParked, key_of};
+use super::processor::{Delivery, Origin, Outcome};
+use super::retry::RetryPolicy;
+use crate::database::one_line;
+
+/// A message to park, with its attempts, the time of the next one, and the error.
+type ToPark<'a> = (&'a Delivery, i32, Option<DateTime<Utc>>, Option<String>);
+
+/// The outcomes of a batch, collected to be saved in one transaction.
+pub(super) struct Outcomes<'a> {
+    consumer: &'a str,
+    retry: RetryPolicy,
+    now: DateTime<Utc>,
+    to_park: Vec<ToPark<'a>>,
+    /// Parked messages to retry later: id, attempts, time, error.
+    to_retry: Vec<(i64, i32, DateTime<Utc>, String)>,
+    /// Parked messages to give up: delivery, id, attempts, error.
+    to_give_up: Vec<(&'a Delivery, i64, i32, String)>,
+    /// Ids of parked messages that are done.
+    finished: Vec<i64>,
+    /// Ids of parked messages that an operator discarded.
+    discarded: Vec<i64>,
+    /// Keys whose parked messages have changed, with their shards.
+    changed_keys: HashMap<Key, i16>,
+    counts: HashMap<&'static str, u64>,
+}
+
+/// Whether a key has parked messages after a batch.
+pub(super) struct KeyState {
+    pub(super) shard: i16,
+    pub(super) key: Key,
+    pub(super) is_blocked: bool,
+}
+
+impl<'a> Outcomes<'a> {
+    pub(super) fn new(consumer: &'a str, retry: RetryPolicy, now: DateTime<Utc>) -> Outcomes<'a> {
+        Outcomes {
+            consumer,
+            retry,
+            now,
+            to_park: Vec::new(),
+            to_retry: Vec::new(),
+            to_give_up: Vec::new(),
+            finished: Vec::new(),
+            discarded: Vec::new(),
+            changed_keys: HashMap::new(),
+            counts: HashMap::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, delivery: &'a Delivery, outcome: Outcome) {
+        let (parked_id, attempts) = match delivery.origin {
+            Origin::Log => (None, 0),
+            Origin::Parked { id, attempts, .. } => (Some(id), attempts),
+        };
+        let was_parked = parked_id.is_some();
+        let label = match outcome {
+            Outcome::Done | Outcome::Unrouted => {
+                match delivery.origin {
+                    Origin::Parked { discarded: true, .. } => self.discarded.extend(parked_id),
+                    Origin::Parked { .. } | Origin::Log => self.finished.extend(parked_id),
+                }
+                if outcome == Outcome::Done { "done" } else { "unrouted" }
+            }
+            Outcome::Behind => {
+                if !was_parked {
+                    self.to_park.push((delivery, 0, None, None));
+                }
+                "behind"
+            }
+            Outcome::Failed(error) => self.add_failure(delivery, parked_id, attempts + 1, one_line(&error)),
+        };
+        *self.counts.entry(label).or_default() += 1;
+        if (was_parked || label == "failed" || label == "behind")
+            && let Some(key) = key_of(&delivery.message)
+        {
+            self.changed_keys.insert(key, delivery.message.shard);
+        }
+    }
+
+    fn add_failure(
+        &mut self,
+        delivery: &'a Delivery,
+        parked_id: Option<i64>,
+        attempts: i32,
+        error: String,
+    ) -> &'static str {
+        let message = &delivery.message;
+        let next_at = self.retry.delay_after(attempts).map(|delay| self.now + delay);
+        // Only the first and the last failure are warnings: a message that waits for a queue to be bound is retried
+        // forever.
+        match attempts == 1 || next_at.is_none() {
+            true => tracing::warn!(
+                consumer = self.consumer, message_id = %message.message_id, topic = message.topic, attempts, error,
+                "a message failed"
+            ),
+            false => tracing::debug!(
+                consumer = self.consumer, message_id = %message.message_id, attempts, error, "a message failed again"
+            ),
+        }
+        match (parked_id, next_at) {
+            (None, next_at) => {
+                // Without retries it is parked as due now, and given up when it fails again.
+                self.to_park.push((delivery, attempts, Some(next_at.unwrap_or(self.now)), Some(error)));
+                "failed"
+            }
+            (Some(id), Some(next_at)) => {
+                self.to_retry.push((id, attempts, next_at, error));
+                "failed"
+            }
+            (Some(id), None) => {
+                self.to_give_up.push((delivery, id, attempts, error));
+                "dead"
+            }
+        }
+    }
+
+    /// Whether there is nothing to save besides the new positions.
+    pub(super) fn is_plain(&self) -> bool {
+        self.to_park.is_empty()
+            && self.to_retry.is_empty()
+            && self.to_give_up.is_empty()
+            && self.finished.is_empty()
+            && self.discarded.is_empty()
+            && self.changed_keys.is_empty()
+    }
+
+    /// Saves the outcomes. Returns the state of the keys whose parked messages have changed.
+    pub(super) async fn save(&self, tx: &mut Transaction<'_, Postgres>) -> sqlx::Result<Vec<KeyState>> {
+        let to_park: Vec<NewParked<'_>> = self
+            .to_park
+            .iter()
+            .map(|(delivery, attempts, next_at, error)| NewParked {
+                message: &delivery.message,
+                run: delivery.run,
+                attempts: *attempts,
+                next_at: *next_at,
+                last_error: error.as_deref(),
+            })
+            .collect();
+        parked_messages::insert(tx, self.consumer, &to_park).await?;
+        for (id, attempts, next_at, error) in &self.to_retry {
+            parked_messages::retry_at(tx, *id, *attempts, *next_at, error).await?;
+        }
+        for (delivery, id, attempts, error) in &self.to_give_up {
+            parked_messages::give_up(tx, *id, *attempts, error).await?;
+            dead_letter_notice::post_notice(tx, self.consumer, &delivery.message, *attempts, error).await?;
+        }
+        if !self.finished.is_empty() || !self.discarded.is_empty() {
+            parked_messages::delete(tx, &self.finished, &self.discarded).await?;
+        }
+        if self.changed_keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys: HashSet<Key> = self.changed_keys.keys().cloned().collect();
+        parked_messages::unblock(tx, self.consumer, &keys, self.now).await?;
+        let blocked = parked_messages::still_blocked(tx, self.consumer, &keys).await?;
+        let state = |(key, shard): (&Key, &i16)| KeyState {
+            shard: *shard,
+            key: key.clone(),
+            is_blocked: blocked.contains(key),
+        };
+        Ok(self.changed_keys.iter().map(state).collect())
+    }
+
+    /// Returns when the first of the newly parked messages is due.
+    pub(super) fn next_due(&self) -> Option<DateTime<Utc>> {
+        let parked = self.to_park.iter().filter_map(|(_, _, next_at, _)| *next_at);
+        parked.chain(self.to_retry.iter().map(|(_, _, next_at, _)| *next_at)).min()
+    }
+
+    /// Adds the outcomes to the metrics.
+    pub(super) fn count(&self) {
+        for (outcome, count) in &self.counts {
+            let labels = [("consumer", self.consumer.to_owned()), ("outcome", (*outcome).to_owned())];
+            metrics::counter!("pillarbox_consumer_messages_total", &labels).increment(*count);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Storage of parked messages: failed messages that wait for their retry, and later messages of the same key behind
+//! them. Only the owner of a shard processes them.
+
+use std::collections::HashSet;
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use super::processor::{Delivery, Origin};
+use crate::log::{AggregateId, Message};
+
+/// The columns that parked messages and dead letters have in common: the whole message.
+pub(crate) const CONTENT: &str = "log_id, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, \
+                                  payload, at";
+
+/// A tenant and a key.
+pub(super) type Key = (String, String);
+
+pub(super) fn key_of(message: &Message) -> Option<Key> {
+    message.key.as_ref().map(|key| (message.tenant.clone(), key.clone()))
+}
+
+/// A message to be parked.
+pub(super) struct NewParked<'a> {
+    pub(super) message: &'a Message,
+    pub(super) run: i32,
+    pub(super) attempts: i32,
+    /// None: it waits behind an earlier message of its key.
+    pub(super) next_at: Option<DateTime<Utc>>,
+    pub(super) last_error: Option<&'a str>,
+}
+
+/// Parks the messages, in this order.
+pub(super) async fn insert(tx: &mut PgConnection, consumer: &str, new: &[NewParked<'_>]) -> sqlx::Result<()> {
+    if new.is_empty() {
+        return Ok(());
+    }
+    let text = |of: fn(&Message) -> Option<&str>| new.iter().map(|parked| of(parked.message)).collect::<Vec<_>>();
+    let aggregate_id = |parked: &NewParked<'_>| parked.message.aggregate_id.as_ref().map(AggregateId::to_json);
+    sqlx::query(
+        "insert into pillarbox.parked (consumer, shard, run, attempts, next_at, last_error, log_id, message_id, source,
+             tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
+         select $1, shard, run, attempts, next_at, last_error, log_id, message_id, source, tenant, topic, key,
+             aggregate_type, aggregate_id::json, headers::jsonb, payload::json, at
+         from unnest($2::smallint[], $3::integer[], $4::integer[], $5::timestamptz[], $6::text[], $7::bigint[],
+             $8::uuid[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[],
+             $16::text[], $17::timestamptz[]) with ordinality
+             as new (shard, run, attempts, next_at, last_error, log_id, message_id, source, tenant, topic, key,
+                     aggregate_type, aggregate_id, headers, payload, at, n)
+         order by new.n
+         on conflict (consumer, message_id, run) do nothing",
+    )
+    .bind(consumer)
+    .bind(new.iter().map(|parked| parked.message.shard).collect::<Vec<_>>())
+    .bind(new.iter().map(|parked| parked.run).collect::<Vec<_>>())
+    .bind(new.iter().map(|parked| parked.attempts).collect::<Vec<_>>())
+    .bind(new.iter().map(|parked| parked.next_at).collect::<Vec<_>>())
+    .bind(new.iter().map(|parked| parked.last_error).collect::<Vec<_>>())
+    .bind(new.iter().map(|parked| parked.message.id).collect::<Vec<_>>())
+    .bind(new.iter().map(|parked| parked.message.message_id).collect::<Vec<_>>())
+    .bind(text(|message| Some(&message.source)))
+    .bind(text(|message| Some(&message.tenant)))
+    .bind(text(|message| Some(&message.topic)))
+    .bind(text(|message| message.key.as_deref()))
+    .bind(text(|message| message.aggregate_type.as_deref()))
+    .bind(new.iter().map(aggregate_id).collect::<Vec<_>>())
+    .bind(text(|message| Some(message.headers.get())))
+    .bind(text(|message| Some(message.payload.get())))
+    .bind(new.iter().map(|parked| parked.message.at).collect::<Vec<_>>())
+    .execute(tx)
+    .await
+    .map(drop)
+}
+
+/// Returns the keys of these shards that have parked messages. Later messages of these keys must wait.
+pub(super) async fn blocked_keys(
+    db: &mut PgConnection,
+    consumer: &str,
+    shards: &[i16],
+) -> sqlx::Result<Vec<(i16, Key)>> {
+    let rows = sqlx::query(
+        "select distinct shard, tenant, key from pillarbox.parked
+         where consumer = $1 and shard = any($2::smallint[]) and key is not null",
+    )
+    .bind(consumer)
+    .bind(shards)
+    .fetch_all(db)
+    .await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?)))).collect()
+}
+
+/// Returns which of these keys still have parked messages.
+pub(super) async fn still_blocked(
+    db: &mut PgConnection,
+    consumer: &str,
+    keys: &HashSet<Key>,
+) -> sqlx::Result<HashSet<Key>> {
+    let (tenants, keys): (Vec<&str>, Vec<&str>) = keys.iter().map(|(t, k)| (t.as_str(), k.as_str())).unzip();
+    let found: Vec<Key> = sqlx::query_as(
+        "select tenant, key from unnest($2::text[], $3::text[]) as candidate (tenant, key)
+         where exists (select from pillarbox.parked
+                       where parked.consumer = $1 and parked.tenant = candidate.tenant and parked.key = candidate.key)",
+    )
+    .bind(consumer)
+    .bind(tenants)
+    .bind(keys)
+    .fetch_all(db)
+    .await?;
+    Ok(found.into_iter().collect())
+}
+
+/// Returns the messages that are due, each with some of the messages that wait behind it, so that a long queue behind a
+/// key does not proceed one message at a time.
+pub(super) async fn due(
+    db: &mut PgConnection,
+    consumer: &str,
+    shards: &[i16],
+    now: DateTime<Utc>,
+    limit: u32,
+) -> sqlx::Result<Vec<Delivery>> {
+    // A dead letter that an operator retries is due even if it is parked behind others of its key. No message follows
+    // it then, because it would overtake the others.
+    let rows = sqlx::query(
+        "with head as (
+             select * from pillarbox.parked
+             where consumer = $1 and shard = any($2::smallint[]) and next_at <= $3 order by next_at limit $4
+         ), behind as (
+             select follower.* from head cross join lateral (
+                 select * from pillarbox.parked
+                 where consumer = $1 and tenant = head.tenant and key = head.key and id > head.id
+                   and next_at is null
+                   and not exists (select from pillarbox.parked as earlier
+                                   where consumer = $1 and tenant = head.tenant and key = head.key
+                                     and id < head.id)
+                 order by id limit greatest(1, $4 / (select count(*) from head))
+             ) follower
+         )
+         select * from head union all select * from behind order by id",
+    )
+    .bind(consumer)
+    .bind(shards)
+    .bind(now)
+    .bind(i64::from(limit))
+    .fetch_all(db)
+    .await?;
+    let delivery = |row| -> sqlx::Result<Delivery> {
+        Ok(Delivery {
+            run: Row::try_get(row, "run")?,
+            is_replayed: false,
+            origin: Origin::Parked {
+                id: Row::try_get(row, "id")?,
+                attempts: Row::try_get(row, "attempts")?,
+                discarded: Row::try_get(row, "discarded")?,
+            },
+            message: Message::from_copy_row(row)?,
+        })
+    };
+    rows.iter().map(delivery).collect()
+}
+
+/// Returns when the next message is due.
+pub(super) async fn next_due(
+    db: &mut PgConnection,
+    consumer: &str,
+    shards: &[i16],
+) -> sqlx::Result<Option<DateTime<Utc>>> {
+    sqlx::query_scalar(
+        "select min(next_at) from pillarbox.parked
+         where consumer = $1 and shard = any($2::smallint[]) and next_at is not null",
+    )
+    .bind(consumer)
+    .bind(shards)
+    .fetch_one(db)
+    .await
+}
+
+/// Schedules the next retry of a message that failed again.
+pub(super) async fn retry_at(
+    tx: &mut PgConnection,
+    id: i64,
+    attempts: i32,
+    next_at: DateTime<Utc>,
+    error: &str,
+) -> sqlx::Result<()> {
+    let query = "update pillarbox.parked set attempts = $2, next_at = $3, last_error = $4 where id = $1";
+    sqlx::query(query).bind(id).bind(attempts).bind(next_at).bind(error).execute(tx).await.map(drop)
+}
+
+/// Deletes messages that are done and messages that an operator discarded.
+pub(super) async fn delete(tx: &mut PgConnection, done: &[i64], discarded: &[i64]) -> sqlx::Result<()> {
+    let query = "delete from pillarbox.parked where id = any($1)";
+    sqlx::query(query).bind(discarded).execute(&mut *tx).await?;
+    let query = "delete from pillarbox.parked where id = any($1) returning discarded, consumer, message_id";
+    let done: Vec<(bool, String, Uuid)> = sqlx::query_as(query).bind(done).fetch_all(&mut *tx).await?;
+    // An operator discarded it while it was being processed: it is done after all.
+    for (_, consumer, message_id) in done.into_iter().filter(|(discarded, ..)| *discarded) {
+        let query = "delete from pillarbox.discarded where consumer = $1 and message_id = $2";
+        sqlx::query(query).bind(consumer).bind(message_id).execute(&mut *tx).await?;
+    }
+    Ok(())
+}
+
+/// Turns a parked message into a dead letter.
+pub(super) async fn give_up(tx: &mut PgConnection, id: i64, attempts: i32, error: &str) -> sqlx::Result<()> {
+    let query = format!(
+        "with given_up as (delete from pillarbox.parked where id = $1 returning *)
+         insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, {CONTENT})
+         select consumer, shard, run, $2, $3, {CONTENT} from given_up"
+    );
+    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(attempts).bind(error);
+    query.execute(tx).await.map(drop)
+}
+
+/// Makes the first message of each of these keys due now, unless it already has a time.
+pub(super) async fn unblock(
+    tx: &mut PgConnection,
+    consumer: &str,
+    keys: &HashSet<Key>,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let (tenants, keys): (Vec<&str>, Vec<&str>) = keys.iter().map(|(t, k)| (t.as_str(), k.as_str())).unzip();
+    sqlx::query(
+        "update pillarbox.parked set next_at = $4
+         from unnest($2::text[], $3::text[]) as changed (tenant, key)
+         cross join lateral (
+             select id from pillarbox.parked
+             where consumer = $1 and tenant = changed.tenant and key = changed.key order by id limit 1
+         ) as head
+         where parked.id = head.id and parked.next_at is null",
+    )
+    .bind(consumer)
+    .bind(tenants)
+    .bind(keys)
+    .bind(now)
+    .execute(tx)
+    .await
+    .map(drop)
+}
+
+/// Turns all parked messages of one consumer, or of all consumers, into dead letters.
+pub(crate) async fn give_up_all(tx: &mut PgConnection, consumer: Option<&str>, reason: &str) -> sqlx::Result<()> {
+    let query = format!(
+        "with given_up as (delete from pillarbox.parked where $1::text is null or consumer = $1 returning *)
+         insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, {CONTENT})
+         select consumer, shard, run, attempts, $2, {CONTENT} from given_up order by id"
+    );
+    sqlx::query(sqlx::AssertSqlSafe(query)).bind(consumer).bind(reason).execute(tx).await.map(drop)
+}

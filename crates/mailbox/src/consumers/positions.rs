@@ -1,0 +1,95 @@
+//! The stored positions of consumers: appended, and the newest row wins.
+
+use std::collections::BTreeMap;
+
+use sqlx::postgres::PgArguments;
+use sqlx::{PgConnection, PgExecutor, Postgres, Row};
+use uuid::Uuid;
+
+use crate::log::{Position, Snapshot};
+
+/// Loads the newest positions of these shards. A shard without one starts at the beginning.
+pub(super) async fn load(
+    db: &mut PgConnection,
+    consumer: &str,
+    shards: &[i16],
+) -> sqlx::Result<BTreeMap<i16, Position>> {
+    let rows = sqlx::query(
+        "select shard, old_id, old::text as old, old_at, new_id, new::text as new, new_at, last_id
+         from unnest($2::smallint[]) as shard cross join lateral pillarbox.latest_position($1, shard)",
+    )
+    .bind(consumer)
+    .bind(shards)
+    .fetch_all(&mut *db)
+    .await?;
+    let beginning = Snapshot::beginning(db).await?;
+    let mut positions: BTreeMap<i16, Position> =
+        shards.iter().map(|shard| (*shard, Position::after(beginning.clone()))).collect();
+    for row in rows {
+        let old =
+            Snapshot { id_before: row.try_get("old_id")?, visible: row.try_get("old")?, at: row.try_get("old_at")? };
+        let new =
+            Snapshot { id_before: row.try_get("new_id")?, visible: row.try_get("new")?, at: row.try_get("new_at")? };
+        positions.insert(row.try_get("shard")?, Position { old, new, last_id: row.try_get("last_id")? });
+    }
+    Ok(positions)
+}
+
+/// Saves new positions: one row for each window, which most often is one row for all shards.
+pub(crate) async fn append(
+    db: &mut PgConnection,
+    consumer: &str,
+    positions: &BTreeMap<i16, Position>,
+) -> sqlx::Result<()> {
+    for ((old, new), (shards, last_ids)) in by_window(positions) {
+        let query =
+            "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
+                     values ($1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9)";
+        bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).execute(&mut *db).await?;
+    }
+    Ok(())
+}
+
+/// Locks the shard worker's row and saves new positions of a single window, in one statement. Positions without effects
+/// need not be `durable`: if they are lost, messages are processed again. Returns false if the worker has lost its
+/// lease, and None if the positions are in several windows.
+pub(super) async fn lock_and_append(
+    db: impl PgExecutor<'_>,
+    consumer: &str,
+    owner: Uuid,
+    positions: &BTreeMap<i16, Position>,
+    durable: bool,
+) -> sqlx::Result<Option<bool>> {
+    let mut windows = by_window(positions).into_iter();
+    let (Some(((old, new), (shards, last_ids))), None) = (windows.next(), windows.next()) else { return Ok(None) };
+    let query = "with locked as (
+                     select case when not $11 then set_config('synchronous_commit', 'off', true) end
+                     from pillarbox.shard_worker where consumer = $1 and owner = $10 for key share)
+                 insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
+                 select $1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9 from locked";
+    let query = bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).bind(owner).bind(durable);
+    Ok(Some(query.execute(db).await?.rows_affected() == 1))
+}
+
+/// The two snapshots of a window.
+type Bounds<'a> = (&'a Snapshot, &'a Snapshot);
+/// A window with its shards and the last id that was read in each.
+type WindowShards<'a> = (Bounds<'a>, (Vec<i16>, Vec<i64>));
+
+fn by_window(positions: &BTreeMap<i16, Position>) -> Vec<WindowShards<'_>> {
+    let mut windows = BTreeMap::<Bounds<'_>, (Vec<i16>, Vec<i64>)>::new();
+    for (shard, position) in positions {
+        let (shards, last_ids) = windows.entry((&position.old, &position.new)).or_default();
+        shards.push(*shard);
+        last_ids.push(position.last_id);
+    }
+    windows.into_iter().collect()
+}
+
+type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
+
+fn bind<'q>(query: Query<'q>, old: &'q Snapshot, new: &'q Snapshot, shards: Vec<i16>, last_ids: Vec<i64>) -> Query<'q> {
+    let query = query.bind(shards).bind(last_ids);
+    let query = query.bind(&old.visible).bind(old.id_before).bind(old.at);
+    query.bind(&new.visible).bind(new.id_before).bind(new.at)
+}

@@ -1,0 +1,121 @@
+//! The interface between a shard worker and the code that processes messages.
+
+use std::future::Future;
+
+use sqlx::{PgPool, Postgres, Transaction};
+use uuid::Uuid;
+
+use super::leases;
+use crate::log::Message;
+
+/// One message that is given to a processor.
+pub struct Delivery {
+    pub message: Message,
+    /// 0 is live; a replay that repeats messages has a run of its own.
+    pub run: i32,
+    /// It belongs to a replay and may have taken effect before.
+    pub is_replayed: bool,
+    pub(super) origin: Origin,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Origin {
+    Log,
+    /// `id` is the id of the parked row.
+    Parked {
+        id: i64,
+        attempts: i32,
+        discarded: bool,
+    },
+}
+
+impl Delivery {
+    pub(super) fn live(message: Message) -> Delivery {
+        Delivery { message, run: 0, is_replayed: false, origin: Origin::Log }
+    }
+
+    pub(super) fn replayed(message: Message, run: i32) -> Delivery {
+        Delivery { message, run, is_replayed: true, origin: Origin::Log }
+    }
+}
+
+/// The result of processing one message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// It was published, and no queue is bound for it.
+    Unrouted,
+    Failed(String),
+    /// It was not tried, because an earlier message of its key failed.
+    Behind,
+}
+
+/// The result of processing one batch.
+pub struct BatchResult {
+    /// One for each delivery, in the same order.
+    pub outcomes: Vec<Outcome>,
+    /// The transaction with the effects, if they are in this database. The outcomes are committed with it.
+    pub tx: Option<Transaction<'static, Postgres>>,
+}
+
+/// Processes the messages of a consumer.
+pub trait Processor: Send {
+    /// Processes the deliveries in order. On an error the state of the batch is unknown, and it is processed again.
+    fn process(
+        &mut self,
+        context: &WorkerContext,
+        deliveries: &[&Delivery],
+    ) -> impl Future<Output = Result<BatchResult, ConsumerError>> + Send;
+
+    /// Called after the last batch was committed.
+    fn committed(&mut self) {}
+
+    /// Returns how many deliveries the next batch may have. A batch from several shards has at least one of each.
+    fn batch_limit(&self) -> u32 {
+        u32::MAX
+    }
+}
+
+/// The shard worker that calls a processor.
+#[derive(Clone)]
+pub struct WorkerContext {
+    pub db: PgPool,
+    /// The name of the consumer.
+    pub consumer: String,
+    /// The last batch could not be committed: process messages one by one, to find the one that fails.
+    pub isolate_failures: bool,
+    pub(super) owner: Uuid,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConsumerError {
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+    #[error("lost the lease to another process")]
+    LeaseLost,
+    #[error(
+        "database-restored: this database was restored or copied; run `pillarbox recover --from TIME` or `pillarbox recover --skip`"
+    )]
+    Restored,
+    #[error(
+        "{0} is lapsed: it was too far behind, and retention no longer waits for it; run `pillarbox cursors reset {0}`"
+    )]
+    Lapsed(String),
+    #[error("the database may have restarted; the batch is read again")]
+    Invalidated,
+    /// Nothing was processed: the next batch has at most as many messages as [`Processor::batch_limit`] says then.
+    #[error("the batch is too large")]
+    BatchTooLarge,
+    #[error("{0}")]
+    Processing(String),
+}
+
+impl WorkerContext {
+    /// Prevents other processes from taking over until the transaction ends. Fails if one already has.
+    pub(super) async fn lock(&self, tx: &mut Transaction<'_, Postgres>, durable: bool) -> Result<(), ConsumerError> {
+        match leases::lock(tx, &self.consumer, self.owner, durable).await? {
+            true => Ok(()),
+            false => Err(ConsumerError::LeaseLost),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The runtime of a process: one watcher, one heartbeat, and some shard workers for each consumer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kit::clock::Clock;
+use kit::health::Health;
+use kit::worker::{Round, Wake, Worker};
+use sqlx::PgPool;
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::consumer::{Consumer, ConsumerKind, StartAt};
+use super::handler::{Handler, HandlerProcessor};
+use super::leases::ShardAssignment;
+use super::processor::{ConsumerError, Processor};
+use super::replica::Replica;
+use super::retry::RetryPolicy;
+use super::shard_worker::{ShardWorker, ShardWorkerOptions};
+use crate::database::{self, PoolLimits, cluster_identity};
+use crate::log::{Filter, MessagePattern, POLL_INTERVAL, Watcher};
+
+/// A consumer with a handler. Its code is the same whether its messages come from the log or from a RabbitMQ queue.
+pub struct Subscription {
+    pub consumer: &'static str,
+    /// The sources that it trusts, and its topics.
+    pub matching: MessagePattern,
+    pub start: StartAt,
+    pub handler: Arc<dyn Handler>,
+}
+
+/// How a process runs a consumer.
+#[derive(Debug, Clone, Copy)]
+pub struct ConsumerOptions {
+    /// The number of shard workers: this many batches are processed concurrently, each with different keys.
+    pub workers: u32,
+    pub worker: ShardWorkerOptions,
+    /// The longest time that an idle shard worker waits without being woken.
+    pub pause: Duration,
+    /// The delay before the first round.
+    pub delay: Duration,
+}
+
+impl Default for ConsumerOptions {
+    /// The options for handlers.
+    fn default() -> ConsumerOptions {
+        let retry = RetryPolicy { retries: Some(3), first: Duration::from_secs(1), longest: Duration::from_secs(60) };
+        ConsumerOptions {
+            workers: 1,
+            worker: ShardWorkerOptions { batch: 100, retry, in_log_order: false },
+            pause: Duration::from_secs(1),
+            delay: Duration::ZERO,
+        }
+    }
+}
+
+pub struct Runtime {
+    db: PgPool,
+    /// For the watcher and the heartbeat alone: a busy pool must not cost a process its leases.
+    vital_db: PgPool,
+    clock: Clock,
+    watcher: Watcher,
+    replica: Arc<Replica>,
+    health: Health,
+    stop: CancellationToken,
+    workers: TaskTracker,
+    /// The watcher and the heartbeat, which run until the workers have ended.
+    vital_tasks: TaskTracker,
+    vital_stop: CancellationToken,
+}
+
+impl Runtime {
+    /// Starts the watcher and the heartbeat.
+    pub fn start(db: PgPool, clock: Clock, replica: Replica, health: Health, stop: CancellationToken) -> Runtime {
+        let limits = PoolLimits { connections_min: 0, connections_max: 2, for_workers: true, ..PoolLimits::default() };
+        let runtime = Runtime {
+            vital_db: database::pool((*db.connect_options()).clone(), limits),
+            db,
+            clock,
+            watcher: Watcher::default(),
+            replica: Arc::new(replica),
+            health,
+            stop,
+            workers: TaskTracker::new(),
+            vital_tasks: TaskTracker::new(),
+            vital_stop: CancellationToken::new(),
+        };
+        let vital = |name: &str, pause, wake| Worker {
+            name: name.to_owned(),
+            pause,
+            wake,
+            stop: runtime.vital_stop.clone(),
+            probe: runtime.health.task(name, true),
+        };
+        let worker = vital("watcher", POLL_INTERVAL, runtime.watcher.wake_handle());
+        let (db, watcher) = (runtime.vital_db.clone(), runtime.watcher.clone());
+        runtime.vital_tasks.spawn(async move { worker.run(|| watcher.round(&db)).await });
+
+        let worker = vital("heartbeat", runtime.replica.heartbeat_interval(), Wake::default());
+        let (db, replica, watcher) = (runtime.vital_db.clone(), runtime.replica.clone(), runtime.watcher.clone());
+        runtime.vital_tasks.spawn(async move { worker.run(|| heartbeat(&db, &replica, &watcher)).await });
+        runtime
+    }
+
+    /// Returns the watcher, to wake it after a post.
+    pub fn watcher(&self) -> &Watcher {
+        &self.watcher
+    }
+
+    /// Creates the assignment of shards for work that is divided by shard but does not read the log.
+    pub fn shard_assignment(&self, name: &'static str) -> ShardAssignment {
+        ShardAssignment::new(name, self.replica.clone())
+    }
+
+    pub fn db(&self) -> &PgPool {
+        &self.db
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Runs a consumer with a handler.
+    pub fn subscribe(&self, subscription: &Subscription, options: ConsumerOptions) {
+        let consumer = Consumer {
+            name: subscription.consumer.to_owned(),
+            kind: ConsumerKind::Handler,
+            filter: Filter::matching(&subscription.matching),
+            start: subscription.start,
+        };
+        self.consume(&consumer, options, || HandlerProcessor::new(subscription.handler.clone()));
+    }
+
+    /// Runs a consumer with a processor of any kind.
+    pub fn consume<P: Processor + 'static>(
+        &self,
+        consumer: &Consumer,
+        options: ConsumerOptions,
+        mut processor: impl FnMut() -> P,
+    ) {
+        for number in 0..options.workers {
+            let name = format!("{}/{number}", consumer.name);
+            let probe = self.health.task(name.clone(), false);
+            let (wake, stop) = (self.watcher.subscribe(), self.stop.clone());
+            let worker = Worker { name, pause: options.pause, wake, stop: stop.clone(), probe };
+            let shard_worker = ShardWorker::new(
+                self.db.clone(),
+                consumer.clone(),
+                options.worker,
+                self.replica.clone(),
+                self.watcher.clone(),
+                self.clock.clone(),
+                processor(),
+            );
+            self.workers.spawn(async move {
+                tokio::select! {
+                    () = tokio::time::sleep(options.delay) => {}
+                    () = stop.cancelled() => return,
+                }
+                let shard_worker = Mutex::new(shard_worker);
+                worker.run(async || shard_worker.lock().await.round().await).await;
+                if let Err(error) = shard_worker.lock().await.release().await {
+                    tracing::warn!(%error, "could not release the leases; they expire by themselves");
+                }
+            });
+        }
+    }
+
+    /// Runs another task of this process until it is stopped. The heartbeat continues until the task has ended.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.workers.spawn(task);
+    }
+
+    pub fn worker(&self, name: String, pause: Duration) -> Worker {
+        let probe = self.health.task(name.clone(), false);
+        Worker { name, pause, wake: Wake::default(), stop: self.stop.clone(), probe }
+    }
+
+    /// Waits until the workers have ended, and releases the leases of this process. `stop` must be cancelled.
+    pub async fn join(&self) {
+        self.workers.close();
+        self.workers.wait().await;
+        self.vital_stop.cancel();
+        self.vital_tasks.close();
+        self.vital_tasks.wait().await;
+        if let Err(error) = self.replica.remove(&self.vital_db).await {
+            tracing::warn!(%error, "could not release the leases; they expire by themselves");
+        }
+        self.vital_db.close().await;
+    }
+}
+
+/// Sends a heartbeat. Fails, and thereby makes the process unready, if the database was restored.
+async fn heartbeat(db: &PgPool, replica: &Replica, watcher: &Watcher) -> Result<Round, ConsumerError> {
+    // The heartbeat may be the first to notice a restart of the database.
+    replica.heartbeat(db).await.inspect_err(|_| watcher.invalidate())?;
+    match cluster_identity::is_restored(&mut *db.acquire().await?).await? {
+        true => Err(ConsumerError::Restored),
+        false => Ok(Round::Idle),
+    }
+}

@@ -1,0 +1,299 @@
+//! The loop of one process that works on some shards of one consumer.
+//!
+//! A round renews the leases, then processes due parked messages, the next messages of the log, and a chunk of a
+//! replay. The outcomes of a batch (done, parked, dead) are committed in one transaction with the new positions. A
+//! round that fails commits nothing, and the next one loads its state from the database.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kit::clock::Clock;
+use kit::worker::Round;
+use sqlx::PgPool;
+use uuid::Uuid;
+
+use super::commit::commit;
+use super::consumer::{self, Consumer};
+use super::outcomes::Outcomes;
+use super::owned_shards::OwnedShards;
+use super::processor::{BatchResult, ConsumerError, Delivery, Origin, Outcome, Processor, WorkerContext};
+use super::replay_reader::ReplayShard;
+use super::replica::Replica;
+use super::retry::RetryPolicy;
+use super::{leases, parked_messages};
+use crate::database::cluster_identity;
+use crate::log::{Reader, Watcher};
+
+/// How often positions are saved while no message matches.
+const IDLE_SAVE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How many batches a worker that is behind reads at once: the fixed cost of a batch matters then.
+const BATCHES_WHEN_BEHIND: u32 = 10;
+
+#[derive(Debug, Clone, Copy)]
+pub struct ShardWorkerOptions {
+    /// How many messages are processed at a time; a multiple of it while the worker is behind.
+    pub batch: u32,
+    pub retry: RetryPolicy,
+    /// One worker of all processes owns all shards and reads them in the order of the log; the others stand by.
+    pub in_log_order: bool,
+}
+
+impl ShardWorkerOptions {
+    fn reader(&self, consumer: &Consumer) -> Reader {
+        let reader = Reader::new(consumer.filter.clone());
+        if self.in_log_order { reader.in_log_order() } else { reader }
+    }
+}
+
+pub struct ShardWorker<P> {
+    context: WorkerContext,
+    consumer: Consumer,
+    options: ShardWorkerOptions,
+    replica: Arc<Replica>,
+    watcher: Watcher,
+    clock: Clock,
+    processor: P,
+    shards: OwnedShards,
+    is_registered: bool,
+    rebalanced_at: Option<Instant>,
+    /// Still set at the start of a round if the last round panicked.
+    is_in_round: bool,
+    /// The watcher's count of invalidations when the shards were loaded.
+    invalidations: u64,
+}
+
+impl<P: Processor> ShardWorker<P> {
+    pub(super) fn new(
+        db: PgPool,
+        consumer: Consumer,
+        options: ShardWorkerOptions,
+        replica: Arc<Replica>,
+        watcher: Watcher,
+        clock: Clock,
+        processor: P,
+    ) -> ShardWorker<P> {
+        ShardWorker {
+            context: WorkerContext {
+                db,
+                consumer: consumer.name.clone(),
+                isolate_failures: false,
+                owner: Uuid::now_v7(),
+            },
+            shards: OwnedShards::new(options.reader(&consumer)),
+            consumer,
+            options,
+            replica,
+            watcher,
+            clock,
+            processor,
+            is_registered: false,
+            rebalanced_at: None,
+            is_in_round: false,
+            invalidations: 0,
+        }
+    }
+
+    /// Runs one round. Returns `Busy` if there is more to do.
+    pub(super) async fn round(&mut self) -> Result<Round, ConsumerError> {
+        // The last round panicked. Its messages were read but not committed.
+        if std::mem::replace(&mut self.is_in_round, true) {
+            self.reset();
+            self.context.isolate_failures = true;
+        }
+        if std::mem::replace(&mut self.invalidations, self.watcher.invalidations()) != self.invalidations {
+            self.reset();
+        }
+        let result = self.try_round().await;
+        self.is_in_round = false;
+        let error = match result {
+            Ok(round) => return Ok(round),
+            Err(error) => error,
+        };
+        self.reset();
+        self.context.isolate_failures = true;
+        match error {
+            ConsumerError::LeaseLost => {
+                tracing::info!(consumer = self.context.consumer, "lost the lease to another process; rejoining");
+                self.is_registered = false;
+                Ok(Round::Busy)
+            }
+            ConsumerError::BatchTooLarge => Ok(Round::Busy),
+            error => Err(error),
+        }
+    }
+
+    /// Saves the positions and releases all shards, so that other processes can take over at once.
+    pub(super) async fn release(&mut self) -> Result<(), ConsumerError> {
+        if self.is_in_round {
+            self.reset();
+        }
+        let saved = match self.shards.is_empty() {
+            true => Ok(()),
+            false => self.process(Vec::new(), &[]).await,
+        };
+        self.reset();
+        let mut db = self.context.db.acquire().await?;
+        leases::remove(&mut db, &self.context.consumer, self.context.owner).await?;
+        saved
+    }
+
+    async fn try_round(&mut self) -> Result<Round, ConsumerError> {
+        if self.rebalanced_at.is_none_or(|at| at.elapsed() > self.replica.heartbeat_interval()) {
+            self.rebalance().await?;
+        }
+        let more_parked = self.process_parked().await?;
+        let more_live = self.process_live().await?;
+        let more_replayed = self.process_replay().await?;
+        Ok(if more_parked || more_replayed || more_live { Round::Busy } else { Round::Idle })
+    }
+
+    /// Drops all in-memory state. It may be stale; the next round loads it again from the database.
+    fn reset(&mut self) {
+        self.shards.reset(self.options.reader(&self.consumer));
+        self.rebalanced_at = None;
+    }
+
+    async fn rebalance(&mut self) -> Result<(), ConsumerError> {
+        if !self.is_registered {
+            self.register().await?;
+        }
+        let WorkerContext { db, consumer, owner, .. } = &self.context;
+        let mut db = db.acquire().await?;
+        if cluster_identity::is_restored(&mut db).await? {
+            return Err(ConsumerError::Restored);
+        }
+        match consumer::is_lapsed(&mut db, consumer).await? {
+            Some(false) => {}
+            Some(true) => return Err(ConsumerError::Lapsed(consumer.clone())),
+            // An operator dropped the consumer. The next round registers it again.
+            None => return Err(ConsumerError::LeaseLost),
+        }
+        let Some(owned) = leases::rebalance(&mut db, consumer, *owner, self.options.in_log_order).await? else {
+            return Err(ConsumerError::LeaseLost);
+        };
+        self.shards.update(&mut db, consumer, owned).await?;
+        self.rebalanced_at = Some(Instant::now());
+        Ok(())
+    }
+
+    async fn register(&mut self) -> Result<(), ConsumerError> {
+        let WorkerContext { db: pool, consumer, owner, .. } = &mut self.context;
+        if cluster_identity::is_restored(&mut *pool.acquire().await?).await? {
+            return Err(ConsumerError::Restored);
+        }
+        self.consumer.register(pool).await?;
+        let mut db = pool.acquire().await?;
+        self.replica.heartbeat_on(&mut db).await?;
+        // A new owner id each time, so that the fence of the old id stays invalid. The old row is removed, because it
+        // may have been inserted although the response was lost: it would own shards that nobody reads.
+        leases::remove(&mut db, consumer, *owner).await?;
+        *owner = Uuid::now_v7();
+        leases::join(&mut db, consumer, *owner, self.replica.id()).await?;
+        self.is_registered = true;
+        Ok(())
+    }
+
+    /// Processes parked messages that are due. Returns whether more are due.
+    async fn process_parked(&mut self) -> Result<bool, ConsumerError> {
+        let now = self.clock.now();
+        if self.shards.parked_due.is_none_or(|due| due > now) {
+            return Ok(false);
+        }
+        let shards = self.shards.numbers();
+        let mut db = self.context.db.acquire().await?;
+        let due = parked_messages::due(&mut db, &self.context.consumer, &shards, now, self.options.batch).await?;
+        drop(db);
+        if !due.is_empty() {
+            self.process(due, &[]).await?;
+        }
+        let mut db = self.context.db.acquire().await?;
+        self.shards.parked_due = parked_messages::next_due(&mut db, &self.context.consumer, &shards).await?;
+        Ok(self.shards.parked_due.is_some_and(|due| due <= self.clock.now()))
+    }
+
+    /// Processes a chunk of the oldest replay. Returns whether there is more to replay.
+    async fn process_replay(&mut self) -> Result<bool, ConsumerError> {
+        let Some(oldest) = self.shards.replays.first().map(|shard| shard.replay) else { return Ok(false) };
+        let (mut chunk, rest): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.shards.replays).into_iter().partition(|shard| shard.replay == oldest);
+        let limit = (self.options.batch.min(self.processor.batch_limit()) / chunk.len() as u32).max(1);
+        let mut deliveries = Vec::new();
+        let mut db = self.context.db.acquire().await?;
+        for replay in &mut chunk {
+            let Some(position) = self.shards.saved_position(replay.shard) else { continue };
+            let messages = replay.read(&mut db, &self.consumer.filter, position, limit).await?;
+            let run = replay.run;
+            deliveries.extend(messages.into_iter().map(|message| Delivery::replayed(message, run)));
+        }
+        drop(db);
+        self.process(deliveries, &chunk).await?;
+        self.shards.replays = chunk.into_iter().filter(|shard| !shard.done).chain(rest).collect();
+        Ok(!self.shards.replays.is_empty())
+    }
+
+    /// Processes the next messages of the log. Returns whether there is more to read.
+    async fn process_live(&mut self) -> Result<bool, ConsumerError> {
+        let Some((now, windows)) = self.watcher.newest() else { return Ok(false) };
+        let batch = self.options.batch.min(self.processor.batch_limit());
+        let reader = &mut self.shards.reader;
+        let in_memory = windows.iter().find_map(|window| reader.read_window(window, batch));
+        let messages = match in_memory {
+            Some(messages) => messages,
+            None => {
+                let was_behind = !reader.is_done();
+                reader.open(&now);
+                if reader.is_done() {
+                    return Ok(false);
+                }
+                let limit = if was_behind { self.options.batch * BATCHES_WHEN_BEHIND } else { batch };
+                let limit = limit.min(self.processor.batch_limit());
+                reader.read(&mut *self.context.db.acquire().await?, limit).await?
+            }
+        };
+        if !messages.is_empty() || self.shards.saved_at.elapsed() > IDLE_SAVE_INTERVAL {
+            self.process(messages.into_iter().map(Delivery::live).collect(), &[]).await?;
+        }
+        // Also after a window in memory: there may be more windows behind it.
+        let reader = &self.shards.reader;
+        Ok(!reader.is_done() || !reader.has_reached(&now))
+    }
+
+    /// Processes the messages that are ready, and commits the outcomes, the positions and the progress of replays.
+    async fn process(&mut self, deliveries: Vec<Delivery>, replays: &[ReplayShard]) -> Result<(), ConsumerError> {
+        let ready: Vec<&Delivery> = deliveries.iter().filter(|delivery| self.shards.is_ready(delivery)).collect();
+        let result = match ready.as_slice() {
+            [] => BatchResult { outcomes: Vec::new(), tx: None },
+            ready => self.processor.process(&self.context, ready).await?,
+        };
+        if result.outcomes.len() != ready.len() {
+            return Err(ConsumerError::Processing(
+                "the processor did not return an outcome for every message".to_owned(),
+            ));
+        }
+        let mut results = result.outcomes.into_iter();
+        let mut outcomes = Outcomes::new(&self.context.consumer, self.options.retry, self.clock.now());
+        for delivery in &deliveries {
+            let outcome = match delivery.origin {
+                Origin::Parked { discarded: true, .. } => Some(Outcome::Done),
+                _ if self.shards.is_ready(delivery) => results.next(),
+                _ => Some(Outcome::Behind),
+            };
+            outcomes.add(delivery, outcome.unwrap_or(Outcome::Behind));
+        }
+        let positions = self.shards.unsaved_positions();
+
+        // The database may have crashed meanwhile and lost the transactions of the new snapshot. Their ids are assigned
+        // again, so a position with that snapshot would skip the messages of the new transactions.
+        if self.watcher.invalidations() != self.invalidations {
+            return Err(ConsumerError::Invalidated);
+        }
+        let keys = commit(&self.context, result.tx, &outcomes, replays, &positions).await?;
+
+        self.processor.committed();
+        self.context.isolate_failures = false;
+        self.shards.apply(positions, keys, outcomes.next_due());
+        outcomes.count();
+        Ok(())
+    }
+}

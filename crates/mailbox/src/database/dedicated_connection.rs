@@ -1,0 +1,69 @@
+//! A connection that one loop reserves for itself.
+//!
+//! A pool returns its connections in turn and tests each before and after its use. For a loop that queries or commits
+//! hundreds of times a second these are two more round trips each time, and each time another PostgreSQL process with
+//! cold plans and caches.
+
+use std::time::{Duration, Instant};
+
+use sqlx::{Connection, PgConnection, PgPool, Postgres, Transaction};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// A connection that was used this recently is not tested before its next use.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// A connection of its own for one loop. It is opened at its first use, and again after it was lost.
+#[derive(Debug)]
+pub struct DedicatedConnection {
+    pool: PgPool,
+    slot: Mutex<Slot>,
+}
+
+/// The idle connection and the time of its last use.
+type Slot = Option<(PgConnection, Instant)>;
+
+/// The connection while it is in use. If it is dropped without [`ConnectionGuard::release`], the connection is closed.
+#[derive(Debug)]
+pub struct ConnectionGuard<'o> {
+    connection: PgConnection,
+    slot: MutexGuard<'o, Slot>,
+}
+
+impl DedicatedConnection {
+    pub fn new(pool: PgPool) -> DedicatedConnection {
+        DedicatedConnection { pool, slot: Mutex::default() }
+    }
+
+    /// Returns the connection, and opens one if there is none. Fails if none can be opened.
+    pub async fn acquire(&self) -> sqlx::Result<ConnectionGuard<'_>> {
+        let mut slot = self.slot.lock().await;
+        let idle = match slot.take() {
+            Some((connection, used_at)) if used_at.elapsed() < FRESH => Some(connection),
+            Some((mut connection, _)) => connection.ping().await.ok().map(|()| connection),
+            None => None,
+        };
+        let connection = match idle {
+            Some(connection) => connection,
+            None => self.pool.acquire().await?.detach(),
+        };
+        Ok(ConnectionGuard { connection, slot })
+    }
+}
+
+impl ConnectionGuard<'_> {
+    pub fn connection(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+
+    pub async fn begin(&mut self) -> sqlx::Result<Transaction<'_, Postgres>> {
+        self.connection.begin().await
+    }
+
+    /// Returns the connection for the next use. After an error it is tested first, which also rolls back an open
+    /// transaction; a lost connection is closed.
+    pub async fn release<T, E>(mut self, result: &Result<T, E>) {
+        if result.is_ok() || self.connection.ping().await.is_ok() {
+            *self.slot = Some((self.connection, Instant::now()));
+        }
+    }
+}

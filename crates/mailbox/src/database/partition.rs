@@ -1,0 +1,59 @@
+//! Daily partitions: how far ahead they are created, and how old ones are dropped. Neither blocks writers.
+
+use chrono::{DateTime, Utc};
+use sqlx::{Acquire, PgConnection};
+
+/// How many days ahead partitions are created. Maintenance may pause for a week; after that, rows go to the overflow
+/// partition.
+pub const DAYS_AHEAD: i32 = 7;
+
+/// The SQLSTATE of a lock that was not acquired within lock_timeout.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+/// Returns the qualified names of the partitions whose day ended before `cutoff`, oldest first. `parent` is qualified,
+/// too. The names contain only letters, digits and `_`, so they need no quoting.
+pub async fn days_before(db: &mut PgConnection, parent: &str, cutoff: DateTime<Utc>) -> sqlx::Result<Vec<String>> {
+    sqlx::query_scalar(
+        "select relnamespace::regnamespace::text || '.' || relname
+         from pg_class join pg_inherits on inhrelid = pg_class.oid
+         where inhparent = $1::regclass and relname ~ ('^' || split_part($1, '.', 2) || '_[0-9]{8}$')
+           and to_date(right(relname, 8), 'YYYYMMDD') + 1 <= ($2 at time zone 'UTC')::date
+         order by relname",
+    )
+    .bind(parent)
+    .bind(cutoff)
+    .fetch_all(db)
+    .await
+}
+
+/// Drops one partition. This needs an exclusive lock on the table, and writers queue behind the request while a long
+/// reader blocks it, so it gives up after 100 ms; the next maintenance run tries again.
+pub async fn drop_day(db: &mut PgConnection, parent: &str, partition: &str) -> sqlx::Result<()> {
+    let mut tx = db.begin().await?;
+    let statements = format!(
+        "set local lock_timeout = '100ms';
+         alter table {parent} detach partition {partition};
+         drop table {partition}"
+    );
+    let dropped = sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut *tx).await;
+    match unless_locked(dropped)? {
+        Some(_) => {
+            tx.commit().await?;
+            tracing::info!(partition, "dropped a partition");
+        }
+        None => {
+            tx.rollback().await?;
+            tracing::info!(partition, "a partition is in use; the next maintenance run tries to drop it again");
+        }
+    }
+    Ok(())
+}
+
+/// Returns None if the statement failed because another session has the lock.
+pub fn unless_locked<T>(outcome: sqlx::Result<T>) -> sqlx::Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(LOCK_NOT_AVAILABLE) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

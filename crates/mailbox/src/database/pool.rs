@@ -1,0 +1,87 @@
+//! Connection pools and the settings of their sessions.
+
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, PgPool};
+
+/// The search path of every session. An operator that a producer created in another schema must not replace a built-in
+/// one: it would run with our privileges.
+pub(crate) const SEARCH_PATH: &str = "pg_catalog, pg_temp";
+/// Our name in `pg_stat_activity`.
+const APPLICATION: &str = "pillarbox";
+
+#[derive(Debug, Clone, Copy)]
+pub struct PoolLimits {
+    pub connections_min: u32,
+    pub connections_max: u32,
+    pub statement_timeout: Duration,
+    /// How long a request may wait for a connection before it is rejected as overload.
+    pub acquire_timeout: Duration,
+    /// For background work that repeats the same statements and retries after errors. A statement is planned once for
+    /// all values (planning the reader's query takes ten times as long as executing it), and a connection is not tested
+    /// before each use.
+    pub for_workers: bool,
+}
+
+impl Default for PoolLimits {
+    fn default() -> PoolLimits {
+        PoolLimits {
+            connections_min: 10,
+            connections_max: 20,
+            statement_timeout: Duration::from_secs(10),
+            acquire_timeout: Duration::from_secs(5),
+            for_workers: false,
+        }
+    }
+}
+
+/// Creates a pool. It connects when it is first used, so the database need not be available yet.
+pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
+    let settings: String =
+        session_settings(&limits).iter().map(|(name, value)| format!("set {name} = {value};")).collect();
+    pool_options(&limits)
+        .after_connect(move |connection, _| {
+            let settings = settings.clone();
+            Box::pin(async move { sqlx::raw_sql(AssertSqlSafe(settings)).execute(connection).await.map(drop) })
+        })
+        .connect_lazy_with(options.application_name(APPLICATION))
+}
+
+/// Creates a pool that connects through a pooler. A pooler may use a different session for each transaction: settings
+/// that we make in one would be lost to us and would affect other clients. So [`super::pooler::check`] verifies the
+/// settings once instead.
+pub fn pool_behind_pooler(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
+    pool_options(&limits).connect_lazy_with(options.application_name(APPLICATION))
+}
+
+/// Fails unless the database executes a query.
+pub async fn ping(pool: &PgPool) -> Result<(), sqlx::Error> {
+    sqlx::query("select 1").execute(pool).await.map(drop)
+}
+
+fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
+    PgPoolOptions::new()
+        .min_connections(limits.connections_min)
+        .max_connections(limits.connections_max)
+        .acquire_timeout(limits.acquire_timeout)
+        .test_before_acquire(!limits.for_workers)
+}
+
+/// The names and SQL values of the settings of every session.
+pub(crate) fn session_settings(limits: &PoolLimits) -> Vec<(&'static str, String)> {
+    let mut settings = vec![
+        ("search_path", SEARCH_PATH.to_owned()),
+        // Compiling a query at each execution takes 200 ms instead of 3.
+        ("jit", "off".to_owned()),
+        ("statement_timeout", limits.statement_timeout.as_millis().to_string()),
+        ("idle_in_transaction_session_timeout", "20000".to_owned()),
+    ];
+    if limits.for_workers {
+        settings.push(("plan_cache_mode", "force_generic_plan".to_owned()));
+        // The generic plan is made while a day's partition is still empty. It must not scan the partition once it is
+        // full.
+        settings.push(("enable_seqscan", "off".to_owned()));
+    }
+    settings
+}

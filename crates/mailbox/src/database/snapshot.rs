@@ -1,0 +1,85 @@
+//! Snapshots: which transactions are visible, together with the log's sequence value from before.
+//!
+//! Exported as `log::Snapshot`. It is implemented here because [`super::cluster_identity`] needs one, too.
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row};
+
+/// A PostgreSQL snapshot plus the value of the log's sequence that was read before it.
+///
+/// Every row of a transaction that begins after the snapshot has an id above that value.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Snapshot {
+    /// The last id that the log's sequence had returned before the snapshot was taken.
+    pub(crate) id_before: i64,
+    /// `xmin:xmax:` and the transactions between them that were in progress, as PostgreSQL formats a `pg_snapshot`.
+    pub(crate) visible: String,
+    pub(crate) at: DateTime<Utc>,
+}
+
+impl Snapshot {
+    /// Returns a snapshot from before the first message; in a restored log, from after the restored messages.
+    pub async fn beginning(db: &mut PgConnection) -> sqlx::Result<Snapshot> {
+        let query = "select floor_id, floor::text, floor_at from pillarbox.cluster_identity";
+        Snapshot::from_row(&sqlx::query(query).fetch_one(db).await?)
+    }
+
+    /// Takes a snapshot now. The connection must not be in a transaction.
+    ///
+    /// Three steps, in this order: read the sequence; begin and end a transaction W; take the snapshot. The xmax of a
+    /// snapshot is not the next transaction id but the one after the last transaction that ENDED. Without W,
+    /// transactions in progress could lie above xmax, unlisted, with ids that the sequence has already returned. W ends
+    /// before the snapshot is taken, so every transaction at or above xmax began after W, and got its ids after the
+    /// sequence was read.
+    pub async fn now(db: &mut PgConnection) -> sqlx::Result<Snapshot> {
+        // W writes nothing, so it need not wait for the disk.
+        let rows = sqlx::raw_sql(
+            "select case when is_called then last_value else 0 end, clock_timestamp() from pillarbox.log_id;
+             begin; set local synchronous_commit = off; select pg_current_xact_id(); commit;
+             select pg_current_snapshot()::text",
+        )
+        .fetch_all(db)
+        .await?;
+        let [sequence, _, snapshot] = rows.as_slice() else { return Err(sqlx::Error::RowNotFound) };
+        Ok(Snapshot { id_before: sequence.try_get(0)?, visible: snapshot.try_get(0)?, at: sequence.try_get(1)? })
+    }
+
+    /// Returns whether anything can have become visible since this snapshot: the sequence has returned new ids, or a
+    /// transaction that was in progress has ended. One cheap statement, which consumes no transaction id.
+    pub async fn is_outdated(&self, db: &mut PgConnection) -> sqlx::Result<bool> {
+        let query = "select is_called and last_value > $1
+                         or exists (select from pg_snapshot_xip($2::pg_snapshot) as was (xid)
+                                    where not was.xid in (select pg_snapshot_xip(pg_current_snapshot())))
+                     from pillarbox.log_id";
+        sqlx::query_scalar(query).bind(self.id_before).bind(&self.visible).fetch_one(db).await
+    }
+
+    /// Returns whether this snapshot was taken after `other`. Each snapshot ends a transaction of its own, so comparing
+    /// xmax is enough.
+    pub(crate) fn is_after(&self, other: &Snapshot) -> bool {
+        self.xmax() > other.xmax()
+    }
+
+    fn xmax(&self) -> u64 {
+        self.visible.split(':').nth(1).and_then(|xmax| xmax.parse().ok()).unwrap_or(0)
+    }
+
+    /// Expects the columns in this order: id, snapshot, time.
+    fn from_row(row: &PgRow) -> sqlx::Result<Snapshot> {
+        Ok(Snapshot { id_before: row.try_get(0)?, visible: row.try_get(1)?, at: row.try_get(2)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_snapshot_with_the_higher_xmax_is_later() {
+        let snapshot = |visible: &str| Snapshot { id_before: 1, visible: visible.to_owned(), at: DateTime::UNIX_EPOCH };
+        assert!(snapshot("9:101:9,10").is_after(&snapshot("9:20:9,10")));
+        assert!(!snapshot("9:20:9,10").is_after(&snapshot("9:101:9,10")));
+        assert!(!snapshot("3:3:").is_after(&snapshot("3:3:")));
+    }
+}

@@ -1,0 +1,96 @@
+//! Messages as the log stores them, and references to them.
+
+use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
+use sqlx::postgres::PgRow;
+use sqlx::types::Json;
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use super::post::AggregateId;
+
+/// One entry of the log.
+#[derive(Debug, Clone)]
+pub struct Message {
+    /// Its number in the log.
+    pub id: i64,
+    pub shard: i16,
+    pub message_id: Uuid,
+    pub source: String,
+    pub tenant: String,
+    pub topic: String,
+    pub key: Option<String>,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<AggregateId>,
+    /// Unparsed, so that unexpected headers cannot make a reader fail.
+    pub headers: Box<RawValue>,
+    /// The text as it was posted.
+    pub payload: Box<RawValue>,
+    pub at: DateTime<Utc>,
+}
+
+/// A reference to a message in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LogRef {
+    pub shard: i16,
+    pub id: i64,
+    /// Selects the partition.
+    pub at: DateTime<Utc>,
+}
+
+impl Message {
+    pub fn log_ref(&self) -> LogRef {
+        LogRef { shard: self.shard, id: self.id, at: self.at }
+    }
+
+    /// The approximate memory use of its content, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.payload.get().len() + self.headers.get().len()
+    }
+
+    /// Decodes a row of the log.
+    pub(crate) fn from_log_row(row: &PgRow) -> sqlx::Result<Message> {
+        Message::from_row(row, "id")
+    }
+
+    /// Decodes a row of a table that stores copies of messages. There, `id` is the row's own id and `log_id` the
+    /// message's.
+    pub(crate) fn from_copy_row(row: &PgRow) -> sqlx::Result<Message> {
+        Message::from_row(row, "log_id")
+    }
+
+    fn from_row(row: &PgRow, id_column: &str) -> sqlx::Result<Message> {
+        let raw = |column| row.try_get::<Json<Box<RawValue>>, _>(column).map(|Json(text)| text);
+        Ok(Message {
+            id: row.try_get(id_column)?,
+            shard: row.try_get("shard")?,
+            message_id: row.try_get("message_id")?,
+            source: row.try_get("source")?,
+            tenant: row.try_get("tenant")?,
+            topic: row.try_get("topic")?,
+            key: row.try_get("key")?,
+            aggregate_type: row.try_get("aggregate_type")?,
+            aggregate_id: row.try_get::<Option<Json<AggregateId>>, _>("aggregate_id")?.map(|Json(id)| id),
+            headers: raw("headers")?,
+            payload: raw("payload")?,
+            at: row.try_get("at")?,
+        })
+    }
+}
+
+/// Loads the referenced messages, in no particular order. Messages that retention has dropped are missing in the
+/// result.
+pub async fn load_messages(db: &mut PgConnection, refs: &[LogRef]) -> sqlx::Result<Vec<Message>> {
+    let rows = sqlx::query(
+        "select found.* from unnest($1::smallint[], $2::bigint[], $3::timestamptz[]) as log_ref (shard, id, at)
+         cross join lateral (
+             select * from pillarbox.log where log.shard = log_ref.shard and log.id = log_ref.id and log.at = log_ref.at
+         ) found",
+    )
+    .bind(refs.iter().map(|log_ref| log_ref.shard).collect::<Vec<_>>())
+    .bind(refs.iter().map(|log_ref| log_ref.id).collect::<Vec<_>>())
+    .bind(refs.iter().map(|log_ref| log_ref.at).collect::<Vec<_>>())
+    .fetch_all(db)
+    .await?;
+    rows.iter().map(Message::from_log_row).collect()
+}

@@ -1,0 +1,247 @@
+//! Posting messages to the log, in the same transaction as the change that they report.
+
+use std::borrow::Cow;
+
+use contracts::MESSAGE_BYTES_MAX;
+use kit::auth::Tenant;
+use kit::problem::Problem;
+use kit::trace::TraceContext;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use serde_json::value::RawValue;
+use sqlx::{PgConnection, Postgres, Transaction};
+use uuid::Uuid;
+
+use crate::database::{ConnectionGuard, problem};
+
+/// The longest topic, in characters.
+const TOPIC_CHARS_MAX: usize = 200;
+/// The longest key, aggregate type and aggregate id, in characters.
+const KEY_CHARS_MAX: usize = 255;
+
+/// The part of the system that posts a message. It is set by code and never by a caller, so consumers can trust it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source(Cow<'static, str>);
+
+impl Source {
+    pub const fn new(name: &'static str) -> Source {
+        Source(Cow::Borrowed(name))
+    }
+
+    /// The source of messages that were read from a RabbitMQ queue.
+    pub fn from_queue(queue: &str) -> Source {
+        Source(Cow::Owned(format!("amqp:{queue}")))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A message to be posted.
+#[derive(Debug, Clone)]
+pub struct Post {
+    /// Letters, digits and `_` in parts joined by dots, such as `order.created`.
+    pub topic: String,
+    /// Delivered byte for byte as it is here.
+    pub payload: Box<RawValue>,
+    /// Messages with the same key are delivered in order. A message without a key waits for no other.
+    pub key: Option<String>,
+    pub aggregate_type: Option<String>,
+    pub aggregate_id: Option<AggregateId>,
+    pub tenant: Tenant,
+    /// The message id, if it already has one. Must be a UUID of version 7.
+    pub id: Option<Uuid>,
+    /// The trace that it belongs to; None for the trace of the current task.
+    pub trace: Option<TraceContext>,
+}
+
+/// A number or a text: 5 and "5" are different ids, and consumers receive the same JSON type that was posted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum AggregateId {
+    Number(i64),
+    Text(String),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PostError {
+    #[error("topic must have at most {TOPIC_CHARS_MAX} letters, digits and _, in parts joined by dots")]
+    Topic,
+    #[error("key must have 1 to {KEY_CHARS_MAX} characters, without NUL")]
+    Key,
+    #[error("aggregate_type and aggregate_id must have 1 to {KEY_CHARS_MAX} characters, without NUL")]
+    Aggregate,
+    #[error(
+        "payload has {0} bytes; at most {MESSAGE_BYTES_MAX} are accepted: store larger content elsewhere and post a reference to it"
+    )]
+    TooLarge(usize),
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+}
+
+/// For callers that build their messages themselves: an invalid message is then a bug, and an internal error.
+impl From<PostError> for Problem {
+    fn from(error: PostError) -> Problem {
+        match error {
+            PostError::Database(cause) => problem(&cause),
+            PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_) => {
+                Problem::internal(&error)
+            }
+        }
+    }
+}
+
+impl AggregateId {
+    pub(crate) fn to_json(&self) -> String {
+        match self {
+            AggregateId::Number(number) => number.to_string(),
+            AggregateId::Text(text) => serde_json::Value::from(text.as_str()).to_string(),
+        }
+    }
+}
+
+impl Post {
+    /// A message of tenant `main`, without a key.
+    pub fn new(topic: impl Into<String>, payload: Box<RawValue>) -> Post {
+        Post {
+            topic: topic.into(),
+            payload,
+            key: None,
+            aggregate_type: None,
+            aggregate_id: None,
+            tenant: Tenant::main(),
+            id: None,
+            trace: None,
+        }
+    }
+
+    pub fn with_key(mut self, key: impl Into<String>) -> Post {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Checks the message. Fails with the field that is invalid and the values that it accepts.
+    pub fn check(&self) -> Result<(), PostError> {
+        let plain =
+            |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        if self.topic.len() > TOPIC_CHARS_MAX || !self.topic.split('.').all(plain) {
+            return Err(PostError::Topic);
+        }
+        let fits = |text: &str| (1..=KEY_CHARS_MAX).contains(&text.chars().count()) && !text.contains('\0');
+        if !self.key.as_deref().is_none_or(fits) {
+            return Err(PostError::Key);
+        }
+        let aggregate_id_fits = match &self.aggregate_id {
+            Some(AggregateId::Text(text)) => fits(text),
+            Some(AggregateId::Number(_)) | None => true,
+        };
+        if !self.aggregate_type.as_deref().is_none_or(fits) || !aggregate_id_fits {
+            return Err(PostError::Aggregate);
+        }
+        match self.payload.get().len() {
+            bytes if bytes > MESSAGE_BYTES_MAX => Err(PostError::TooLarge(bytes)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Posts one message and returns its id, which stays the same in every redelivery and on every way of delivery.
+///
+/// The parameter is a transaction, so that a post outside of a transaction does not compile:
+///
+/// ```compile_fail
+/// # async fn outside(db: &sqlx::PgPool, source: &mailbox::log::Source, message: mailbox::log::Post) {
+/// mailbox::log::post(db, source, &message).await;
+/// # }
+/// ```
+pub async fn post(tx: &mut Transaction<'_, Postgres>, source: &Source, message: &Post) -> Result<Uuid, PostError> {
+    let ids = post_all(tx, source, std::slice::from_ref(message)).await?;
+    Ok(ids[0])
+}
+
+/// Posts many messages in one statement, in the given order. Returns their ids.
+pub async fn post_all<'m>(
+    tx: &mut Transaction<'_, Postgres>,
+    source: &Source,
+    messages: impl IntoIterator<Item = &'m Post>,
+) -> Result<Vec<Uuid>, PostError> {
+    insert(tx, source, messages).await
+}
+
+/// Posts many messages that are the whole change, as a transaction of their own: all of them or none, in one round trip
+/// instead of three. The parameter is a dedicated connection, so that it cannot be called within another transaction's
+/// work by mistake.
+pub async fn post_alone<'m>(
+    db: &mut ConnectionGuard<'_>,
+    source: &Source,
+    messages: impl IntoIterator<Item = &'m Post>,
+) -> Result<Vec<Uuid>, PostError> {
+    insert(db.connection(), source, messages).await
+}
+
+async fn insert<'m>(
+    db: &mut PgConnection,
+    source: &Source,
+    messages: impl IntoIterator<Item = &'m Post>,
+) -> Result<Vec<Uuid>, PostError> {
+    let messages = Vec::from_iter(messages);
+    messages.iter().try_for_each(|message| message.check())?;
+    let ids: Vec<Uuid> = messages.iter().map(|message| message.id.unwrap_or_else(Uuid::now_v7)).collect();
+    let headers_of = |trace: TraceContext| json!({"traceparent": trace.to_string()});
+    // Bound once as JSON, so that PostgreSQL does not parse it again for every message.
+    let current = TraceContext::current().map_or_else(|| json!({}), headers_of);
+    let explicit_headers = |message: &&Post| message.trace.map(|trace| headers_of(trace).to_string());
+    let explicit_headers: Vec<Option<String>> = messages.iter().map(explicit_headers).collect();
+    let column = |of: fn(&Post) -> Option<&str>| messages.iter().copied().map(of).collect::<Vec<_>>();
+    sqlx::query(
+        "insert into pillarbox.log
+             (shard, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload)
+         select pillarbox.shard_of(m.tenant, coalesce(m.key, m.message_id::text)), m.message_id, $1,
+                m.tenant, m.topic, m.key, m.aggregate_type, m.aggregate_id::json,
+                coalesce(m.headers::jsonb, $2), m.payload::json
+         from unnest($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[])
+              with ordinality as m (message_id, tenant, topic, key, aggregate_type, aggregate_id, payload, headers, n)
+         order by m.n",
+    )
+    .bind(source.as_str())
+    .bind(current)
+    .bind(&ids)
+    .bind(column(|message| Some(message.tenant.as_str())))
+    .bind(column(|message| Some(&message.topic)))
+    .bind(column(|message| message.key.as_deref()))
+    .bind(column(|message| message.aggregate_type.as_deref()))
+    .bind(messages.iter().map(|message| message.aggregate_id.as_ref().map(AggregateId::to_json)).collect::<Vec<_>>())
+    .bind(column(|message| Some(message.payload.get())))
+    .bind(explicit_headers)
+    .execute(db)
+    .await?;
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(topic: &str) -> Post {
+        Post::new(topic, RawValue::from_string("{}".to_owned()).unwrap())
+    }
+
+    #[test]
+    fn topics_are_words_joined_by_dots() {
+        for good in ["a", "order.created", "A_1.b_2.c"] {
+            assert!(message(good).check().is_ok(), "{good}");
+        }
+        for bad in ["", ".", "a.", ".a", "a..b", "a b", "é", &"a".repeat(201)] {
+            assert!(matches!(message(bad).check(), Err(PostError::Topic)), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_payload_that_is_too_large_is_rejected_with_advice() {
+        let large = RawValue::from_string(format!("\"{}\"", "x".repeat(MESSAGE_BYTES_MAX))).unwrap();
+        let error = Post::new("a", large).check().unwrap_err();
+        assert!(error.to_string().contains("reference"), "{error}");
+        assert!(message("a").with_key("").check().is_err());
+    }
+}

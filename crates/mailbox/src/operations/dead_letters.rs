@@ -1,0 +1,217 @@
+//! Dead letters as operators see them: list, retry, discard; and dead letters that never were in the log.
+
+use chrono::{DateTime, Utc};
+use kit::auth::Tenant;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use sqlx::postgres::PgRow;
+use sqlx::{PgExecutor, PgPool, Postgres, Row, Transaction};
+use utoipa::ToSchema;
+
+use super::parked::RECORD_DISCARDED;
+use crate::consumers::dead_letter_notice;
+use crate::consumers::parked_messages::CONTENT;
+use crate::log::Message;
+
+/// A message that was given up after its retries.
+#[derive(Debug)]
+pub struct DeadLetter {
+    pub id: i64,
+    pub consumer: String,
+    pub attempts: i32,
+    pub last_error: String,
+    pub died_at: DateTime<Utc>,
+    pub message: Message,
+}
+
+/// Selects dead letters. None in a field means any.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    pub id: Option<i64>,
+    pub consumer: Option<String>,
+    /// This topic and all topics below it.
+    pub topic: Option<String>,
+    pub tenant: Option<String>,
+    pub from: Option<DateTime<Utc>>,
+    pub to: Option<DateTime<Utc>>,
+    /// The highest id, so that messages that die during a bulk operation are not selected.
+    pub id_max: Option<i64>,
+}
+
+/// The number of dead letters in each transaction of a bulk operation.
+const STEP: i64 = 1_000;
+/// The number of dead letters after which a bulk operation ends; the caller repeats it for more.
+const BULK_MAX: u64 = 100_000;
+
+/// The result of a bulk operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Bulk {
+    /// How many dead letters it changed.
+    pub count: u64,
+    /// There may be more: repeat the request.
+    pub more: bool,
+}
+
+const IS_SELECTED: &str = "
+    ($1::bigint is null or id = $1) and ($2::text is null or consumer = $2)
+    and ($3::text is null or topic = $3 or starts_with(topic, $3 || '.'))
+    and ($4::text is null or tenant = $4)
+    and ($5::timestamptz is null or died_at >= $5) and ($6::timestamptz is null or died_at < $6)
+    and ($7::bigint is null or id <= $7)";
+
+/// Returns the selected dead letters with an id above `after`, oldest first.
+pub async fn list(
+    db: impl PgExecutor<'_>,
+    selection: &Selection,
+    after: Option<i64>,
+    limit: i64,
+) -> sqlx::Result<Vec<DeadLetter>> {
+    let query = format!(
+        "select * from pillarbox.dead_letter
+         where {IS_SELECTED} and id > $8 order by id limit $9"
+    );
+    let rows = selection.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(after.unwrap_or(0)).bind(limit);
+    rows.fetch_all(db).await?.iter().map(dead_letter).collect()
+}
+
+/// Parks up to `limit` dead letters again, oldest first, with all their retries. Returns how many. Skips those whose
+/// consumer does not exist.
+pub async fn retry(db: impl PgExecutor<'_>, selection: &Selection, limit: i64) -> sqlx::Result<u64> {
+    let query = format!(
+        "with selected as (
+             select id from pillarbox.dead_letter
+             where {IS_SELECTED} and exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
+             order by id limit $8 for update skip locked
+         ), removed as (delete from pillarbox.dead_letter using selected where dead_letter.id = selected.id returning dead_letter.*),
+         parked as (
+             insert into pillarbox.parked (consumer, shard, run, attempts, next_at, last_error, {CONTENT})
+             select consumer, shard, run, 0, now(), last_error, {CONTENT} from removed order by id
+             on conflict (consumer, message_id, run) do nothing)
+         select count(*) from removed"
+    );
+    // Of two dead letters of the same message only one is parked, but both are deleted and both count.
+    let row = selection.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).fetch_one(db).await?;
+    Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
+}
+
+/// Counts the selected dead letters whose consumer does not exist, by the name of the consumer.
+pub async fn without_consumer(db: impl PgExecutor<'_>, selection: &Selection) -> sqlx::Result<Vec<(String, i64)>> {
+    let query = format!(
+        "select consumer, count(*) from pillarbox.dead_letter
+         where {IS_SELECTED} and not exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
+         group by consumer order by consumer"
+    );
+    let rows = selection.bind(sqlx::query(sqlx::AssertSqlSafe(query))).fetch_all(db).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// Discards up to `limit` dead letters. Returns how many.
+pub async fn discard(db: impl PgExecutor<'_>, selection: &Selection, limit: i64) -> sqlx::Result<u64> {
+    let query = format!(
+        "with removed as (
+             delete from pillarbox.dead_letter where id in
+                 (select id from pillarbox.dead_letter where {IS_SELECTED} order by id limit $8)
+             returning consumer, message_id, run, log_id, attempts, last_error
+         ), recorded as ({RECORD_DISCARDED})
+         select count(*) from removed"
+    );
+    let row = selection.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).fetch_one(db).await?;
+    Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
+}
+
+/// Retries all selected dead letters, in steps. Only those that are dead when it begins, so that a message that dies
+/// again is not retried forever.
+pub async fn retry_many(db: &PgPool, selection: &Selection) -> sqlx::Result<Bulk> {
+    in_steps(db, selection, Step::Retry).await
+}
+
+/// Discards all selected dead letters, in steps.
+pub async fn discard_many(db: &PgPool, selection: &Selection) -> sqlx::Result<Bulk> {
+    in_steps(db, selection, Step::Discard).await
+}
+
+enum Step {
+    Retry,
+    Discard,
+}
+
+async fn in_steps(db: &PgPool, selection: &Selection, step: Step) -> sqlx::Result<Bulk> {
+    let selection = selection.until_now(db).await?;
+    let mut count = 0;
+    while count < BULK_MAX {
+        let changed = match step {
+            Step::Retry => retry(db, &selection, STEP).await?,
+            Step::Discard => discard(db, &selection, STEP).await?,
+        };
+        count += changed;
+        if changed < STEP.unsigned_abs() {
+            return Ok(Bulk { count, more: false });
+        }
+    }
+    Ok(Bulk { count, more: true })
+}
+
+/// A message from a broker that could not be posted.
+pub struct UnusableMessage<'a> {
+    pub consumer: &'a str,
+    pub source: &'a str,
+    pub tenant: &'a Tenant,
+    pub topic: &'a str,
+    pub key: Option<&'a str>,
+    pub headers: &'a RawValue,
+    pub payload: &'a RawValue,
+    pub error: &'a str,
+}
+
+/// Stores the message as a dead letter and posts a notice of it.
+pub async fn store_unusable(tx: &mut Transaction<'_, Postgres>, unusable: &UnusableMessage<'_>) -> sqlx::Result<()> {
+    let row = sqlx::query(
+        "insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source,
+             tenant, topic, key, headers, payload, at)
+         values ($1, 0, 0, 1, $2, 0, pillarbox.uuid_v7(), $3, $4, $5, $6, $7::jsonb, $8::json, now())
+         returning *",
+    )
+    .bind(unusable.consumer)
+    .bind(unusable.error)
+    .bind(unusable.source)
+    .bind(unusable.tenant.as_str())
+    .bind(unusable.topic)
+    .bind(unusable.key)
+    .bind(unusable.headers.get())
+    .bind(unusable.payload.get())
+    .fetch_one(&mut **tx)
+    .await?;
+    let message = dead_letter(&row)?.message;
+    dead_letter_notice::post_notice(tx, unusable.consumer, &message, 1, unusable.error).await
+}
+
+/// Returns the topic of the messages that report a consumer's dead letters.
+pub fn topic_of(consumer: &str) -> String {
+    dead_letter_notice::topic_of(consumer)
+}
+
+type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
+
+impl Selection {
+    fn bind<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+        let query = query.bind(self.id).bind(&self.consumer).bind(&self.topic).bind(&self.tenant);
+        query.bind(self.from).bind(self.to).bind(self.id_max)
+    }
+
+    /// The same selection, limited to the dead letters that exist now.
+    async fn until_now(&self, db: &PgPool) -> sqlx::Result<Selection> {
+        let newest = sqlx::query_scalar("select max(id) from pillarbox.dead_letter").fetch_one(db).await?;
+        Ok(Selection { id_max: Some(self.id_max.or(newest).unwrap_or(0)), ..self.clone() })
+    }
+}
+
+fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
+    Ok(DeadLetter {
+        id: row.try_get("id")?,
+        consumer: row.try_get("consumer")?,
+        attempts: row.try_get("attempts")?,
+        last_error: row.try_get("last_error")?,
+        died_at: row.try_get("died_at")?,
+        message: Message::from_copy_row(row)?,
+    })
+}

@@ -1,0 +1,164 @@
+//! The status of consumers and messages, for operators and for metrics.
+
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use sqlx::{PgExecutor, PgPool, Row};
+use utoipa::ToSchema;
+
+use super::dead_letters::{self, Selection};
+use crate::log::Message;
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ConsumerStatus {
+    #[schema(example = "relay.default")]
+    pub consumer: String,
+    /// `relay` publishes to the broker, `handler` acts in this database.
+    pub kind: String,
+    /// The consumer has read all messages of the log up to this id.
+    pub read_to: i64,
+    /// The age of the oldest unread message; 0 if there is none.
+    pub lag_seconds: f64,
+    /// The number of unread messages of the log, whether they match the consumer's filter or not.
+    pub lag_messages: i64,
+    pub parked: i64,
+    pub dead: i64,
+    /// The number of unfinished replays.
+    pub replays: i64,
+    /// The processes that work for the consumer, with the number of shards that each one owns.
+    pub workers: Vec<WorkerStatus>,
+    /// When the consumer lapsed because it was too far behind. It needs `cursors reset` or `cursors drop`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lapsed_at: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct WorkerStatus {
+    #[schema(example = "web-1:4711")]
+    pub name: String,
+    pub shards: i64,
+}
+
+/// Returns the status of every consumer, sorted by name. The cost does not depend on the backlog.
+pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
+    let rows = sqlx::query(
+        "with ahead as (
+             select cursor.consumer, oldest.at, oldest.id
+             from pillarbox.cursor cross join pillarbox.shards() as slot (shard)
+             left join lateral pillarbox.latest_position(cursor.consumer, slot.shard) as latest on true
+             left join lateral (
+                 select id, at from pillarbox.log
+                 where log.shard = slot.shard and id > greatest(latest.old_id, latest.last_id, 0) order by id limit 1
+             ) oldest on true
+         )
+         select cursor.consumer, cursor.kind, cursor.lapsed_at,
+                coalesce(extract(epoch from clock_timestamp() - min(ahead.at)), 0)::float8 as lag_seconds,
+                coalesce((select last_value from pillarbox.log_id) - min(ahead.id) + 1, 0) as lag_messages,
+                coalesce(min(ahead.id) - 1, (select last_value from pillarbox.log_id)) as read_to,
+                (select count(*) from pillarbox.parked where parked.consumer = cursor.consumer) as parked,
+                (select count(*) from pillarbox.dead_letter where dead_letter.consumer = cursor.consumer) as dead,
+                (select count(distinct replay.id) from pillarbox.replay
+                 join pillarbox.replay_shard on replay_shard.replay = replay.id and not done
+                 where replay.consumer = cursor.consumer) as replays,
+                (select coalesce(json_agg(json_build_object('name', name, 'shards', shards) order by name), '[]')::text
+                 from (select replica.name, count(lease.shard) as shards
+                       from pillarbox.shard_worker join pillarbox.replica on replica.id = shard_worker.replica
+                       left join pillarbox.lease
+                         on lease.consumer = shard_worker.consumer and lease.owner = shard_worker.owner
+                       where shard_worker.consumer = cursor.consumer and replica.until > now()
+                       group by replica.name) as worker) as workers
+         from pillarbox.cursor join ahead on ahead.consumer = cursor.consumer
+         group by cursor.consumer order by cursor.consumer",
+    )
+    .fetch_all(db)
+    .await?;
+    let status = |row| -> sqlx::Result<ConsumerStatus> {
+        let workers: String = Row::try_get(row, "workers")?;
+        Ok(ConsumerStatus {
+            consumer: Row::try_get(row, "consumer")?,
+            kind: Row::try_get(row, "kind")?,
+            read_to: Row::try_get(row, "read_to")?,
+            lag_seconds: Row::try_get(row, "lag_seconds")?,
+            lag_messages: Row::try_get(row, "lag_messages")?,
+            parked: Row::try_get(row, "parked")?,
+            dead: Row::try_get(row, "dead")?,
+            replays: Row::try_get(row, "replays")?,
+            workers: workers_of(&workers)?,
+            lapsed_at: Row::try_get(row, "lapsed_at")?,
+        })
+    };
+    rows.iter().map(status).collect()
+}
+
+/// Returns the names of everything that running processes work on by shard: consumers, and shard assignments.
+pub async fn active_names(db: impl PgExecutor<'_>) -> sqlx::Result<BTreeSet<String>> {
+    let query = "select distinct consumer from pillarbox.shard_worker
+                 join pillarbox.replica on replica.id = shard_worker.replica where replica.until > now()";
+    Ok(sqlx::query_scalar(query).fetch_all(db).await?.into_iter().collect())
+}
+
+fn workers_of(text: &str) -> sqlx::Result<Vec<WorkerStatus>> {
+    #[derive(serde::Deserialize)]
+    struct Found {
+        name: String,
+        shards: i64,
+    }
+    let found: Vec<Found> = serde_json::from_str(text).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    Ok(found.into_iter().map(|Found { name, shards }| WorkerStatus { name, shards }).collect())
+}
+
+/// The status of one message for one consumer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct MessageStatus {
+    #[schema(example = "relay.default")]
+    pub consumer: String,
+    /// `pending`, `sent`, `parked`, `dead` or `discarded`.
+    #[schema(example = "sent")]
+    pub status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent_at: Option<DateTime<Utc>>,
+    pub attempts: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// Returns the status of a message for each consumer whose filter it matches.
+pub async fn message_statuses(db: impl PgExecutor<'_>, message: &Message) -> sqlx::Result<Vec<MessageStatus>> {
+    let rows = sqlx::query(
+        "select consumer, status, sent_at, attempts, last_error from pillarbox.outbox_status
+         where shard = $1 and log_id = $2 and created_at = $3 order by consumer",
+    )
+    .bind(message.shard)
+    .bind(message.id)
+    .bind(message.at)
+    .fetch_all(db)
+    .await?;
+    let status = |row| -> sqlx::Result<MessageStatus> {
+        Ok(MessageStatus {
+            consumer: Row::try_get(row, "consumer")?,
+            status: Row::try_get(row, "status")?,
+            sent_at: Row::try_get(row, "sent_at")?,
+            attempts: Row::try_get(row, "attempts")?,
+            last_error: Row::try_get(row, "last_error")?,
+        })
+    };
+    rows.iter().map(status).collect()
+}
+
+/// Updates the gauges of all consumers.
+pub async fn update_gauges(db: &PgPool) -> sqlx::Result<()> {
+    for status in consumers(db).await? {
+        let labels = [("consumer", status.consumer)];
+        metrics::gauge!("pillarbox_consumer_lag_seconds", &labels).set(status.lag_seconds);
+        metrics::gauge!("pillarbox_consumer_lag_messages", &labels).set(status.lag_messages as f64);
+        metrics::gauge!("pillarbox_consumer_parked", &labels).set(status.parked as f64);
+        metrics::gauge!("pillarbox_consumer_dead_letters", &labels).set(status.dead as f64);
+        metrics::gauge!("pillarbox_consumer_lapsed", &labels).set(f64::from(u8::from(status.lapsed_at.is_some())));
+    }
+    // Dead letters of queues that are read into the log have no consumer.
+    for (consumer, dead) in dead_letters::without_consumer(db, &Selection::default()).await? {
+        metrics::gauge!("pillarbox_consumer_dead_letters", "consumer" => consumer).set(dead as f64);
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! A service as the platform sees it: the [`Service`] trait that every service implements, and the [`ServiceContext`] that
+//! the platform builds it with.
+
+use std::sync::Arc;
+
+use kit::clock::Clock;
+use kit::config::InvalidSetting;
+use kit::page::CursorKey;
+use kit::secret::{Cipher, MasterKey, Secret};
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+use strum::{Display, IntoStaticStr};
+use tokio_util::task::TaskTracker;
+use utoipa_axum::router::OpenApiRouter;
+
+use crate::consumers::{Runtime, Subscription};
+use crate::log::Watcher;
+use crate::operations::maintenance::Retention;
+
+/// One service of the platform: its HTTP API, its message handlers and its background work.
+///
+/// The constants and the functions without `self` describe the service; the platform uses them in every process. It builds
+/// a value only in a process that runs the service.
+pub trait Service: Send + Sync + Sized + 'static {
+    /// The name in the setting `services`, the name of the settings section, and the OpenAPI tag.
+    const NAME: &'static str;
+    /// The description of the OpenAPI tag: what the API offers, and which callers it accepts.
+    const DESCRIPTION: &'static str;
+    /// The shared work that the service needs done by some process: the role that does it, and the name under which shard
+    /// workers claim it. The platform logs a warning at the start when no process does it.
+    const WORK: &'static [(Role, &'static str)] = &[];
+    /// The section `[NAME]` of the settings; `()` for a service without settings.
+    type Settings;
+
+    /// Checks the settings section. Fails with the name of the invalid setting and the values it accepts.
+    fn check(_settings: &Self::Settings) -> Result<(), InvalidSetting> {
+        Ok(())
+    }
+
+    /// Builds the service and spawns the loops that its requests need. Fails only where [`Service::check`] fails.
+    fn build(context: &ServiceContext, settings: &Self::Settings) -> Result<Self, InvalidSetting>;
+
+    /// The HTTP routes with their OpenAPI description.
+    fn routes() -> OpenApiRouter<Arc<Self>>;
+
+    /// The message handlers. They run in processes with the role `consume`.
+    fn subscriptions(&self) -> Vec<Subscription> {
+        Vec::new()
+    }
+
+    /// Starts background work that belongs to one of `roles`, other than message handlers and maintenance.
+    fn start_workers(&self, _runtime: &Runtime, _roles: &Roles) {}
+
+    /// Starts periodic tasks: retention, metrics, reconciliation. Called in processes with the role `maintain`.
+    fn start_maintenance(&self, _runtime: &Runtime) {}
+}
+
+/// What the platform gives to every service when it builds it.
+pub struct ServiceContext {
+    /// The connection pool for requests. It may go through a pooler in transaction mode, so session state is not available.
+    pub db: PgPool,
+    /// The connection pool for reads that may be slightly stale: a streaming replica of the database, or the same as `db`.
+    pub read_db: PgPool,
+    pub clock: Clock,
+    /// Signs the cursors of paginated lists.
+    pub cursor_key: CursorKey,
+    /// Wakes the shard workers of this process after a post.
+    pub watcher: Watcher,
+    /// The shared cache. `None`: each process caches in memory only.
+    pub redis: Option<RedisAddress>,
+    /// How long the log retains messages.
+    pub retention: Retention,
+    /// Whether the process runs with a private PostgreSQL, as on a developer's machine.
+    pub has_private_database: bool,
+    /// The current key first.
+    master_keys: Vec<MasterKey>,
+    tasks: TaskTracker,
+}
+
+/// The key that signs the cursors of paginated lists. `master_keys`: the current key first.
+pub fn cursor_key(master_keys: &[MasterKey]) -> CursorKey {
+    CursorKey::new(master_keys.iter().map(|key| key.derive("page cursor")).collect())
+}
+
+/// A Redis server that may be shared with other installations.
+#[derive(Debug, Clone)]
+pub struct RedisAddress {
+    pub url: Secret<String>,
+    /// The prefix of all keys of this installation.
+    pub prefix: String,
+}
+
+impl ServiceContext {
+    /// A context with one pool for all requests, no Redis and the default retention. `master_keys`: the current key first.
+    pub fn new(db: PgPool, clock: Clock, master_keys: &[MasterKey], watcher: Watcher) -> ServiceContext {
+        ServiceContext {
+            read_db: db.clone(),
+            db,
+            clock,
+            cursor_key: cursor_key(master_keys),
+            watcher,
+            redis: None,
+            retention: Retention::default(),
+            has_private_database: false,
+            master_keys: master_keys.to_vec(),
+            tasks: TaskTracker::new(),
+        }
+    }
+
+    /// The cipher for secrets that the service stores. Each purpose has its own key.
+    pub fn cipher(&self, purpose: &str) -> Cipher {
+        Cipher::new(&self.master_keys[0], &self.master_keys[1..], purpose)
+    }
+
+    /// Runs a loop that ends by itself when the service is dropped, such as the loop of a batcher. The process waits for it
+    /// when it stops.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
+    /// All tasks that services have spawned.
+    pub fn tasks(&self) -> &TaskTracker {
+        &self.tasks
+    }
+}
+
+/// A part of the work of a process. A process may have any set of roles, and any number of processes may have a role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Display, IntoStaticStr)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum Role {
+    /// Serves the HTTP API.
+    Api,
+    /// Publishes messages to RabbitMQ and reads its queues into the log.
+    Relay,
+    /// Runs the message handlers of the services.
+    Consume,
+    /// Creates hub messages from hub events.
+    Fanout,
+    /// Sends hub messages to subscribers.
+    Dispatch,
+    /// Runs periodic tasks: partitions, retention, reconciliation.
+    Maintain,
+}
+
+/// The roles of a process.
+#[derive(Debug, Clone)]
+pub struct Roles(Vec<Role>);
+
+impl Roles {
+    /// An empty list means all roles.
+    pub fn new(roles: Vec<Role>) -> Roles {
+        Roles(roles)
+    }
+
+    pub fn contains(&self, role: Role) -> bool {
+        self.0.is_empty() || self.0.contains(&role)
+    }
+}
