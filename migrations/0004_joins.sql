@@ -1,76 +1,83 @@
 -- schema: pillarbox_joins
--- Who takes part in an event, who waits, and who may not. Whoever changes anything here holds the event's row in
--- `event_capacity`, so all of an event's joins change one after the other, whichever process asks.
+-- Registrations for events, waitlists and bans. Every transaction that changes anything of an event locks the event's
+-- row in `event_capacity`, so the changes of one event are serialized across all processes.
 create schema pillarbox_joins;
 
 create type pillarbox_joins.join_status as enum ('active', 'waitlisted', 'canceled', 'expired', 'rejected');
 
--- An event as its messages told of it, and how many have joined. A row is updated with every batch: half of the page is
--- kept free and no index is on what changes, so that an update stays in its page.
+-- An event as last reported by the events service, and its counts. Every batch of commands updates the row. Half of
+-- each page is free and no index contains a column that changes with a batch, so that updates stay within their page
+-- (HOT).
 create table pillarbox_joins.event_capacity (
     event_id       uuid        primary key,
     owner_id       uuid        not null,
     status         text        not null check (status in ('draft', 'published', 'canceled')),
-    -- 0 is unlimited; -1: canceled, nobody comes in.
+    -- 0 means unlimited; -1: the event is canceled and nobody can join.
     capacity       integer     not null check (capacity >= -1),
     start_time     timestamptz not null,
     end_time       timestamptz not null,
-    -- Of the news that this is: older news change nothing.
+    -- The version of the last update that was applied. Updates with the same or a lower version are ignored.
     event_version  bigint      not null,
     active_count   integer     not null default 0 check (active_count >= 0),
     waitlist_count integer     not null default 0 check (waitlist_count >= 0),
     next_seq       bigint      not null default 1,
-    -- Of the counts: grows with every change of the event's joins.
+    -- The version of the counts: increases with every change of the event's registrations.
     version        bigint      not null default 0,
-    -- When there is something to do that nobody will ask for: people to be told that it is over, or to move up.
+    -- When registrations must be expired or promoted without a request; null if never.
     sweep_at       timestamptz,
+    -- The trace of the last update that was applied. A later sweep that follows from it belongs to the same trace.
+    update_trace   text,
     constraint event_capacity_canceled check ((status = 'canceled') = (capacity = -1))
 ) with (fillfactor = 50);
 create index event_capacity_sweep on pillarbox_joins.event_capacity (sweep_at) where sweep_at is not null;
 
--- One row for each person and event, as it is now. No foreign key: who writes here holds the event's row, and a check would
--- be a look-up for each row.
+-- One row for each person and event: the current registration. There is no foreign key to `event_capacity`, because
+-- every writer holds the lock of the event's row, and the check would cost a lookup for each row.
 create table pillarbox_joins.joins (
     id           uuid                        primary key,
     event_id     uuid                        not null,
     user_id      uuid                        not null,
     status       pillarbox_joins.join_status not null,
-    -- The place in the event's order; who joins again gets a new one.
+    -- The sequence number in the event's order of joining. A person who joins again gets a new one.
     seq          bigint                      not null,
     created_at   timestamptz                 not null,
     updated_at   timestamptz                 not null,
     canceled_at  timestamptz,
-    -- When a seat was had: at once, or by moving up.
+    -- When the registration got a seat: at once, or by promotion.
     activated_at timestamptz,
     constraint joins_one_each unique (event_id, user_id)
 );
--- Two indexes and not one with the status in it: each is walked by seq, and the waitlist's is counted in.
+-- Two partial indexes instead of one with the status: each is scanned in the order of seq, and positions are counted in
+-- the one of the waitlist.
 create index joins_waitlist_fifo on pillarbox_joins.joins (event_id, seq) where status = 'waitlisted';
 create index joins_participants on pillarbox_joins.joins (event_id, seq) where status = 'active';
 create index joins_user_history on pillarbox_joins.joins (user_id, created_at desc, id desc);
 
--- Every change, in its order.
+-- Every change, in order. Append-only.
 create table pillarbox_joins.history (
     event_id    uuid        not null,
-    -- The version of the event's counts that the change made.
+    -- The version of the event's counts after the change.
     version     bigint      not null,
-    user_id     uuid        not null,
-    action      text        not null
-                check (action in ('joined', 'canceled', 'promoted', 'kicked', 'banned', 'unbanned', 'expired')),
-    -- Null: had not joined.
+    -- Null for `recounted`, a correction of the counts that concerns no person.
+    user_id     uuid,
+    action      text        not null,
+    -- Null if the person has never joined.
     seq         bigint,
     from_status pillarbox_joins.join_status,
     to_status   pillarbox_joins.join_status,
-    -- `user:<id>` or `key:<id>`; `events` for what followed from an event's news, `system` for what is done by itself.
+    -- `user:<id>` or `key:<id>`; `events` if it followed from an update of the event; `system` if time passed.
     by          text        not null,
     reason      text,
     at          timestamptz not null,
-    primary key (event_id, version)
+    primary key (event_id, version),
+    constraint history_action_check check (
+        action in ('joined', 'canceled', 'promoted', 'kicked', 'banned', 'unbanned', 'expired', 'recounted')),
+    constraint history_user check ((user_id is null) = (action = 'recounted'))
 );
 
 create function pillarbox_joins.refuse_change() returns trigger language plpgsql as $$
 begin
-    raise exception 'history is only appended to';
+    raise exception 'pillarbox_joins.history is append-only';
 end
 $$;
 create trigger history_append_only before update or delete or truncate on pillarbox_joins.history
@@ -83,7 +90,7 @@ create table pillarbox_joins.event_bans (
     reason     text,
     -- `user:<id>` or `key:<id>`.
     banned_by  text        not null,
-    -- Null: for ever.
+    -- Null for a permanent ban.
     expires_at timestamptz,
     created_at timestamptz not null,
     constraint event_bans_one_each unique (event_id, user_id)

@@ -1,19 +1,20 @@
 -- schema: pillarbox_hub
--- The hub: who is sent what, and what came of it. What succeeds is only appended to; rows that change are few.
+-- The webhook hub. A delivery that succeeds only appends rows; the tables whose rows change (lane, command, dead_letter)
+-- contain exceptions and stay small.
 create schema pillarbox_hub;
 
--- ---- who is sent what
+-- ---- subscribers
 
 create table pillarbox_hub.subscriber (
     id                    uuid        primary key,
     tenant                text        not null,
     name                  text        not null check (length(name) between 1 and 100),
     url                   text        not null check (length(url) between 1 and 2000),
-    -- Exact, or a prefix: `order.*`.
+    -- Exact types, or prefixes such as `order.*`.
     event_types           text[]      not null check (cardinality(event_types) between 1 and 100),
-    -- Conditions on the payload; null: none.
+    -- Conditions on the payload; null: every payload matches.
     filter                jsonb,
-    -- A JSON pointer into the payload; null: the key that the event came with.
+    -- A JSON pointer into the payload; null: the ordering key of the event is used.
     ordering_key          text,
     retry_backoff_seconds integer[]   not null,
     retry_statuses        smallint[]  not null,
@@ -21,33 +22,33 @@ create table pillarbox_hub.subscriber (
     timeout_ms            integer     not null check (timeout_ms between 100 and 60000),
     max_in_flight         integer     not null check (max_in_flight between 1 and 1000),
     rate_limit_per_second integer     check (rate_limit_per_second between 1 and 100000),
-    -- Sealed, like the secrets: they may hold a password.
+    -- Encrypted, like the secrets, because they may contain a password.
     headers               bytea,
     format                text        not null check (format in ('raw', 'standard', 'cloudevents')),
     is_active             boolean     not null,
-    -- Why it was switched off, if it was not its owner who did that.
+    -- Why the hub switched it off; null if its owner did.
     inactive_reason       text,
     paused_at             timestamptz,
     version               bigint      not null default 1,
     created_at            timestamptz not null,
     updated_at            timestamptz not null,
-    -- Whose dispatcher sends to it.
+    -- The dispatcher that owns this shard sends to the subscriber.
     shard                 smallint    not null check (shard between 0 and 15)
 );
 create index subscriber_tenant on pillarbox_hub.subscriber (tenant, id);
 
--- What its deliveries are signed with: the newest, and after a rotation the ones before it for a while.
+-- The secrets that sign deliveries: the newest and, for an overlap after a rotation, the previous ones.
 create table pillarbox_hub.secret (
     id         uuid        primary key,
     subscriber uuid        not null references pillarbox_hub.subscriber on delete cascade,
     sealed     bytea       not null,
     created_at timestamptz not null,
-    -- Null: in use.
+    -- Null: the secret does not expire.
     expires_at timestamptz
 );
 create index secret_subscriber on pillarbox_hub.secret (subscriber);
 
--- Counts the changes to the two tables above: who has seen this number has seen them all.
+-- Counts the changes to the two tables above. Fan-out and dispatchers compare the version with the one they have loaded.
 create table pillarbox_hub.directory (
     only_one boolean primary key default true check (only_one),
     version  bigint  not null
@@ -67,52 +68,52 @@ create trigger subscriber_changed after insert or update or delete on pillarbox_
 create trigger secret_changed after insert or update or delete on pillarbox_hub.secret
     for each statement execute function pillarbox_hub.count_change();
 
--- ---- what is to be sent
+-- ---- hub messages
 
--- One row for each event and subscriber that match, in the order of sending. Fan-out alone writes here, one transaction
--- after the other, so n has no gap and what has a higher n committed later.
+-- One row for each event and matching subscriber. Only fan-out inserts, one transaction after the other, so n has no gap and
+-- a higher n has committed later. So a reader that remembers the highest n it has seen misses nothing.
 create table pillarbox_hub.message (
     n           bigint      not null,
     at          timestamptz not null,
     subscriber  uuid        not null,
-    -- Messages of one lane are sent one after the other; null: no other is waited for.
+    -- Messages of one lane are sent one after the other; null: the message waits for no other.
     lane        text,
-    -- The place in its lane, from 1 and without a gap.
+    -- The number within the lane, from 1 and without a gap.
     seq         bigint,
-    -- Where in the log.
+    -- The log entry with the content.
     log_shard   smallint    not null,
     log_id      bigint      not null,
     log_at      timestamptz not null,
-    -- It is sent again on request; this has its content.
+    -- The dead letter that this message retries. It has the content even if the log no longer does.
     dead_letter uuid
 ) partition by range (at);
 create index message_subscriber_n on pillarbox_hub.message (subscriber, n);
 create index message_lane on pillarbox_hub.message (subscriber, lane, n) where lane is not null;
--- For people who ask what became of an event. Rows come in about the order of the log.
+-- For the outcomes of an event. BRIN, because rows are inserted in about the order of log_id.
 create index message_log_id on pillarbox_hub.message using brin (log_id) with (pages_per_range = 16, autosummarize = on);
 create table pillarbox_hub.message_overflow partition of pillarbox_hub.message default;
 
--- What each batch of fan-out made, and for whom: dispatchers follow it.
-create table pillarbox_hub.fanned (
+-- The batches of fan-out: the range of numbers and the subscribers with new messages or commands. Dispatchers poll it.
+create table pillarbox_hub.fanout_batch (
     n_to        bigint      primary key,
     n_from      bigint      not null,
     subscribers uuid[]      not null,
     at          timestamptz not null
 );
 
--- Who an event would have gone to, but for a filter or because they are switched off.
-create table pillarbox_hub.unsent (
+-- Subscribers that an event matched by its type, but that got no message: filtered out, or switched off.
+create table pillarbox_hub.skipped (
     log_id   bigint      not null,
     at       timestamptz not null,
     filtered uuid[]      not null,
     inactive uuid[]      not null
 ) partition by range (at);
-create index unsent_log_id on pillarbox_hub.unsent using brin (log_id) with (pages_per_range = 16, autosummarize = on);
-create table pillarbox_hub.unsent_overflow partition of pillarbox_hub.unsent default;
+create index skipped_log_id on pillarbox_hub.skipped using brin (log_id) with (pages_per_range = 16, autosummarize = on);
+create table pillarbox_hub.skipped_overflow partition of pillarbox_hub.skipped default;
 
--- ---- what came of it
+-- ---- outcomes
 
--- Every attempt. The last of a message has an outcome that ends it: delivered or dead.
+-- Every attempt. The last one of a completed message is delivered or dead.
 create table pillarbox_hub.attempt (
     at         timestamptz not null,
     subscriber uuid        not null,
@@ -121,17 +122,17 @@ create table pillarbox_hub.attempt (
     outcome    text        not null check (outcome in ('delivered', 'failed', 'dead')),
     status     smallint,
     latency_ms integer     not null,
-    -- What kind of failure, and what is known of it.
+    -- The class of the failure, and its text.
     error      text,
     detail     text,
-    -- How the answer's body begins.
+    -- The beginning of the response body.
     excerpt    text
 ) partition by range (at);
 create index attempt_subscriber_n on pillarbox_hub.attempt (subscriber, n);
 create table pillarbox_hub.attempt_overflow partition of pillarbox_hub.attempt default;
 
--- Everything of a subscriber up to n has its outcome, or stands in a lane below. Appended, the highest counts; without
--- one, the attempts tell.
+-- All messages of a subscriber up to n have a final outcome or belong to a detached lane. Positions are appended and the
+-- highest one counts: an update per save would bloat the table. Messages beyond it may be completed; the attempts tell.
 create table pillarbox_hub.position (
     subscriber uuid        not null,
     n          bigint      not null,
@@ -140,28 +141,28 @@ create table pillarbox_hub.position (
 create index position_subscriber_n on pillarbox_hub.position (subscriber, n);
 create table pillarbox_hub.position_overflow partition of pillarbox_hub.position default;
 
--- Lanes that wait, and the subscriber's position has gone past them.
+-- Detached lanes: the subscriber's position no longer waits for their messages.
 create table pillarbox_hub.lane (
-    subscriber uuid        not null,
-    -- The message that is next; those of the lane before it have their outcome.
-    head       bigint      not null,
-    -- Null: a message without a lane, alone.
-    lane       text,
-    attempts   smallint    not null,
-    -- Null: it is blocked until someone retries or skips its dead letter.
-    next_at    timestamptz,
-    -- Its head has died, and is sent again all the same.
-    again      boolean     not null,
+    subscriber   uuid        not null,
+    -- The next message. The earlier ones of the lane have a final outcome; some behind it may, too (the attempts tell).
+    head         bigint      not null,
+    -- Null: a single message without an ordering key.
+    lane         text,
+    attempts     smallint    not null,
+    -- Null: blocked until an operator retries or dead-letters the head.
+    next_at      timestamptz,
+    -- The head is a dead letter that an operator retries.
+    manual_retry boolean     not null,
     primary key (subscriber, head)
 );
 create unique index lane_name on pillarbox_hub.lane (subscriber, lane) where lane is not null;
 
--- What people want done with a message; who sends to the subscriber does it.
+-- Operator commands. The dispatcher that owns the subscriber executes and deletes them.
 create table pillarbox_hub.command (
     id         bigint generated always as identity primary key,
     subscriber uuid   not null,
     n          bigint not null,
-    what       text   not null check (what in ('dead_letter', 'retry')),
+    action     text   not null check (action in ('dead_letter', 'retry')),
     by         text   not null
 );
 create index command_subscriber on pillarbox_hub.command (subscriber);
@@ -172,13 +173,13 @@ create table pillarbox_hub.dead_letter (
     subscriber          uuid        not null,
     n                   bigint      not null,
     lane                text,
-    -- Null, as is its snapshot: the log no longer had it.
+    -- Null, like event_snapshot, if the log no longer had the event.
     event_id            uuid,
     event_type          text,
     log_shard           smallint    not null,
     log_id              bigint      not null,
     log_at              timestamptz not null,
-    -- As they were when it died.
+    -- Event and subscriber at the time the message was given up. json keeps the payload byte for byte.
     event_snapshot      json,
     subscriber_snapshot jsonb       not null,
     reason              text        not null check (reason in ('exhausted', 'refused', 'gone', 'manual', 'expired')),
@@ -191,36 +192,39 @@ create table pillarbox_hub.dead_letter (
 );
 create index dead_letter_tenant on pillarbox_hub.dead_letter (tenant, id);
 create index dead_letter_subscriber on pillarbox_hub.dead_letter (subscriber, id);
+-- For the metric that counts the dead letters that were not retried, up to a bound for each subscriber.
+create index dead_letter_unretried on pillarbox_hub.dead_letter (subscriber) where manual_retry_at is null;
 create index dead_letter_log_id on pillarbox_hub.dead_letter (log_id);
 create unique index dead_letter_message on pillarbox_hub.dead_letter (subscriber, n);
 
--- Makes the partitions of today and of so many days ahead; returns how many it made.
+-- Creates the partitions of today and the given number of days ahead. Returns how many it created. Fails quickly instead of
+-- queueing for a lock, because everything else would queue behind it.
 create function pillarbox_hub.make_partitions(days integer) returns integer
 language plpgsql
 set timezone = 'UTC'
 as $$
 declare
-    parent text;
-    day    date;
-    name   text;
-    taken  boolean;
-    made   integer := 0;
+    parent  text;
+    day     date;
+    name    text;
+    is_used boolean;
+    created integer := 0;
 begin
     perform set_config('lock_timeout', '200ms', true);
-    foreach parent in array array['message', 'unsent', 'attempt', 'position'] loop
+    foreach parent in array array['message', 'skipped', 'attempt', 'position'] loop
         for day in select generate_series(current_date, current_date + days, interval '1 day')::date loop
             name := parent || '_' || to_char(day, 'YYYYMMDD');
             continue when to_regclass('pillarbox_hub.' || name) is not null;
-            -- Rows that overflowed stay where they are.
+            -- A partition cannot be created while the default partition has rows of its day; they stay there.
             execute format('select exists (select from pillarbox_hub.%I where at >= %L and at < %L)',
-                parent || '_overflow', day::timestamptz, (day + 1)::timestamptz) into taken;
-            continue when taken;
+                parent || '_overflow', day::timestamptz, (day + 1)::timestamptz) into is_used;
+            continue when is_used;
             execute format('create table pillarbox_hub.%I partition of pillarbox_hub.%I for values from (%L) to (%L)',
                 name, parent, day::timestamptz, (day + 1)::timestamptz);
-            made := made + 1;
+            created := created + 1;
         end loop;
     end loop;
-    return made;
+    return created;
 end
 $$;
 

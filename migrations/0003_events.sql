@@ -1,5 +1,5 @@
 -- schema: pillarbox_events
--- Events: what happens where and when, whose it is, and whether people may see it.
+-- Events: gatherings with an owner, a place, a time and a status, and the feeds in which users find them.
 create schema pillarbox_events;
 
 create table pillarbox_events.event (
@@ -8,21 +8,21 @@ create table pillarbox_events.event (
     title               text        not null check (length(title) between 1 and 200),
     description         text        not null check (length(description) <= 10000),
     city                text        not null check (length(city) between 1 and 100),
-    -- Without accents and case, as it is looked for.
+    -- Normalized for comparisons: without accents, in lower case.
     city_norm           text        not null,
     category            text        not null check (length(category) between 1 and 50),
     category_norm       text        not null,
     start_time          timestamptz not null,
     end_time            timestamptz not null check (end_time > start_time),
-    -- IANA.
+    -- IANA name.
     time_zone           text        not null,
-    -- 0: unlimited.
+    -- 0 means unlimited.
     capacity            integer     not null check (capacity >= 0),
     status              text        not null check (status in ('draft', 'published', 'canceled')),
-    -- As the joins service says; the highest version is right. It is no change of the event.
+    -- As published by the joins service; the highest version is correct. A new count does not change `version`.
     active_participants integer     not null default 0 check (active_participants >= 0),
     count_version       bigint      not null default 0,
-    -- Opaque: what they are the ids of lives elsewhere.
+    -- Opaque ids of images that another service stores.
     cover_image_ids     text[]      not null check (cardinality(cover_image_ids) <= 10),
     published_at        timestamptz,
     canceled_at         timestamptz,
@@ -34,10 +34,10 @@ create table pillarbox_events.event (
                             || setweight(to_tsvector('pg_catalog.english', description), 'B')) stored,
     check ((status = 'published') <= (published_at is not null)),
     check ((status = 'canceled') = (canceled_at is not null))
--- Room for counts: they change often, and no index has them.
+-- Free space in each page for updates of the counts: they are frequent, and no index contains them.
 ) with (fillfactor = 85);
 
--- A feed is a walk along one of these, whatever is asked for; `from` and `to` are a stretch of it.
+-- Every feed query scans one of these indexes in order; `from` and `to` select a range of it.
 create index event_latest on pillarbox_events.event (start_time, id) where status = 'published';
 create index event_city on pillarbox_events.event (city_norm, start_time, id) where status = 'published';
 create index event_category on pillarbox_events.event (category_norm, start_time, id) where status = 'published';
@@ -46,10 +46,10 @@ create index event_city_category on pillarbox_events.event (city_norm, category_
 create index event_search on pillarbox_events.event using gin (search) where status = 'published';
 create index event_owner on pillarbox_events.event (owner_id, created_at desc, id desc);
 
--- Every change of a status, and who made it.
+-- The status history of each event, with the user who made the change.
 create table pillarbox_events.status_change (
     event_id    uuid        not null references pillarbox_events.event,
-    -- The event's after it: a later change has a higher one.
+    -- The version of the event after the change.
     version     bigint      not null,
     from_status text,
     to_status   text        not null,
@@ -58,38 +58,39 @@ create table pillarbox_events.status_change (
     primary key (event_id, version)
 );
 
--- Cities that published events are in, and how many.
+-- Cities and the number of their published events.
 create table pillarbox_events.city (
     city_norm text    primary key,
-    -- As it was spelled last.
+    -- The most recent spelling.
     city      text    not null,
     events    bigint  not null check (events >= 0)
 );
 create index city_prefix on pillarbox_events.city (city_norm text_pattern_ops) where events > 0;
 create index city_use on pillarbox_events.city (events desc, city_norm) where events > 0;
 
--- What is remembered outside of the database is good as long as these numbers stand. They grow in the transaction that
--- makes it wrong. Several for the feeds, so that those who publish do not wait for each other.
+-- Counters that validate pages cached outside of the database. A transaction that makes a cached page wrong increments
+-- a counter. The feeds have several counters, so that concurrent publications do not wait for the same row.
 create table pillarbox_events.generation (
-    what  text     not null check (what in ('feeds', 'cities')),
+    cache text     not null check (cache in ('feeds', 'cities')),
     shard smallint not null,
-    n     bigint   not null,
-    primary key (what, shard)
+    value bigint   not null,
+    primary key (cache, shard)
 ) with (fillfactor = 10);
-insert into pillarbox_events.generation (what, shard, n)
+insert into pillarbox_events.generation (cache, shard, value)
     select 'feeds', shard, 0 from generate_series(0, 15) as shard union all select 'cities', 0, 0;
 
 -- ---- trending
 
--- The order of an epoch does not change while someone walks along it. Three tables take turns: the newest epoch, the one
--- before it, and the one that is being made.
+-- An epoch is one complete scoring. Its order never changes, so that a client can read it page by page. Three tables
+-- are reused in turn: one for the newest epoch, one for the epoch before it, and one for the epoch that is being
+-- written.
 create table pillarbox_events.trending_epoch (
-    epoch    bigint      primary key,
-    taken_at timestamptz not null
+    epoch     bigint      primary key,
+    scored_at timestamptz not null
 );
 
 create table pillarbox_events.trending_0 (
-    -- The score with its sign turned, so that all of the order ascends and a row comparison can say "behind".
+    -- The negated score, so that all columns sort ascending and one row comparison selects the rows after a position.
     rank          integer     not null,
     start_time    timestamptz not null,
     event_id      uuid        not null,
@@ -106,20 +107,21 @@ create table pillarbox_events.trending_2 (like pillarbox_events.trending_0 inclu
 
 -- ---- reconciliation
 
--- Comparing counts with the joins service, part by part, by message.
+-- Runs that compare events and counts with the joins service, part by part, by message.
 create table pillarbox_events.reconciliation (
     run            uuid        primary key,
     started_at     timestamptz not null,
     dry_run        boolean     not null,
     force          boolean     not null,
-    -- Null until all are posted.
+    -- The number of parts; null until all of them are posted.
     parts          integer,
+    -- The parts that have a reply.
     answered       integer[]   not null default '{}',
     checked        integer     not null default 0,
-    -- Counts here that were not right, and how many of them are now.
+    -- Wrong counts in this schema, and how many of them were repaired.
     drifted        integer     not null default 0,
     repaired       integer     not null default 0,
-    -- Events that the joins service did not know as they are.
+    -- Events that were outdated or miscounted in the joins service, and how many of them were repaired.
     joins_drifted  integer     not null default 0,
     joins_repaired integer     not null default 0,
     finished_at    timestamptz
