@@ -1,7 +1,7 @@
-//! Which addresses may be dialled.
+//! Decides which IP addresses may be dialled.
 //!
-//! A subscriber's URL is a stranger's wish to have a request sent from inside our network. So only public addresses
-//! are dialled, and those of networks that the operator allows.
+//! A subscriber's URL makes this process send a request from inside the operator's network (server-side request
+//! forgery). So only public addresses are dialled, and those of networks that the operator allows.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,32 +10,33 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Everything that IANA lists as not globally reachable, and multicast.
+/// The IPv4 networks that IANA lists as not globally reachable, and multicast.
 const REFUSED_V4: [([u8; 4], u32); 15] = [
-    ([0, 0, 0, 0], 8),      // this network
-    ([10, 0, 0, 0], 8),     // private
-    ([100, 64, 0, 0], 10),  // carrier-grade NAT
-    ([127, 0, 0, 0], 8),    // loopback
-    ([169, 254, 0, 0], 16), // link-local, and clouds' metadata servers
-    ([172, 16, 0, 0], 12),  // private
-    ([192, 0, 0, 0], 24),   // protocol assignments
-    ([192, 0, 2, 0], 24),   // documentation
-    ([192, 88, 99, 0], 24), // 6to4 relays
-    ([192, 168, 0, 0], 16), // private
-    ([198, 18, 0, 0], 15),  // benchmarks
-    ([198, 51, 100, 0], 24),
-    ([203, 0, 113, 0], 24),
-    ([224, 0, 0, 0], 4), // multicast
-    ([240, 0, 0, 0], 4), // reserved, and broadcast
+    ([0, 0, 0, 0], 8),       // this network
+    ([10, 0, 0, 0], 8),      // private
+    ([100, 64, 0, 0], 10),   // carrier-grade NAT
+    ([127, 0, 0, 0], 8),     // loopback
+    ([169, 254, 0, 0], 16),  // link-local, including the metadata servers of cloud providers
+    ([172, 16, 0, 0], 12),   // private
+    ([192, 0, 0, 0], 24),    // protocol assignments
+    ([192, 0, 2, 0], 24),    // documentation
+    ([192, 88, 99, 0], 24),  // 6to4 relays
+    ([192, 168, 0, 0], 16),  // private
+    ([198, 18, 0, 0], 15),   // benchmarks
+    ([198, 51, 100, 0], 24), // documentation
+    ([203, 0, 113, 0], 24),  // documentation
+    ([224, 0, 0, 0], 4),     // multicast
+    ([240, 0, 0, 0], 4),     // reserved, and broadcast
 ];
 
+/// The IPv6 networks that IANA lists as not globally reachable, and multicast.
 const REFUSED_V6: [([u16; 8], u32); 11] = [
-    // Loopback, unspecified, and all ways but two to write an IPv4 address: those two are judged by what is inside.
+    // Loopback, unspecified, and every embedded IPv4 address except the two forms that `embedded_ipv4` translates.
     ([0, 0, 0, 0, 0, 0, 0, 0], 8),
     ([0x100, 0, 0, 0, 0, 0, 0, 0], 64),      // discard
     ([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),     // protocol assignments, Teredo
     ([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32), // documentation
-    ([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),     // 6to4: an IPv4 address inside
+    ([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),     // 6to4, which embeds an IPv4 address
     ([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),     // documentation
     ([0x5f00, 0, 0, 0, 0, 0, 0, 0], 16),     // segment routing
     ([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),      // unique local
@@ -47,9 +48,9 @@ const REFUSED_V6: [([u16; 8], u32); 11] = [
 /// Networks that may be dialled although they are not public. Empty by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "ListOrText")]
-pub struct Allowed(Vec<Network>);
+pub struct AllowedNetworks(Vec<Network>);
 
-/// A variable of the environment is text: `10.1.0.0/16, ::1`.
+/// A list, or the text of an environment variable: `10.1.0.0/16, ::1`.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "a list of networks such as 10.1.0.0/16")]
 enum ListOrText {
@@ -58,10 +59,10 @@ enum ListOrText {
     Text(Vec<Network>),
 }
 
-impl From<ListOrText> for Allowed {
-    fn from(given: ListOrText) -> Allowed {
+impl From<ListOrText> for AllowedNetworks {
+    fn from(given: ListOrText) -> AllowedNetworks {
         match given {
-            ListOrText::List(networks) | ListOrText::Text(networks) => Allowed(networks),
+            ListOrText::List(networks) | ListOrText::Text(networks) => AllowedNetworks(networks),
         }
     }
 }
@@ -72,40 +73,40 @@ fn split<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Network>, D::
     parts.map(|part| part.parse().map_err(de::Error::custom)).collect()
 }
 
-impl Allowed {
-    pub fn new(networks: impl IntoIterator<Item = Network>) -> Allowed {
-        Allowed(networks.into_iter().collect())
+impl AllowedNetworks {
+    pub fn new(networks: impl IntoIterator<Item = Network>) -> AllowedNetworks {
+        AllowedNetworks(networks.into_iter().collect())
     }
 
-    /// What a newcomer's own machine needs: 127.0.0.0/8 and ::1.
-    pub fn loopback() -> Allowed {
+    /// The loopback networks 127.0.0.0/8 and ::1, for trying webhooks on one machine.
+    pub fn loopback() -> AllowedNetworks {
         let networks =
             [IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8), IpAddr::from(Ipv6Addr::LOCALHOST).into()];
-        Allowed::new(networks.map(Network))
+        AllowedNetworks::new(networks.map(Network))
     }
 
-    /// May this address be dialled?
+    /// Returns whether this address may be dialled.
     pub fn permits(&self, address: IpAddr) -> bool {
-        let inside = inside(address);
-        self.0.iter().any(|Network(network)| network.contains(&address) || network.contains(&inside))
-            || is_public(inside)
+        let dialled = embedded_ipv4(address);
+        self.0.iter().any(|Network(network)| network.contains(&address) || network.contains(&dialled))
+            || is_public(dialled)
     }
 }
 
-/// A network in CIDR form, or one address.
+/// A network in CIDR notation, or one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network(IpNet);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("not a network: it takes an address or a prefix of addresses, as 10.1.0.0/16 or fd00::/8")]
-pub struct NotANetwork;
+#[error("invalid network: it must be an address or a network in CIDR notation, such as 10.1.0.0/16 or fd00::/8")]
+pub struct InvalidNetwork;
 
 impl FromStr for Network {
-    type Err = NotANetwork;
+    type Err = InvalidNetwork;
 
-    fn from_str(text: &str) -> Result<Network, NotANetwork> {
-        let one = || text.parse::<IpAddr>().map(IpNet::from);
-        text.parse().or_else(|_| one()).map(Network).map_err(|_| NotANetwork)
+    fn from_str(text: &str) -> Result<Network, InvalidNetwork> {
+        let single = || text.parse::<IpAddr>().map(IpNet::from);
+        text.parse().or_else(|_| single()).map(Network).map_err(|_| InvalidNetwork)
     }
 }
 
@@ -127,9 +128,9 @@ impl<'de> Deserialize<'de> for Network {
     }
 }
 
-/// The IPv4 address that really is dialled by `::ffff:a.b.c.d` (this machine translates) and by `64:ff9b::a.b.c.d` (a
-/// NAT64 gateway does), or else the address itself.
-fn inside(address: IpAddr) -> IpAddr {
+/// Returns the IPv4 address that is dialled for `::ffff:a.b.c.d` (translated by this machine) and `64:ff9b::a.b.c.d`
+/// (translated by a NAT64 gateway), and otherwise the address itself.
+fn embedded_ipv4(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
     match v6.segments() {
         [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => {
@@ -156,12 +157,12 @@ mod tests {
     use super::*;
 
     fn permitted(address: &str) -> bool {
-        Allowed::default().permits(address.parse().unwrap())
+        AllowedNetworks::default().permits(address.parse().unwrap())
     }
 
-    /// First and last address of each range, and the public neighbours before and after (where the neighbour is public).
+    /// The first and last address of each range, and the addresses before and after it where they are public.
     #[test]
-    fn every_range_is_refused_from_its_first_address_to_its_last_and_no_further() {
+    fn every_range_is_refused_from_its_first_to_its_last_address_only() {
         for (before, first, last, after) in [
             ("", "0.0.0.0", "0.255.255.255", "1.0.0.0"),
             ("9.255.255.255", "10.0.0.0", "10.255.255.255", "11.0.0.0"),
@@ -204,7 +205,7 @@ mod tests {
             ("fe7f:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "fe80::", "febf:ffff:ffff:ffff:ffff:ffff:ffff:ffff", ""),
             ("", "fec0::", "feff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", ""),
             ("", "ff00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", ""),
-            // What is around the two ranges that are judged by the IPv4 address inside.
+            // The neighbours of the two ranges whose embedded IPv4 address decides.
             ("", "::1", "::fffe:ffff:ffff", ""),
             ("", "::1:0:0:0", "64:ff9a:ffff:ffff:ffff:ffff:ffff:ffff", ""),
             ("", "64:ff9b::1:0:0", "64:ff9b:ffff:ffff:ffff:ffff:ffff:ffff", ""),
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_address_inside_an_ipv6_address_is_judged_as_itself() {
+    fn an_embedded_ipv4_address_decides() {
         for prefix in ["::ffff:", "64:ff9b::"] {
             for (inside, public) in [
                 ("8.8.8.8", true),
@@ -235,9 +236,9 @@ mod tests {
     }
 
     #[test]
-    fn an_allowed_network_overrides_and_nothing_around_it() {
+    fn an_allowed_network_is_permitted_and_its_neighbours_are_not() {
         let networks = ["10.1.0.0/16", "fd00::/8", "192.168.7.7"].map(|network| network.parse().unwrap());
-        let allowed = Allowed::new(networks);
+        let allowed = AllowedNetworks::new(networks);
         let permits = |address: &str| allowed.permits(address.parse().unwrap());
         for inside in ["10.1.0.0", "10.1.255.255", "::ffff:10.1.2.3", "fd00::", "192.168.7.7", "8.8.8.8"] {
             assert!(permits(inside), "{inside}");
@@ -245,15 +246,15 @@ mod tests {
         for outside in ["10.0.255.255", "10.2.0.0", "::ffff:10.2.0.0", "fc00::1", "192.168.7.8", "::1"] {
             assert!(!permits(outside), "{outside}");
         }
-        assert!(Allowed::loopback().permits("127.9.9.9".parse().unwrap()));
-        assert!(Allowed::loopback().permits("::1".parse().unwrap()));
-        assert!(!Allowed::loopback().permits("::2".parse().unwrap()));
+        assert!(AllowedNetworks::loopback().permits("127.9.9.9".parse().unwrap()));
+        assert!(AllowedNetworks::loopback().permits("::1".parse().unwrap()));
+        assert!(!AllowedNetworks::loopback().permits("::2".parse().unwrap()));
     }
 
     #[test]
-    fn a_network_in_the_settings_is_text_and_a_bad_one_says_what_it_takes() {
-        let allowed: Allowed = serde_json::from_str(r#"["10.1.0.0/16", "::1"]"#).unwrap();
-        let variable: Allowed = serde_json::from_value("10.1.0.0/16, ::1".into()).unwrap();
+    fn an_invalid_network_in_the_settings_names_the_accepted_form() {
+        let allowed: AllowedNetworks = serde_json::from_str(r#"["10.1.0.0/16", "::1"]"#).unwrap();
+        let variable: AllowedNetworks = serde_json::from_value("10.1.0.0/16, ::1".into()).unwrap();
         assert_eq!(variable, allowed);
         assert_eq!(serde_json::to_string(&allowed).unwrap(), r#"["10.1.0.0/16","::1/128"]"#);
         for bad in ["", "10.1", "10.0.0.0/33", "localhost", "::/129"] {

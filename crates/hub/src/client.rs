@@ -1,138 +1,133 @@
-//! The client that delivers webhooks: to vetted addresses only, within one deadline, and reading little of the answer.
+//! The HTTP client that delivers webhooks: it connects to vetted addresses only, has one deadline for the whole
+//! request, and reads little of the response.
 //!
-//! Absences: it follows no redirect, decompresses nothing, keeps no cookies, and reads no proxy from the environment.
+//! It follows no redirect, decompresses nothing, stores no cookies, and reads no proxy from the environment.
 //!
-//! What counts is the status. Once it is in, the delivery has an answer, whatever becomes of the body: one that is too
-//! long, drips past the deadline or breaks off costs its connection, and what came of it is the excerpt.
+//! The status decides. Once it has arrived, the request has a response whatever happens to the body: if the body is too
+//! long, passes the deadline or breaks off, the connection is closed and the excerpt is what has arrived of the body.
 
 use std::error::Error;
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use std::{fmt, io};
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HOST, PROXY_AUTHORIZATION, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
-use crate::address::Allowed;
+use crate::address::AllowedNetworks;
+use crate::connection_pool::{ConnectionPool, HttpConnection};
 use crate::dial::{self, Dialer, SystemResolver};
 use crate::target::Target;
-use crate::wire::{Pool, Wire};
 
 pub use crate::dial::{Proxy, Resolve};
 
+/// How much of a response body is read so that the connection can be reused. A longer one costs the connection.
 const BODY_BYTES_MAX: usize = 64 * 1024;
+/// The size of the excerpt of a response body.
 const EXCERPT_BYTES_MAX: usize = 1024;
-/// A receiver that asks to be left alone is, but not for longer.
+/// The longest `Retry-After` that is honoured.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60 * 60);
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("Pillarbox/", env!("CARGO_PKG_VERSION")));
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
+/// Settings of the [`Client`].
 #[derive(Debug, Clone, Default)]
 pub struct ClientSettings {
     /// Networks that may be dialled although they are not public.
-    pub allowed_networks: Allowed,
-    /// Refuses plain http, also for subscribers that were made before this was set.
+    pub allowed_networks: AllowedNetworks,
+    /// Refuses plain http, also for subscribers that were created before this was set.
     pub https_only: bool,
-    /// With a proxy, names are resolved by the proxy, which must guard what it dials; names that this machine can resolve,
-    /// and addresses in URLs, are vetted here as well.
+    /// A proxy resolves host names itself and must restrict what it connects to. IP addresses in URLs, and names that
+    /// this machine can resolve, are vetted here as well.
     pub proxy: Option<Proxy>,
-    /// Trusted beside Mozilla's: for receivers with certificates of a private authority.
+    /// Root certificates that are trusted besides Mozilla's, for receivers with certificates of a private authority.
     pub extra_roots: Vec<CertificateDer<'static>>,
 }
 
-/// A request on its way to a subscriber.
+/// A POST request to a subscriber.
 #[derive(Debug)]
-pub struct Outgoing<'a> {
+pub struct WebhookRequest<'a> {
     pub target: &'a Target,
-    /// `host`, `accept-encoding` and (if it is not there) `user-agent` are added.
+    /// The client adds `host`, `accept-encoding` and, if it is absent, `user-agent`.
     pub headers: HeaderMap,
     pub body: Bytes,
-    /// From the name's resolution to the last byte of the answer.
+    /// The time from resolving the host name to the last byte of the response.
     pub timeout: Duration,
 }
 
-/// What became of a request: an answer with whatever status, or none.
-pub type Delivery = Result<Answer, Failure>;
-
+/// A subscriber's response, with any status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct WebhookResponse {
     pub status: StatusCode,
-    /// The body's beginning: at most 1 KiB of text on one line, without control characters. Empty if it is compressed.
+    /// The beginning of the body: at most 1 KiB of text on one line, without control characters. Empty if the body is
+    /// compressed.
     pub excerpt: String,
-    /// How long the receiver asks us to wait: at most an hour.
+    /// How long the receiver asks the sender to wait (`Retry-After`), at most one hour.
     pub retry_after: Option<Duration>,
 }
 
-/// Why there is no answer. The text is meant for people.
+/// Why a request has no response. The text is shown to the subscriber's owner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
-pub struct Failure {
+pub struct RequestError {
     pub class: ErrorClass,
     pub text: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
+/// The kind of failure of a request without a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum ErrorClass {
-    /// The name has no address, or could not be resolved.
+    /// The host name has no address or could not be resolved. Nothing was sent.
     Dns,
-    /// Policy: an address is not public, or plain http where only https is taken. Nothing was sent.
+    /// Refused by policy: an address is not public, or the URL is plain http where only https is permitted. Nothing was
+    /// sent.
     AddressRefused,
-    /// No connection. Nothing was sent.
+    /// TCP could not connect. Nothing was sent.
     Connect,
-    /// The operator's proxy is away or does not let us through. Nothing was sent.
+    /// The operator's proxy is unreachable or refused the connection. Nothing was sent.
     Proxy,
-    /// No secure connection: the certificate, most often. Nothing was sent.
+    /// TLS failed, most often because of the certificate. Nothing was sent.
     Tls,
-    /// No status within the deadline.
+    /// No status arrived within the deadline. The receiver may have processed the request.
     Timeout,
-    /// The connection ended before the status came. The receiver may have got the request.
+    /// The connection ended before the status arrived. The receiver may have processed the request.
     Reset,
-    /// What came is not HTTP, or its headers are too large.
+    /// The response is not HTTP/1, or its headers are too large. The receiver may have processed the request.
     Protocol,
 }
 
 impl ErrorClass {
+    /// The name under which attempts store it and the API shows it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            ErrorClass::Dns => "dns",
-            ErrorClass::AddressRefused => "address_refused",
-            ErrorClass::Connect => "connect",
-            ErrorClass::Proxy => "proxy",
-            ErrorClass::Tls => "tls",
-            ErrorClass::Timeout => "timeout",
-            ErrorClass::Reset => "reset",
-            ErrorClass::Protocol => "protocol",
-        }
+        self.into()
     }
 }
 
-/// Cheap to clone; clones share the pool of connections.
+/// Cheap to clone: clones share the connection pool.
 #[derive(Clone)]
 pub struct Client {
     dialer: Arc<Dialer>,
-    pool: Arc<Pool>,
-    allowed: Arc<Allowed>,
+    pool: Arc<ConnectionPool>,
+    allowed: Arc<AllowedNetworks>,
     https_only: bool,
     proxy: Option<Proxy>,
 }
 
 impl Client {
     /// # Errors
-    /// A sentence that says what is wrong with the settings.
+    /// Describes the invalid setting.
     pub fn new(settings: ClientSettings) -> Result<Client, String> {
         Client::with_resolver(settings, Arc::new(SystemResolver::new()?))
     }
 
-    /// For tests, and for names that DNS does not know.
+    /// Creates a client with its own name resolution, for tests and for names that are not in DNS.
     pub fn with_resolver(settings: ClientSettings, resolver: Arc<dyn Resolve>) -> Result<Client, String> {
         let ClientSettings { allowed_networks, https_only, proxy, extra_roots } = settings;
         let allowed = Arc::new(allowed_networks);
@@ -140,64 +135,84 @@ impl Client {
         Ok(Client { dialer: Arc::new(dialer), pool: Arc::default(), allowed, https_only, proxy })
     }
 
-    /// Would this target be refused whatever DNS says? Asked early, so that who makes a subscriber hears of it.
-    pub fn vet_target(&self, target: &Target) -> Result<(), Failure> {
+    /// Checks what can be checked without DNS: the scheme, and an IP address in the URL. Creating a subscriber calls
+    /// it, so that its caller sees the error at once.
+    ///
+    /// # Errors
+    /// Describes why the target is refused.
+    pub fn vet_target(&self, target: &Target) -> Result<(), RequestError> {
         if self.https_only && !target.is_https() {
-            return Err(Failure::new(ErrorClass::AddressRefused, "only https is taken here"));
+            return Err(RequestError::new(
+                ErrorClass::AddressRefused,
+                "the URL must be https: this installation permits no plain http",
+            ));
         }
-        target.literal().map_or(Ok(()), |address| dial::vet_literal(&self.allowed, address))
+        target.ip_address().map_or(Ok(()), |address| dial::vet_ip_address(&self.allowed, address))
     }
 
-    pub async fn post(&self, outgoing: Outgoing<'_>) -> Delivery {
-        // A pooled connection was vetted when it was dialled.
-        self.vet_target(outgoing.target)?;
-        let time_max = outgoing.timeout;
-        let mut arrived = None;
-        let exchanged = timeout(time_max, self.exchange(outgoing, &mut arrived)).await;
-        match (arrived, exchanged) {
-            (Some(arrived), _) => Ok(arrived.into_answer()),
+    /// Sends the request once and returns the response, with any status.
+    ///
+    /// # Errors
+    /// No status arrived within the request's timeout.
+    pub async fn post(&self, request: WebhookRequest<'_>) -> Result<WebhookResponse, RequestError> {
+        // A pooled connection skips the dialer, which checked its address only when it was opened.
+        self.vet_target(request.target)?;
+        let time_max = request.timeout;
+        let mut received = None;
+        let exchanged = timeout(time_max, self.exchange(request, &mut received)).await;
+        match (received, exchanged) {
+            (Some(received), _) => Ok(received.into_response()),
             (None, Ok(Err(failure))) => Err(failure),
             (None, Err(_) | Ok(Ok(()))) => {
-                Err(Failure::new(ErrorClass::Timeout, format!("no answer within {time_max:?}")))
+                Err(RequestError::new(ErrorClass::Timeout, format!("no response within {time_max:?}")))
             }
         }
     }
 
-    /// What arrives is put where it survives that the deadline ends this.
-    async fn exchange(&self, outgoing: Outgoing<'_>, arrived: &mut Option<Arrived>) -> Result<(), Failure> {
-        let target = outgoing.target;
-        let mut wire = match self.pool.take(target.origin()) {
-            Some(wire) => wire,
-            None => Wire::over(self.dialer.dial(target.uri()).await?).await.map_err(|error| Failure::of(&error))?,
+    /// Writes into `received` as the response arrives, so that the status survives when the deadline cancels this
+    /// future.
+    async fn exchange(
+        &self,
+        request: WebhookRequest<'_>,
+        received: &mut Option<PartialResponse>,
+    ) -> Result<(), RequestError> {
+        let target = request.target;
+        let mut connection = match self.pool.checkout(target.origin()) {
+            Some(connection) => connection,
+            None => {
+                let stream = self.dialer.dial(target.uri()).await?;
+                HttpConnection::new(stream).await.map_err(|error| RequestError::from_hyper(&error))?
+            }
         };
-        // Never sent twice: of a request that is lost with its connection the receiver may have seen something.
-        let answer = wire.send(self.request(outgoing)).await.map_err(|error| Failure::of(&error))?;
-        let (parts, body) = answer.into_parts();
-        let arrived = arrived.insert(Arrived {
+        // Never sent twice: the receiver may have processed a request that is lost with its connection.
+        let response = connection.send(self.http_request(request)).await;
+        let (parts, body) = response.map_err(|error| RequestError::from_hyper(&error))?.into_parts();
+        let received = received.insert(PartialResponse {
             status: parts.status,
             retry_after: retry_after(&parts.headers, SystemTime::now),
             is_plain: !parts.headers.contains_key(CONTENT_ENCODING),
-            beginning: Vec::new(),
+            body_start: Vec::new(),
         });
-        if arrived.read(&mut wire, body).await {
-            self.pool.put(target.origin(), wire);
+        if received.read_body(&mut connection, body).await {
+            self.pool.check_in(target.origin(), connection);
         }
         Ok(())
     }
 
-    fn request(&self, outgoing: Outgoing<'_>) -> Request<Full<Bytes>> {
-        let Outgoing { target, headers, body, .. } = outgoing;
-        // A proxy wants to know where to; in a tunnel it is not spoken to.
-        let spoken_to = self.proxy.as_ref().filter(|_| !target.is_https());
+    fn http_request(&self, request: WebhookRequest<'_>) -> Request<Full<Bytes>> {
+        let WebhookRequest { target, headers, body, .. } = request;
+        // Plain http goes to the proxy, which needs the absolute URL. https goes through a tunnel to the receiver
+        // itself.
+        let http_proxy = self.proxy.as_ref().filter(|_| !target.is_https());
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = if spoken_to.is_some() { target.uri() } else { target.path() }.clone();
+        *request.uri_mut() = if http_proxy.is_some() { target.uri() } else { target.path() }.clone();
         *request.headers_mut() = headers;
         let headers = request.headers_mut();
         headers.insert(HOST, target.host().clone());
         headers.insert(ACCEPT_ENCODING, IDENTITY);
         headers.entry(USER_AGENT).or_insert(AGENT);
-        if let Some(auth) = spoken_to.and_then(|proxy| proxy.auth.clone()) {
+        if let Some(auth) = http_proxy.and_then(|proxy| proxy.auth.clone()) {
             headers.insert(PROXY_AUTHORIZATION, auth);
         }
         request
@@ -210,25 +225,28 @@ impl fmt::Debug for Client {
     }
 }
 
-/// An answer of which the body is still to come.
-struct Arrived {
+/// A response whose body may still arrive.
+struct PartialResponse {
     status: StatusCode,
     retry_after: Option<Duration>,
+    /// Whether the body is not compressed.
     is_plain: bool,
-    beginning: Vec<u8>,
+    /// The first bytes of the body, for the excerpt.
+    body_start: Vec<u8>,
 }
 
-impl Arrived {
-    /// Reads to the end, so that the connection can be used again, unless the end is far: false then.
-    async fn read(&mut self, wire: &mut Wire, mut body: Incoming) -> bool {
+impl PartialResponse {
+    /// Reads the body to its end and returns true, so that the connection can be reused. Returns false if the body
+    /// breaks off or is longer than [`BODY_BYTES_MAX`].
+    async fn read_body(&mut self, connection: &mut HttpConnection, mut body: Incoming) -> bool {
         let mut length = 0;
-        while let Some(frame) = wire.frame(&mut body).await {
+        while let Some(frame) = connection.frame(&mut body).await {
             let Ok(frame) = frame else { return false };
             let Some(data) = frame.data_ref() else { continue };
             length += data.len();
             if self.is_plain {
-                let room = EXCERPT_BYTES_MAX - self.beginning.len();
-                self.beginning.extend_from_slice(&data[..data.len().min(room)]);
+                let missing = EXCERPT_BYTES_MAX - self.body_start.len();
+                self.body_start.extend_from_slice(&data[..data.len().min(missing)]);
             }
             if length > BODY_BYTES_MAX {
                 return false;
@@ -237,17 +255,18 @@ impl Arrived {
         true
     }
 
-    fn into_answer(self) -> Answer {
-        Answer { status: self.status, excerpt: excerpt(&self.beginning), retry_after: self.retry_after }
+    fn into_response(self) -> WebhookResponse {
+        WebhookResponse { status: self.status, excerpt: excerpt(&self.body_start), retry_after: self.retry_after }
     }
 }
 
-fn excerpt(beginning: &[u8]) -> String {
+/// One line of valid UTF-8 without control characters.
+fn excerpt(body_start: &[u8]) -> String {
     let mut text = String::new();
-    let cleaned = String::from_utf8_lossy(beginning);
+    let cleaned = String::from_utf8_lossy(body_start);
     let cleaned = cleaned.chars().map(|c| if c.is_ascii_whitespace() { ' ' } else { c }).filter(|c| !c.is_control());
     for c in cleaned {
-        // What is not text takes three bytes where it had one.
+        // The replacement character has three bytes where an invalid byte was one.
         if text.len() + c.len_utf8() > EXCERPT_BYTES_MAX {
             break;
         }
@@ -256,29 +275,29 @@ fn excerpt(beginning: &[u8]) -> String {
     text
 }
 
-/// In seconds or as a date; what is neither is as if it were not there.
+/// Reads `Retry-After` as seconds or as a date. Returns None if it is absent or neither of them.
 fn retry_after(headers: &HeaderMap, now: impl FnOnce() -> SystemTime) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
     let wait = if is_number {
-        value.parse().map_or(RETRY_AFTER_MAX, Duration::from_secs) // too many digits are a long time, too
+        value.parse().map_or(RETRY_AFTER_MAX, Duration::from_secs) // too many digits for a number: a long time
     } else {
         httpdate::parse_http_date(value).ok()?.duration_since(now()).unwrap_or_default()
     };
     Some(wait.min(RETRY_AFTER_MAX))
 }
 
-impl Failure {
-    pub(crate) fn new(class: ErrorClass, text: impl fmt::Display) -> Failure {
-        Failure { class, text: text.to_string() }
+impl RequestError {
+    pub(crate) fn new(class: ErrorClass, text: impl fmt::Display) -> RequestError {
+        RequestError { class, text: text.to_string() }
     }
 
-    /// What became of a connection that stood.
-    fn of(error: &hyper::Error) -> Failure {
-        // The innermost knows best.
-        let known = dial::causes(error).filter_map(|cause| Some((class_of(cause)?, cause))).last();
-        let (class, cause) = known.unwrap_or((ErrorClass::Protocol, error));
-        Failure::new(class, in_words(class, cause))
+    /// Classifies the failure of an open connection.
+    fn from_hyper(error: &hyper::Error) -> RequestError {
+        // The innermost cause is the most specific.
+        let classified = dial::causes(error).filter_map(|cause| Some((class_of(cause)?, cause))).last();
+        let (class, cause) = classified.unwrap_or((ErrorClass::Protocol, error));
+        RequestError::new(class, describe(class, cause))
     }
 }
 
@@ -288,15 +307,15 @@ fn class_of(cause: &(dyn Error + 'static)) -> Option<ErrorClass> {
         return Some(if has_ended { ErrorClass::Reset } else { ErrorClass::Protocol });
     }
     let error = cause.downcast_ref::<io::Error>()?;
-    // A receiver that wants a certificate of ours says so only after the handshake.
+    // A receiver that requires a client certificate reports it only after the handshake.
     let is_tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
     Some(if is_tls { ErrorClass::Tls } else { ErrorClass::Reset })
 }
 
-fn in_words(class: ErrorClass, cause: &dyn Error) -> String {
+fn describe(class: ErrorClass, cause: &dyn Error) -> String {
     match class {
-        ErrorClass::Reset => format!("the connection ended before an answer came: {cause}"),
-        ErrorClass::Protocol => format!("the answer is not HTTP that we understand: {cause}"),
+        ErrorClass::Reset => format!("the connection ended before a response arrived: {cause}"),
+        ErrorClass::Protocol => format!("the response is not valid HTTP/1: {cause}"),
         ErrorClass::Dns
         | ErrorClass::AddressRefused
         | ErrorClass::Connect
@@ -337,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn an_excerpt_is_one_line_of_text_whatever_came() {
+    fn an_excerpt_of_any_bytes_is_one_line_of_text() {
         assert_eq!(excerpt(b"{\n\t\"a\": \"\x00\x1b[31m\xc3\xbc\x7f\xc2\x85\"}"), "{  \"a\": \"[31m\u{fc}\"}");
         assert_eq!(excerpt(b"\xff"), "\u{fffd}");
         assert!(excerpt(&[0xff; 1024]).len() <= 1024);
@@ -345,18 +364,18 @@ mod tests {
     }
 
     #[test]
-    fn a_class_is_stored_by_the_name_that_it_is_shown_with() {
-        for class in [
-            ErrorClass::Dns,
-            ErrorClass::AddressRefused,
-            ErrorClass::Connect,
-            ErrorClass::Proxy,
-            ErrorClass::Tls,
-            ErrorClass::Timeout,
-            ErrorClass::Reset,
-            ErrorClass::Protocol,
+    fn the_stored_names_of_error_classes_are_stable() {
+        for (class, name) in [
+            (ErrorClass::Dns, "dns"),
+            (ErrorClass::AddressRefused, "address_refused"),
+            (ErrorClass::Connect, "connect"),
+            (ErrorClass::Proxy, "proxy"),
+            (ErrorClass::Tls, "tls"),
+            (ErrorClass::Timeout, "timeout"),
+            (ErrorClass::Reset, "reset"),
+            (ErrorClass::Protocol, "protocol"),
         ] {
-            assert_eq!(serde_json::to_value(class).unwrap(), class.as_str());
+            assert_eq!(class.as_str(), name);
         }
     }
 }

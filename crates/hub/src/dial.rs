@@ -1,5 +1,7 @@
-//! Connections to subscribers: names resolved once and vetted, exactly the vetted addresses dialled, TLS on top, or
-//! through the operator's proxy.
+//! Opens connections to subscribers, directly or through the operator's proxy.
+//!
+//! A host name is resolved once, its addresses are vetted, and exactly the vetted addresses are dialled. TLS runs on
+//! top.
 
 use std::error::Error;
 use std::io;
@@ -33,34 +35,35 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tower::Service;
 use url::Url;
 
-use crate::address::Allowed;
-use crate::client::{ErrorClass, Failure};
+use crate::address::AllowedNetworks;
+use crate::client::{ErrorClass, RequestError};
 
-/// Shared by all addresses of a name, so that one that does not answer leaves time for the others.
+/// Time to connect over TCP. hyper-util divides it among a name's addresses, so that one that does not answer leaves
+/// time for the others.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
-/// Behind a proxy there may be no name server that answers.
+/// Time to resolve a name before the proxy is used: behind a proxy there may be no name server that answers.
 const VET_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Asks for the addresses of a name.
+/// Resolves host names.
 pub trait Resolve: Send + Sync + 'static {
-    /// An error of the kind `NotFound` says that there is no such name.
+    /// Returns the addresses of a name. Fails with the kind `NotFound` if the name does not exist or has no address.
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
-/// The resolver that this machine's `/etc/resolv.conf` and `/etc/hosts` describe, as they are at the start.
+/// Resolves by this machine's `/etc/resolv.conf` and `/etc/hosts`, read once when the process starts.
 ///
-/// Not `getaddrinfo`: that blocks a thread for as long as a name server pleases, and a few subscribers with slow ones
-/// would hold up everybody's deliveries.
+/// It does not use `getaddrinfo`, which blocks a thread until the name server answers: a few subscribers with slow name
+/// servers would delay the deliveries to all others.
 pub(crate) struct SystemResolver(TokioResolver);
 
 impl SystemResolver {
     pub(crate) fn new() -> Result<SystemResolver, String> {
         let mut builder = TokioResolver::builder_tokio().unwrap_or_else(|error| {
-            tracing::warn!(%error, "no name server is known: webhooks reach only addresses and names of /etc/hosts");
+            tracing::warn!(%error, "no name server is configured; webhooks reach only IP addresses and names in /etc/hosts");
             TokioResolver::builder_with_config(ResolverConfig::default(), TokioRuntimeProvider::default())
         });
         builder.options_mut().ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-        builder.build().map(SystemResolver).map_err(|error| format!("the resolver of names cannot start: {error}"))
+        builder.build().map(SystemResolver).map_err(|error| format!("the DNS resolver cannot start: {error}"))
     }
 }
 
@@ -76,25 +79,26 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// A proxy for all deliveries: `http://host:port`, with user and password if it wants them. Its own address is trusted.
+/// A proxy for all deliveries: `http://host:port`, with a user name and password if it requires them. The proxy's own
+/// address is not vetted.
 #[derive(Clone, Debug)]
 pub struct Proxy {
     uri: Uri,
-    /// Marked sensitive: it does not print.
+    /// The `Proxy-Authorization` header, marked sensitive so that it is not printed.
     pub(crate) auth: Option<HeaderValue>,
 }
 
 impl FromStr for Proxy {
     type Err = String;
 
-    /// The error says what it takes and quotes nothing: there may be a password in it.
+    /// Fails with the accepted form. The error does not quote the text, which may contain a password.
     fn from_str(text: &str) -> Result<Proxy, String> {
-        let takes =
-            || "takes an address as http://proxy.example:3128 or http://user:password@proxy.example:3128".to_owned();
-        let url = Url::parse(text).map_err(|_| takes())?;
+        let invalid =
+            || "must be a URL such as http://proxy.example:3128 or http://user:password@proxy.example:3128".to_owned();
+        let url = Url::parse(text).map_err(|_| invalid())?;
         let is_bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
-        let (Some(host), true, "http") = (url.host(), is_bare, url.scheme()) else { return Err(takes()) };
-        let uri = format!("http://{host}:{}/", url.port().unwrap_or(80)).parse().map_err(|_| takes())?;
+        let (Some(host), true, "http") = (url.host(), is_bare, url.scheme()) else { return Err(invalid()) };
+        let uri = format!("http://{host}:{}/", url.port().unwrap_or(80)).parse().map_err(|_| invalid())?;
         let decoded = |text: &str| percent_encoding::percent_decode_str(text).collect::<Vec<u8>>();
         let has_user = !url.username().is_empty() || url.password().is_some();
         let auth = has_user.then(|| {
@@ -103,162 +107,171 @@ impl FromStr for Proxy {
             auth.set_sensitive(true);
             Ok::<_, http::header::InvalidHeaderValue>(auth)
         });
-        Ok(Proxy { uri, auth: auth.transpose().map_err(|_| takes())? })
+        Ok(Proxy { uri, auth: auth.transpose().map_err(|_| invalid())? })
     }
 }
 
-/// Opens connections.
+/// Opens connections to subscribers.
 pub(crate) struct Dialer {
-    allowed: Arc<Allowed>,
+    allowed: Arc<AllowedNetworks>,
     tls: TlsConnector,
-    way: Way,
+    egress: Egress,
 }
 
-#[allow(clippy::large_enum_variant, reason = "there is one of it")]
-enum Way {
-    Direct(HttpConnector<Vetting>),
-    /// The proxy resolves names for itself, and has to know what it lets through. What is known here is vetted here, too.
+#[allow(clippy::large_enum_variant, reason = "each process has one")]
+enum Egress {
+    Direct(HttpConnector<VettingResolver>),
+    /// The proxy resolves names itself and must restrict what it connects to. Names that this machine can resolve are
+    /// vetted here as well.
     Proxy {
         resolver: Arc<dyn Resolve>,
         uri: Uri,
-        tcp: HttpConnector<Vetting>,
-        tunnel: Tunnel<HttpConnector<Vetting>>,
+        tcp: HttpConnector<VettingResolver>,
+        tunnel: Tunnel<HttpConnector<VettingResolver>>,
     },
 }
 
 impl Dialer {
     pub(crate) fn new(
-        allowed: Arc<Allowed>,
+        allowed: Arc<AllowedNetworks>,
         resolver: Arc<dyn Resolve>,
         proxy: Option<&Proxy>,
         extra_roots: &[CertificateDer<'static>],
     ) -> Result<Dialer, String> {
-        let tcp = |vetted_by: Option<Arc<Allowed>>| {
-            let mut tcp = HttpConnector::new_with_resolver(Vetting { resolver: resolver.clone(), vetted_by });
+        let tcp = |allowed: Option<Arc<AllowedNetworks>>| {
+            let mut tcp = HttpConnector::new_with_resolver(VettingResolver { resolver: resolver.clone(), allowed });
             tcp.enforce_http(false);
             tcp.set_nodelay(true);
             tcp.set_connect_timeout(Some(CONNECT_TIME_MAX));
             tcp
         };
-        let way = match proxy {
-            None => Way::Direct(tcp(Some(Arc::clone(&allowed)))),
+        let egress = match proxy {
+            None => Egress::Direct(tcp(Some(Arc::clone(&allowed)))),
             Some(Proxy { uri, auth }) => {
                 let tcp = tcp(None);
                 let tunnel = Tunnel::new(uri.clone(), tcp.clone());
                 let tunnel = auth.iter().fold(tunnel, |tunnel, auth| tunnel.with_auth(auth.clone()));
-                Way::Proxy { resolver: resolver.clone(), uri: uri.clone(), tcp, tunnel }
+                Egress::Proxy { resolver: resolver.clone(), uri: uri.clone(), tcp, tunnel }
             }
         };
-        Ok(Dialer { allowed, tls: tls(extra_roots)?, way })
+        Ok(Dialer { allowed, tls: tls(extra_roots)?, egress })
     }
 
-    pub(crate) async fn dial(&self, uri: &Uri) -> Result<Stream, Failure> {
+    /// Connects to the host of `uri`. Fails if an address of the host is not permitted; nothing is sent in that case.
+    pub(crate) async fn dial(&self, uri: &Uri) -> Result<Stream, RequestError> {
         let host = bare_host(uri)?;
-        match (host.parse(), &self.way) {
-            (Ok(address), _) => vet_literal(&self.allowed, address)?,
-            (Err(_), Way::Proxy { resolver, .. }) => vet_for_proxy(&self.allowed, resolver.as_ref(), host).await?,
-            (Err(_), Way::Direct(_)) => {} // `Vetting` does, by what it dials
+        match (host.parse(), &self.egress) {
+            (Ok(address), _) => vet_ip_address(&self.allowed, address)?,
+            (Err(_), Egress::Proxy { resolver, .. }) => vet_for_proxy(&self.allowed, resolver.as_ref(), host).await?,
+            (Err(_), Egress::Direct(_)) => {} // the connector's `VettingResolver` vets the addresses
         }
         let is_https = uri.scheme() == Some(&Scheme::HTTPS);
-        let no_proxy = |error: &(dyn Error + 'static)| Failure::new(ErrorClass::Proxy, with_causes(error));
-        let tcp = match &self.way {
-            Way::Direct(tcp) => tcp.clone().call(uri.clone()).await.map_err(|error| not_connected(&error))?,
-            Way::Proxy { tunnel, .. } if is_https => {
-                tunnel.clone().call(uri.clone()).await.map_err(|error| no_proxy(&error))?
+        let proxy_failed = |error: &(dyn Error + 'static)| RequestError::new(ErrorClass::Proxy, with_causes(error));
+        let tcp = match &self.egress {
+            Egress::Direct(tcp) => tcp.clone().call(uri.clone()).await.map_err(|error| connect_error(&error))?,
+            Egress::Proxy { tunnel, .. } if is_https => {
+                tunnel.clone().call(uri.clone()).await.map_err(|error| proxy_failed(&error))?
             }
-            Way::Proxy { uri, tcp, .. } => tcp.clone().call(uri.clone()).await.map_err(|error| no_proxy(&error))?,
+            Egress::Proxy { uri, tcp, .. } => {
+                tcp.clone().call(uri.clone()).await.map_err(|error| proxy_failed(&error))?
+            }
         };
         if !is_https {
             return Ok(Stream::new(Io::Plain(tcp)));
         }
-        let not_secure = |error: &dyn Error| Failure::new(ErrorClass::Tls, error);
-        let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(|error| not_secure(&error))?;
-        let secured = self.tls.connect(name, tcp.into_inner()).await.map_err(|error| not_secure(&error))?;
+        let tls_failed = |error: &dyn Error| RequestError::new(ErrorClass::Tls, error);
+        let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(|error| tls_failed(&error))?;
+        let secured = self.tls.connect(name, tcp.into_inner()).await.map_err(|error| tls_failed(&error))?;
         Ok(Stream::new(Io::Tls(TokioIo::new(Box::new(secured)))))
     }
 }
 
-/// A literal skips DNS, and so `Vetting`.
-pub(crate) fn vet_literal(allowed: &Allowed, address: IpAddr) -> Result<(), Failure> {
+/// Fails if an IP address in a URL is not permitted. Such an address skips DNS, and so the [`VettingResolver`].
+pub(crate) fn vet_ip_address(allowed: &AllowedNetworks, address: IpAddr) -> Result<(), RequestError> {
     if allowed.permits(address) {
         return Ok(());
     }
-    Err(Failure::new(
+    Err(RequestError::new(
         ErrorClass::AddressRefused,
         format!("{address} is not a public address, and `hub.allowed_networks` does not list it"),
     ))
 }
 
-/// A name that this machine cannot resolve is the proxy's to judge; one that is the proxy itself never goes there.
-async fn vet_for_proxy(allowed: &Allowed, resolver: &dyn Resolve, name: &str) -> Result<(), Failure> {
+/// Fails if a name has an address that is not permitted, or if it means the proxy itself. A name that this machine
+/// cannot resolve is left to the proxy.
+async fn vet_for_proxy(allowed: &AllowedNetworks, resolver: &dyn Resolve, name: &str) -> Result<(), RequestError> {
     let plain = name.trim_end_matches('.').to_ascii_lowercase();
     if plain == "localhost" || plain.ends_with(".localhost") {
-        return Err(Failure::new(ErrorClass::AddressRefused, format!("{name} would be the proxy itself")));
+        return Err(RequestError::new(
+            ErrorClass::AddressRefused,
+            format!("{name} means the proxy itself, which is not permitted"),
+        ));
     }
     match tokio::time::timeout(VET_TIME_MAX, resolver.resolve(name)).await {
-        Ok(Ok(addresses)) if !addresses.iter().all(|address| allowed.permits(*address)) => Err(refused(name)),
+        Ok(Ok(addresses)) if !addresses.iter().all(|address| allowed.permits(*address)) => Err(address_refused(name)),
         Ok(Ok(_) | Err(_)) | Err(_) => Ok(()),
     }
 }
 
-/// Which address it is, is not for a stranger's eyes: it may be one of the names of our own network.
-fn refused(name: &str) -> Failure {
-    Failure::new(
+/// The text does not contain the address: it would reveal names and addresses of the internal network to the caller.
+fn address_refused(name: &str) -> RequestError {
+    RequestError::new(
         ErrorClass::AddressRefused,
         format!("{name} has an address that is not public, and `hub.allowed_networks` does not list it"),
     )
 }
 
-/// Resolves a name once, and gives its addresses out only if all may be dialled: whoever gets them dials these and asks
-/// no second time, so a name that changes its mind in between gains nothing.
+/// Resolves a name once and returns its addresses only if all of them are permitted. The connector dials these
+/// addresses and does not resolve again, so a name that changes its addresses in between (DNS rebinding) cannot bypass
+/// the check.
 #[derive(Clone)]
-struct Vetting {
+struct VettingResolver {
     resolver: Arc<dyn Resolve>,
-    /// None for the proxy's own name.
-    vetted_by: Option<Arc<Allowed>>,
+    /// None for the proxy's own name, which is not vetted.
+    allowed: Option<Arc<AllowedNetworks>>,
 }
 
-impl Service<Name> for Vetting {
+impl Service<Name> for VettingResolver {
     type Response = std::vec::IntoIter<SocketAddr>;
-    type Error = Failure;
-    type Future = BoxFuture<'static, Result<Self::Response, Failure>>;
+    type Error = RequestError;
+    type Future = BoxFuture<'static, Result<Self::Response, RequestError>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
-        let Vetting { resolver, vetted_by } = self.clone();
+        let VettingResolver { resolver, allowed } = self.clone();
         Box::pin(async move {
             let name = name.as_str();
-            let addresses = resolver.resolve(name).await.map_err(|error| not_resolved(name, &error))?;
+            let addresses = resolver.resolve(name).await.map_err(|error| dns_error(name, &error))?;
             if addresses.is_empty() {
-                return Err(not_resolved(name, &io::ErrorKind::NotFound.into()));
+                return Err(dns_error(name, &io::ErrorKind::NotFound.into()));
             }
-            let is_permitted = |address: &IpAddr| vetted_by.as_ref().is_none_or(|allowed| allowed.permits(*address));
+            let is_permitted = |address: &IpAddr| allowed.as_ref().is_none_or(|allowed| allowed.permits(*address));
             if !addresses.iter().all(is_permitted) {
-                return Err(refused(name));
+                return Err(address_refused(name));
             }
-            // The port is filled in by the caller.
+            // The connector sets the port.
             Ok(addresses.into_iter().map(|address| SocketAddr::new(address, 0)).collect::<Vec<_>>().into_iter())
         })
     }
 }
 
-fn not_resolved(name: &str, error: &io::Error) -> Failure {
-    Failure::new(
+fn dns_error(name: &str, error: &io::Error) -> RequestError {
+    RequestError::new(
         ErrorClass::Dns,
         match error.kind() {
-            io::ErrorKind::NotFound => format!("{name}: there is no such name, or it has no address"),
+            io::ErrorKind::NotFound => format!("{name}: the name does not exist or has no address"),
             _ => format!("{name} cannot be resolved: {error}"),
         },
     )
 }
 
-/// What `Vetting` said, or else why TCP did not connect.
-fn not_connected(error: &(dyn Error + 'static)) -> Failure {
-    let vetting = causes(error).find_map(|cause| cause.downcast_ref::<Failure>());
-    vetting.cloned().unwrap_or_else(|| Failure::new(ErrorClass::Connect, with_causes(error)))
+/// Returns the error of the [`VettingResolver`] if there is one, and otherwise why TCP could not connect.
+fn connect_error(error: &(dyn Error + 'static)) -> RequestError {
+    let vetting = causes(error).find_map(|cause| cause.downcast_ref::<RequestError>());
+    vetting.cloned().unwrap_or_else(|| RequestError::new(ErrorClass::Connect, with_causes(error)))
 }
 
 pub(crate) fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
@@ -269,16 +282,16 @@ fn with_causes(error: &(dyn Error + 'static)) -> String {
     causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-fn bare_host(uri: &Uri) -> Result<&str, Failure> {
-    let host = uri.host().ok_or_else(|| Failure::new(ErrorClass::Protocol, "the URL has no host"))?;
+fn bare_host(uri: &Uri) -> Result<&str, RequestError> {
+    let host = uri.host().ok_or_else(|| RequestError::new(ErrorClass::Protocol, "the URL has no host"))?;
     Ok(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
-/// Mozilla's roots and the operator's own.
+/// Trusts Mozilla's root certificates and the operator's additional ones. Fails if one of the latter is invalid.
 fn tls(extra_roots: &[CertificateDer<'static>]) -> Result<TlsConnector, String> {
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     for root in extra_roots {
-        roots.add(root.clone()).map_err(|error| format!("a root certificate cannot be used: {error}"))?;
+        roots.add(root.clone()).map_err(|error| format!("an additional root certificate is invalid: {error}"))?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
@@ -289,10 +302,10 @@ fn tls(extra_roots: &[CertificateDer<'static>]) -> Result<TlsConnector, String> 
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// A connection as hyper uses it.
+/// A TCP or TLS connection as hyper reads and writes it.
 pub(crate) struct Stream {
     io: Io,
-    is_resting: Arc<AtomicBool>,
+    is_idle: Arc<AtomicBool>,
 }
 
 enum Io {
@@ -302,23 +315,22 @@ enum Io {
 
 impl Stream {
     fn new(io: Io) -> Stream {
-        Stream { io, is_resting: Arc::default() }
+        Stream { io, is_idle: Arc::default() }
     }
 
-    /// Set by whoever knows that no answer is to come: whatever comes is then the end.
-    pub(crate) fn is_resting(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.is_resting)
+    /// The flag that the connection pool sets while no response is expected. Any data then ends the connection.
+    pub(crate) fn is_idle(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_idle)
     }
 
-    /// The runtime says that nothing can be read, but may not have looked since; the socket itself knows. It is asked
-    /// once before each request on a connection that rested: without, one request in some dozens is written to a
-    /// connection whose end is in our socket already.
-    fn is_over(&self) -> bool {
+    /// Checks the socket itself for data or its end. The runtime's readiness can be stale: without this check before
+    /// each reuse, about one request in some dozens is written to a connection whose end has already arrived.
+    fn has_ended(&self) -> bool {
         let tcp = match &self.io {
             Io::Plain(io) => io.inner(),
             Io::Tls(io) => io.inner().get_ref().0,
         };
-        // Bytes, too, are the end: a `408` for being idle, or TLS's way to say good-bye.
+        // Data also ends an idle connection: it is a `408` for the idle time, or TLS's close notification.
         let pending = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
         SockRef::from(tcp)
             .peek(&mut [MaybeUninit::uninit()])
@@ -333,8 +345,8 @@ impl Read for Stream {
             Io::Plain(io) => Pin::new(io).poll_read(cx, buf),
             Io::Tls(io) => Pin::new(io).poll_read(cx, buf),
         };
-        if read.is_pending() && stream.is_resting.load(Ordering::Relaxed) && stream.is_over() {
-            return Poll::Ready(Ok(())); // nothing read: the end
+        if read.is_pending() && stream.is_idle.load(Ordering::Relaxed) && stream.has_ended() {
+            return Poll::Ready(Ok(())); // zero bytes mean end of stream
         }
         read
     }

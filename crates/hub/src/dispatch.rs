@@ -1,97 +1,139 @@
-//! Sending: from the messages of a subscriber to its endpoint, and back to what came of it.
+//! The dispatcher: sends hub messages to their subscribers, in order per lane, and saves the outcomes.
 //!
-//! Subscribers are shared out among processes by shard; one process at a time sends to a subscriber, so its lanes, limits
-//! and breaker are in one place. A [`feed::Feed`] knows all of one subscriber and decides; the loop here reads for
-//! feeds, sends what they say, and keeps what came of it, many at a time. No transaction is open while anything is sent.
+//! Subscribers belong to shards, and one process at a time owns a shard. So the lanes, limits and breaker of a subscriber
+//! are in the memory of one process, in its [`SubscriberQueue`]. A queue decides; the dispatcher performs the I/O for all
+//! queues: it reads for them, sends their messages, and saves their changes in batches. No transaction is open while a
+//! request is in flight.
+//!
+//! | part | responsibility |
+//! |---|---|
+//! | [`Ownership`] | which shards and subscribers this process owns |
+//! | [`Reader`] | polls for new messages; the read in flight |
+//! | [`Sender`] | the attempts in flight |
+//! | [`Saver`] | the save in flight, and its retry |
+//! | [`Scheduler`] | which queues have something to do, now or later |
+//! | [`SubscriberQueue`] | all decisions about one subscriber |
+//!
+//! # States of a hub message
+//!
+//! ```text
+//!                     fan-out appends it with the next number
+//!                                     |
+//!          +------------------------> v <-------------------------------+
+//!          |                      [stored]                              |
+//!          |                          | receive, receive_lane           |
+//!          |   its lane is unloaded   v                                 |
+//!          +---- because the head --[queued]                            |
+//!          |     failed               | start_next: head of its lane,   |
+//!          |                          v and the limits allow            |
+//!          |                     [in flight] -- crash or lost lease ----+
+//!          |                          |
+//!          |     retryable failure    |          2xx
+//!          +-- [waiting] <------------+-------------------> [delivered]
+//!          |   when due               |
+//!          |                          | refused, 410, backoff exhausted,
+//!          |                          v dead-letter command, content expired
+//!          +---- operator retries --[dead]
+//!                the head of a blocked lane
+//! ```
+//!
+//! Queued messages and those in flight are in memory. The head of a waiting or blocked lane is unloaded with its lane, and
+//! read again when the lane continues. `delivered` and `dead` are final outcomes. The retry of a dead letter that does not
+//! block its lane creates a new message.
+//!
+//! # States of a lane
+//!
+//! ```text
+//!   (none) -- first message --> ATTACHED (ready or in flight) -- queue empty --> (none)
+//!                                   |
+//!                                   | the head fails or blocks, or more than 64 messages are queued
+//!                                   v
+//!                               DETACHED, in one of these states:
+//!
+//!   ready        the head may be sent     -- start_next ----------------> in flight
+//!   in flight    the head is being sent   -- failed, is retried --------> waiting
+//!                                         -- dead, subscriber blocks ---> blocked
+//!                                         -- completed, more queued ----> ready
+//!                                         -- completed, more stored ----> needs read
+//!                                         -- completed, no more --------> (none), the row is deleted
+//!   waiting      for its next attempt     -- due -----------------------> needs read
+//!   needs read   nothing is in memory     -- start_lane_reads ----------> reading
+//!   reading      a read is in flight      -- returned messages ---------> ready
+//!                                         -- failed, or none but more --> needs read
+//!                                         -- none, no more -------------> (none), the row is deleted
+//!   blocked      the head is dead         -- operator command ----------> waiting, due at once
+//! ```
+//!
+//! Invariants, checked by the random model test of the subscriber queue:
+//! - At most one message of a lane is in flight: its head. The next one follows when the head has a final outcome.
+//! - A lane is in at most one of the sets `ready`, `due` and `needs_read`, and in none while in flight or blocked.
+//! - The subscriber's position stays before the first message of an attached lane without a final outcome. So every message
+//!   up to the position has a final outcome, or belongs to a detached lane whose row has a head at or before it.
+//! - The row of a lane is saved in the transaction of the first position that moves past the lane's messages, or earlier.
+//! - A detached lane never becomes attached again: it ends when it has caught up, and its next message starts a new lane.
+//! - After a crash, a message is sent again only if its attempt was in flight or its outcome was not saved.
+//!
+//! # Two paths for new messages
+//!
+//! Fan-out in the same process hands its messages over in memory: a new message is sent without being read from the
+//! database. That path alone is not enough: fan-out may run in another process, the channel may be full, a queue may have
+//! too many messages in memory, and after a start the backlog is in the database only. So the dispatcher also polls for new
+//! messages and reads them from the database. Both paths end in [`SubscriberQueue::receive`], and two checks make them
+//! equivalent:
+//! - [`AnnouncedPosition`](reader::AnnouncedPosition), per dispatcher: a batch is handed over only if it starts where the
+//!   previous announcement ended. With a gap it is ignored, and the next poll announces everything behind the gap.
+//! - `read_to` and `has_more`, per queue: a queue that has something left to read does not accept messages that are handed
+//!   over, because they would overtake it. It reads them later. Numbers up to `read_to` are dropped as duplicates.
 
-pub(crate) mod deliver;
-pub(crate) mod feed;
-mod keeping;
-mod mail;
-mod reading;
-mod share;
+pub(crate) mod attempt;
+mod ownership;
+mod reader;
+mod saver;
+mod scheduler;
+mod sender;
+mod subscriber_queue;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use kit::clock::Clock;
-use kit::secret::Seal;
+use kit::secret::Cipher;
 use kit::worker::Round;
-use mailbox::lease::Share;
-use mailbox::watch::Watcher;
+use mailbox::consumers::ShardAssignment;
+use mailbox::log::Watcher;
 use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use uuid::Uuid;
 
-use self::feed::{Came, Feed, Key, Save};
-use self::keeping::SAVE_LINGER;
-pub(crate) use self::mail::{Event, Mail, Recipient, Snapshot};
+use self::ownership::Ownership;
+use self::reader::Reader;
+use self::saver::Saver;
+use self::scheduler::{Activity, Scheduler};
+use self::sender::Sender;
+use self::subscriber_queue::SubscriberQueue;
 use crate::client::Client;
-use crate::domain::{Reason, Verdict};
-use crate::fanout::Fanned;
-use crate::store::dispatch::{News, Read, Wishes};
+use crate::hub_message::FannedBatch;
 
-/// After the database was away.
-const AGAIN_PAUSE: Duration = Duration::from_millis(200);
-/// The directory is read no more often, however often it changes.
-const REFRESH_PAUSE: Duration = Duration::from_millis(100);
-/// Over all subscribers of this process.
-const IN_FLIGHT_MAX: usize = 4_096;
-/// The number of no message, and not 0: that is what there is to tell before the first.
-const UNKNOWN: i64 = -1;
-
-/// What came of a message that was sent.
-struct Finished {
-    /// Of the feed: one that was forgotten, or went to another process and came back, is another.
-    generation: u64,
-    subscriber: Uuid,
-    /// Of the subscriber, as it was sent to.
-    version: i64,
-    key: Key,
-    came: Came,
-}
+/// The pause after a database error before the next read, poll or save.
+const DATABASE_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) struct Dispatcher {
     db: PgPool,
     clock: Clock,
-    client: Client,
-    seal: Seal,
-    share: Share,
-    watcher: Watcher,
-    /// Of the watcher: the database may have taken back what was known before.
-    doubts: u64,
-    looked_at: Option<tokio::time::Instant>,
-    shards: BTreeSet<i16>,
-    /// Of the directory, as the feeds know it, and the newest that was heard of.
-    version: i64,
-    newest_version: i64,
-    refreshed_at: Option<tokio::time::Instant>,
-    feeds: HashMap<Uuid, Feed>,
-    /// Feeds that may have something to do.
-    hot: HashSet<Uuid>,
-    /// Whose turn it is to be read for first.
-    turn: usize,
-    /// When to look at a feed again that waits for something.
-    timers: BTreeSet<(DateTime<Utc>, Uuid)>,
-    /// How many feeds there have been.
-    generation: u64,
-    in_flight: usize,
-    /// All messages up to here were told to the feeds.
-    told_to: i64,
-    told_at: tokio::time::Instant,
-    asked_at: tokio::time::Instant,
-    handed_over: mpsc::Receiver<Fanned>,
-    finished: (mpsc::UnboundedSender<Finished>, mpsc::UnboundedReceiver<Finished>),
-    reading: Option<(Wishes, JoinHandle<sqlx::Result<Read>>)>,
-    asking: Option<JoinHandle<sqlx::Result<News>>>,
-    saving: Option<(Arc<Save>, JoinHandle<sqlx::Result<bool>>)>,
-    /// What could not be kept yet: nothing more is sent until it is.
-    unsaved: Option<Arc<Save>>,
-    again_at: Option<tokio::time::Instant>,
-    saved_at: tokio::time::Instant,
+    cipher: Cipher,
+    queues: HashMap<Uuid, SubscriberQueue>,
+    scheduler: Scheduler,
+    ownership: Ownership,
+    reader: Reader,
+    sender: Sender,
+    saver: Saver,
+    /// Batches of fan-out in this process.
+    handed_over: mpsc::Receiver<FannedBatch>,
+    /// After a database error: when to try again.
+    retry_at: Option<Instant>,
 }
 
 impl Dispatcher {
@@ -99,189 +141,120 @@ impl Dispatcher {
         db: PgPool,
         clock: Clock,
         client: Client,
-        seal: Seal,
-        share: Share,
+        cipher: Cipher,
+        assignment: ShardAssignment,
         watcher: Watcher,
-        handed_over: mpsc::Receiver<Fanned>,
+        handed_over: mpsc::Receiver<FannedBatch>,
     ) -> Dispatcher {
         Dispatcher {
             db,
+            sender: Sender::new(client, clock.clone()),
             clock,
-            client,
-            seal,
-            share,
-            doubts: watcher.doubts(),
-            watcher,
-            looked_at: None,
-            shards: BTreeSet::new(),
-            version: 0,
-            newest_version: 0,
-            refreshed_at: None,
-            feeds: HashMap::new(),
-            hot: HashSet::new(),
-            turn: 0,
-            timers: BTreeSet::new(),
-            generation: 0,
-            in_flight: 0,
-            told_to: UNKNOWN,
-            told_at: tokio::time::Instant::now(),
-            asked_at: tokio::time::Instant::now(),
+            cipher,
+            queues: HashMap::new(),
+            scheduler: Scheduler::default(),
+            ownership: Ownership::new(assignment, watcher),
+            reader: Reader::new(),
+            saver: Saver::new(),
             handed_over,
-            finished: mpsc::unbounded_channel(),
-            reading: None,
-            asking: None,
-            saving: None,
-            unsaved: None,
-            again_at: None,
-            saved_at: tokio::time::Instant::now(),
+            retry_at: None,
         }
     }
 
-    /// Waits until something happens, and does what follows from it.
+    /// Waits until something happens, and reacts to it. Fails with the error of the database, after which the next call
+    /// continues.
     pub(crate) async fn round(&mut self) -> Result<Round, DispatchError> {
-        // Neither messages nor outcomes wait for the disk: after a crash the same numbers can be other messages.
-        if std::mem::replace(&mut self.doubts, self.watcher.doubts()) != self.doubts {
-            self.forget();
+        // Hub messages and outcomes are committed without waiting for the disk. After a crash of the database, a number that
+        // the dispatcher knows may be that of another message.
+        if self.ownership.consume_invalidation() {
+            self.reset();
         }
-        if self.is_time_to_look() && self.saving.is_none() && self.unsaved.is_none() {
+        if self.ownership.is_rebalance_due() && self.saver.is_idle() {
             self.flush().await?;
-            self.look().await?;
-        } else if self.refresh_due().is_some_and(|due| due <= tokio::time::Instant::now()) {
+            self.rebalance().await?;
+        } else if self.ownership.refresh_due().is_some_and(|due| due <= Instant::now()) {
             self.refresh().await?;
         }
         self.wait().await?;
-        // Until it knows whose messages are its own, it sends none.
-        if self.version != 0 {
-            self.go_on();
+        // Nothing is sent until the dispatcher knows which subscribers it owns.
+        if self.ownership.is_loaded() {
+            self.advance();
         }
         Ok(Round::Busy)
     }
 
-    // ---- what happens
-
+    /// Waits for the next result, batch or timer, and applies all that have arrived.
     async fn wait(&mut self) -> Result<(), DispatchError> {
         let until = self.next_wake();
         tokio::select! {
-            Some(finished) = self.finished.1.recv() => self.settle(finished),
-            Some(fanned) = self.handed_over.recv() => self.hear(fanned),
-            read = ended(self.reading.as_mut().map(|(_, reading)| reading)) => self.take_in(read)?,
-            news = ended(self.asking.as_mut()) => {
-                self.asking = None;
-                self.learn(news??);
-            }
-            saved = ended(self.saving.as_mut().map(|(_, saving)| saving)) => self.saved(saved)?,
+            Some(attempt) = self.sender.results.recv() => self.finish_attempt(attempt),
+            Some(batch) = self.handed_over.recv() => self.hand_over(batch),
+            read = finished(self.reader.read.as_mut().map(|(_, read)| read)) => self.finish_read(read)?,
+            polled = finished(self.reader.poll.as_mut()) => self.finish_poll(polled)?,
+            saved = finished(self.saver.in_flight.as_mut().map(|(_, save)| save)) => self.finish_save(saved)?,
             () = tokio::time::sleep_until(until) => {}
         }
-        // Whatever else has happened meanwhile.
-        while let Ok(finished) = self.finished.1.try_recv() {
-            self.settle(finished);
+        while let Ok(attempt) = self.sender.results.try_recv() {
+            self.finish_attempt(attempt);
         }
-        while let Ok(fanned) = self.handed_over.try_recv() {
-            self.hear(fanned);
+        while let Ok(batch) = self.handed_over.try_recv() {
+            self.hand_over(batch);
         }
         Ok(())
     }
 
-    fn next_wake(&self) -> tokio::time::Instant {
-        let now = tokio::time::Instant::now();
-        let mut until = (self.told_at.max(self.asked_at) + self.news_pause()).max(now + Duration::from_millis(1));
-        if let Some((at, _)) = self.timers.first() {
-            let pause = (*at - self.clock.now()).to_std().unwrap_or_default();
+    fn next_wake(&self) -> Instant {
+        let now = Instant::now();
+        let mut until = self.reader.next_poll().max(now + Duration::from_millis(1));
+        if let Some(at) = self.scheduler.next_timer() {
+            let pause = (at - self.clock.now()).to_std().unwrap_or_default();
             until = until.min(now + pause);
         }
-        if self.saving.is_none() && self.has_news() {
-            until = until.min(self.saved_at + SAVE_LINGER);
+        if self.saver.in_flight.is_none() && self.has_changes() {
+            until = until.min(self.saver.linger_until());
         }
-        if let Some(due) = self.refresh_due() {
+        if let Some(due) = self.ownership.refresh_due() {
             until = until.min(due);
         }
         until.max(now)
     }
 
-    fn settle(&mut self, finished: Finished) {
-        let feed = self.feeds.get_mut(&finished.subscriber);
-        let Some(feed) = feed.filter(|feed| feed.generation == finished.generation) else { return };
-        self.in_flight -= 1;
-        let mut came = finished.came;
-        if came.verdict == Verdict::Gone && finished.version != feed.recipient.version {
-            // Its owner has changed it meanwhile, perhaps its address: that one may be there.
-            came.verdict = Verdict::Retry;
-        }
-        feed.finished(&finished.key, came, self.clock.now(), rand::random());
-        self.hot.insert(finished.subscriber);
-    }
-
-    // ---- what follows
-
-    fn go_on(&mut self) {
+    /// Starts everything that can be started now: attempts, a save, a read, a poll.
+    fn advance(&mut self) {
         let now = self.clock.now();
-        while let Some((at, subscriber)) = self.timers.first().copied() {
-            if at > now {
-                break;
-            }
-            self.timers.pop_first();
-            self.hot.insert(subscriber);
-        }
-        let waits = self.again_at.is_some_and(|at| at > tokio::time::Instant::now());
-        if self.unsaved.is_none() {
+        self.scheduler.activate_due(now);
+        let waits_for_database = self.retry_at.is_some_and(|at| at > Instant::now());
+        if self.saver.failed.is_none() {
             self.send(now);
         }
-        if !waits {
-            self.save(now);
-            self.read(now);
-            self.ask();
+        if !waits_for_database {
+            self.start_save(now);
+            self.start_read(now);
+            self.reader.start_poll(&self.db);
         }
-        self.cool(now);
+        self.deactivate_idle(now);
     }
 
-    fn send(&mut self, now: DateTime<Utc>) {
-        for subscriber in &self.hot {
-            let Some(feed) = self.feeds.get_mut(subscriber) else { continue };
-            // One may have as many under way as are left for all others: however many take all they can, some are left.
-            while feed.in_flight() < IN_FLIGHT_MAX.saturating_sub(self.in_flight)
-                && let Some((key, mail)) = feed.next(now)
-            {
-                self.in_flight += 1;
-                // One without content has died for another reason.
-                let given_up = feed.given_up_by(mail.n).filter(|_| mail.event.is_some());
-                let (sender, generation, subscriber) = (self.finished.0.clone(), feed.generation, *subscriber);
-                let (recipient, version) = (feed.recipient.clone(), feed.recipient.version);
-                if let Some(by) = given_up {
-                    let came = Came::unsent(Reason::Manual, &format!("given up by {by}"));
-                    let _ = sender.send(Finished { generation, subscriber, version, key, came });
-                    continue;
-                }
-                let (client, clock) = (self.client.clone(), self.clock.clone());
-                tokio::spawn(async move {
-                    let came = deliver::deliver(&client, &recipient, &mail, &clock).await;
-                    let _ = sender.send(Finished { generation, subscriber, version, key, came });
-                });
-            }
-        }
-    }
-
-    /// Feeds with nothing to do are left alone until something happens, or until it is time.
-    fn cool(&mut self, now: DateTime<Utc>) {
-        let (feeds, timers, in_flight) = (&self.feeds, &mut self.timers, self.in_flight);
-        self.hot.retain(|subscriber| {
-            let Some(feed) = feeds.get(subscriber) else { return false };
-            if let Some(at) = feed.next_look(now) {
-                timers.insert((at.max(now + Duration::from_millis(1)), *subscriber));
-            }
-            !feed.is_idle() || feed.has_news(now) || feed.is_hungry() || feed.commanded || in_flight >= IN_FLIGHT_MAX
+    fn deactivate_idle(&mut self, now: DateTime<Utc>) {
+        let (queues, is_full) = (&self.queues, self.sender.is_full());
+        self.scheduler.deactivate_idle(now, |subscriber| {
+            let queue = queues.get(subscriber)?;
+            // While all slots are in use, every queue with messages waits for a free one.
+            let is_active = !queue.is_idle() || queue.has_changes(now) || queue.needs_read() || is_full;
+            Some(Activity { wake_at: queue.next_wake(now), is_active })
         });
     }
 }
 
-/// How a task has ended that asked the database.
-type Ended<T> = Result<sqlx::Result<T>, tokio::task::JoinError>;
+/// The result of a task that accesses the database.
+type TaskResult<T> = Result<sqlx::Result<T>, tokio::task::JoinError>;
 
-fn flat<T>(ended: Ended<T>) -> Result<T, DispatchError> {
-    Ok(ended??)
+fn flatten<T>(result: TaskResult<T>) -> Result<T, DispatchError> {
+    Ok(result??)
 }
 
-/// Never, if there is nothing to wait for.
-async fn ended<T>(task: Option<&mut JoinHandle<T>>) -> Result<T, tokio::task::JoinError> {
+/// Waits for the task. Never returns if there is none.
+async fn finished<T>(task: Option<&mut JoinHandle<T>>) -> Result<T, tokio::task::JoinError> {
     match task {
         Some(task) => task.await,
         None => std::future::pending().await,
@@ -294,25 +267,25 @@ pub(crate) enum DispatchError {
     Database(#[from] sqlx::Error),
     #[error("{0}")]
     Task(#[from] tokio::task::JoinError),
-    #[error("the subscribers cannot be read: {0}")]
+    #[error("the subscribers cannot be loaded: {0}")]
     Directory(String),
     #[error(
-        "database-restored: this database was restored or copied; say how to go on with `pillarbox recover --from TIME` or `--skip`"
+        "database-restored: this database was restored or copied, so nothing is sent; continue with `pillarbox recover --from TIME` or `pillarbox recover --skip`"
     )]
     Restored,
 }
 
-/// PostgreSQL's classes of errors that lie neither in what is asked nor in what there is: connections, rollbacks, locks,
-/// resources, operators.
-const MAY_PASS: [&str; 6] = ["08", "25", "40", "53", "55", "57"];
+/// PostgreSQL's error classes that are caused neither by the statement nor by the data: connections, transaction states,
+/// rollbacks, resources, locks, operator intervention.
+const TRANSIENT_CLASSES: [&str; 6] = ["08", "25", "40", "53", "55", "57"];
 
 impl DispatchError {
-    /// Whether the same may succeed later.
+    /// Whether the same operation may succeed later.
     fn may_pass(&self) -> bool {
         match self {
             DispatchError::Database(error) => {
                 let code = error.as_database_error().and_then(|error| error.code());
-                code.is_none_or(|code| MAY_PASS.iter().any(|class| code.starts_with(class)))
+                code.is_none_or(|code| TRANSIENT_CLASSES.iter().any(|class| code.starts_with(class)))
             }
             DispatchError::Task(_) => false,
             DispatchError::Directory(_) | DispatchError::Restored => true,

@@ -1,4 +1,4 @@
-//! Who is sent what, and what an answer means. Nothing here waits, and nothing here looks at a clock.
+//! Subscribers, which events match them, and what a response means. No I/O, no async, no clock.
 
 mod matching;
 mod outcome;
@@ -7,28 +7,29 @@ use chrono::{DateTime, Utc};
 use kit::auth::Tenant;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use strum::{EnumString, IntoStaticStr};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 pub use self::matching::{Condition, EventTypes, Filter, Op, check_pointer, lane_at};
 pub use self::outcome::{Outcome, Reason, Verdict, backoff, verdict};
 
-/// Who asked for webhooks, and how they are to be sent.
+/// A webhook endpoint of a tenant, and how to send to it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Subscriber {
     pub id: Uuid,
     pub tenant: Tenant,
     pub version: i64,
     pub settings: SubscriberSettings,
-    /// Messages wait.
+    /// Set while the subscriber is paused: its messages are stored and not sent.
     pub paused_at: Option<DateTime<Utc>>,
-    /// Why it was switched off, if it was not its owner who did that.
+    /// Why the hub switched it off; None if its owner did.
     pub inactive_reason: Option<String>,
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
 }
 
-/// What a subscriber is sent, and in which lanes.
+/// What fan-out needs to know about a subscriber: which events match it, and their lanes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Interest {
     pub subscriber: Uuid,
@@ -37,21 +38,21 @@ pub struct Interest {
     pub filter: Option<Filter>,
     pub ordering_key: Option<String>,
     pub is_active: bool,
-    /// When it was made.
+    /// When the subscriber was created.
     pub since: DateTime<Utc>,
 }
 
-/// What its owner chooses.
+/// The settings that the owner of a subscriber chooses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SubscriberSettings {
     pub name: String,
     pub url: String,
     pub event_types: Vec<EventTypes>,
     pub filter: Option<Filter>,
-    /// A JSON pointer into the payload: messages with the same value there keep their order.
+    /// A JSON pointer into the payload: messages with the same value there form a lane.
     pub ordering_key: Option<String>,
     pub retry_backoff_seconds: Vec<u32>,
-    /// Besides those that are tried again anyway.
+    /// Statuses that are retried in addition to the default ones.
     pub retry_statuses: Vec<u16>,
     pub on_exhausted: OnExhausted,
     pub timeout_ms: u32,
@@ -59,64 +60,58 @@ pub struct SubscriberSettings {
     pub rate_limit_per_second: Option<u32>,
     pub headers: Vec<(String, String)>,
     pub format: Format,
-    /// None are made for one that is not.
+    /// No messages are created for a subscriber that is switched off.
     pub is_active: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// What happens to a lane when its head becomes a dead letter after its last retry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, EnumString, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum OnExhausted {
-    /// The lane goes on without the message.
+    /// The lane continues with the next message.
     Skip,
-    /// The lane waits until someone retries the message.
+    /// The lane waits until an operator retries or dead-letters the message.
     Block,
 }
 
-/// What is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// The format of the request body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, EnumString, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Format {
     /// The payload, byte for byte.
     Raw,
     /// Standard Webhooks: `{type, timestamp, data}`.
     Standard,
-    /// CloudEvents, structured: `{specversion, id, source, type, time, data}`.
+    /// CloudEvents in structured mode: `{specversion, id, source, type, time, data}`.
     Cloudevents,
 }
 
 impl OnExhausted {
-    pub const ALL: [OnExhausted; 2] = [OnExhausted::Skip, OnExhausted::Block];
-
     pub fn as_str(self) -> &'static str {
-        match self {
-            OnExhausted::Skip => "skip",
-            OnExhausted::Block => "block",
-        }
+        self.into()
     }
 
+    /// None if the name is unknown.
     pub fn named(name: &str) -> Option<OnExhausted> {
-        OnExhausted::ALL.into_iter().find(|one| one.as_str() == name)
+        name.parse().ok()
     }
 }
 
 impl Format {
-    pub const ALL: [Format; 3] = [Format::Raw, Format::Standard, Format::Cloudevents];
-
     pub fn as_str(self) -> &'static str {
-        match self {
-            Format::Raw => "raw",
-            Format::Standard => "standard",
-            Format::Cloudevents => "cloudevents",
-        }
+        self.into()
     }
 
+    /// None if the name is unknown.
     pub fn named(name: &str) -> Option<Format> {
-        Format::ALL.into_iter().find(|one| one.as_str() == name)
+        name.parse().ok()
     }
 }
 
 impl Subscriber {
-    /// As it is now, without what is secret: for who looks at a dead letter later.
+    /// The current settings without headers and secrets, to be stored with a dead letter.
     pub fn snapshot(&self) -> Value {
         let settings = &self.settings;
         json!({

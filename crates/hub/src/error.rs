@@ -1,45 +1,47 @@
+//! The errors of the hub's use cases, and the problems that the API returns for them.
+
 use kit::problem::{FieldError, Problem};
-use mailbox::post::PostError;
+use mailbox::log::PostError;
 
 use crate::domain::Outcome;
 
-/// What a people's request can end with, besides an answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("there is no such subscriber")]
     NoSubscriber,
     #[error(
-        "there is no such event of the hub, or it is not kept any more (dead letters keep theirs; events posted in SQL are at `/admin/v1/log/{{id}}`)"
+        "there is no such hub event, or its retention has expired (dead letters keep a copy of theirs; events posted in SQL are at `/admin/v1/log/{{id}}`)"
     )]
     NoEvent,
-    #[error("there is no such message, or it is not kept any more; dead letters keep theirs")]
+    #[error("there is no such message, or its retention has expired; see the dead letters")]
     NoMessage,
     #[error("there is no such dead letter")]
     NoDeadLetter,
-    #[error("fields are not what they should be")]
+    #[error("some fields are invalid")]
     Invalid(Vec<FieldError>),
-    #[error("it was changed meanwhile")]
+    #[error("the subscriber was changed by another request")]
     Stale(Problem),
     #[error(
-        "it has {0} secrets already: wait until one ends, or say `overlap_hours: 0`, which ends all before the new one"
+        "the subscriber has {0} active secrets: wait until one expires, or rotate with `overlap_hours: 0`, which ends all earlier ones"
     )]
     TooManySecrets(usize),
-    #[error("a tenant has at most {0} subscribers: delete those that are no longer needed")]
+    #[error("a tenant can have at most {0} subscribers: delete those that are no longer needed")]
     TooManySubscribers(i64),
-    #[error("it is {0} already")]
-    Settled(Outcome),
-    #[error("it was retried already; if it dies again, that can be retried again")]
+    #[error("the message is already {0}")]
+    AlreadyFinal(Outcome),
+    #[error("the dead letter was already retried; if the message fails again, it becomes a new dead letter")]
     AlreadyRetried,
-    #[error("its subscriber is not there any more, so it cannot be sent again")]
-    SubscriberGone,
-    #[error("the log no longer had its event when it died, so there is nothing to send")]
-    EventGone,
+    #[error("the subscriber of this dead letter was deleted, so the message cannot be sent again")]
+    SubscriberDeleted,
+    #[error("the log no longer had the event when the message was given up, so there is nothing to send")]
+    EventExpired,
     #[error(
-        "its headers and secrets cannot be opened with the keys that this instance has (`secret_keys_previous`): it can be deleted, and made anew"
+        "the subscriber's headers and secrets cannot be decrypted with the keys of this installation: add the former key to `secret_keys_previous`, or delete the subscriber and create it again"
     )]
-    Unopened,
-    #[error("a subscriber cannot be sent to: {0}")]
-    Unusable(String),
+    Undecryptable,
+    #[error("a stored subscriber is invalid: {0}")]
+    InvalidSubscriber(String),
     #[error("post: {0}")]
     Post(#[from] PostError),
     #[error("database: {0}")]
@@ -47,6 +49,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// One invalid field of the request body.
     pub(crate) fn field(pointer: &str, detail: impl std::fmt::Display) -> Error {
         Error::Invalid(vec![FieldError::body(pointer, detail)])
     }
@@ -63,12 +66,12 @@ impl From<Error> for Problem {
             Error::Stale(problem) => problem,
             Error::TooManySecrets(_) => Problem::conflict("too-many-secrets", &error),
             Error::TooManySubscribers(_) => Problem::conflict("too-many-subscribers", &error),
-            Error::Settled(_) => Problem::conflict("message-settled", &error),
+            Error::AlreadyFinal(_) => Problem::conflict("message-settled", &error),
             Error::AlreadyRetried => Problem::conflict("already-retried", &error),
-            Error::SubscriberGone => Problem::conflict("subscriber-gone", &error),
-            Error::EventGone => Problem::conflict("event-gone", &error),
-            Error::Unopened => Problem::conflict("subscriber-unopened", &error),
-            Error::Unusable(_) => Problem::internal(&error),
+            Error::SubscriberDeleted => Problem::conflict("subscriber-gone", &error),
+            Error::EventExpired => Problem::conflict("event-gone", &error),
+            Error::Undecryptable => Problem::conflict("subscriber-unopened", &error),
+            Error::InvalidSubscriber(_) => Problem::internal(&error),
             Error::Post(cause) => cause.into(),
             Error::Database(cause) => mailbox::database::problem(&cause),
         }

@@ -1,19 +1,19 @@
-//! Which messages of the services are events of the hub, too: `hub.export`.
+//! The setting `hub.export`: which messages of the services are hub events, too.
 
 use std::sync::Arc;
 
-use contracts::{BETWEEN_SERVICES, SERVICE_SOURCES};
-use mailbox::filter::{Filter, Matching};
-use mailbox::post::Source;
+use contracts::{INTERNAL_TOPICS, SERVICE_SOURCES};
+use mailbox::log::{Filter, MessagePattern, Source};
 use serde::{Deserialize, Serialize};
 
 use crate::domain::EventTypes;
 
-/// Mails hold what only their reader may see: codes, links that let someone in.
-const MAIL: &str = "email";
-const TYPES_MAX: usize = 100;
+/// The first part of the topics of e-mails. They are never exported: they contain sign-in codes and links for their
+/// recipient only.
+const EMAIL_PREFIX: &str = "email";
+const TOPICS_MAX: usize = 100;
 
-/// Topics of the services, as subscribers name types. That none is of mail is checked when it is made.
+/// Topics of the services, in the syntax of event types. None of them matches e-mails.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(try_from = "Vec<EventTypes>", into = "Vec<EventTypes>")]
 pub struct Export(Arc<[EventTypes]>);
@@ -22,8 +22,8 @@ impl TryFrom<Vec<EventTypes>> for Export {
     type Error = String;
 
     fn try_from(types: Vec<EventTypes>) -> Result<Export, String> {
-        if types.len() > TYPES_MAX {
-            return Err(format!("takes at most {TYPES_MAX} topics"));
+        if types.len() > TOPICS_MAX {
+            return Err(format!("at most {TOPICS_MAX} topics are allowed"));
         }
         types.iter().map(EventTypes::as_str).try_for_each(check)?;
         Ok(Export(types.into()))
@@ -38,15 +38,15 @@ impl From<Export> for Vec<EventTypes> {
 
 fn check(topics: &str) -> Result<(), String> {
     if topics == "*" {
-        return Err(
-            "`*` would take mails, too: it takes topics by their names, such as `event.*` and `join.*`".to_owned()
-        );
+        return Err("`*` would export e-mails, too; list the topics by name, such as `event.*` and `join.*`".to_owned());
     }
-    if topics.split('.').next() == Some(MAIL) {
-        return Err(format!("`{topics}` is of mails, which are never exported: it takes topics such as `event.*`"));
+    if topics.split('.').next() == Some(EMAIL_PREFIX) {
+        return Err(format!(
+            "`{topics}` matches e-mails, which are never exported; list other topics, such as `event.*`"
+        ));
     }
-    match BETWEEN_SERVICES.contains(&topics) {
-        true => Err(format!("`{topics}` is what services say to each other alone, and is never exported")),
+    match INTERNAL_TOPICS.contains(&topics) {
+        true => Err(format!("`{topics}` is internal to the services and never exported; remove it")),
         false => Ok(()),
     }
 }
@@ -56,31 +56,31 @@ impl Export {
         self.0.is_empty()
     }
 
-    /// Whether subscribers take what has this topic for a service's.
+    /// Whether a message of a service with this topic is exported.
     pub(crate) fn covers(&self, topic: &str) -> bool {
         self.0.iter().any(|types| types.include(topic))
     }
 
-    /// What the hub's own sources post, and what is exported. Not what a producer posts by SQL or over the broker: it could say
-    /// anything in a service's name.
+    /// Matches the messages of the hub's own sources and the exported messages of the services. Messages posted in SQL or
+    /// received from the broker do not match, whatever their topic: a producer could impersonate a service.
     pub(crate) fn filter(&self, own: &[Source]) -> Filter {
         let own = own.iter().map(|source| source.as_str().to_owned()).collect();
-        let own = Filter::matching(&Matching { sources: own, ..Matching::default() });
+        let own = Filter::matching(&MessagePattern { sources: own, ..MessagePattern::default() });
         if self.is_empty() {
-            return own; // no topics would mean any
+            return own; // A filter without topics would match every topic.
         }
-        let of_services = |topics: Vec<String>| Matching {
+        let of_services = |topics: Vec<String>| MessagePattern {
             sources: SERVICE_SOURCES.map(str::to_owned).to_vec(),
             topics,
-            ..Matching::default()
+            ..MessagePattern::default()
         };
-        let exported = of_services(self.0.iter().map(bound).collect());
-        own.or(&exported).leaving([&of_services(BETWEEN_SERVICES.map(str::to_owned).to_vec())])
+        let exported = of_services(self.0.iter().map(binding_key).collect());
+        own.or(&exported).excluding([&of_services(INTERNAL_TOPICS.map(str::to_owned).to_vec())])
     }
 }
 
-/// The same as RabbitMQ binds it: `event.*` is all below `event`, at any depth, and not `event` itself.
-fn bound(types: &EventTypes) -> String {
+/// The pattern in RabbitMQ's syntax: `event.*` matches all topics below `event`, at any depth, but not `event` itself.
+fn binding_key(types: &EventTypes) -> String {
     match types.as_str().strip_suffix('*') {
         Some(above) => format!("{above}*.#"),
         None => types.as_str().to_owned(),
@@ -96,7 +96,7 @@ mod tests {
     use serde_json::value::RawValue;
     use uuid::Uuid;
 
-    const OWN: [Source; 1] = [Source::new("hub")];
+    const HUB_SOURCES: [Source; 1] = [Source::new("hub")];
 
     fn export(topics: &[&str]) -> Result<Export, String> {
         serde_json::from_value(json!(topics)).map_err(|error| error.to_string())
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_mail_or_is_no_topic_is_refused_with_what_it_takes() {
+    fn emails_and_invalid_topics_are_rejected_with_what_is_accepted() {
         for bad in ["*", "email", "email.*", "email.code", "email.code.*"] {
             let error = export(&["join.*", bad]).unwrap_err();
             assert!(error.contains(&format!("`{bad}`")) && error.contains("`event.*`"), "{error}");
@@ -129,18 +129,18 @@ mod tests {
             let error = export(&[bad]).unwrap_err();
             assert!(error.contains(&format!("`{bad}` is no event type")), "{error}");
         }
-        assert!(export(&["event.versions"]).unwrap_err().contains("to each other alone"));
+        assert!(export(&["event.versions"]).unwrap_err().contains("internal to the services"));
         assert!(export(&["a"; 101]).unwrap_err().contains("at most 100"));
         export(&["event.*", "emails.sent", "mod.kicked"]).unwrap();
     }
 
     #[test]
-    fn only_services_are_taken_and_only_with_what_is_exported() {
-        let filter = export(&["event.*", "mod.kicked"]).unwrap().filter(&OWN);
+    fn only_exported_topics_of_services_match() {
+        let filter = export(&["event.*", "mod.kicked"]).unwrap().filter(&HUB_SOURCES);
         for (source, topic) in
             [("events", "event.published"), ("events", "event.a.b"), ("joins", "mod.kicked"), ("hub", "any.thing")]
         {
-            assert!(filter.takes(&message(source, topic)), "{source} {topic}");
+            assert!(filter.matches(&message(source, topic)), "{source} {topic}");
         }
         for (source, topic) in [
             ("events", "event"),
@@ -156,21 +156,22 @@ mod tests {
             ("mailbox", "event.published"),
             ("hub.control", "event.published"),
         ] {
-            assert!(!filter.takes(&message(source, topic)), "{source} {topic}");
+            assert!(!filter.matches(&message(source, topic)), "{source} {topic}");
         }
-        let nothing = Export::default().filter(&OWN);
+        let nothing = Export::default().filter(&HUB_SOURCES);
         assert!(
-            nothing.takes(&message("hub", "event.published")) && !nothing.takes(&message("events", "event.published"))
+            nothing.matches(&message("hub", "event.published"))
+                && !nothing.matches(&message("events", "event.published"))
         );
     }
 
     #[test]
-    fn the_longest_list_still_lets_the_hubs_own_through() {
+    fn the_longest_list_still_matches_messages_of_the_hub() {
         let long: Vec<String> =
-            (0..TYPES_MAX).map(|n| format!("{}.{n:03}.*", "a.".repeat(97).trim_end_matches('.'))).collect();
+            (0..TOPICS_MAX).map(|n| format!("{}.{n:03}.*", "a.".repeat(97).trim_end_matches('.'))).collect();
         let long: Vec<&str> = long.iter().map(String::as_str).collect();
-        let filter = export(&long).unwrap().filter(&OWN);
-        assert!(filter.takes(&message("hub", "order.paid")), "a filter that is too large takes nothing");
-        assert!(filter.takes(&message("events", &long[99].replace('*', "b"))));
+        let filter = export(&long).unwrap().filter(&HUB_SOURCES);
+        assert!(filter.matches(&message("hub", "order.paid")), "a filter that is too large matches nothing");
+        assert!(filter.matches(&message("events", &long[99].replace('*', "b"))));
     }
 }

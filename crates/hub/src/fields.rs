@@ -1,9 +1,10 @@
-//! What a caller wants a subscriber to be: each field checked, and every one that is wrong named.
+//! The fields with which a caller creates or changes a subscriber. All of them are checked, and every invalid one is
+//! reported.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use kit::field::{Field, Settling, Wrong, each, one, printable};
+use kit::field::{Field, FieldChecks, FieldErrors, check_each, error, printable};
 use kit::problem::FieldError;
 use serde::Deserialize;
 use utoipa::openapi::RefOr;
@@ -17,179 +18,177 @@ use crate::signature::{SecretKind, SigningSecret};
 use crate::target::Target;
 
 const NAME_CHARS_MAX: usize = 100;
+/// Patterns in `event_types`.
 const EVENT_TYPES_MAX: usize = 100;
+/// Bytes of a filter as JSON.
 const FILTER_BYTES_MAX: usize = 16 * 1024;
+/// Entries in `retry_backoff_seconds`, and so retries of a message.
 const RETRIES_MAX: usize = 20;
 const BACKOFF_SECONDS: RangeInclusive<i64> = 1..=86_400;
 const BACKOFF_DEFAULT: [u32; 3] = [5, 30, 300];
+/// Entries in `retry_statuses`.
 const STATUSES_MAX: usize = 100;
-/// What succeeds is not tried again.
+/// 2xx is not among them: a delivered message is not retried.
 const STATUSES: RangeInclusive<i64> = 300..=599;
 const TIMEOUT_MS: RangeInclusive<i64> = 100..=60_000;
+const TIMEOUT_MS_DEFAULT: u32 = 10_000;
 const IN_FLIGHT: RangeInclusive<i64> = 1..=1_000;
+const IN_FLIGHT_DEFAULT: u32 = 50;
 const RATE: RangeInclusive<i64> = 1..=100_000;
-/// What a header's value is shown as; given back, it means what there is.
-pub(crate) const HIDDEN: &str = "***";
+/// Shown instead of a header's value. When a caller sends it back, the stored value stays.
+pub(crate) const HIDDEN_VALUE: &str = "***";
 
-/// Absent is unchanged, or the default of a new subscriber; null is the default, or none.
+/// The settings of a subscriber. An absent field stays unchanged, or has its default in a new subscriber. Null resets a
+/// field to its default.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = SubscriberFields)]
-pub(crate) struct Fields {
-    /// For people.
+pub(crate) struct SubscriberFields {
+    /// A name for display.
     #[serde(default)]
     #[schema(value_type = Option<String>, min_length = 1, max_length = 100, example = "billing")]
     name: Field<String>,
-    /// Where to send. It must be public, unless an operator allows its network.
+    /// The URL that receives the webhooks, http or https. Its addresses must be public unless the operator allows their
+    /// network (`hub.allowed_networks`).
     #[serde(default)]
     #[schema(value_type = Option<String>, max_length = 2000, example = "https://example.com/webhooks")]
     url: Field<String>,
-    /// Exact, or all below (`order.*`), or all (`*`).
+    /// The event types to send: an exact type, all types below a prefix (`order.*`), or all types (`*`).
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>, min_items = 1, max_items = 100, example = json!(["order.*"]))]
     event_types: Field<Vec<String>>,
-    /// Conditions on the payload that must all hold. Null: none.
+    /// Conditions on the payload. Only events that meet all of them are sent. Null: every event is sent.
     #[serde(default)]
     #[schema(value_type = Option<Filter>, max_items = 20)]
     filter: Field<Filter>,
-    /// A JSON pointer into the payload: messages with the same value there are sent one after the other. Null: the
-    /// `ordering_key` that an event comes with.
+    /// A JSON pointer into the payload. Messages with the same value there form a lane and are sent one after the
+    /// other. Null: the `ordering_key` of the event defines the lane.
     #[serde(default)]
     #[schema(value_type = Option<String>, max_length = 200, example = "/customer/id")]
     ordering_key: Field<String>,
-    /// How long to wait after each failure; when they are used up the message is given up.
+    /// The pause in seconds before each retry. After the last retry fails, the message becomes a dead letter.
     #[serde(default)]
     #[schema(value_type = Option<Vec<i64>>, max_items = 20, default = json!([5, 30, 300]))]
     retry_backoff_seconds: Field<Vec<i64>>,
-    /// Statuses to try again besides 429 and 5xx.
+    /// HTTP statuses after which a message is retried, in addition to 429 and 5xx.
     #[serde(default)]
     #[schema(value_type = Option<Vec<i64>>, max_items = 100, default = json!([]), example = json!([409]))]
     retry_statuses: Field<Vec<i64>>,
-    /// Whether those behind a message that was given up go on, or wait until it is retried.
+    /// What happens to a lane when one of its messages becomes a dead letter: it continues (`skip`), or waits until the
+    /// dead letter is retried or given up (`block`).
     #[serde(default)]
     #[schema(value_type = Option<OnExhausted>, default = "skip")]
     on_exhausted: Field<OnExhausted>,
-    /// From looking up the name to the last byte of the answer.
+    /// The time for one attempt in milliseconds, from resolving the host name to the last byte of the response.
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 100, maximum = 60000, default = 10000)]
     timeout_ms: Field<i64>,
+    /// The number of requests to this subscriber at the same time.
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 1, maximum = 1000, default = 50)]
     max_in_flight: Field<i64>,
-    /// Null: no limit.
+    /// The number of requests per second. Null: no limit.
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 1, maximum = 100000)]
     rate_limit_per_second: Field<i64>,
-    /// Sent along. Values are never shown again: they read `***`, and `***` given back keeps what there is.
+    /// Headers that each delivery carries. Their values are stored encrypted and shown as `***`. Sending `***` back
+    /// leaves a value unchanged.
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     headers: Field<BTreeMap<String, String>>,
+    /// The format of the request body.
     #[serde(default)]
     #[schema(value_type = Option<Format>, default = "raw")]
     format: Field<Format>,
-    /// For one that is not, no messages are made.
+    /// Whether events become messages for this subscriber. Events that arrive while it is inactive are not sent later.
     #[serde(default)]
     #[schema(value_type = Option<bool>, default = true)]
     is_active: Field<bool>,
-    /// To sign with: `whsec_` and 24 to 64 bytes in base64, or `whsk_` and an ed25519 key pair in base64. Only when it is
-    /// made; we make one when it is absent.
+    /// The secret that signs deliveries: `whsec_` and 24 to 64 bytes in base64, or `whsk_` and an ed25519 key pair in
+    /// base64. Accepted only when the subscriber is created. If it is absent, a secret is generated.
     #[serde(default)]
     #[schema(value_type = Option<String>, write_only)]
     secret: Field<String>,
-    /// Which kind of secret to make. Only when it is made.
+    /// The kind of secret to generate. Accepted only when the subscriber is created.
     #[serde(default)]
     #[schema(value_type = Option<SignatureKind>, default = "v1")]
     signature: Field<SignatureKind>,
 }
 
-/// [`Fields`], some of them required.
+/// The [`SubscriberFields`] of a new subscriber, of which `name`, `url` and `event_types` are required.
 #[derive(Debug, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct NewFields(pub(crate) Fields);
+pub(crate) struct NewSubscriberFields(pub(crate) SubscriberFields);
 
+/// The kind of signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SignatureKind {
     /// HMAC-SHA256: the receiver knows the same secret.
     V1,
-    /// Ed25519: the receiver knows the public key only.
+    /// Ed25519: the receiver knows only the public key.
     V1a,
 }
 
-impl Fields {
-    /// The settings as they are to be; `old` is None for a new subscriber.
-    pub(crate) fn settle(
+/// Checks one field of a body. The pointer in the error, the field and the setting have the same name. A setting
+/// without a default is required.
+macro_rules! setting {
+    ($checks:ident, $fields:ident.$name:ident, $default:expr, $check:expr) => {
+        $checks.check(concat!("/", stringify!($name)), $fields.$name, |old| Clone::clone(&old.$name), $default, $check)
+    };
+}
+
+impl SubscriberFields {
+    /// Returns the settings that result from the fields. `old` is None for a new subscriber. Fails with every invalid
+    /// field.
+    pub(crate) fn into_settings(
         self,
         old: Option<&SubscriberSettings>,
         client: &Client,
     ) -> Result<SubscriberSettings, Vec<FieldError>> {
-        let mut to = Settling::of(old);
-        let kept = old.map(|old| old.headers.clone()).unwrap_or_default();
-        let number = |range| move |value| within(value, range);
-        let name = to.be("/name", self.name, |old| old.name.clone(), None, name);
-        let url = to.be("/url", self.url, |old| old.url.clone(), None, |url| vetted(url, client));
-        let types = to.be("/event_types", self.event_types, |old| old.event_types.clone(), None, event_types);
-        let filter = to.be("/filter", self.filter, |old| old.filter.clone(), Some(None), filter);
-        let ordering_key =
-            to.be("/ordering_key", self.ordering_key, |old| old.ordering_key.clone(), Some(None), pointer_to);
-        let backoff = to.be(
-            "/retry_backoff_seconds",
-            self.retry_backoff_seconds,
-            |old| old.retry_backoff_seconds.clone(),
-            Some(BACKOFF_DEFAULT.to_vec()),
-            backoff_of,
-        );
-        let statuses = to.be(
-            "/retry_statuses",
-            self.retry_statuses,
-            |old| old.retry_statuses.clone(),
-            Some(Vec::new()),
-            statuses_of,
-        );
-        let timeout = to.be("/timeout_ms", self.timeout_ms, |old| old.timeout_ms, Some(10_000), number(TIMEOUT_MS));
-        let in_flight =
-            to.be("/max_in_flight", self.max_in_flight, |old| old.max_in_flight, Some(50), number(IN_FLIGHT));
-        let rate = to.be(
-            "/rate_limit_per_second",
-            self.rate_limit_per_second,
-            |old| old.rate_limit_per_second,
-            Some(None),
-            |rate| within(rate, RATE).map(Some),
-        );
-        let headers = to.be(
-            "/headers",
-            self.headers,
-            |old| old.headers.clone(),
-            Some(Vec::new()),
-            |given| headers_of(given, &kept),
-        );
-        let skip = Some(OnExhausted::Skip);
-        let on_exhausted = to.be("/on_exhausted", self.on_exhausted, |old| old.on_exhausted, skip, Ok);
-        let format = to.be("/format", self.format, |old| old.format, Some(Format::Raw), Ok);
-        let is_active = to.be("/is_active", self.is_active, |old| old.is_active, Some(true), Ok);
-        let all = || {
+        let fields = self;
+        let mut checks = FieldChecks::new(old);
+        let old_headers = old.map(|old| old.headers.as_slice()).unwrap_or_default();
+        let in_range = |range| move |value| check_number(value, range);
+        let name = setting!(checks, fields.name, None, check_name);
+        let url = setting!(checks, fields.url, None, |url| check_url(url, client));
+        let event_types = setting!(checks, fields.event_types, None, check_event_types);
+        let filter = setting!(checks, fields.filter, Some(None), check_filter);
+        let ordering_key = setting!(checks, fields.ordering_key, Some(None), check_ordering_key);
+        let retry_backoff_seconds =
+            setting!(checks, fields.retry_backoff_seconds, Some(BACKOFF_DEFAULT.to_vec()), check_backoff);
+        let retry_statuses = setting!(checks, fields.retry_statuses, Some(Vec::new()), check_statuses);
+        let timeout_ms = setting!(checks, fields.timeout_ms, Some(TIMEOUT_MS_DEFAULT), in_range(TIMEOUT_MS));
+        let max_in_flight = setting!(checks, fields.max_in_flight, Some(IN_FLIGHT_DEFAULT), in_range(IN_FLIGHT));
+        let rate_limit_per_second =
+            setting!(checks, fields.rate_limit_per_second, Some(None), |rate| check_number(rate, RATE).map(Some));
+        let headers = setting!(checks, fields.headers, Some(Vec::new()), |given| check_headers(given, old_headers));
+        let on_exhausted = setting!(checks, fields.on_exhausted, Some(OnExhausted::Skip), Ok);
+        let format = setting!(checks, fields.format, Some(Format::Raw), Ok);
+        let is_active = setting!(checks, fields.is_active, Some(true), Ok);
+        let settings = || {
             Some(SubscriberSettings {
                 name: name?,
                 url: url?,
-                event_types: types?,
+                event_types: event_types?,
                 filter: filter?,
                 ordering_key: ordering_key?,
-                retry_backoff_seconds: backoff?,
-                retry_statuses: statuses?,
+                retry_backoff_seconds: retry_backoff_seconds?,
+                retry_statuses: retry_statuses?,
                 on_exhausted: on_exhausted?,
-                timeout_ms: timeout?,
-                max_in_flight: in_flight?,
-                rate_limit_per_second: rate?,
+                timeout_ms: timeout_ms?,
+                max_in_flight: max_in_flight?,
+                rate_limit_per_second: rate_limit_per_second?,
                 headers: headers?,
                 format: format?,
                 is_active: is_active?,
             })
         };
-        all().ok_or_else(|| to.into_wrong())
+        settings().ok_or_else(|| checks.into_errors())
     }
 
-    /// What a new subscriber's deliveries are to be signed with.
-    pub(crate) fn secret(&self) -> Result<SigningSecret, FieldError> {
+    /// Returns the given secret for a new subscriber, or generates one.
+    pub(crate) fn signing_secret(&self) -> Result<SigningSecret, FieldError> {
         let kind = match self.signature {
             Field::Given(SignatureKind::V1) => Some(SecretKind::Symmetric),
             Field::Given(SignatureKind::V1a) => Some(SecretKind::Ed25519),
@@ -201,14 +200,14 @@ impl Fields {
         let secret = SigningSecret::parse(text).map_err(|error| FieldError::body("/secret", error))?;
         match kind.is_none_or(|kind| kind == secret.kind()) {
             true => Ok(secret),
-            false => Err(FieldError::body("/signature", "is not what the given secret is for: leave it out")),
+            false => Err(FieldError::body("/signature", "does not match the given secret: omit it")),
         }
     }
 
-    /// What may be said only of a new subscriber, and was said of another.
-    pub(crate) fn said_too_late(&self) -> Vec<FieldError> {
+    /// Returns an error for each given field that only a new subscriber accepts.
+    pub(crate) fn creation_only_errors(&self) -> Vec<FieldError> {
         let given = |is_absent: bool, pointer| {
-            let detail = "is chosen when a subscriber is made; `rotate-secret` makes another secret of the same kind";
+            let detail = "is accepted only when a subscriber is created; use `rotate-secret` for a new secret";
             (!is_absent).then(|| FieldError::body(pointer, detail))
         };
         let secret = given(matches!(self.secret, Field::Absent), "/secret");
@@ -216,85 +215,92 @@ impl Fields {
     }
 }
 
-fn name(name: String) -> Result<String, Wrong> {
-    printable(&name, NAME_CHARS_MAX).map_err(one)?;
+fn check_name(name: String) -> Result<String, FieldErrors> {
+    printable(&name, NAME_CHARS_MAX).map_err(error)?;
     Ok(name)
 }
 
-fn vetted(url: String, client: &Client) -> Result<String, Wrong> {
-    let target = Target::parse(&url, false).map_err(one)?;
-    client.vet_target(&target).map_err(|refused| one(refused.to_string()))?;
+fn check_url(url: String, client: &Client) -> Result<String, FieldErrors> {
+    let target = Target::parse(&url, false).map_err(error)?;
+    client.vet_target(&target).map_err(|refused| error(refused.to_string()))?;
     Ok(url)
 }
 
-fn event_types(patterns: Vec<String>) -> Result<Vec<EventTypes>, Wrong> {
+fn check_event_types(patterns: Vec<String>) -> Result<Vec<EventTypes>, FieldErrors> {
     if !(1..=EVENT_TYPES_MAX).contains(&patterns.len()) {
-        return Err(one(format!("takes 1 to {EVENT_TYPES_MAX} types")));
+        return Err(error(format!("must be a list of 1 to {EVENT_TYPES_MAX} types")));
     }
-    each(patterns, EventTypes::try_from)
+    check_each(patterns, EventTypes::try_from)
 }
 
-fn filter(filter: Filter) -> Result<Option<Filter>, Wrong> {
-    filter.check().map_err(|wrong| vec![wrong])?;
+fn check_filter(filter: Filter) -> Result<Option<Filter>, FieldErrors> {
+    filter.check().map_err(|error| vec![error])?;
     let bytes = serde_json::to_vec(&filter).map_or(usize::MAX, |text| text.len());
     if bytes > FILTER_BYTES_MAX {
-        return Err(one(format!("takes at most {FILTER_BYTES_MAX} bytes of JSON")));
+        return Err(error(format!("must be at most {FILTER_BYTES_MAX} bytes of JSON")));
     }
     Ok(Some(filter).filter(|Filter(conditions)| !conditions.is_empty()))
 }
 
-fn pointer_to(pointer: String) -> Result<Option<String>, Wrong> {
-    check_pointer(&pointer).map_err(one)?;
+fn check_ordering_key(pointer: String) -> Result<Option<String>, FieldErrors> {
+    check_pointer(&pointer).map_err(error)?;
     Ok(Some(pointer))
 }
 
-fn backoff_of(list: Vec<i64>) -> Result<Vec<u32>, Wrong> {
-    numbers(&list, RETRIES_MAX, BACKOFF_SECONDS)
+fn check_backoff(list: Vec<i64>) -> Result<Vec<u32>, FieldErrors> {
+    check_numbers(&list, RETRIES_MAX, BACKOFF_SECONDS)
 }
 
-fn statuses_of(list: Vec<i64>) -> Result<Vec<u16>, Wrong> {
-    Ok(numbers(&list, STATUSES_MAX, STATUSES)?.into_iter().map(|status| status as u16).collect())
+fn check_statuses(list: Vec<i64>) -> Result<Vec<u16>, FieldErrors> {
+    Ok(check_numbers(&list, STATUSES_MAX, STATUSES)?.into_iter().map(|status| status as u16).collect())
 }
 
-fn numbers(list: &[i64], count_max: usize, range: RangeInclusive<i64>) -> Result<Vec<u32>, Wrong> {
+fn check_numbers(list: &[i64], count_max: usize, range: RangeInclusive<i64>) -> Result<Vec<u32>, FieldErrors> {
     if list.len() > count_max {
-        return Err(one(format!("takes at most {count_max} numbers")));
+        return Err(error(format!("must be a list of at most {count_max} numbers")));
     }
-    each(list.to_vec(), |number| {
-        within(number, range.clone()).map_err(|wrong| wrong.into_iter().map(|(_, detail)| detail).collect())
+    check_each(list.to_vec(), |number| {
+        check_number(number, range.clone()).map_err(|errors| errors.into_iter().map(|(_, detail)| detail).collect())
     })
 }
 
-fn within(number: i64, range: RangeInclusive<i64>) -> Result<u32, Wrong> {
+fn check_number(number: i64, range: RangeInclusive<i64>) -> Result<u32, FieldErrors> {
     let fits = u32::try_from(number).ok().filter(|_| range.contains(&number));
-    fits.ok_or_else(|| one(format!("takes a number from {} to {}", range.start(), range.end())))
+    fits.ok_or_else(|| error(format!("must be a number from {} to {}", range.start(), range.end())))
 }
 
-fn headers_of(mut given: BTreeMap<String, String>, kept: &[(String, String)]) -> Result<Vec<(String, String)>, Wrong> {
+/// Returns the headers with lower-case names. A value of [`HIDDEN_VALUE`] is replaced by the stored one.
+fn check_headers(
+    mut given: BTreeMap<String, String>,
+    stored: &[(String, String)],
+) -> Result<Vec<(String, String)>, FieldErrors> {
     let pointer = |name: &str| match name {
         "" => String::new(),
         name => format!("/{}", name.replace('~', "~0").replace('/', "~1")),
     };
-    let mut wrong = Vec::new();
-    for (name, value) in given.iter_mut().filter(|(_, value)| *value == HIDDEN) {
-        match kept.iter().find(|(kept, _)| kept.eq_ignore_ascii_case(name)) {
-            Some((_, kept)) => value.clone_from(kept),
-            None => wrong.push((pointer(name), format!("`{HIDDEN}` keeps the value that there is, and there is none"))),
+    let mut errors = Vec::new();
+    for (name, value) in given.iter_mut().filter(|(_, value)| *value == HIDDEN_VALUE) {
+        match stored.iter().find(|(stored, _)| stored.eq_ignore_ascii_case(name)) {
+            Some((_, stored)) => value.clone_from(stored),
+            None => errors.push((
+                pointer(name),
+                format!("`{HIDDEN_VALUE}` leaves a stored value unchanged, but none is stored: give a value"),
+            )),
         }
     }
     let checked = headers::check(&given).map_err(|refused| {
-        refused.into_iter().map(|refused| (pointer(&refused.name), refused.detail)).collect::<Wrong>()
+        refused.into_iter().map(|refused| (pointer(&refused.name), refused.detail)).collect::<FieldErrors>()
     });
     match checked {
-        Ok(_) if !wrong.is_empty() => Err(wrong),
+        Ok(_) if !errors.is_empty() => Err(errors),
         Ok(_) => Ok(given.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect()),
-        Err(refused) => Err(wrong.into_iter().chain(refused).collect()),
+        Err(refused) => Err(errors.into_iter().chain(refused).collect()),
     }
 }
 
-impl PartialSchema for NewFields {
+impl PartialSchema for NewSubscriberFields {
     fn schema() -> RefOr<Schema> {
-        let mut schema = Fields::schema();
+        let mut schema = SubscriberFields::schema();
         if let RefOr::T(Schema::Object(object)) = &mut schema {
             object.required = ["name", "url", "event_types"].map(str::to_owned).to_vec();
         }
@@ -302,12 +308,12 @@ impl PartialSchema for NewFields {
     }
 }
 
-impl ToSchema for NewFields {
+impl ToSchema for NewSubscriberFields {
     fn name() -> std::borrow::Cow<'static, str> {
         "NewSubscriber".into()
     }
 
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        Fields::schemas(schemas);
+        SubscriberFields::schemas(schemas);
     }
 }

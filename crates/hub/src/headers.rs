@@ -1,16 +1,18 @@
-//! Headers that a subscriber wants on its deliveries.
+//! Checks the custom headers that a subscriber's deliveries carry.
 
 use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+/// Headers per subscriber.
 const COUNT_MAX: usize = 20;
+/// Bytes of all names and values of a subscriber's headers together.
 const BYTES_MAX: usize = 8 * 1024;
 
-/// Ours to set, or about one connection and not about the message. `user-agent` is not among them: some receivers' firewalls
-/// want a certain one, and it is the receiver who sets it here.
-const OURS: [&str; 16] = [
-    "accept-encoding", // answers are not decompressed
+/// Headers that the hub sets, or that concern a single connection. `user-agent` is not among them: the firewalls of
+/// some receivers require a particular one.
+const RESERVED: [&str; 16] = [
+    "accept-encoding", // responses are not decompressed
     "connection",
     "content-encoding",
     "content-length",
@@ -27,59 +29,67 @@ const OURS: [&str; 16] = [
     "upgrade",
     "via",
 ];
-const OUR_PREFIXES: [&str; 2] = ["webhook-", "proxy-"];
+const RESERVED_PREFIXES: [&str; 2] = ["webhook-", "proxy-"];
 
-/// A header that is not taken, or all of them (an empty name), and a sentence that says why.
+/// Why a header is refused, or all of them together (with an empty name).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    pub name: String,
-    pub detail: String,
+pub(crate) struct HeaderError {
+    pub(crate) name: String,
+    pub(crate) detail: String,
 }
 
-/// The headers ready for use, their values marked sensitive: they may hold a token, and do not print.
+/// Returns the headers ready for a request. Their values may contain tokens, so they are marked sensitive and not
+/// printed.
 ///
 /// # Errors
-/// Every header that is not taken.
-pub fn check(headers: &BTreeMap<String, String>) -> Result<HeaderMap, Vec<Refused>> {
+/// Every header that is refused, with the reason.
+pub(crate) fn check(headers: &BTreeMap<String, String>) -> Result<HeaderMap, Vec<HeaderError>> {
     let mut refused = Vec::new();
     if headers.len() > COUNT_MAX {
-        let detail = format!("takes at most {COUNT_MAX} headers");
-        return Err(vec![Refused { name: String::new(), detail }]);
+        let detail = format!("must be at most {COUNT_MAX} headers");
+        return Err(vec![HeaderError { name: String::new(), detail }]);
     }
     if headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > BYTES_MAX {
-        let detail = format!("takes at most {BYTES_MAX} bytes of names and values in total");
-        return Err(vec![Refused { name: String::new(), detail }]);
+        let detail = format!("must be at most {BYTES_MAX} bytes of names and values in total");
+        return Err(vec![HeaderError { name: String::new(), detail }]);
     }
     let mut checked = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
         match check_one(name, value) {
-            // Names differ by case only.
+            // The two names differ only in case.
             Ok((key, _)) if checked.contains_key(&key) => {
-                refused.push(Refused { name: name.clone(), detail: format!("`{key}` is there twice") });
+                refused.push(HeaderError {
+                    name: name.clone(),
+                    detail: format!("`{key}` is given twice: names are case-insensitive"),
+                });
             }
             Ok((key, value)) => {
                 checked.insert(key, value);
             }
-            Err(detail) => refused.push(Refused { name: name.clone(), detail }),
+            Err(detail) => refused.push(HeaderError { name: name.clone(), detail }),
         }
     }
     if refused.is_empty() { Ok(checked) } else { Err(refused) }
 }
 
 fn check_one(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let key = HeaderName::try_from(name)
-        .map_err(|_| format!("{name:?} is not a header's name: it takes letters, digits and any of !#$%&'*+-.^_`|~"))?;
+    let key = HeaderName::try_from(name).map_err(|_| {
+        format!("{name:?} is not a header name: it must consist of letters, digits and !#$%&'*+-.^_`|~")
+    })?;
     let text = key.as_str();
-    if OURS.contains(&text) || OUR_PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
-        return Err(format!("`{text}` is set by us: it takes any header but webhook-*, proxy-*, {}", OURS.join(", ")));
+    if RESERVED.contains(&text) || RESERVED_PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
+        return Err(format!(
+            "`{text}` is reserved: use a header other than webhook-*, proxy-*, {}",
+            RESERVED.join(", ")
+        ));
     }
-    // Obsolete bytes above ASCII are legal in HTTP, but receivers disagree on what they mean.
+    // Bytes above ASCII are legal in HTTP but obsolete: receivers disagree on their encoding.
     let visible = |c: char| c == ' ' || c == '\t' || c.is_ascii_graphic();
     let mut value = Some(value)
         .filter(|value| value.chars().all(visible) && value.trim() == *value)
         .and_then(|value| HeaderValue::try_from(value).ok())
         .ok_or_else(|| {
-            format!("`{text}` takes a value of visible ASCII characters, with spaces and tabs in between only")
+            format!("`{text}` must have a value of visible ASCII characters, with spaces and tabs only in between")
         })?;
     value.set_sensitive(true);
     Ok((key, value))
@@ -89,12 +99,12 @@ fn check_one(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Strin
 mod tests {
     use super::*;
 
-    fn checked(headers: &[(&str, &str)]) -> Result<HeaderMap, Vec<Refused>> {
+    fn checked(headers: &[(&str, &str)]) -> Result<HeaderMap, Vec<HeaderError>> {
         check(&headers.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect())
     }
 
     #[test]
-    fn ordinary_headers_pass_and_do_not_print() {
+    fn ordinary_headers_are_accepted_and_their_values_not_printed() {
         let headers =
             checked(&[("Authorization", "Bearer hunter2"), ("x-team", "a b"), ("User-Agent", "us"), ("x-empty", "")]);
         let headers = headers.unwrap();
@@ -104,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_or_not_http_is_refused_by_name() {
+    fn reserved_and_malformed_headers_are_refused_by_name() {
         for name in [
             "webhook-id",
             "Webhook-Signature",
@@ -140,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn count_and_size_are_bounded() {
+    fn the_number_and_size_of_headers_are_bounded() {
         let many = |count: usize| check(&(0..count).map(|n| (format!("x-{n}"), String::new())).collect());
         assert!(many(20).is_ok());
         assert!(many(21).unwrap_err()[0].detail.contains("20"));

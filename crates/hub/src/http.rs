@@ -1,5 +1,7 @@
-//! The door for producers ([`ingest`]) and for people, under `/hub/v1`. What people call takes a [`Manager`], sees its
-//! tenant alone, and honours `Idempotency-Key` where it changes something in one transaction.
+//! The HTTP API of the hub under `/hub/v1`: [`ingest`] for producers, and the rest for managers of subscribers.
+//!
+//! A management handler extracts a [`Manager`] and sees only the caller's tenant. A handler that changes something in
+//! one transaction honours `Idempotency-Key`.
 
 mod dead_letters;
 mod events;
@@ -12,10 +14,7 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use http::request::Parts;
 use kit::auth::{Caller, Role};
-use kit::idempotency::{Answer, Identity};
 use kit::problem::Problem;
-use mailbox::idempotency::{self, Effect, Keep};
-use sqlx::{Postgres, Transaction};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::Hub;
@@ -29,8 +28,8 @@ pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
         .merge(dead_letters::router())
 }
 
-/// Who may manage what its tenant has. A handler that takes one cannot forget to ask, and nothing else of the request is
-/// looked at before.
+/// A caller with the role `manage`. Handlers extract it first, so that the role is checked before anything else of the
+/// request.
 struct Manager(Caller);
 
 impl<S: Send + Sync> FromRequestParts<S> for Manager {
@@ -43,20 +42,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Manager {
     }
 }
 
-/// Does it once for each `Idempotency-Key`.
-async fn once<F>(hub: &Hub, identity: Option<&Identity>, keep: Keep, effect: F) -> Result<Answer, Problem>
-where
-    F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
-{
-    idempotency::once(&hub.db, identity, keep, hub.clock.now(), effect).await
-}
-
-/// What a page's cursor belongs to: a tenant's list and its filters.
+/// The scope of a page cursor: a list of one tenant with its filters. A cursor is refused in another scope.
 fn scope(list: &str, caller: &Caller, filters: &impl std::fmt::Debug) -> String {
     format!("hub {list} {}?{filters:?}", caller.tenant.as_str())
 }
 
-/// `order.*` as it stands in a subscription means what is below `order`.
-fn topic(event_type: Option<String>) -> Option<String> {
+/// Accepts the pattern `order.*` of a subscription for the filter `order`, which matches the type and all types below
+/// it.
+fn type_prefix(event_type: Option<String>) -> Option<String> {
     event_type.map(|event_type| event_type.strip_suffix(".*").unwrap_or(&event_type).to_owned())
 }

@@ -1,168 +1,184 @@
-//! Taking events: many requests in one transaction, each answered when it has committed.
+//! Ingests events: posts the events of many requests to the log in one transaction, and responds after it has
+//! committed.
 
 use contracts::EventId;
 use http::StatusCode;
-use kit::batch::{Failure, Handler, Limits};
+use kit::batch::{BatchError, BatchHandler, Limits};
 use kit::clock::Clock;
-use kit::idempotency::{Answer, Identity};
+use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use mailbox::database::{lies_in_the_values, problem};
-use mailbox::idempotency::{Entered, enter_all};
-use mailbox::own::{Held, OwnConnection};
-use mailbox::post::{Post, PostError, post_all, post_alone};
-use mailbox::watch::Watcher;
+use mailbox::database::{ConnectionGuard, DedicatedConnection, is_data_error, problem};
+use mailbox::idempotency::{Claim, claim_all};
+use mailbox::log::{Post, PostError, Watcher, post_all, post_alone};
 use serde::Serialize;
 use sqlx::{Postgres, Transaction};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::fanout::SOURCE;
+use crate::hub_message::EVENT_SOURCE;
 
-/// What one transaction takes, and what waits for its own: by weight, 5,000 events or 16 MB, and 64 MB.
+/// By weight: a batch holds at most 5,000 events or 16 MB of payload, and the queue at most 20,000 events or 64 MB.
 pub(crate) const LIMITS: Limits = Limits::new(5_000, 20_000);
-/// As much as an event weighs.
-const BYTES: usize = 16 * 1024 * 1024 / 5_000;
-/// However small it is, a request costs an answer, and a look for its idempotency key.
-const REQUEST: usize = 10;
+/// Bytes of payload that weigh as much as one event.
+const BYTES_PER_WEIGHT: usize = 16 * 1024 * 1024 / 5_000;
+/// The weight of the smallest request: even a tiny one costs a response and a lookup of its idempotency key.
+const REQUEST_WEIGHT_MIN: usize = 10;
 
-/// A request: one event, or some that belong together.
+/// The events of one request. They commit together or not at all.
 #[derive(Debug)]
-pub(crate) struct Taking {
-    pub(crate) events: Vec<Post>,
-    pub(crate) is_batch: bool,
-    pub(crate) identity: Option<Identity>,
+pub(crate) struct IngestRequest {
+    events: Vec<Post>,
+    /// Whether the response lists ids, as that of the batch endpoint does.
+    is_batch: bool,
+    identity: Option<RequestIdentity>,
 }
 
+/// The id under which the event was accepted.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Accepted {
+    /// The id of the event. Deliveries carry it as `webhook-id`.
     #[schema(value_type = String, example = "evt_0190163d-8694-739b-aea5-966c26f8ad91")]
     pub(crate) event_id: EventId,
 }
 
+/// The ids under which the events were accepted.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct AllAccepted {
-    /// In the order of the request.
+    /// The ids of the events, in the order of the request.
     #[schema(value_type = Vec<String>)]
     pub(crate) event_ids: Vec<EventId>,
 }
 
-/// Posts what was gathered.
-pub(crate) struct Ingest {
-    pub(crate) db: OwnConnection,
+/// Posts the events of a batch of requests, over a dedicated connection.
+pub(crate) struct IngestBatchHandler {
+    pub(crate) db: DedicatedConnection,
     pub(crate) clock: Clock,
     pub(crate) watcher: Watcher,
 }
 
-impl Taking {
-    /// The same ids each time it is tried.
-    pub(crate) fn new(mut events: Vec<Post>, is_batch: bool, identity: Option<Identity>) -> Taking {
+impl IngestRequest {
+    /// Assigns the event ids here, so that they stay the same when the batch is retried in parts.
+    pub(crate) fn new(mut events: Vec<Post>, is_batch: bool, identity: Option<RequestIdentity>) -> IngestRequest {
         events.iter_mut().for_each(|event| event.id = Some(Uuid::now_v7()));
-        Taking { events, is_batch, identity }
+        IngestRequest { events, is_batch, identity }
     }
 
     fn weight(&self) -> usize {
         let bytes: usize = self.events.iter().map(|event| event.payload.get().len()).sum();
-        self.events.len().max(bytes / BYTES).max(REQUEST)
+        self.events.len().max(bytes / BYTES_PER_WEIGHT).max(REQUEST_WEIGHT_MIN)
     }
 
-    fn answer(&self) -> Answer {
+    fn response(&self) -> StoredResponse {
         let mut ids = self.events.iter().filter_map(|event| event.id).map(EventId);
         match self.is_batch {
-            true => Answer::json(StatusCode::ACCEPTED, &AllAccepted { event_ids: ids.collect() }),
+            true => StoredResponse::json(StatusCode::ACCEPTED, &AllAccepted { event_ids: ids.collect() }),
             false => {
                 let event_id = ids.next().unwrap_or(EventId(Uuid::nil()));
-                Answer::json(StatusCode::ACCEPTED, &Accepted { event_id })
+                StoredResponse::json(StatusCode::ACCEPTED, &Accepted { event_id })
             }
         }
     }
 }
 
-impl Handler for Ingest {
-    type Item = Taking;
-    type Answer = Result<Answer, Problem>;
+impl BatchHandler for IngestBatchHandler {
+    type Item = IngestRequest;
+    type Output = Result<StoredResponse, Problem>;
     type Error = Problem;
 
-    async fn run(&self, items: &[Taking]) -> Result<Vec<Self::Answer>, Failure<Problem>> {
-        let whole = |error: sqlx::Error| Failure::Whole(problem(&error));
-        let mut db = self.db.hold().await.map_err(whole)?;
-        let taken = match items.iter().any(|item| item.identity.is_some()) {
-            true => self.take(db.begin().await.map_err(whole)?, items).await,
-            false => take_unkeyed(&mut db, items).await,
+    async fn run(&self, requests: &[IngestRequest]) -> Result<Vec<Self::Output>, BatchError<Problem>> {
+        let unavailable = |error: sqlx::Error| BatchError::Whole(problem(&error));
+        let mut db = self.db.acquire().await.map_err(unavailable)?;
+        let ingested = match requests.iter().any(|request| request.identity.is_some()) {
+            true => self.ingest_keyed(db.begin().await.map_err(unavailable)?, requests).await,
+            false => ingest_unkeyed(&mut db, requests).await,
         };
-        db.put_back(&taken).await;
-        let (answers, posted) = taken.map_err(|Untaken(failure)| failure)?;
-        if posted > 0 {
-            self.watcher.nudge();
-            metrics::counter!("eventhub_events_received_total").increment(posted);
+        db.release(&ingested).await;
+        let Ingested { responses, events } = ingested.map_err(|IngestError(failure)| failure)?;
+        if events > 0 {
+            self.watcher.wake();
+            metrics::counter!("eventhub_events_received_total").increment(events);
         }
-        Ok(answers)
+        Ok(responses)
     }
 
-    fn weight(item: &Taking) -> usize {
-        item.weight()
-    }
-}
-
-struct Untaken(Failure<Problem>);
-
-impl From<sqlx::Error> for Untaken {
-    fn from(error: sqlx::Error) -> Untaken {
-        Untaken(Failure::Whole(problem(&error)))
+    fn weight(request: &IngestRequest) -> usize {
+        request.weight()
     }
 }
 
-impl From<PostError> for Untaken {
-    fn from(error: PostError) -> Untaken {
+/// The result of one batch.
+struct Ingested {
+    /// One per request, in their order.
+    responses: Vec<Result<StoredResponse, Problem>>,
+    /// The number of events posted.
+    events: u64,
+}
+
+/// Why a batch failed: because of one of its requests, or as a whole.
+struct IngestError(BatchError<Problem>);
+
+impl From<sqlx::Error> for IngestError {
+    fn from(error: sqlx::Error) -> IngestError {
+        IngestError(BatchError::Whole(problem(&error)))
+    }
+}
+
+impl From<PostError> for IngestError {
+    fn from(error: PostError) -> IngestError {
         match error {
-            PostError::Database(error) if lies_in_the_values(&error) => {
-                let detail = "PostgreSQL cannot keep this as JSON";
-                Untaken(Failure::Item(Problem::bad_request("unfit-event", detail)))
+            PostError::Database(error) if is_data_error(&error) => {
+                let detail = "PostgreSQL cannot store the payload as JSON; it may be nested too deeply";
+                IngestError(BatchError::Item(Problem::bad_request("unfit-event", detail)))
             }
             PostError::Database(error) => error.into(),
-            refused @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)) => {
-                Untaken(Failure::Item(Problem::bad_request("unfit-event", refused.to_string())))
+            invalid @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)) => {
+                IngestError(BatchError::Item(Problem::bad_request("unfit-event", invalid.to_string())))
             }
         }
     }
 }
 
-/// The answers, and how many events were posted.
-type Taken = (Vec<Result<Answer, Problem>>, u64);
-
-/// There is nothing but the events to commit. One that is given up may have been: who sends no key accepts that.
-async fn take_unkeyed(db: &mut Held<'_>, items: &[Taking]) -> Result<Taken, Untaken> {
-    // Before anything is committed: a batch that fails is tried again in parts.
-    let answers = items.iter().map(|item| Ok(item.answer())).collect();
-    let posted = post_alone(db, &SOURCE, items.iter().flat_map(|item| &item.events)).await?;
-    Ok((answers, posted.len() as u64))
+/// Posts the events in one statement, which is its own transaction: without idempotency keys there is nothing else to
+/// commit. A caller that gets no response does not know whether its events were posted; a caller that needs to know
+/// sends a key.
+async fn ingest_unkeyed(db: &mut ConnectionGuard<'_>, requests: &[IngestRequest]) -> Result<Ingested, IngestError> {
+    // Built before the commit: a panic afterwards would retry the batch in parts and post the events again.
+    let responses = requests.iter().map(|request| Ok(request.response())).collect();
+    let posted = post_alone(db, &EVENT_SOURCE, requests.iter().flat_map(|request| &request.events)).await?;
+    Ok(Ingested { responses, events: posted.len() as u64 })
 }
 
-impl Ingest {
-    async fn take(&self, mut tx: Transaction<'_, Postgres>, items: &[Taking]) -> Result<Taken, Untaken> {
-        let keyed: Vec<(Identity, Answer)> =
-            items.iter().filter_map(|item| Some((item.identity.clone()?, item.answer()))).collect();
-        let entered = enter_all(&mut tx, &keyed, self.clock.now()).await;
-        let mut entered = entered.map_err(|error| Untaken(Failure::Whole(error)))?.into_iter();
-        let (mut posts, mut answers) = (Vec::new(), Vec::with_capacity(items.len()));
-        for item in items {
-            let first = match item.identity {
-                Some(_) => entered.next().unwrap_or(Entered::First),
-                None => Entered::First,
+impl IngestBatchHandler {
+    /// Posts the events of new requests, and returns the stored response for repeated ones.
+    async fn ingest_keyed(
+        &self,
+        mut tx: Transaction<'_, Postgres>,
+        requests: &[IngestRequest],
+    ) -> Result<Ingested, IngestError> {
+        let keyed: Vec<(RequestIdentity, StoredResponse)> =
+            requests.iter().filter_map(|request| Some((request.identity.clone()?, request.response()))).collect();
+        let claims = claim_all(&mut tx, &keyed, self.clock.now()).await;
+        let mut claims = claims.map_err(|error| IngestError(BatchError::Whole(error)))?.into_iter();
+        let (mut posts, mut responses) = (Vec::new(), Vec::with_capacity(requests.len()));
+        for request in requests {
+            let claim = match request.identity {
+                Some(_) => claims.next().unwrap_or(Claim::First),
+                None => Claim::First,
             };
-            answers.push(match first {
-                Entered::First => {
-                    posts.extend(&item.events);
-                    Ok(item.answer())
+            responses.push(match claim {
+                Claim::First => {
+                    posts.extend(&request.events);
+                    Ok(request.response())
                 }
-                Entered::Again(answer) => Ok(answer),
-                Entered::Refused(refused) => Err(refused),
+                Claim::Repeat(response) => Ok(response),
+                Claim::Rejected(refused) => Err(refused),
             });
         }
         if !posts.is_empty() {
-            post_all(&mut tx, &SOURCE, posts.iter().copied()).await?;
+            post_all(&mut tx, &EVENT_SOURCE, posts.iter().copied()).await?;
         }
         tx.commit().await?;
-        Ok((answers, posts.len() as u64))
+        Ok(Ingested { responses, events: posts.len() as u64 })
     }
 }
 
@@ -178,11 +194,11 @@ mod tests {
             Post::new("t", payload.unwrap())
         };
         let weight = |events: usize, bytes: usize| {
-            Taking::new((0..events).map(|_| event(bytes)).collect(), events > 1, None).weight()
+            IngestRequest::new((0..events).map(|_| event(bytes)).collect(), events > 1, None).weight()
         };
-        assert_eq!(LIMITS.batch_max / weight(1, 100), 500, "small ones: as many as answers are worth waiting for");
+        assert_eq!(LIMITS.batch_max / weight(1, 100), 500, "a batch holds 500 small requests");
         assert_eq!(weight(1_000, 100), 1_000);
-        assert_eq!(LIMITS.batch_max / weight(4, 250_000), 16, "of a megabyte");
+        assert_eq!(LIMITS.batch_max / weight(4, 250_000), 16, "a batch holds 16 requests of a megabyte");
         assert_eq!(LIMITS.queue_max / weight(4, 250_000), 67);
     }
 }

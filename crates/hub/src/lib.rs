@@ -1,21 +1,32 @@
 //! The hub: webhooks, ordered, signed and retried.
 //!
-//! An event is posted to the log ([`ingest`](Hub)); fan-out, a cursor over the log, makes a message for each subscriber that it
-//! is for; a dispatcher sends them, lane by lane, and keeps what came of it.
+//! An event is posted to the log ([`ingest`]); fan-out, a consumer of the log, creates a hub message for each matching
+//! subscriber; a dispatcher sends the messages lane by lane and saves the outcomes.
 //!
-//! Owns the schema `pillarbox_hub`: subscribers and their secrets; messages (appended by fan-out alone), attempts and
-//! positions (appended by dispatchers); lanes that wait, dead letters and commands, which are few.
+//! | module | responsibility |
+//! |---|---|
+//! | [`ingest`] | accepts events over HTTP, many in one transaction |
+//! | [`fanout`] | turns hub events into hub messages |
+//! | [`dispatch`] | sends hub messages, in order per lane |
+//! | [`client`], [`dial`], [`connection_pool`] | the HTTP client that connects to vetted addresses only |
+//! | [`hub_message`], [`delivery`], [`operator_command`] | types that fan-out, dispatcher and store share |
 //!
-//! Messages in: source `hub` (events of all tenants), `hub.control` (what people want done with messages), and of the services
-//! what [`Export`] says (events of the tenant `main`). Out: none.
+//! Owns the schema `pillarbox_hub`: subscribers and their secrets; hub messages (appended by fan-out only), attempts and
+//! positions (appended by dispatchers); detached lanes, dead letters and operator commands, which are few.
 //!
-//! What holds: a lane's messages are sent one after the other, in the order in which their events were posted, the next
-//! only when the one before is delivered or dead. A message that is posted is delivered, or is seen as waiting or dead. A
-//! restart sends again only what was under way. Nothing of one tenant goes to another's subscriber.
+//! Consumes messages of source `hub` (events of all tenants), of source `hub.control` (operator commands), and the
+//! messages of services that [`Export`] selects (events of the tenant `main`). Publishes none.
+//!
+//! Invariants: the messages of a lane are sent one after the other, in the order in which their events were posted; the
+//! next one is sent only when the previous one is delivered or dead. An accepted event is delivered, or is visible as
+//! pending or dead. A restart sends again only the requests that were in flight. No event reaches a subscriber of another
+//! tenant.
 
 pub mod address;
-mod aside;
+mod backlog;
 pub mod client;
+mod connection_pool;
+mod delivery;
 mod dial;
 mod dispatch;
 pub mod domain;
@@ -24,64 +35,71 @@ mod export;
 mod fanout;
 mod fields;
 mod flow;
-pub mod headers;
+mod headers;
 mod http;
+mod hub_message;
 mod ingest;
+mod operator_command;
 pub mod signature;
 mod store;
 pub mod target;
 mod view;
-mod wire;
 mod workers;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kit::batch::Batcher;
 use kit::clock::Clock;
+use kit::config::InvalidSetting;
 use kit::page::CursorKey;
-use kit::secret::Seal;
-use mailbox::cursor::{Cursor, Kind, Start};
-use mailbox::maintain::Keep;
-use mailbox::own::OwnConnection;
-use mailbox::runtime::{Rhythm, Runtime};
-use mailbox::watch::Watcher;
+use kit::secret::Cipher;
+use mailbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
+use mailbox::database::DedicatedConnection;
+use mailbox::log::Watcher;
+use mailbox::service::{Role, Roles, Service, ServiceContext};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use tokio::sync::{Mutex, mpsc};
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::address::Allowed;
-pub use crate::aside::set_aside;
+use crate::address::AllowedNetworks;
+pub use crate::backlog::dead_letter_backlog;
 use crate::client::{Client, ClientSettings};
 use crate::dispatch::Dispatcher;
 pub use crate::export::Export;
 use crate::fanout::FanOut;
-use crate::ingest::Ingest;
+use crate::hub_message::{EVENT_SOURCE, FannedBatch};
+use crate::ingest::IngestBatchHandler;
+use crate::operator_command::CONTROL_SOURCE;
 
-/// Events that fan-out takes at a time; some times as many while it is behind.
+/// Number of events that fan-out reads at a time; more while it is behind.
 const FAN_OUT_BATCH: u32 = 500;
-/// Batches that fan-out may be ahead of a dispatcher in the same process.
+/// Number of batches that fan-out may be ahead of the dispatcher in the same process.
 const HANDED_OVER_MAX: usize = 64;
 
+/// The names under which shard workers claim fan-out and dispatch.
+const FAN_OUT: &str = "hub.fanout";
+const DISPATCH: &str = "hub.dispatch";
+
+const DISPATCH_PAUSE: Duration = Duration::from_millis(100);
 const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
 const MEASURE_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HubSettings {
-    /// Networks that webhooks may go to although they are not public, such as `10.1.0.0/16`. Absent: none, but loopback
-    /// for an instance with a PostgreSQL of its own, so that it can be tried on one machine.
-    pub allowed_networks: Option<Allowed>,
+    /// Non-public networks that webhooks may reach, such as `10.1.0.0/16`. Without the setting: none, except loopback for
+    /// an instance with an embedded PostgreSQL, so that it can be tried on one machine.
+    pub allowed_networks: Option<AllowedNetworks>,
     pub https_only: bool,
-    /// Webhooks leave through this proxy: `http://[user:password@]host:port`.
+    /// The proxy through which webhooks are sent: `http://[user:password@]host:port`.
     pub egress_proxy: Option<kit::secret::Secret<String>>,
-    /// How long every attempt is kept.
+    /// Retention of delivery attempts.
     pub attempt_days: u32,
     /// How long a dead letter can be retried.
     pub dead_letter_days: u32,
-    /// Topics of the services that are events here, too, for the tenant `main`: `["event.*", "join.*"]`.
+    /// Topics of the services that become hub events of the tenant `main`: `["event.*", "join.*"]`.
     pub export: Export,
 }
 
@@ -99,94 +117,127 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
-    /// What is wrong with them, if anything: the setting and what it takes.
-    pub fn client(&self, tries_on_this_machine: bool) -> Result<Client, (&'static str, String)> {
+    /// Builds the HTTP client that sends webhooks. Fails with the name of the invalid setting and the values it accepts.
+    fn client(&self, has_private_database: bool) -> Result<Client, InvalidSetting> {
         let proxy = match &self.egress_proxy {
-            Some(proxy) => Some(proxy.reveal().parse().map_err(|error| ("hub.egress_proxy", error))?),
+            Some(proxy) => {
+                Some(proxy.reveal().parse().map_err(|error: String| InvalidSetting::new("hub.egress_proxy", error))?)
+            }
             None => None,
         };
-        let otherwise = || if tries_on_this_machine { Allowed::loopback() } else { Allowed::default() };
-        let allowed_networks = self.allowed_networks.clone().unwrap_or_else(otherwise);
+        // Loopback, so that webhooks can be tried on one machine.
+        let default_networks =
+            || if has_private_database { AllowedNetworks::loopback() } else { AllowedNetworks::default() };
+        let allowed_networks = self.allowed_networks.clone().unwrap_or_else(default_networks);
         let settings =
             ClientSettings { allowed_networks, https_only: self.https_only, proxy, ..ClientSettings::default() };
-        Client::new(settings).map_err(|error| ("hub", error))
+        Client::new(settings).map_err(|error| InvalidSetting::new("hub", error))
     }
 }
 
-/// What its routes share.
+/// The hub of one process.
 pub struct Hub {
     pub(crate) db: PgPool,
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
-    pub(crate) seal: Seal,
+    pub(crate) cipher: Cipher,
     pub(crate) client: Client,
     pub(crate) watcher: Watcher,
-    pub(crate) ingest: Batcher<Ingest>,
+    pub(crate) ingest: Batcher<IngestBatchHandler>,
     pub(crate) export: Export,
+    retention: workers::HubRetention,
 }
 
-impl Hub {
-    /// The hub, and the loop that takes events for it, which ends when the hub is dropped.
-    pub fn new(
-        db: PgPool,
-        clock: Clock,
-        cursor_key: CursorKey,
-        seal: Seal,
-        client: Client,
-        watcher: Watcher,
-        export: Export,
-    ) -> (Hub, impl Future<Output = ()> + Send) {
-        let handler = Ingest { db: OwnConnection::new(db.clone()), clock: clock.clone(), watcher: watcher.clone() };
-        let (ingest, taking) = Batcher::new(handler, ingest::LIMITS);
-        (Hub { db, clock, cursor_key, seal, client, watcher, ingest, export }, taking)
+impl Service for Hub {
+    const NAME: &'static str = "hub";
+    const DESCRIPTION: &'static str = "Webhooks. Posting events requires a key with the role `ingest`, everything else the \
+                                       role `manage`. A caller sees only its own tenant.";
+    const WORK: &'static [(Role, &'static str)] = &[(Role::Fanout, FAN_OUT), (Role::Dispatch, DISPATCH)];
+    type Settings = HubSettings;
+
+    fn check(settings: &HubSettings) -> Result<(), InvalidSetting> {
+        settings.client(false).map(drop)
     }
 
-    /// Looks after the hub's tables, and measures them.
-    pub fn maintain(&self, runtime: &Runtime, keep: Keep, settings: &HubSettings) {
-        let keep =
-            workers::Kept { log: keep, attempts: settings.attempt_days, dead_letters: settings.dead_letter_days };
+    fn build(context: &ServiceContext, settings: &HubSettings) -> Result<Hub, InvalidSetting> {
+        let (db, clock, watcher) = (context.db.clone(), context.clock.clone(), context.watcher.clone());
+        let handler = IngestBatchHandler {
+            db: DedicatedConnection::new(db.clone()),
+            clock: clock.clone(),
+            watcher: watcher.clone(),
+        };
+        let (ingest, ingest_loop) = Batcher::new(handler, ingest::LIMITS);
+        context.spawn(ingest_loop);
+        Ok(Hub {
+            db,
+            clock,
+            cursor_key: context.cursor_key.clone(),
+            cipher: context.cipher("hub secrets"),
+            client: settings.client(context.has_private_database)?,
+            watcher,
+            ingest,
+            export: settings.export.clone(),
+            retention: workers::HubRetention {
+                log: context.retention,
+                attempts: settings.attempt_days,
+                dead_letters: settings.dead_letter_days,
+            },
+        })
+    }
+
+    fn routes() -> OpenApiRouter<Arc<Hub>> {
+        http::router()
+    }
+
+    fn start_workers(&self, runtime: &Runtime, roles: &Roles) {
+        // Fan-out hands new hub messages to the dispatcher of its process, if there is one.
+        let (handing_over, handed_over) = mpsc::channel(HANDED_OVER_MAX);
+        if roles.contains(Role::Fanout) {
+            self.start_fan_out(runtime, handing_over);
+        }
+        if roles.contains(Role::Dispatch) {
+            self.start_dispatcher(runtime, handed_over);
+        }
+    }
+
+    fn start_maintenance(&self, runtime: &Runtime) {
         let (worker, db, clock) =
             (runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE), runtime.db().clone(), self.clock.clone());
-        runtime.spawn(async move { worker.run(|| workers::maintain(&db, keep, clock.now())).await });
+        let retention = self.retention;
+        runtime.spawn(async move { worker.run(|| workers::maintain(&db, retention, clock.now())).await });
         let (worker, db) = (runtime.worker("hub.measure".to_owned(), MEASURE_PAUSE), runtime.db().clone());
         runtime.spawn(async move { worker.run(|| workers::measure(&db)).await });
     }
-
-    /// Makes messages, sends them, or both.
-    pub fn start(&self, runtime: &Runtime, fans_out: bool, dispatches: bool) {
-        let (handing_over, handed_over) = mpsc::channel(HANDED_OVER_MAX);
-        if fans_out {
-            let cursor = Cursor {
-                consumer: "hub.fanout".to_owned(),
-                kind: Kind::Handler,
-                filter: self.export.filter(&[fanout::SOURCE, fanout::CONTROL]),
-                start: Start::Beginning,
-            };
-            let mut rhythm = Rhythm::default();
-            (rhythm.lane.batch, rhythm.lane.in_step) = (FAN_OUT_BATCH, true);
-            runtime.consume(&cursor, rhythm, || FanOut::new(self.clock.clone(), handing_over.clone()));
-        }
-        if dispatches {
-            let dispatcher = Dispatcher::new(
-                runtime.db().clone(),
-                self.clock.clone(),
-                self.client.clone(),
-                self.seal.clone(),
-                runtime.share("hub.dispatch"),
-                runtime.watcher().clone(),
-                handed_over,
-            );
-            let worker = runtime.worker("hub.dispatch".to_owned(), Duration::from_millis(100));
-            runtime.spawn(async move {
-                let dispatcher = Mutex::new(dispatcher);
-                worker.run(async || dispatcher.lock().await.round().await).await;
-                dispatcher.into_inner().close().await;
-            });
-        }
-    }
 }
 
-/// All of its routes.
-pub fn router() -> OpenApiRouter<Arc<Hub>> {
-    http::router()
+impl Hub {
+    fn start_fan_out(&self, runtime: &Runtime, handing_over: mpsc::Sender<FannedBatch>) {
+        let consumer = Consumer {
+            name: FAN_OUT.to_owned(),
+            kind: ConsumerKind::Handler,
+            filter: self.export.filter(&[EVENT_SOURCE, CONTROL_SOURCE]),
+            start: StartAt::Beginning,
+        };
+        let mut options = ConsumerOptions::default();
+        (options.worker.batch, options.worker.in_log_order) = (FAN_OUT_BATCH, true);
+        runtime.consume(&consumer, options, || FanOut::new(self.clock.clone(), handing_over.clone()));
+    }
+
+    fn start_dispatcher(&self, runtime: &Runtime, handed_over: mpsc::Receiver<FannedBatch>) {
+        let dispatcher = Dispatcher::new(
+            runtime.db().clone(),
+            self.clock.clone(),
+            self.client.clone(),
+            self.cipher.clone(),
+            runtime.shard_assignment(DISPATCH),
+            runtime.watcher().clone(),
+            handed_over,
+        );
+        let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE);
+        runtime.spawn(async move {
+            let dispatcher = Mutex::new(dispatcher);
+            worker.run(async || dispatcher.lock().await.round().await).await;
+            dispatcher.into_inner().close().await;
+        });
+    }
 }

@@ -1,4 +1,4 @@
-//! Where a webhook goes: a subscriber's URL, read once and kept ready for use.
+//! A subscriber's URL, parsed once into the parts that each request needs.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,56 +7,59 @@ use std::sync::Arc;
 use http::{HeaderValue, Uri};
 use url::{Host, Url};
 
+/// Characters of a URL as the caller writes it. Percent-encoded it may have four times as many.
 const CHARS_MAX: usize = 2_000;
 
 /// An `http` or `https` URL that a request can be sent to. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Target {
     uri: Uri,
-    /// Path and query: what the first line of a request says.
+    /// Path and query, for the request line.
     path: Uri,
-    /// Scheme and authority: targets that share them share connections.
+    /// Scheme, host and port: targets with the same origin share connections.
     origin: Arc<str>,
-    /// The `host` header: built here, not once a request.
+    /// The `host` header, built once here instead of once per request.
     host: HeaderValue,
-    literal: Option<IpAddr>,
+    ip_address: Option<IpAddr>,
     is_https: bool,
 }
 
 impl Target {
     /// # Errors
-    /// A sentence that says what it takes.
+    /// Describes the accepted form: `must be ...`.
     pub fn parse(text: &str, https_only: bool) -> Result<Target, String> {
         let schemes = if https_only { "https" } else { "http or https" };
         if text.chars().count() > CHARS_MAX {
-            return Err(format!("takes a URL of at most {CHARS_MAX} characters"));
+            return Err(format!("must be a URL of at most {CHARS_MAX} characters"));
         }
-        // The URL standard would drop them silently, also in the middle of the host.
+        // The URL standard removes some of them silently, even in the middle of the host.
         if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            return Err("takes a URL without spaces, line ends and control characters: percent-encode them".to_owned());
+            return Err(
+                "must be a URL without spaces, line breaks and control characters: percent-encode them".to_owned()
+            );
         }
-        let url = Url::parse(text).map_err(|error| format!("takes an absolute {schemes} URL: {error}"))?;
+        let url = Url::parse(text).map_err(|error| format!("must be an absolute {schemes} URL: {error}"))?;
         let is_https = match url.scheme() {
             "https" => true,
             "http" if !https_only => false,
-            _ => return Err(format!("takes an {schemes} URL")),
+            _ => return Err(format!("must be an {schemes} URL")),
         };
         if !url.username().is_empty() || url.password().is_some() {
-            return Err("takes a URL without user name and password: put them into a header".to_owned());
+            return Err("must be a URL without user name and password: send them in a header instead".to_owned());
         }
         if url.fragment().is_some() {
-            return Err("takes a URL without a fragment (`#`), which is never sent".to_owned());
+            return Err("must be a URL without a fragment (`#`), which is never sent".to_owned());
         }
-        // The host as the URL standard reads it: `0x7f.1`, `2130706433` and `127.0.0.1.` are all 127.0.0.1.
-        let literal = match url.host() {
+        // The host as the URL standard parses it: `0x7f.1`, `2130706433` and `127.0.0.1.` are all 127.0.0.1.
+        let ip_address = match url.host() {
             Some(Host::Domain(_)) => None,
             Some(Host::Ipv4(address)) => Some(IpAddr::from(address)),
             Some(Host::Ipv6(address)) => Some(IpAddr::from(address)),
-            None => return Err(format!("takes an {schemes} URL with a host")),
+            None => return Err(format!("must be an {schemes} URL with a host")),
         };
-        let unusable = |_| "takes a URL of plain characters: percent-encode the others".to_owned();
+        let unusable = |_| "must be a URL of plain characters: percent-encode the others".to_owned();
         if url.as_str().len() > 4 * CHARS_MAX {
-            return Err(format!("takes a URL of at most {} characters once percent-encoded", 4 * CHARS_MAX));
+            return Err(format!("must be a URL of at most {} characters when percent-encoded", 4 * CHARS_MAX));
         }
         let uri = Uri::try_from(url.as_str()).map_err(|error| unusable(error.to_string()))?;
         let authority = &url[url::Position::BeforeHost..url::Position::AfterPort];
@@ -64,7 +67,7 @@ impl Target {
         let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
         let path = Uri::try_from(path).map_err(|error| unusable(error.to_string()))?;
         let origin = url[..url::Position::AfterPort].into();
-        Ok(Target { uri, path, origin, host, literal, is_https })
+        Ok(Target { uri, path, origin, host, ip_address, is_https })
     }
 
     pub(crate) fn uri(&self) -> &Uri {
@@ -79,28 +82,22 @@ impl Target {
         &self.origin
     }
 
-    /// What the `host` header says: host, and port unless it is the scheme's own.
+    /// The `host` header: the host, and the port unless it is the scheme's default.
     pub(crate) fn host(&self) -> &HeaderValue {
         &self.host
     }
 
-    /// The address, if the URL names one: no DNS is asked then.
-    pub(crate) fn literal(&self) -> Option<IpAddr> {
-        self.literal
+    /// The IP address if the URL contains one instead of a name: it is not resolved.
+    pub(crate) fn ip_address(&self) -> Option<IpAddr> {
+        self.ip_address
     }
 
-    pub fn is_https(&self) -> bool {
+    pub(crate) fn is_https(&self) -> bool {
         self.is_https
     }
 }
 
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.uri.fmt(f)
-    }
-}
-
-/// Scheme and host only: paths and queries of webhooks often hold a secret.
+/// Prints the host only: paths and queries of webhooks often contain a secret.
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Target({:?})", self.host)
@@ -112,11 +109,11 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> String {
-        Target::parse(text, false).unwrap().to_string()
+        Target::parse(text, false).unwrap().uri().to_string()
     }
 
     #[test]
-    fn a_url_is_kept_as_it_will_be_sent() {
+    fn a_url_is_normalised_to_the_form_that_is_sent() {
         assert_eq!(parsed("https://example.com"), "https://example.com/");
         assert_eq!(parsed("HTTP://EXAMPLE.com:80/a/../b?q=1&r"), "http://example.com/b?q=1&r");
         assert_eq!(parsed("https://example.com:8443/ü?ü"), "https://example.com:8443/%C3%BC?%C3%BC");
@@ -128,8 +125,8 @@ mod tests {
     }
 
     #[test]
-    fn odd_spellings_of_an_address_are_that_address() {
-        for odd in [
+    fn every_spelling_of_an_address_is_recognised() {
+        for spelling in [
             "127.0.0.1",
             "127.1",
             "2130706433",
@@ -143,19 +140,19 @@ mod tests {
             "127。0。0。1",
             "\\127.0.0.1",
         ] {
-            let target = Target::parse(&format!("http://{odd}/"), false).unwrap();
-            assert_eq!(target.literal(), Some("127.0.0.1".parse().unwrap()), "{odd}");
+            let target = Target::parse(&format!("http://{spelling}/"), false).unwrap();
+            assert_eq!(target.ip_address(), Some("127.0.0.1".parse().unwrap()), "{spelling}");
         }
         let target = Target::parse("http://[::1]/", false).unwrap();
-        assert_eq!(target.literal(), Some("::1".parse().unwrap()));
-        assert_eq!(Target::parse("http://example.com/", false).unwrap().literal(), None);
+        assert_eq!(target.ip_address(), Some("::1".parse().unwrap()));
+        assert_eq!(Target::parse("http://example.com/", false).unwrap().ip_address(), None);
     }
 
     #[test]
-    fn what_is_refused_says_what_it_takes() {
+    fn an_invalid_url_names_the_accepted_form() {
         let long = format!("https://example.com/{}", "a".repeat(1_981));
         assert_eq!(long.chars().count(), 2_001);
-        for (text, says) in [
+        for (text, expected) in [
             ("", "http or https"),
             ("example.com", "absolute"),
             ("/hook", "absolute"),
@@ -174,7 +171,7 @@ mod tests {
             (long.as_str(), "2000"),
         ] {
             let error = Target::parse(text, false).unwrap_err();
-            assert!(error.contains(says), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
         assert!(Target::parse(&long[..2_000], false).is_ok());
         assert!(Target::parse("http://example.com/", true).unwrap_err().contains("https URL"));
@@ -182,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_prints_without_its_path_in_logs() {
+    fn debug_output_of_a_target_has_no_path() {
         let target = Target::parse("https://hooks.example/T0/hunter2?key=hunter2", false).unwrap();
         assert!(!format!("{target:?}").contains("hunter2"));
     }

@@ -1,4 +1,4 @@
-//! The hub's things as people see them. No secret is among them, but in the one answer that is there to show it.
+//! The hub's data as the API shows it. Only [`SubscriberWithSecret`] contains a secret.
 
 mod dead_letter;
 mod event;

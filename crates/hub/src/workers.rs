@@ -1,55 +1,58 @@
-//! Timed rounds.
+//! Periodic tasks: maintenance of the hub's tables, and their metrics.
 
 use chrono::{DateTime, Duration, Utc};
 use kit::worker::Round;
-use mailbox::home;
-use mailbox::maintain::Keep;
+use mailbox::database::cluster_identity;
+use mailbox::operations::maintenance::Retention;
 use sqlx::PgPool;
 
-use crate::store::upkeep;
+use crate::store::maintenance;
 
-/// What dispatchers have followed within this time they do not need again.
-const FOLLOWED: Duration = Duration::days(1);
+/// How long the batches of fan-out and expired secrets are retained. Dispatchers need a batch for seconds only.
+const BATCH_RETENTION: Duration = Duration::days(1);
 
-/// For how long, in days.
+/// How long data is retained, in days.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kept {
-    pub(crate) log: Keep,
+pub(crate) struct HubRetention {
+    pub(crate) log: Retention,
     pub(crate) attempts: u32,
     pub(crate) dead_letters: u32,
 }
 
-/// Partitions ahead, an end for what is old, and a hold on the log for what is not yet sent.
-pub(crate) async fn maintain(db: &PgPool, keep: Kept, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
+/// Creates partitions ahead, deletes old data, and holds the log for messages that are not sent yet. Returns `Busy` if there
+/// is more to do at once.
+pub(crate) async fn maintain(db: &PgPool, retention: HubRetention, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
     let mut db = db.acquire().await?;
-    let made = upkeep::make_partitions(&mut db).await?;
-    if made > 0 {
-        tracing::info!(made, "made partitions of the hub");
+    let created = maintenance::create_partitions(&mut db).await?;
+    if created > 0 {
+        tracing::info!(created, "created partitions of the hub");
     }
-    if home::is_restored(&mut db).await? {
+    if cluster_identity::is_restored(&mut db).await? {
         return Ok(Round::Idle);
     }
     let days = |count: u32| Duration::days(i64::from(count));
-    let posted = upkeep::oldest_unsettled(&mut db).await?;
-    // The log is held for so long only; a message whose event is gone dies as `expired`, and is seen.
-    upkeep::hold_log(&mut db, posted.map(|at| at.max(now - days(keep.log.behind_days)))).await?;
-    let messages_until = now - days(keep.log.log_days);
-    // What waits, for one that is paused, say, must not hold up a whole day of everybody's.
-    if upkeep::carry_on(&mut db, messages_until, now).await? == upkeep::CARRY_MAX {
+    let oldest = maintenance::oldest_pending(&mut db).await?;
+    // The log is held for `behind_days` at most. A message whose event is no longer in the log becomes a dead letter with
+    // the reason `expired`.
+    maintenance::set_retention_hold(&mut db, oldest.map(|at| at.max(now - days(retention.log.behind_days)))).await?;
+    let messages_until = now - days(retention.log.log_days);
+    // The pending messages of a single paused subscriber must not retain a whole day of everybody's messages.
+    if maintenance::move_pending(&mut db, messages_until, now).await? == maintenance::MOVED_MAX {
         return Ok(Round::Busy);
     }
-    upkeep::carry_positions(&mut db, messages_until, now).await?;
-    upkeep::drop_days(&mut db, &["message", "unsent"], messages_until).await?;
-    // A position is of use as long as there are messages that it has passed.
-    upkeep::drop_days(&mut db, &["position"], messages_until - Duration::days(1)).await?;
-    upkeep::drop_days(&mut db, &["attempt"], (now - days(keep.attempts)).min(messages_until)).await?;
-    upkeep::forget_dead_letters(&mut db, now - days(keep.dead_letters)).await?;
-    upkeep::forget(&mut db, now - FOLLOWED).await?;
+    maintenance::renew_positions(&mut db, messages_until, now).await?;
+    maintenance::drop_days(&mut db, &["message", "skipped"], messages_until).await?;
+    // A position is needed as long as there are messages before it.
+    maintenance::drop_days(&mut db, &["position"], messages_until - Duration::days(1)).await?;
+    maintenance::drop_days(&mut db, &["attempt"], (now - days(retention.attempts)).min(messages_until)).await?;
+    maintenance::delete_dead_letters(&mut db, now - days(retention.dead_letters)).await?;
+    maintenance::delete_obsolete(&mut db, now - BATCH_RETENTION).await?;
     Ok(Round::Idle)
 }
 
+/// Sets the gauges of pending messages and dead letters.
 pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
-    let (pending, dead) = upkeep::sizes(&mut *db.acquire().await?).await?;
+    let (pending, dead) = maintenance::sizes(&mut *db.acquire().await?).await?;
     metrics::gauge!("eventhub_pending_messages").set(pending as f64);
     metrics::gauge!("eventhub_dlq_size").set(dead as f64);
     Ok(Round::Idle)

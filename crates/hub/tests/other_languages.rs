@@ -1,4 +1,5 @@
-//! Receivers verify with libraries of their own languages, which know nothing of ours. `scripts/setup test` fetches them.
+//! Checks that the Standard Webhooks libraries of other languages verify our signatures. `scripts/setup test` fetches
+//! them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
@@ -26,7 +27,8 @@ async fn node_verifies_a_delivery_with_the_old_and_the_new_secret() {
     assert_eq!(verified_by(node).await, "verified with 2 secrets\n");
 }
 
-/// Signs as during a rotation of the secret, with a key pair beside, and has the script verify it.
+/// Signs a delivery as during a rotation, with two symmetric secrets and a key pair, and runs the script that verifies
+/// it.
 async fn verified_by(mut script: Command) -> String {
     let generate = SigningSecret::generate;
     let secrets = [generate(SecretKind::Symmetric), generate(SecretKind::Ed25519), generate(SecretKind::Symmetric)];
@@ -47,7 +49,7 @@ async fn verified_by(mut script: Command) -> String {
         script.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
     child.stdin.take().unwrap().write_all(signed.to_string().as_bytes()).await.unwrap();
     let output = child.wait_with_output().await.unwrap();
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{complaint}\n(`scripts/setup test` fetches the libraries)");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}\n(`scripts/setup test` fetches the libraries)");
     String::from_utf8(output.stdout).unwrap()
 }

@@ -1,17 +1,17 @@
-//! What an event must be like to be sent to a subscriber, and in which lane.
+//! Which events match a subscriber, and in which lane they are sent.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
-/// An exact type, or `order.*` for all below `order`, or `*` for all.
+/// A pattern of event types: an exact type, `order.*` for all types below `order`, or `*` for all types.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schema(value_type = String, example = "order.*")]
 pub struct EventTypes(String);
 
-/// Conditions on the payload that must all hold.
+/// Conditions on the payload, which must all be true.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
 pub struct Filter(pub Vec<Condition>);
@@ -19,11 +19,11 @@ pub struct Filter(pub Vec<Condition>);
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Condition {
-    /// Where in the payload: a JSON pointer.
+    /// A JSON pointer into the payload.
     #[schema(example = "/amount")]
     pub pointer: String,
     pub op: Op,
-    /// What it is compared with; for `in` a list, for `exists` true or false.
+    /// The value to compare with: for `in` a list, for `exists` true or false.
     pub value: Value,
 }
 
@@ -43,7 +43,8 @@ pub enum Op {
 
 const CONDITIONS_MAX: usize = 20;
 const POINTER_CHARS_MAX: usize = 200;
-/// A longer key is known by its digest.
+const EVENT_TYPE_BYTES_MAX: usize = 200;
+/// A longer lane name is replaced by its SHA-256 digest.
 const LANE_CHARS_MAX: usize = 255;
 
 impl TryFrom<String> for EventTypes {
@@ -53,11 +54,11 @@ impl TryFrom<String> for EventTypes {
         let plain =
             |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         let exact = |types: &str| types.split('.').all(plain);
-        let is_good = pattern == "*" || exact(pattern.strip_suffix(".*").unwrap_or(&pattern));
-        match is_good && pattern.len() <= 200 {
+        let is_valid = pattern == "*" || exact(pattern.strip_suffix(".*").unwrap_or(&pattern));
+        match is_valid && pattern.len() <= EVENT_TYPE_BYTES_MAX {
             true => Ok(EventTypes(pattern)),
             false => Err(format!(
-                "`{pattern}` is no event type: it takes letters, digits and _ in parts joined by dots, with `*` as the last part for all below"
+                "`{pattern}` is no event type: use parts of letters, digits and `_`, joined by dots, with `*` as the last part for all types below"
             )),
         }
     }
@@ -83,37 +84,37 @@ impl EventTypes {
 }
 
 impl Filter {
-    /// What is wrong with it, if anything: where, and what it takes.
+    /// Checks the conditions. Fails with a JSON pointer to the invalid part and with what is accepted there.
     pub fn check(&self) -> Result<(), (String, String)> {
         if self.0.len() > CONDITIONS_MAX {
-            return Err((String::new(), format!("takes at most {CONDITIONS_MAX} conditions")));
+            return Err((String::new(), format!("at most {CONDITIONS_MAX} conditions are allowed")));
         }
         for (at, condition) in self.0.iter().enumerate() {
             check_pointer(&condition.pointer).map_err(|error| (format!("/{at}/pointer"), error))?;
-            let (fits, takes) = match condition.op {
+            let (is_valid, accepted) = match condition.op {
                 Op::Eq | Op::Ne => (true, ""),
-                Op::In => (condition.value.is_array(), "`in` takes a list"),
+                Op::In => (condition.value.is_array(), "`in` needs a list"),
                 Op::Gt | Op::Gte | Op::Lt | Op::Lte => (
                     condition.value.is_number() || condition.value.is_string(),
-                    "a comparison takes a number or a text",
+                    "a comparison needs a number or a string",
                 ),
-                Op::StartsWith => (condition.value.is_string(), "`starts_with` takes a text"),
-                Op::Exists => (condition.value.is_boolean(), "`exists` takes true or false"),
+                Op::StartsWith => (condition.value.is_string(), "`starts_with` needs a string"),
+                Op::Exists => (condition.value.is_boolean(), "`exists` needs true or false"),
             };
-            if !fits {
-                return Err((format!("/{at}/value"), takes.to_owned()));
+            if !is_valid {
+                return Err((format!("/{at}/value"), accepted.to_owned()));
             }
         }
         Ok(())
     }
 
-    pub fn holds(&self, payload: &Value) -> bool {
-        self.0.iter().all(|condition| condition.holds(payload))
+    pub fn matches(&self, payload: &Value) -> bool {
+        self.0.iter().all(|condition| condition.is_true(payload))
     }
 }
 
 impl Condition {
-    fn holds(&self, payload: &Value) -> bool {
+    fn is_true(&self, payload: &Value) -> bool {
         let found = payload.pointer(&self.pointer);
         let Some(found) = found else {
             return match self.op {
@@ -124,13 +125,13 @@ impl Condition {
         };
         match self.op {
             Op::Exists => self.value == Value::Bool(true),
-            Op::Eq => same(found, &self.value),
-            Op::Ne => !same(found, &self.value),
-            Op::In => self.value.as_array().is_some_and(|list| list.iter().any(|value| same(found, value))),
-            Op::Gt => compared(found, &self.value).is_some_and(|order| order.is_gt()),
-            Op::Gte => compared(found, &self.value).is_some_and(|order| order.is_ge()),
-            Op::Lt => compared(found, &self.value).is_some_and(|order| order.is_lt()),
-            Op::Lte => compared(found, &self.value).is_some_and(|order| order.is_le()),
+            Op::Eq => is_equal(found, &self.value),
+            Op::Ne => !is_equal(found, &self.value),
+            Op::In => self.value.as_array().is_some_and(|list| list.iter().any(|value| is_equal(found, value))),
+            Op::Gt => compare(found, &self.value).is_some_and(|order| order.is_gt()),
+            Op::Gte => compare(found, &self.value).is_some_and(|order| order.is_ge()),
+            Op::Lt => compare(found, &self.value).is_some_and(|order| order.is_lt()),
+            Op::Lte => compare(found, &self.value).is_some_and(|order| order.is_le()),
             Op::StartsWith => match (found.as_str(), self.value.as_str()) {
                 (Some(found), Some(prefix)) => found.starts_with(prefix),
                 (_, None) | (None, _) => false,
@@ -139,16 +140,16 @@ impl Condition {
     }
 }
 
-/// 1 and 1.0 are the same.
-fn same(one: &Value, other: &Value) -> bool {
+/// Equality of JSON values, where 1 and 1.0 are equal.
+fn is_equal(one: &Value, other: &Value) -> bool {
     match (one.as_f64(), other.as_f64()) {
-        (Some(_), Some(_)) => compared(one, other).is_some_and(|order| order.is_eq()),
+        (Some(_), Some(_)) => compare(one, other).is_some_and(|order| order.is_eq()),
         _ => one == other,
     }
 }
 
-/// Numbers with numbers and texts with texts; anything else is not comparable.
-fn compared(one: &Value, other: &Value) -> Option<std::cmp::Ordering> {
+/// The order of two numbers or two strings; None for anything else.
+fn compare(one: &Value, other: &Value) -> Option<std::cmp::Ordering> {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => match (one.as_i64(), other.as_i64()) {
             (Some(one), Some(other)) => Some(one.cmp(&other)),
@@ -159,23 +160,25 @@ fn compared(one: &Value, other: &Value) -> Option<std::cmp::Ordering> {
     }
 }
 
-/// A JSON pointer: empty, or beginning with a slash.
+/// Checks a JSON pointer that is not empty. Fails with what is accepted.
 pub fn check_pointer(pointer: &str) -> Result<(), String> {
-    let escapes_are_good = pointer.split('~').skip(1).all(|rest| rest.starts_with('0') || rest.starts_with('1'));
-    match pointer.starts_with('/') && pointer.chars().count() <= POINTER_CHARS_MAX && escapes_are_good {
+    let has_valid_escapes = pointer.split('~').skip(1).all(|rest| rest.starts_with('0') || rest.starts_with('1'));
+    match pointer.starts_with('/') && pointer.chars().count() <= POINTER_CHARS_MAX && has_valid_escapes {
         true => Ok(()),
-        false => Err(format!("takes a JSON pointer such as `/customer/id`, of at most {POINTER_CHARS_MAX} characters")),
+        false => {
+            Err(format!("must be a JSON pointer such as `/customer/id`, of at most {POINTER_CHARS_MAX} characters"))
+        }
     }
 }
 
-/// The lane that a value in the payload means; None without one: a message that waits for no other.
+/// The name of the lane: the value in the payload. None if it is missing or null; such a message waits for no other.
 pub fn lane_at(payload: &Value, pointer: &str) -> Option<String> {
     let text = match payload.pointer(pointer)? {
         Value::Null => return None,
         Value::String(text) => text.clone(),
         other @ (Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => other.to_string(),
     };
-    // NUL is no text for PostgreSQL.
+    // PostgreSQL does not store NUL in text.
     match text.chars().count() > LANE_CHARS_MAX || text.contains('\0') || text.is_empty() {
         true => {
             let digest = Sha256::digest(text.as_bytes());
@@ -203,29 +206,29 @@ mod tests {
     }
 
     #[test]
-    fn conditions_hold_or_do_not() {
+    fn conditions_compare_values_of_the_same_type() {
         let payload = json!({"amount": 10, "country": "CH", "tags": ["a"], "user": {"vip": true}, "nothing": null});
-        let holds = |pointer: &str, op: &str, value: Value| {
+        let matches = |pointer: &str, op: &str, value: Value| {
             let condition = json!([{"pointer": pointer, "op": op, "value": value}]);
             let filter: Filter = serde_json::from_value(condition).unwrap();
             filter.check().unwrap();
-            filter.holds(&payload)
+            filter.matches(&payload)
         };
-        assert!(holds("/amount", "eq", json!(10.0)) && !holds("/amount", "ne", json!(10)));
-        assert!(holds("/amount", "gte", json!(10)) && !holds("/amount", "gt", json!(10)));
-        assert!(holds("/amount", "lt", json!(10.5)) && holds("/amount", "lte", json!(10)));
-        assert!(!holds("/amount", "gt", json!("1")), "a text is no number");
-        assert!(holds("/country", "in", json!(["DE", "CH"])) && !holds("/country", "in", json!([])));
-        assert!(holds("/country", "starts_with", json!("C")));
-        assert!(holds("/user/vip", "eq", json!(true)) && holds("/tags/0", "eq", json!("a")));
-        assert!(holds("/nothing", "exists", json!(true)) && holds("/missing", "exists", json!(false)));
-        assert!(holds("/missing", "ne", json!(1)) && !holds("/missing", "eq", json!(null)));
+        assert!(matches("/amount", "eq", json!(10.0)) && !matches("/amount", "ne", json!(10)));
+        assert!(matches("/amount", "gte", json!(10)) && !matches("/amount", "gt", json!(10)));
+        assert!(matches("/amount", "lt", json!(10.5)) && matches("/amount", "lte", json!(10)));
+        assert!(!matches("/amount", "gt", json!("1")), "a string is no number");
+        assert!(matches("/country", "in", json!(["DE", "CH"])) && !matches("/country", "in", json!([])));
+        assert!(matches("/country", "starts_with", json!("C")));
+        assert!(matches("/user/vip", "eq", json!(true)) && matches("/tags/0", "eq", json!("a")));
+        assert!(matches("/nothing", "exists", json!(true)) && matches("/missing", "exists", json!(false)));
+        assert!(matches("/missing", "ne", json!(1)) && !matches("/missing", "eq", json!(null)));
         let bad: Filter = serde_json::from_value(json!([{"pointer": "amount", "op": "eq", "value": 1}])).unwrap();
         assert!(bad.check().is_err());
     }
 
     #[test]
-    fn a_lane_is_what_the_payload_says() {
+    fn the_lane_is_named_by_a_value_of_the_payload() {
         let payload = json!({"id": 7, "name": "x", "none": null, "long": "y".repeat(300), "nul": "a\0b"});
         assert_eq!(lane_at(&payload, "/id").as_deref(), Some("7"));
         assert_eq!(lane_at(&payload, "/name").as_deref(), Some("x"));

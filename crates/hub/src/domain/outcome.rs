@@ -1,47 +1,40 @@
-//! What an answer means, and what becomes of a message.
+//! What a response means, and the outcome of a message.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr};
 use utoipa::ToSchema;
 
-/// What became of an event for a subscriber.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// The outcome of an event for a subscriber.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, EnumString, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Outcome {
     Delivered,
-    /// It is still to be sent.
+    /// It has not been sent yet.
     Pending,
-    /// It is tried again.
+    /// The last attempt failed; it will be retried.
     Failed,
-    /// It was given up: a dead letter has it.
+    /// It was given up and is a dead letter.
     Dead,
-    /// The subscriber's filter did not let it through.
+    /// It did not match the subscriber's filter.
     Filtered,
     /// The subscriber was switched off.
     Inactive,
 }
 
 impl Outcome {
-    pub const ALL: [Outcome; 6] =
-        [Outcome::Delivered, Outcome::Pending, Outcome::Failed, Outcome::Dead, Outcome::Filtered, Outcome::Inactive];
-
     pub fn as_str(self) -> &'static str {
-        match self {
-            Outcome::Delivered => "delivered",
-            Outcome::Pending => "pending",
-            Outcome::Failed => "failed",
-            Outcome::Dead => "dead",
-            Outcome::Filtered => "filtered",
-            Outcome::Inactive => "inactive",
-        }
+        self.into()
     }
 
+    /// None if the name is unknown.
     pub fn named(name: &str) -> Option<Outcome> {
-        Outcome::ALL.into_iter().find(|one| one.as_str() == name)
+        name.parse().ok()
     }
 
-    /// Whether nothing more becomes of it by itself.
+    /// Whether the outcome stays unless an operator intervenes.
     pub fn is_final(self) -> bool {
         match self {
             Outcome::Delivered | Outcome::Dead | Outcome::Filtered | Outcome::Inactive => true,
@@ -56,53 +49,47 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// Why a message was given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Why a message became a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, EnumString, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Reason {
     /// All its retries failed.
     Exhausted,
-    /// An answer that is not worth a retry.
+    /// The subscriber answered with a status that is not retried.
     Refused,
-    /// 410.
+    /// The subscriber answered 410.
     Gone,
-    /// Somebody moved it.
+    /// An operator requested it.
     Manual,
-    /// It waited for too long.
+    /// It waited until the log no longer had its content.
     Expired,
 }
 
 impl Reason {
-    pub const ALL: [Reason; 5] = [Reason::Exhausted, Reason::Refused, Reason::Gone, Reason::Manual, Reason::Expired];
-
     pub fn as_str(self) -> &'static str {
-        match self {
-            Reason::Exhausted => "exhausted",
-            Reason::Refused => "refused",
-            Reason::Gone => "gone",
-            Reason::Manual => "manual",
-            Reason::Expired => "expired",
-        }
+        self.into()
     }
 
+    /// None if the name is unknown.
     pub fn named(name: &str) -> Option<Reason> {
-        Reason::ALL.into_iter().find(|one| one.as_str() == name)
+        name.parse().ok()
     }
 }
 
-/// What a subscriber's answer means.
+/// What the result of an attempt means for the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Delivered,
-    /// It may go better another time.
+    /// A later attempt may succeed.
     Retry,
-    /// It will not go better.
+    /// A later attempt would fail, too.
     Refused,
-    /// 410: nobody wants anything there any more.
+    /// 410: the endpoint does not exist any more.
     Gone,
 }
 
-/// `status` is None when there was no answer.
+/// The verdict for a response; `status` is None if there was none.
 pub fn verdict(status: Option<u16>, retry_statuses: &[u16]) -> Verdict {
     match status {
         None => Verdict::Retry,
@@ -114,10 +101,11 @@ pub fn verdict(status: Option<u16>, retry_statuses: &[u16]) -> Verdict {
     }
 }
 
-/// How long to wait after so many failures; None: no more. `chance` from 0 to 1 spreads those that failed together.
-pub fn backoff(schedule: &[u32], failures: u32, chance: f64) -> Option<Duration> {
+/// The time to wait after this many failures; None if there is no further attempt. `jitter`, from 0 to 1, adds up to 20 % and
+/// spreads the retries of messages that failed together.
+pub fn backoff(schedule: &[u32], failures: u32, jitter: f64) -> Option<Duration> {
     let seconds = *schedule.get(failures.checked_sub(1)? as usize)?;
-    Some(Duration::from_secs_f64(f64::from(seconds) * (1.0 + 0.2 * chance.clamp(0.0, 1.0))))
+    Some(Duration::from_secs_f64(f64::from(seconds) * (1.0 + 0.2 * jitter.clamp(0.0, 1.0))))
 }
 
 #[cfg(test)]
@@ -125,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_decision_matrix() {
+    fn every_status_has_its_verdict() {
         for status in 100..=599 {
             let expected = match status {
                 200..=299 => Verdict::Delivered,

@@ -1,4 +1,4 @@
-//! Who is sent what.
+//! Which subscribers an event matches, cached in memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,17 +7,18 @@ use mailbox::log::Message;
 
 use crate::domain::Interest;
 
-/// Of all tenants and types together, so many matches are remembered.
-const REMEMBERED_MAX: usize = 1_000_000;
+/// Bounds the cached matches of all tenants and event types together.
+const CACHED_MAX: usize = 1_000_000;
 
-/// Who is sent what, by tenant, and by tenant and type which of them are meant.
+/// The interests of all subscribers by tenant, and a cache of the matching ones by tenant and event type.
 #[derive(Default)]
 pub(super) struct Directory {
     pub(super) version: i64,
     interests: HashMap<String, Vec<Interest>>,
-    meant: HashMap<(String, String), Arc<[usize]>>,
-    /// How many there are in `meant`.
-    remembered: usize,
+    /// Indexes into the interests of the tenant.
+    cache: HashMap<(String, String), Arc<[usize]>>,
+    /// The size of `cache`: each entry counts its matches plus one.
+    cached: usize,
 }
 
 impl Directory {
@@ -29,28 +30,28 @@ impl Directory {
         Directory { version, interests, ..Directory::default() }
     }
 
-    /// The interests of the message's tenant, and which of them mean it.
-    pub(super) fn meant(&mut self, message: &Message) -> (&[Interest], Arc<[usize]>) {
-        self.meant_by(&message.tenant, &message.topic)
+    /// The interests of the message's tenant, and the indexes of those that match its event type.
+    pub(super) fn matching(&mut self, message: &Message) -> (&[Interest], Arc<[usize]>) {
+        self.matching_type(&message.tenant, &message.topic)
     }
 
-    fn meant_by(&mut self, tenant: &str, topic: &str) -> (&[Interest], Arc<[usize]>) {
+    fn matching_type(&mut self, tenant: &str, topic: &str) -> (&[Interest], Arc<[usize]>) {
         let Some(interests) = self.interests.get(tenant) else { return (&[], Arc::new([])) };
         let key = (tenant.to_owned(), topic.to_owned());
-        if let Some(meant) = self.meant.get(&key) {
-            return (interests, meant.clone());
+        if let Some(matching) = self.cache.get(&key) {
+            return (interests, matching.clone());
         }
-        let is_meant = |interest: &Interest| interest.event_types.iter().any(|types| types.include(topic));
-        let meant: Arc<[usize]> = (0..interests.len()).filter(|at| is_meant(&interests[*at])).collect();
-        // One that means nobody takes room as well.
-        let size = meant.len() + 1;
-        if self.remembered + size > REMEMBERED_MAX {
-            self.meant.clear();
-            self.remembered = 0;
+        let matches = |interest: &Interest| interest.event_types.iter().any(|types| types.include(topic));
+        let matching: Arc<[usize]> = (0..interests.len()).filter(|at| matches(&interests[*at])).collect();
+        // Plus one, because an entry without matches needs memory, too.
+        let size = matching.len() + 1;
+        if self.cached + size > CACHED_MAX {
+            self.cache.clear();
+            self.cached = 0;
         }
-        self.remembered += size;
-        self.meant.insert(key, meant.clone());
-        (interests, meant)
+        self.cached += size;
+        self.cache.insert(key, matching.clone());
+        (interests, matching)
     }
 }
 
@@ -73,27 +74,27 @@ mod tests {
     }
 
     #[test]
-    fn what_one_tenant_is_sent_is_found_among_its_own() {
+    fn an_event_matches_subscribers_of_its_tenant_only() {
         let acme = interest("acme", "order.*");
         let all = vec![interest("other", "order.*"), acme.clone(), interest("acme", "invoice.*")];
         let mut directory = Directory::new(1, all);
         for _ in 0..2 {
-            let (interests, meant) = directory.meant_by("acme", "order.paid");
-            let found: Vec<Uuid> = meant.iter().map(|at| interests[*at].subscriber).collect();
+            let (interests, matching) = directory.matching_type("acme", "order.paid");
+            let found: Vec<Uuid> = matching.iter().map(|at| interests[*at].subscriber).collect();
             assert_eq!(found, [acme.subscriber]);
         }
-        assert!(directory.meant_by("nobody", "order.paid").1.is_empty());
-        assert_eq!(directory.meant.len(), 1, "of who has no subscribers nothing is remembered");
+        assert!(directory.matching_type("nobody", "order.paid").1.is_empty());
+        assert_eq!(directory.cache.len(), 1, "nothing is cached for a tenant without subscribers");
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_by_matches() {
+    fn the_cache_is_bounded_by_matches() {
         let mut directory = Directory::new(1, (0..1_000).map(|_| interest("acme", "*")).collect());
         for number in 0..3_000 {
-            assert_eq!(directory.meant_by("acme", &format!("type.{number}")).1.len(), 1_000);
-            let remembered: usize = directory.meant.values().map(|meant| meant.len() + 1).sum();
-            assert_eq!(remembered, directory.remembered);
-            assert!(remembered <= REMEMBERED_MAX);
+            assert_eq!(directory.matching_type("acme", &format!("type.{number}")).1.len(), 1_000);
+            let cached: usize = directory.cache.values().map(|matching| matching.len() + 1).sum();
+            assert_eq!(cached, directory.cached);
+            assert!(cached <= CACHED_MAX);
         }
     }
 }

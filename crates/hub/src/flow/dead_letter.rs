@@ -1,97 +1,121 @@
+//! Listing and retrying dead letters.
+
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
+use http::StatusCode;
 use kit::auth::{Principal, Tenant};
-use mailbox::post::{Post, post_all};
+use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::problem::Problem;
+use mailbox::idempotency::StoreResponse;
+use mailbox::log::post_all;
 use serde::Serialize;
-use serde_json::json;
-use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::{command_post, run_once};
 use crate::Hub;
 use crate::error::Error;
-use crate::fanout::{CONTROL, RETRY_DEAD_LETTER};
-use crate::store::dead_letter::{self as store, DeadLetter, Snapshots, Which};
-use crate::store::subscriber;
+use crate::operator_command::{CONTROL_SOURCE, CommandRequest, RetryRequest};
+use crate::store::dead_letter::{DeadLetter, DeadLetterFilter, Snapshots};
+use crate::store::{dead_letter as store, subscriber};
 
-/// Many are retried in steps, each a transaction.
+/// Dead letters that one transaction retries.
 const STEP: i64 = 1_000;
+/// Transactions per request.
 const STEPS_MAX: u64 = 100;
 
-/// What was done to many.
+/// The result of retrying many dead letters.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = RetriedDeadLetters)]
 pub(crate) struct Retried {
+    /// The number of dead letters that are sent again.
     retried: u64,
-    /// There are more: ask again.
+    /// Whether matching dead letters remain: repeat the request.
     more: bool,
 }
 
-/// Newest first, behind `before`.
+/// Returns dead letters newest first, those with ids below `before`.
 pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
-    which: &Which,
+    filter: &DeadLetterFilter,
     (before, limit): (Option<Uuid>, u32),
 ) -> Result<Vec<DeadLetter>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, tenant, which, (before, limit)).await?)
+    Ok(store::list(&mut *hub.db.acquire().await?, tenant, filter, (before, limit)).await?)
 }
 
+/// Returns a dead letter with the snapshots of its event and subscriber.
 pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<(DeadLetter, Snapshots), Error> {
     store::find(&mut *hub.db.acquire().await?, tenant, id).await?.ok_or(Error::NoDeadLetter)
 }
 
-/// Asks the owner of the subscriber's shard to send it again.
+/// Commands fan-out to send a dead letter again. Fails if it was retried before, or if its event or subscriber no
+/// longer exists.
 pub(crate) async fn retry(
-    tx: &mut Transaction<'_, Postgres>,
-    (tenant, id): (&Tenant, Uuid),
+    hub: &Arc<Hub>,
+    (tenant, id): (Tenant, Uuid),
     by: Principal,
-    now: DateTime<Utc>,
-) -> Result<(), Error> {
-    let dead = store::lock(tx, tenant, id).await?.ok_or(Error::NoDeadLetter)?;
+    identity: Option<&RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    let now = hub.clock.now();
+    let response = run_once(hub, identity, StoreResponse::WithBody, |tx, _| {
+        Box::pin(async move {
+            let dead = store::lock(tx, &tenant, id).await.map_err(Error::from)?.ok_or(Error::NoDeadLetter)?;
+            check_retryable(tx, &tenant, &dead).await?;
+            post_retries(tx, &tenant, &[(id, dead.subscriber)], by, now).await?;
+            tracing::info!(dead_letter = %id, %by, "retry of a dead letter requested");
+            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
+        })
+    })
+    .await?;
+    hub.watcher.wake();
+    Ok(response)
+}
+
+async fn check_retryable(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant, dead: &DeadLetter) -> Result<(), Error> {
     if dead.retried.is_some() {
         return Err(Error::AlreadyRetried);
     }
     if dead.event.is_none() {
-        return Err(Error::EventGone);
+        return Err(Error::EventExpired);
     }
-    if !subscriber::exists(tx, tenant, dead.subscriber).await? {
-        return Err(Error::SubscriberGone);
+    match subscriber::exists(tx, tenant, dead.subscriber).await? {
+        true => Ok(()),
+        false => Err(Error::SubscriberDeleted),
     }
-    ask_again(tx, tenant, &[(id, dead.subscriber)], by, now).await?;
-    tracing::info!(dead_letter = %id, %by, "retried a dead letter");
-    Ok(())
 }
 
-/// The oldest first. One that was retried already, or has no subscriber or no event any more, is
-/// passed over.
+/// Retries all matching dead letters, oldest first, in steps of one transaction each. Skips those that were retried
+/// before and those whose subscriber or event no longer exists.
 pub(crate) async fn retry_many(
     hub: &Hub,
     tenant: &Tenant,
-    which: &Which,
+    filter: &DeadLetterFilter,
     by: Principal,
     now: DateTime<Utc>,
 ) -> Result<Retried, Error> {
     let (mut retried, mut after) = (0, None);
     for _ in 0..STEPS_MAX {
         let mut tx = hub.db.begin().await?;
-        let step = store::lock_many(&mut tx, tenant, which, (after, STEP)).await?;
-        ask_again(&mut tx, tenant, &step, by, now).await?;
+        let step = store::lock_many(&mut tx, tenant, filter, (after, STEP)).await?;
+        post_retries(&mut tx, tenant, &step, by, now).await?;
         tx.commit().await?;
-        hub.watcher.nudge();
+        hub.watcher.wake();
         retried += step.len() as u64;
         after = step.last().map(|(id, _)| *id);
         if step.len() < STEP as usize {
-            tracing::info!(retried, %by, "retried dead letters");
+            tracing::info!(retried, %by, "retry of dead letters requested");
             return Ok(Retried { retried, more: false });
         }
     }
-    tracing::info!(retried, %by, "retried dead letters; there are more");
+    tracing::info!(retried, %by, "retry of dead letters requested; more remain");
     Ok(Retried { retried, more: true })
 }
 
-/// Each is a pair of a dead letter and its subscriber, locked.
-async fn ask_again(
+/// Posts a retry command for each pair of a dead letter and its subscriber. The dead letters are locked.
+async fn post_retries(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
     dead: &[(Uuid, Uuid)],
@@ -100,12 +124,10 @@ async fn ask_again(
 ) -> Result<(), Error> {
     let ids: Vec<Uuid> = dead.iter().map(|(id, _)| *id).collect();
     store::mark_retried(tx, &ids, &by.to_string(), now).await?;
-    let command = |(id, subscriber): &(Uuid, Uuid)| {
-        let payload = to_raw_value(&json!({"dead_letter": id})).map_err(|error| sqlx::Error::Encode(error.into()))?;
-        let post = Post { tenant: tenant.clone(), ..Post::new(RETRY_DEAD_LETTER, payload) };
-        Ok(post.with_key(subscriber.to_string()))
+    let command = |&(dead_letter, subscriber): &(Uuid, Uuid)| {
+        command_post(tenant, subscriber, &CommandRequest::Retry(RetryRequest { dead_letter }))
     };
     let commands = dead.iter().map(command).collect::<Result<Vec<_>, Error>>()?;
-    post_all(tx, &CONTROL, &commands).await?;
+    post_all(tx, &CONTROL_SOURCE, &commands).await?;
     Ok(())
 }

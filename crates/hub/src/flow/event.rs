@@ -1,139 +1,158 @@
-//! Events, and the messages that they became.
+//! Browsing events and the messages that fan-out made of them, and giving messages up.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use contracts::SERVICE_SOURCES;
+use http::StatusCode;
 use kit::auth::{Principal, Tenant};
-use mailbox::browse::{self, Stretch, Which};
-use mailbox::log::{LogRef, Message as Logged};
-use mailbox::post::{Post, post};
-use serde_json::json;
-use serde_json::value::to_raw_value;
-use sqlx::{PgConnection, Postgres, Transaction};
+use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::problem::Problem;
+use mailbox::idempotency::StoreResponse;
+use mailbox::log::{LogRef, Message as Logged, post};
+use mailbox::operations::browse::{self, LogPage, Selection};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::{command_post, run_once};
 use crate::Hub;
 use crate::domain::Outcome;
 use crate::error::Error;
-use crate::fanout::{CONTROL, GIVE_UP_MESSAGE, SOURCE};
-use crate::store::message::{self as store, Attempt, Message};
-use crate::store::subscriber;
+use crate::hub_message::EVENT_SOURCE;
+use crate::operator_command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest};
+use crate::store::message::{Attempt, Message};
+use crate::store::{message as store, subscriber};
 use crate::view::{EventView, EventWithOutcomes, MessageId, MessageView, OutcomeView};
 
-/// Which events; None is any.
+/// Selects events. None matches any.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Asked {
-    /// This type and what is below it.
+pub(crate) struct EventFilter {
+    /// This type and all types below it.
     pub(crate) event_type: Option<String>,
     pub(crate) from: Option<DateTime<Utc>>,
     pub(crate) to: Option<DateTime<Utc>>,
 }
 
+/// Returns the events of a bounded part of the log, newest first, and where the next part starts.
 pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
-    asked: Asked,
+    filter: EventFilter,
     (before, limit): (Option<i64>, u32),
-) -> Result<Stretch, Error> {
-    let which = Which { topic: asked.event_type, from: asked.from, to: asked.to, ..of(hub, tenant) };
-    Ok(browse::page(&mut *hub.db.acquire().await?, &which, before, limit).await?)
+) -> Result<LogPage, Error> {
+    let selected =
+        Selection { topic: filter.event_type, from: filter.from, to: filter.to, ..events_of_tenant(hub, tenant) };
+    Ok(browse::page(&mut *hub.db.acquire().await?, &selected, before, limit).await?)
 }
 
+/// Returns an event with its outcome for each subscriber whose types match it.
 pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWithOutcomes, Error> {
     let mut db = hub.db.acquire().await?;
-    let event = find(&mut db, tenant, id).await?.ok_or(Error::NoEvent)?;
-    let place = event.place();
-    let sent = store::of_event(&mut db, tenant, place, None).await?;
-    let unsent = store::unsent(&mut db, tenant, place).await?;
-    // What was exported when it was fanned out stays an event, whatever is exported now.
-    if sent.is_empty() && unsent.is_empty() && !of(hub, tenant).means(&event) {
+    let event = find_candidate(&mut db, tenant, id).await?.ok_or(Error::NoEvent)?;
+    let log_ref = event.log_ref();
+    let messages = store::of_event(&mut db, tenant, log_ref, None).await?;
+    let skipped = store::skipped(&mut db, tenant, log_ref).await?;
+    // A message of a service that was exported when it was fanned out remains an event, whatever `hub.export` lists
+    // now.
+    if messages.is_empty() && skipped.is_empty() && !events_of_tenant(hub, tenant).matches(&event) {
         return Err(Error::NoEvent);
     }
-    // One that was not sent at first can have been sent by a replay.
-    let reached: HashSet<Uuid> = sent.iter().map(|message| message.subscriber).collect();
-    let mut outcomes: Vec<_> = sent.into_iter().map(|message| OutcomeView::sent(id, message)).collect();
-    outcomes.extend(unsent.into_iter().filter(|one| !reached.contains(&one.subscriber)).map(OutcomeView::from));
+    // A replay may have sent the event to a subscriber for which it was skipped at first.
+    let reached: HashSet<Uuid> = messages.iter().map(|message| message.subscriber).collect();
+    let mut outcomes: Vec<_> = messages.into_iter().map(|message| OutcomeView::of_message(id, message)).collect();
+    outcomes.extend(skipped.into_iter().filter(|skip| !reached.contains(&skip.subscriber)).map(OutcomeView::from));
     outcomes.sort_by_key(|outcome| outcome.subscriber_id);
-    Ok(EventWithOutcomes { event: EventView::whole(event), outcomes })
+    Ok(EventWithOutcomes { event: EventView::with_payload(event), outcomes })
 }
 
-/// A subscriber's messages, newest first, and where the next ones begin.
+/// Returns a subscriber's messages, newest first, and where the next page starts.
 pub(crate) async fn messages(
     hub: &Hub,
     tenant: &Tenant,
-    (subscriber, wanted): (Uuid, Option<Outcome>),
+    (subscriber, outcome): (Uuid, Option<Outcome>),
     (before, limit): (Option<i64>, u32),
 ) -> Result<(Vec<MessageView>, Option<i64>), Error> {
     let mut db = hub.db.acquire().await?;
     if !subscriber::exists(&mut db, tenant, subscriber).await? {
         return Err(Error::NoSubscriber);
     }
-    let stretch = store::list(&mut db, subscriber, wanted, (before, limit)).await?;
-    let places: Vec<LogRef> = stretch.messages.iter().map(|message| message.place).collect();
-    let names = browse::names(&mut db, &places).await?;
+    let page = store::list(&mut db, subscriber, outcome, (before, limit)).await?;
+    let log_refs: Vec<LogRef> = page.messages.iter().map(|message| message.log_ref).collect();
+    let names = browse::load_names(&mut db, &log_refs).await?;
     let names: HashMap<i64, (Uuid, String)> =
-        names.into_iter().map(|name| (name.place.id, (name.message_id, name.topic))).collect();
+        names.into_iter().map(|name| (name.log_ref.id, (name.message_id, name.topic))).collect();
     let view = |message: Message| {
-        // One event is here twice if it was sent again.
-        let name = names.get(&message.place.id).cloned();
+        // Cloned: a retried event appears in several messages.
+        let name = names.get(&message.log_ref.id).cloned();
         MessageView::new(message, name)
     };
-    Ok((stretch.messages.into_iter().map(view).collect(), stretch.before))
+    Ok((page.messages.into_iter().map(view).collect(), page.before))
 }
 
+/// Returns a message and its state.
 pub(crate) async fn message(hub: &Hub, tenant: &Tenant, id: MessageId) -> Result<MessageView, Error> {
     let mut db = hub.db.acquire().await?;
-    let (event, message) = found(&mut db, tenant, id).await?;
+    let (event, message) = find_message(&mut db, tenant, id).await?;
     Ok(MessageView::new(message, Some((event.message_id, event.topic))))
 }
 
+/// Returns the attempts of a message, oldest first.
 pub(crate) async fn attempts(hub: &Hub, tenant: &Tenant, id: MessageId) -> Result<Vec<Attempt>, Error> {
     let mut db = hub.db.acquire().await?;
-    let (event, _) = found(&mut db, tenant, id).await?;
-    Ok(store::attempts(&mut db, id.subscriber, event.place()).await?)
+    let (event, _) = find_message(&mut db, tenant, id).await?;
+    Ok(store::attempts(&mut db, id.subscriber, event.log_ref()).await?)
 }
 
-/// Asks the owner of the subscriber's shard to give a message up; it is the one who knows whether that is still possible.
+/// Commands the subscriber's dispatcher to give a message up. The dispatcher decides whether that is still possible.
+/// Fails if the message is already delivered, or a dead letter that does not block its lane.
 pub(crate) async fn give_up(
-    tx: &mut Transaction<'_, Postgres>,
-    tenant: &Tenant,
+    hub: &Arc<Hub>,
+    tenant: Tenant,
     id: MessageId,
     by: Principal,
-) -> Result<(), Error> {
-    let (_, message) = found(tx, tenant, id).await?;
-    // One that died and blocks its lane is passed over then.
-    if message.progress.outcome.is_final() && !message.progress.blocks_lane {
-        return Err(Error::Settled(message.progress.outcome));
-    }
-    let command = json!({"subscriber": id.subscriber, "n": message.n, "by": by.to_string()});
-    let payload = to_raw_value(&command).map_err(|error| sqlx::Error::Encode(error.into()))?;
-    let command = Post { tenant: tenant.clone(), ..Post::new(GIVE_UP_MESSAGE, payload) };
-    post(tx, &CONTROL, &command.with_key(id.subscriber.to_string())).await?;
-    tracing::info!(message = %id, %by, "asked to give a message up");
-    Ok(())
+    identity: Option<&RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    let response = run_once(hub, identity, StoreResponse::WithBody, |tx, _| {
+        Box::pin(async move {
+            let (_, message) = find_message(tx, &tenant, id).await?;
+            if message.progress.outcome.is_final() && !message.progress.blocks_lane {
+                return Err(Error::AlreadyFinal(message.progress.outcome).into());
+            }
+            let request = DeadLetterRequest { subscriber: id.subscriber, n: message.n, by: by.to_string() };
+            let command = command_post(&tenant, id.subscriber, &CommandRequest::DeadLetter(request))?;
+            post(tx, &CONTROL_SOURCE, &command).await.map_err(Error::from)?;
+            tracing::info!(message = %id, %by, "dead-lettering of a message requested");
+            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
+        })
+    })
+    .await?;
+    hub.watcher.wake();
+    Ok(response)
 }
 
-async fn found(db: &mut PgConnection, tenant: &Tenant, id: MessageId) -> Result<(Logged, Message), Error> {
-    let event = find(db, tenant, id.event).await?.ok_or(Error::NoMessage)?;
-    let message = store::of_event(db, tenant, event.place(), Some(id.subscriber)).await?.pop();
+async fn find_message(db: &mut PgConnection, tenant: &Tenant, id: MessageId) -> Result<(Logged, Message), Error> {
+    let event = find_candidate(db, tenant, id.event).await?.ok_or(Error::NoMessage)?;
+    let message = store::of_event(db, tenant, event.log_ref(), Some(id.subscriber)).await?.pop();
     Ok((event, message.ok_or(Error::NoMessage)?))
 }
 
-/// A message of the log that can be an event of this tenant: whether it is one, the setting or what became of it tells.
-async fn find(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> Result<Option<Logged>, Error> {
-    let can_be = |message: &Logged| {
+/// Returns a log message that may be an event of this tenant, by its source. A message of a service is an event only if
+/// `hub.export` lists its topic, or if it was fanned out; the caller checks that.
+async fn find_candidate(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> Result<Option<Logged>, Error> {
+    let is_candidate = |message: &Logged| {
         message.tenant == tenant.as_str()
-            && (message.source == SOURCE.as_str() || SERVICE_SOURCES.contains(&message.source.as_str()))
+            && (message.source == EVENT_SOURCE.as_str() || SERVICE_SOURCES.contains(&message.source.as_str()))
     };
-    Ok(browse::find(db, id).await?.filter(can_be))
+    Ok(browse::find(db, id).await?.filter(is_candidate))
 }
 
-/// The events of a tenant.
-fn of(hub: &Hub, tenant: &Tenant) -> Which {
-    let of_tenant = Which { tenant: Some(tenant.as_str().to_owned()), ..Which::default() };
+/// Selects the events of a tenant from the log: those posted to the hub and, in tenant `main`, the exported topics of
+/// services.
+fn events_of_tenant(hub: &Hub, tenant: &Tenant) -> Selection {
+    let of_tenant = Selection { tenant: Some(tenant.as_str().to_owned()), ..Selection::default() };
     match tenant.as_str() == Tenant::MAIN && !hub.export.is_empty() {
-        true => Which { filter: Some(hub.export.filter(&[SOURCE])), ..of_tenant },
-        false => Which { source: Some(SOURCE.as_str().to_owned()), ..of_tenant },
+        true => Selection { filter: Some(hub.export.filter(&[EVENT_SOURCE])), ..of_tenant },
+        false => Selection { source: Some(EVENT_SOURCE.as_str().to_owned()), ..of_tenant },
     }
 }

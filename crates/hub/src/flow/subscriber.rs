@@ -1,46 +1,83 @@
+//! Managing subscribers and their secrets, and sending a test delivery.
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::EventId;
+use http::header::LOCATION;
+use http::{HeaderValue, StatusCode};
 use kit::auth::Tenant;
 use kit::etag::IfMatch;
+use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::problem::Problem;
+use mailbox::idempotency::StoreResponse;
 use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::run_once;
 use crate::Hub;
-use crate::dispatch::deliver::deliver;
-use crate::dispatch::{Event, Mail, Recipient};
+use crate::delivery::Recipient;
+use crate::dispatch::attempt::attempt;
 use crate::domain::{Subscriber, Verdict};
 use crate::error::Error;
-use crate::fanout::SOURCE;
-use crate::fields::Fields;
+use crate::fields::SubscriberFields;
+use crate::hub_message::{EVENT_SOURCE, HubEvent, HubMessage};
 use crate::signature::{SecretKind, SigningSecret};
-use crate::store::subscriber::{self as store, Known, Which};
-use crate::view::TestResult;
+use crate::store::subscriber as store;
+use crate::store::subscriber::{StoredSubscriber, SubscriberFilter};
+use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult};
 
-/// Of a tenant: all of them are in the memory of whoever fans out.
+/// Subscribers per tenant. Fan-out holds all of them in memory.
 const SUBSCRIBERS_MAX: i64 = 10_000;
+/// Active secrets per subscriber, and so signatures per delivery.
 const SECRETS_MAX: usize = 5;
-/// A request is answered within 30 s unless it is set otherwise.
+/// Time for a test delivery. It is below the default time limit of a request, 30 s.
 const TEST_TIME_MAX: Duration = Duration::from_secs(20);
 const TEST_TYPE: &str = "hub.test";
 
-/// The second value is what its deliveries are signed with.
+/// A request to change one subscriber.
+pub(crate) struct ChangeRequest {
+    pub(crate) tenant: Tenant,
+    pub(crate) id: Uuid,
+    pub(crate) if_match: IfMatch,
+    pub(crate) identity: Option<RequestIdentity>,
+}
+
+/// Creates a subscriber. The response contains its secret. Fails if a field is invalid or the tenant has too many
+/// subscribers.
 pub(crate) async fn create(
+    hub: &Arc<Hub>,
+    tenant: Tenant,
+    fields: SubscriberFields,
+    identity: Option<&RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    let now = hub.clock.now();
+    run_once(hub, identity, StoreResponse::WithoutBody, |tx, hub| {
+        Box::pin(async move {
+            let (stored, secret) = insert(tx, &hub, &tenant, fields, now).await?;
+            let location = HeaderValue::try_from(format!("/hub/v1/subscribers/{}", stored.subscriber.id))
+                .map_err(|error| Problem::internal(&error))?;
+            Ok(SubscriberWithSecret::response(StatusCode::CREATED, &stored, &secret).with_header(LOCATION, location))
+        })
+    })
+    .await
+}
+
+async fn insert(
     tx: &mut PgConnection,
     hub: &Hub,
     tenant: &Tenant,
-    fields: Fields,
+    fields: SubscriberFields,
     now: DateTime<Utc>,
-) -> Result<(Known, SigningSecret), Error> {
-    let secret = fields.secret();
-    let (settings, secret) = match (fields.settle(None, &hub.client), secret) {
+) -> Result<(StoredSubscriber, SigningSecret), Error> {
+    let secret = fields.signing_secret();
+    let (settings, secret) = match (fields.into_settings(None, &hub.client), secret) {
         (Ok(settings), Ok(secret)) => (settings, secret),
         (settings, secret) => {
-            let wrong = settings.err().into_iter().flatten().chain(secret.err());
-            return Err(Error::Invalid(wrong.collect()));
+            let errors = settings.err().into_iter().flatten().chain(secret.err());
+            return Err(Error::Invalid(errors.collect()));
         }
     };
     if store::count(tx, tenant).await? >= SUBSCRIBERS_MAX {
@@ -56,172 +93,201 @@ pub(crate) async fn create(
         created_at: now,
         updated_at: now,
     };
-    store::insert(tx, &hub.seal, &subscriber).await?;
-    store::add_secret(tx, &hub.seal, subscriber.id, &secret, now).await?;
-    tracing::info!(subscriber = %subscriber.id, tenant = tenant.as_str(), "made a subscriber");
-    Ok((found(tx, hub, tenant, subscriber.id).await?, secret))
+    store::insert(tx, &hub.cipher, &subscriber).await?;
+    store::add_secret(tx, &hub.cipher, subscriber.id, &secret, now).await?;
+    tracing::info!(subscriber = %subscriber.id, tenant = tenant.as_str(), "created a subscriber");
+    Ok((find(tx, hub, tenant, subscriber.id).await?, secret))
 }
 
-pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<Known, Error> {
-    found(&mut *hub.db.acquire().await?, hub, tenant, id).await
+/// Returns a subscriber.
+pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<StoredSubscriber, Error> {
+    find(&mut *hub.db.acquire().await?, hub, tenant, id).await
 }
 
-/// Newest first, behind `before`.
+/// Returns subscribers newest first, those with ids below `before`.
 pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
-    which: &Which,
+    filter: &SubscriberFilter,
     (before, limit): (Option<Uuid>, u32),
-) -> Result<Vec<Known>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, &hub.seal, tenant, which, (before, limit)).await?)
+) -> Result<Vec<StoredSubscriber>, Error> {
+    Ok(store::list(&mut *hub.db.acquire().await?, &hub.cipher, tenant, filter, (before, limit)).await?)
 }
 
-/// Fields that are absent stay.
+/// Changes the given fields. Fails if one of them is invalid.
 pub(crate) async fn update(
-    tx: &mut PgConnection,
-    hub: &Hub,
-    (tenant, id): (&Tenant, Uuid),
-    if_match: &IfMatch,
-    fields: Fields,
-    now: DateTime<Utc>,
-) -> Result<Known, Error> {
-    let mut known = locked(tx, hub, tenant, id, if_match).await?;
-    let mut wrong = fields.said_too_late();
-    let old = &known.subscriber.settings;
-    let settings = match fields.settle(Some(old), &hub.client) {
-        Ok(settings) if wrong.is_empty() => settings,
-        settings => {
-            wrong.extend(settings.err().into_iter().flatten());
-            return Err(Error::Invalid(wrong));
+    hub: &Arc<Hub>,
+    request: ChangeRequest,
+    fields: SubscriberFields,
+) -> Result<StoredResponse, Problem> {
+    change(hub, request, |subscriber, hub, _| {
+        let mut errors = fields.creation_only_errors();
+        let old = &subscriber.settings;
+        let settings = match fields.into_settings(Some(old), &hub.client) {
+            Ok(settings) if errors.is_empty() => settings,
+            settings => {
+                errors.extend(settings.err().into_iter().flatten());
+                return Err(Error::Invalid(errors));
+            }
+        };
+        if settings == *old {
+            return Ok(false);
         }
-    };
-    if settings == *old {
-        return Ok(known);
-    }
-    if settings.is_active != old.is_active {
-        // From now on it is its owner who did that.
-        known.subscriber.inactive_reason = None;
-    }
-    known.subscriber.settings = settings;
-    save(tx, hub, &mut known, now).await?;
-    Ok(known)
+        if settings.is_active != old.is_active {
+            // The owner decides from now on, so the hub's reason no longer applies.
+            subscriber.inactive_reason = None;
+        }
+        subscriber.settings = settings;
+        Ok(true)
+    })
+    .await
 }
 
-/// Its messages wait. One that is paused stays so, since when it was.
-pub(crate) async fn pause(
+/// Pauses a subscriber: its messages wait. A paused subscriber stays unchanged.
+pub(crate) async fn pause(hub: &Arc<Hub>, request: ChangeRequest) -> Result<StoredResponse, Problem> {
+    change(hub, request, |subscriber, _, now| {
+        let is_new = subscriber.paused_at.is_none();
+        subscriber.paused_at.get_or_insert(now);
+        Ok(is_new)
+    })
+    .await
+}
+
+/// Ends a pause: the messages that wait are sent. It does not activate an inactive subscriber, which is a matter of
+/// `update`.
+pub(crate) async fn resume(hub: &Arc<Hub>, request: ChangeRequest) -> Result<StoredResponse, Problem> {
+    change(hub, request, |subscriber, _, _| Ok(subscriber.paused_at.take().is_some())).await
+}
+
+/// Deletes a subscriber. Messages that wait for it are not sent.
+pub(crate) async fn delete(hub: &Arc<Hub>, request: ChangeRequest) -> Result<StoredResponse, Problem> {
+    let ChangeRequest { tenant, id, if_match, identity } = request;
+    run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, _| {
+        Box::pin(async move {
+            let version = store::lock_version(tx, &tenant, id).await.map_err(Error::from)?;
+            if_match.check(version.ok_or(Error::NoSubscriber)?)?;
+            store::delete(tx, &tenant, id).await.map_err(Error::from)?;
+            tracing::info!(subscriber = %id, tenant = tenant.as_str(), "deleted a subscriber");
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    })
+    .await
+}
+
+/// Generates a new secret. The response contains it. Earlier secrets expire after `overlap`, or earlier if they already
+/// expire.
+pub(crate) async fn rotate_secret(
+    hub: &Arc<Hub>,
+    request: ChangeRequest,
+    overlap: TimeDelta,
+) -> Result<StoredResponse, Problem> {
+    let now = hub.clock.now();
+    let ChangeRequest { tenant, id, if_match, identity } = request;
+    run_once(hub, identity.as_ref(), StoreResponse::WithoutBody, |tx, hub| {
+        Box::pin(async move {
+            let stored = lock(tx, &hub, &tenant, id, &if_match).await?;
+            let (stored, secret) = add_secret(tx, &hub, stored, (overlap, now)).await?;
+            tracing::info!(subscriber = %id, "rotated a subscriber's secret");
+            Ok(SubscriberWithSecret::response(StatusCode::OK, &stored, &secret))
+        })
+    })
+    .await
+}
+
+async fn add_secret(
     tx: &mut PgConnection,
     hub: &Hub,
-    (tenant, id): (&Tenant, Uuid),
-    if_match: &IfMatch,
-    now: DateTime<Utc>,
-) -> Result<Known, Error> {
-    let mut known = locked(tx, hub, tenant, id, if_match).await?;
-    if known.subscriber.paused_at.is_none() {
-        known.subscriber.paused_at = Some(now);
-        save(tx, hub, &mut known, now).await?;
-    }
-    Ok(known)
-}
-
-/// Its messages go on. One that is switched off stays so: that is another thing, and an update's.
-pub(crate) async fn resume(
-    tx: &mut PgConnection,
-    hub: &Hub,
-    (tenant, id): (&Tenant, Uuid),
-    if_match: &IfMatch,
-    now: DateTime<Utc>,
-) -> Result<Known, Error> {
-    let mut known = locked(tx, hub, tenant, id, if_match).await?;
-    if known.subscriber.paused_at.take().is_some() {
-        save(tx, hub, &mut known, now).await?;
-    }
-    Ok(known)
-}
-
-/// What was to be sent to it goes nowhere any more.
-pub(crate) async fn delete(
-    tx: &mut PgConnection,
-    (tenant, id): (&Tenant, Uuid),
-    if_match: &IfMatch,
-) -> Result<(), Error> {
-    let version = store::lock_version(tx, tenant, id).await?.ok_or(Error::NoSubscriber)?;
-    if_match.check(version).map_err(Error::Stale)?;
-    store::delete(tx, tenant, id).await?;
-    tracing::info!(subscriber = %id, tenant = tenant.as_str(), "deleted a subscriber");
-    Ok(())
-}
-
-/// A new secret; those before it sign for `overlap` yet, or end when they were to end anyway.
-pub(crate) async fn rotate(
-    tx: &mut PgConnection,
-    hub: &Hub,
-    (tenant, id): (&Tenant, Uuid),
-    if_match: &IfMatch,
+    mut stored: StoredSubscriber,
     (overlap, now): (TimeDelta, DateTime<Utc>),
-) -> Result<(Known, SigningSecret), Error> {
-    let mut known = locked(tx, hub, tenant, id, if_match).await?;
-    let live = known.secrets_at(now).len();
-    if overlap > TimeDelta::zero() && live >= SECRETS_MAX {
-        return Err(Error::TooManySecrets(live));
+) -> Result<(StoredSubscriber, SigningSecret), Error> {
+    let active = stored.active_secrets(now);
+    if overlap > TimeDelta::zero() && active >= SECRETS_MAX {
+        return Err(Error::TooManySecrets(active));
     }
-    let kind = known.secrets.first().map_or(SecretKind::Symmetric, |(secret, _)| secret.kind());
+    let id = stored.subscriber.id;
+    let kind = stored.secrets.first().map_or(SecretKind::Symmetric, |(secret, _)| secret.kind());
     let secret = SigningSecret::generate(kind);
-    store::end_secrets(tx, id, now + overlap, now).await?;
-    store::add_secret(tx, &hub.seal, id, &secret, now).await?;
-    save(tx, hub, &mut known, now).await?;
-    tracing::info!(subscriber = %id, "rotated a subscriber's secret");
-    Ok((found(tx, hub, tenant, id).await?, secret))
+    store::expire_secrets(tx, id, now + overlap, now).await?;
+    store::add_secret(tx, &hub.cipher, id, &secret, now).await?;
+    save(tx, hub, &mut stored, now).await?;
+    Ok((find(tx, hub, &stored.subscriber.tenant, id).await?, secret))
 }
 
-/// Sends one event at once, beside the log and whatever waits, and says what came of it.
+/// Sends one event at once and returns the result. It bypasses the log and the subscriber's queue.
 pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestResult, Error> {
-    // Its connection goes back before anything is sent.
-    let known = opened(show(hub, tenant, id).await?)?;
-    let mut recipient = Recipient::of(known).map_err(Error::Unusable)?;
+    // `show` returns its connection to the pool before the request is sent.
+    let stored = check_decrypted(show(hub, tenant, id).await?)?;
+    let mut recipient = Recipient::new(stored.subscriber, stored.secrets).map_err(Error::InvalidSubscriber)?;
     recipient.timeout = recipient.timeout.min(TEST_TIME_MAX);
     let (event_id, now) = (Uuid::now_v7(), hub.clock.now());
     let payload = json!({"message": "This is a test from Pillarbox.", "subscriber_id": id, "sent_at": now});
-    let (source, topic, payload) = (SOURCE.as_str().to_owned(), TEST_TYPE.to_owned(), payload.to_string().into());
-    let event = Event { id: event_id, source, topic, at: now, payload, traceparent: None };
-    let mail = Mail { n: 0, lane: None, seq: None, event: Some(Arc::new(event)) };
-    let came = deliver(&hub.client, &recipient, &mail, &hub.clock).await;
+    let (source, topic, payload) = (EVENT_SOURCE.as_str().to_owned(), TEST_TYPE.to_owned(), payload.to_string().into());
+    let event = HubEvent { id: event_id, source, topic, at: now, payload, traceparent: None };
+    let message = HubMessage { n: 0, lane: None, seq: None, event: Some(Arc::new(event)) };
+    let result = attempt(&hub.client, &recipient, &message, &hub.clock).await;
     Ok(TestResult {
         event_id: EventId(event_id),
-        delivered: came.verdict == Verdict::Delivered,
-        status: came.status,
-        latency_ms: came.latency.as_millis() as u64,
-        excerpt: came.excerpt,
-        error: came.error,
-        detail: came.detail,
+        delivered: result.verdict == Verdict::Delivered,
+        status: result.status,
+        latency_ms: result.latency.as_millis() as u64,
+        excerpt: result.excerpt,
+        error: result.error,
+        detail: result.detail,
     })
 }
 
-async fn found(db: &mut PgConnection, hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<Known, Error> {
-    store::find(db, &hub.seal, tenant, id).await?.ok_or(Error::NoSubscriber)
+/// Locks the subscriber, applies `change` to it, and saves it if `change` returns true.
+async fn change<C>(hub: &Arc<Hub>, request: ChangeRequest, change: C) -> Result<StoredResponse, Problem>
+where
+    C: FnOnce(&mut Subscriber, &Hub, DateTime<Utc>) -> Result<bool, Error> + Send + 'static,
+{
+    let now = hub.clock.now();
+    let ChangeRequest { tenant, id, if_match, identity } = request;
+    run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let mut stored = lock(tx, &hub, &tenant, id, &if_match).await?;
+            if change(&mut stored.subscriber, &hub, now)? {
+                save(tx, &hub, &mut stored, now).await?;
+            }
+            Ok(SubscriberWithSecrets::response(&stored))
+        })
+    })
+    .await
 }
 
-async fn locked(
+async fn find(db: &mut PgConnection, hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<StoredSubscriber, Error> {
+    store::find(db, &hub.cipher, tenant, id).await?.ok_or(Error::NoSubscriber)
+}
+
+/// Returns the subscriber with its row locked. Fails if it does not exist, has another version than `if_match`, or
+/// cannot be decrypted.
+async fn lock(
     tx: &mut PgConnection,
     hub: &Hub,
     tenant: &Tenant,
     id: Uuid,
     if_match: &IfMatch,
-) -> Result<Known, Error> {
-    let known = store::lock(tx, &hub.seal, tenant, id).await?.ok_or(Error::NoSubscriber)?;
-    if_match.check(known.subscriber.version).map_err(Error::Stale)?;
-    opened(known)
+) -> Result<StoredSubscriber, Error> {
+    let stored = store::lock(tx, &hub.cipher, tenant, id).await?.ok_or(Error::NoSubscriber)?;
+    if_match.check(stored.subscriber.version).map_err(Error::Stale)?;
+    check_decrypted(stored)
 }
 
-/// What cannot be opened can be kept only as it is.
-fn opened(known: Known) -> Result<Known, Error> {
-    match known.unopened {
-        None => Ok(known),
-        Some(_) => Err(Error::Unopened),
+/// Fails if the headers and secrets cannot be decrypted: saving the subscriber would lose them.
+fn check_decrypted(stored: StoredSubscriber) -> Result<StoredSubscriber, Error> {
+    match stored.undecryptable {
+        None => Ok(stored),
+        Some(_) => Err(Error::Undecryptable),
     }
 }
 
-async fn save(tx: &mut PgConnection, hub: &Hub, known: &mut Known, now: DateTime<Utc>) -> Result<(), Error> {
-    known.subscriber.version += 1;
-    known.subscriber.updated_at = now;
-    Ok(store::update(tx, &hub.seal, &known.subscriber).await?)
+async fn save(
+    tx: &mut PgConnection,
+    hub: &Hub,
+    stored: &mut StoredSubscriber,
+    now: DateTime<Utc>,
+) -> Result<(), Error> {
+    stored.subscriber.version += 1;
+    stored.subscriber.updated_at = now;
+    Ok(store::update(tx, &hub.cipher, &stored.subscriber).await?)
 }

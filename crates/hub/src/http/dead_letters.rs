@@ -1,25 +1,26 @@
+//! Dead letters: listing and retrying them.
+
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use kit::extract::{Json, Path};
-use kit::idempotency::{Answer, Mutation};
+use kit::idempotency::{Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
-use mailbox::idempotency::Keep;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{Manager, once, scope, topic};
+use super::{Manager, scope, type_prefix};
 use crate::Hub;
 use crate::domain::Reason;
 use crate::error::Error;
-use crate::flow::dead_letter::{self as flow, Retried};
-use crate::store::dead_letter::Which;
+use crate::flow::dead_letter as flow;
+use crate::flow::dead_letter::Retried;
+use crate::store::dead_letter::DeadLetterFilter;
 use crate::view::DeadLetterView;
 
 pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
@@ -31,55 +32,59 @@ pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
 #[into_params(parameter_in = Query)]
 struct DeadLetterFilters {
     subscriber_id: Option<Uuid>,
-    /// This type and what is below it.
+    /// This type and all types below it.
     #[param(example = "order")]
     event_type: Option<String>,
     reason: Option<Reason>,
-    /// Given up then or later.
+    /// Given up at this time or later.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
-    /// Given up before then.
+    /// Given up before this time.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
-    /// Whether somebody had them sent again.
+    /// Whether a retry was requested.
     retried: Option<bool>,
 }
 
-/// Which dead letters: filters, or all of them.
+/// The dead letters to retry: those that match all given filters, or all of them.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ChosenDeadLetters)]
-struct Chosen {
+struct RetrySelection {
     subscriber_id: Option<Uuid>,
-    /// This type and what is below it.
+    /// This type and all types below it.
     #[schema(example = "order")]
     event_type: Option<String>,
     reason: Option<Reason>,
-    /// Given up then or later.
+    /// Given up at this time or later.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
-    /// Given up before then.
+    /// Given up before this time.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
-    /// All that there are, without a filter.
+    /// All dead letters. Cannot be combined with a filter.
     #[serde(default)]
     all: bool,
 }
 
-impl Chosen {
-    fn which(self) -> Result<Which, Error> {
-        let Chosen { subscriber_id, event_type, reason, from, to, all } = self;
-        let event_type = topic(event_type);
-        let which = Which { subscriber: subscriber_id, event_type, reason, from, to, retried: None };
-        match (all, which == Which::default()) {
-            (false, true) => Err(Error::field("", "name at least one filter, or say `all: true`")),
-            (true, false) => Err(Error::field("/all", "say `all: true` alone, or filters")),
-            (true, true) | (false, false) => Ok(which),
+impl RetrySelection {
+    /// Fails without a filter and without `all`, so that an empty body does not retry everything by mistake.
+    fn into_filter(self) -> Result<DeadLetterFilter, Error> {
+        let RetrySelection { subscriber_id, event_type, reason, from, to, all } = self;
+        let event_type = type_prefix(event_type);
+        let filter = DeadLetterFilter { subscriber: subscriber_id, event_type, reason, from, to, retried: None };
+        match (all, filter == DeadLetterFilter::default()) {
+            (false, true) => Err(Error::field("", "must contain at least one filter, or `all: true`")),
+            (true, false) => Err(Error::field("/all", "cannot be combined with filters: omit one of them")),
+            (true, true) | (false, false) => Ok(filter),
         }
     }
 }
 
 /// List dead letters, newest first
+///
+/// A dead letter is a message that was given up: its retries failed, the subscriber refused it, or an operator gave it
+/// up.
 #[utoipa::path(get, path = "/hub/v1/dead-letters", tag = "hub", params(Listing<DeadLetterFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<DeadLetterView>)))]
 async fn list(
@@ -88,14 +93,15 @@ async fn list(
     Listing { filters, limit, cursor }: Listing<DeadLetterFilters>,
 ) -> Result<Page<DeadLetterView>, Problem> {
     let scope = scope("dead-letters", &caller, &filters);
-    let before = cursor.map(|cursor| hub.cursor_key.open(&scope, &cursor)).transpose()?;
+    let before = cursor.map(|cursor| hub.cursor_key.verify(&scope, &cursor)).transpose()?;
     let DeadLetterFilters { subscriber_id, event_type, reason, from, to, retried } = filters;
-    let which = Which { subscriber: subscriber_id, event_type: topic(event_type), reason, from, to, retried };
-    let dead = flow::list(&hub, &caller.tenant, &which, (before, limit + 1)).await?;
-    Ok(Page::cut(dead, limit, &hub.cursor_key, &scope, |dead| dead.id).map(DeadLetterView::brief))
+    let event_type = type_prefix(event_type);
+    let filter = DeadLetterFilter { subscriber: subscriber_id, event_type, reason, from, to, retried };
+    let dead = flow::list(&hub, &caller.tenant, &filter, (before, limit + 1)).await?;
+    Ok(Page::cut(dead, limit, &hub.cursor_key, &scope, |dead| dead.id).map(DeadLetterView::summary))
 }
 
-/// Show a dead letter, with its event and its subscriber as they were
+/// Show a dead letter, with snapshots of its event and its subscriber
 #[utoipa::path(get, path = "/hub/v1/dead-letters/{id}", tag = "hub", params(("id" = Uuid, Path)), security(("bearer" = [])),
     responses((status = 200, body = DeadLetterView), (status = 404, description = "There is no such dead letter")))]
 async fn show(
@@ -104,45 +110,42 @@ async fn show(
     Path(id): Path<Uuid>,
 ) -> Result<Json<DeadLetterView>, Problem> {
     let (dead, snapshots) = flow::show(&hub, &caller.tenant, id).await?;
-    Ok(Json(DeadLetterView::whole(dead, snapshots)))
+    Ok(Json(DeadLetterView::with_snapshots(dead, snapshots)))
 }
 
-/// Send a dead letter again, behind what its lane has by then, with all its retries
+/// Retry a dead letter
+///
+/// The message is sent again at the end of its lane, with all its retries. If it blocks its lane, it is sent first. A
+/// dead letter can be retried once; if the message fails again, it becomes a new dead letter.
 #[utoipa::path(post, path = "/hub/v1/dead-letters/{id}/retry", tag = "hub",
     params(("id" = Uuid, Path),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
     security(("bearer" = [])),
-    responses((status = 202, description = "It is asked for"), (status = 404, description = "There is no such dead letter"),
-        (status = 409, description = "It was retried already, or its subscriber is not there any more")))]
+    responses((status = 202, description = "The retry is requested"),
+        (status = 404, description = "There is no such dead letter"),
+        (status = 409,
+        description = "The dead letter was already retried, or its event or subscriber no longer exists")))]
 async fn retry(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
-    let now = hub.clock.now();
-    let answer = once(&hub, identity.as_ref(), Keep::Answer, |tx| {
-        Box::pin(async move {
-            flow::retry(tx, (&caller.tenant, id), caller.principal, now).await?;
-            Ok(Answer::empty(StatusCode::ACCEPTED))
-        })
-    })
-    .await?;
-    hub.watcher.nudge();
-    Ok(answer)
+) -> Result<StoredResponse, Problem> {
+    flow::retry(&hub, (caller.tenant, id), caller.principal, identity.as_ref()).await
 }
 
-/// Send many dead letters again, the oldest first
+/// Retry many dead letters, oldest first
 ///
-/// In steps of 1,000, each a transaction, up to 100,000; `more` says whether to ask again. It needs no Idempotency-Key: what
-/// was retried is passed over, so a repeat does it to the rest.
-#[utoipa::path(post, path = "/hub/v1/dead-letters/retry", tag = "hub", request_body = Chosen, security(("bearer" = [])),
+/// Retries up to 100,000 dead letters, in transactions of 1,000. Repeat the request while the response says `more`. It
+/// needs no `Idempotency-Key`: dead letters that were already retried are skipped, so a repeated request continues with
+/// the rest.
+#[utoipa::path(post, path = "/hub/v1/dead-letters/retry", tag = "hub", request_body = RetrySelection, security(("bearer" = [])),
     responses((status = 200, body = Retried)))]
 async fn retry_many(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
-    Json(chosen): Json<Chosen>,
+    Json(selection): Json<RetrySelection>,
 ) -> Result<Json<Retried>, Problem> {
-    let which = chosen.which()?;
-    Ok(Json(flow::retry_many(&hub, &caller.tenant, &which, caller.principal, hub.clock.now()).await?))
+    let filter = selection.into_filter()?;
+    Ok(Json(flow::retry_many(&hub, &caller.tenant, &filter, caller.principal, hub.clock.now()).await?))
 }

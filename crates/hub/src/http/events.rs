@@ -1,3 +1,5 @@
+//! Events: listing them, and their outcome for each subscriber.
+
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -10,10 +12,11 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Manager, scope, topic};
+use super::{Manager, scope, type_prefix};
 use crate::Hub;
-use crate::flow::event::{self as flow, Asked};
-use crate::view::{EventName, EventView, EventWithOutcomes};
+use crate::flow::event as flow;
+use crate::flow::event::EventFilter;
+use crate::view::{EventIdParam, EventView, EventWithOutcomes};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(show))
@@ -23,20 +26,20 @@ pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EventFilters {
-    /// This type and what is below it.
+    /// This type and all types below it.
     #[param(example = "order")]
     event_type: Option<String>,
-    /// Received then or later.
+    /// Received at this time or later.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
-    /// Received before then.
+    /// Received before this time.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
 }
 
 /// List events, newest first
 ///
-/// A page looks through a bounded part of the log: it can be short, or empty, and have a next one.
+/// Each page searches a bounded part of the log. A page can therefore be short or empty and still have a `next_cursor`.
 #[utoipa::path(get, path = "/hub/v1/events", tag = "hub", params(Listing<EventFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<EventView>)))]
 async fn list(
@@ -45,21 +48,22 @@ async fn list(
     Listing { filters, limit, cursor }: Listing<EventFilters>,
 ) -> Result<Page<EventView>, Problem> {
     let scope = scope("events", &caller, &filters);
-    let before = cursor.map(|cursor| hub.cursor_key.open(&scope, &cursor)).transpose()?;
-    let asked = Asked { event_type: topic(filters.event_type), from: filters.from, to: filters.to };
-    let stretch = flow::list(&hub, &caller.tenant, asked, (before, limit)).await?;
-    let next_cursor = stretch.before.map(|before| hub.cursor_key.seal(&scope, &before));
-    Ok(Page { items: stretch.messages, next_cursor }.map(EventView::brief))
+    let before = cursor.map(|cursor| hub.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let filter = EventFilter { event_type: type_prefix(filters.event_type), from: filters.from, to: filters.to };
+    let stretch = flow::list(&hub, &caller.tenant, filter, (before, limit)).await?;
+    let next_cursor = stretch.before.map(|before| hub.cursor_key.sign(&scope, &before));
+    Ok(Page { items: stretch.messages, next_cursor }.map(EventView::summary))
 }
 
-/// Show an event, and what became of it for every subscriber
+/// Show an event and its outcome for each subscriber
 #[utoipa::path(get, path = "/hub/v1/events/{id}", tag = "hub", security(("bearer" = [])),
     params(("id" = String, Path, description = "`evt_` and a UUID, or the UUID alone")),
-    responses((status = 200, body = EventWithOutcomes), (status = 404, description = "There is no such event")))]
+    responses((status = 200, body = EventWithOutcomes),
+        (status = 404, description = "There is no such event, or its retention has expired")))]
 async fn show(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
-    Path(EventName(id)): Path<EventName>,
+    Path(EventIdParam(id)): Path<EventIdParam>,
 ) -> Result<Json<EventWithOutcomes>, Problem> {
     Ok(Json(flow::show(&hub, &caller.tenant, id).await?))
 }

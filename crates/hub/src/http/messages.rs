@@ -1,19 +1,19 @@
+//! Messages (events for one subscriber) and their attempts.
+
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
 use kit::extract::{Json, Path};
-use kit::idempotency::{Answer, Mutation};
+use kit::idempotency::{Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
-use mailbox::idempotency::Keep;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{Manager, once, scope};
+use super::{Manager, scope};
 use crate::Hub;
 use crate::domain::Outcome;
 use crate::flow::event as flow;
@@ -31,13 +31,14 @@ pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct MessageFilters {
-    /// Whose.
+    /// The subscriber whose messages are listed.
     subscriber_id: Uuid,
+    /// Only messages with this outcome.
     #[param(inline)]
     outcome: Option<MessageOutcome>,
 }
 
-/// What can have become of a message.
+/// The outcome of a message.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum MessageOutcome {
@@ -47,6 +48,7 @@ enum MessageOutcome {
     Dead,
 }
 
+/// The attempts to deliver a message.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubAttempts)]
 struct Attempts {
@@ -66,7 +68,8 @@ impl From<MessageOutcome> for Outcome {
 
 /// List a subscriber's messages, newest first
 ///
-/// With an outcome, a page looks through a bounded number of messages: it can be short, or empty, and have a next one.
+/// With an `outcome`, each page searches a bounded number of messages. A page can therefore be short or empty and still
+/// have a `next_cursor`.
 #[utoipa::path(get, path = "/hub/v1/messages", tag = "hub", params(Listing<MessageFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<MessageView>), (status = 404, description = "There is no such subscriber")))]
 async fn list(
@@ -75,16 +78,19 @@ async fn list(
     Listing { filters, limit, cursor }: Listing<MessageFilters>,
 ) -> Result<Page<MessageView>, Problem> {
     let scope = scope("messages", &caller, &filters);
-    let before = cursor.map(|cursor| hub.cursor_key.open(&scope, &cursor)).transpose()?;
-    let wanted = (filters.subscriber_id, filters.outcome.map(Outcome::from));
-    let (items, before) = flow::messages(&hub, &caller.tenant, wanted, (before, limit)).await?;
-    Ok(Page { items, next_cursor: before.map(|before| hub.cursor_key.seal(&scope, &before)) })
+    let before = cursor.map(|cursor| hub.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let filter = (filters.subscriber_id, filters.outcome.map(Outcome::from));
+    let (items, before) = flow::messages(&hub, &caller.tenant, filter, (before, limit)).await?;
+    Ok(Page { items, next_cursor: before.map(|before| hub.cursor_key.sign(&scope, &before)) })
 }
 
-/// Show a message: an event on its way to a subscriber
+/// Show a message
+///
+/// A message is one event for one subscriber.
 #[utoipa::path(get, path = "/hub/v1/messages/{id}", tag = "hub", security(("bearer" = [])),
-    params(("id" = String, Path, description = "The UUID of an event and that of a subscriber, joined by a dot")),
-    responses((status = 200, body = MessageView), (status = 404, description = "There is no such message")))]
+    params(("id" = String, Path, description = "The UUIDs of the event and the subscriber, joined by a dot")),
+    responses((status = 200, body = MessageView),
+        (status = 404, description = "There is no such message, or its retention has expired")))]
 async fn show(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
@@ -93,10 +99,11 @@ async fn show(
     Ok(Json(flow::message(&hub, &caller.tenant, id).await?))
 }
 
-/// List every attempt to send a message, in their order
+/// List the attempts to deliver a message, oldest first
 #[utoipa::path(get, path = "/hub/v1/messages/{id}/attempts", tag = "hub", security(("bearer" = [])),
-    params(("id" = String, Path, description = "The UUID of an event and that of a subscriber, joined by a dot")),
-    responses((status = 200, body = Attempts), (status = 404, description = "There is no such message")))]
+    params(("id" = String, Path, description = "The UUIDs of the event and the subscriber, joined by a dot")),
+    responses((status = 200, body = Attempts),
+        (status = 404, description = "There is no such message, or its retention has expired")))]
 async fn attempts(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
@@ -106,27 +113,21 @@ async fn attempts(
     Ok(Json(Attempts { items: attempts.into_iter().map(AttemptView::from).collect() }))
 }
 
-/// Give a message up; it becomes a dead letter, and those behind it go on
+/// Give a message up
 ///
-/// Done within seconds, unless it is delivered before that; while its subscriber is paused, when that ends.
+/// The message becomes a dead letter, and later messages of its lane continue. This happens within seconds unless the
+/// message is delivered first. While the subscriber is paused, it happens when the pause ends.
 #[utoipa::path(post, path = "/hub/v1/messages/{id}/dead-letter", tag = "hub", security(("bearer" = [])),
-    params(("id" = String, Path, description = "The UUID of an event and that of a subscriber, joined by a dot"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
-    responses((status = 202, description = "It is asked for"), (status = 404, description = "There is no such message"),
-        (status = 409, description = "It is delivered or dead already")))]
+    params(("id" = String, Path, description = "The UUIDs of the event and the subscriber, joined by a dot"),
+        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
+    responses((status = 202, description = "Giving the message up is requested"),
+        (status = 404, description = "There is no such message, or its retention has expired"),
+        (status = 409, description = "The message is already delivered or a dead letter")))]
 async fn dead_letter(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<MessageId>,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
-    let answer = once(&hub, identity.as_ref(), Keep::Answer, |tx| {
-        Box::pin(async move {
-            flow::give_up(tx, &caller.tenant, id, caller.principal).await?;
-            Ok(Answer::empty(StatusCode::ACCEPTED))
-        })
-    })
-    .await?;
-    hub.watcher.nudge();
-    Ok(answer)
+) -> Result<StoredResponse, Problem> {
+    flow::give_up(&hub, caller.tenant, id, caller.principal, identity.as_ref()).await
 }

@@ -1,31 +1,33 @@
+//! Subscribers: managing them and their secrets, and test deliveries.
+
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::{ETAG, LOCATION};
+use axum::http::header::ETAG;
 use axum::response::{IntoResponse, Response};
 use chrono::TimeDelta;
-use http::HeaderValue;
 use kit::etag::{self, IfMatch, IfNoneMatch};
 use kit::extract::{Json, Path};
-use kit::idempotency::{Answer, JsonBody, Mutation};
+use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
-use mailbox::idempotency::Keep;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{Manager, once, scope};
+use super::{Manager, scope};
 use crate::Hub;
 use crate::error::Error;
-use crate::fields::{Fields, NewFields};
+use crate::fields::{NewSubscriberFields, SubscriberFields};
 use crate::flow::subscriber as flow;
-use crate::store::subscriber::{Known, Which};
+use crate::flow::subscriber::ChangeRequest;
+use crate::store::subscriber::SubscriberFilter;
 use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult};
 
+/// How long earlier secrets still sign after a rotation.
 const OVERLAP_HOURS_DEFAULT: i64 = 24;
 const OVERLAP_HOURS_MAX: i64 = 168;
 
@@ -44,15 +46,16 @@ pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
 #[into_params(parameter_in = Query)]
 struct SubscriberFilters {
     is_active: Option<bool>,
-    /// Those that are sent this type.
+    /// Only subscribers whose `event_types` match this type.
     #[param(example = "order.paid")]
     event_type: Option<String>,
 }
 
+/// Options of a rotation.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct RotateSecret {
-    /// How long the secrets before sign yet, beside the new one; 0 ends them at once.
+    /// For how many hours earlier secrets still sign, in addition to the new one. 0 ends them at once.
     #[schema(minimum = 0, maximum = 168, default = 24)]
     overlap_hours: Option<i64>,
 }
@@ -66,186 +69,179 @@ async fn list(
     Listing { filters, limit, cursor }: Listing<SubscriberFilters>,
 ) -> Result<Page<SubscriberWithSecrets>, Problem> {
     let scope = scope("subscribers", &caller, &filters);
-    let before = cursor.map(|cursor| hub.cursor_key.open(&scope, &cursor)).transpose()?;
-    let which = Which { is_active: filters.is_active, event_type: filters.event_type };
-    let known = flow::list(&hub, &caller.tenant, &which, (before, limit + 1)).await?;
-    let page = Page::cut(known, limit, &hub.cursor_key, &scope, |known| known.subscriber.id);
-    Ok(page.map(|known| SubscriberWithSecrets::from(&known)))
+    let before = cursor.map(|cursor| hub.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let filter = SubscriberFilter { is_active: filters.is_active, event_type: filters.event_type };
+    let subscribers = flow::list(&hub, &caller.tenant, &filter, (before, limit + 1)).await?;
+    let page = Page::cut(subscribers, limit, &hub.cursor_key, &scope, |stored| stored.subscriber.id);
+    Ok(page.map(|stored| SubscriberWithSecrets::from(&stored)))
 }
 
-/// Make a subscriber; the answer is the only place that shows its secret
-#[utoipa::path(post, path = "/hub/v1/subscribers", tag = "hub", request_body = NewFields,
-    params(("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+/// Create a subscriber
+///
+/// The response contains the signing secret, which is not shown again. Events that are posted from now on are sent to
+/// the subscriber.
+#[utoipa::path(post, path = "/hub/v1/subscribers", tag = "hub", request_body = NewSubscriberFields,
+    params(("idempotency-key" = Option<String>, Header,
+        description = "A repeat with the same key has no further effect, and does not show the secret again")),
     security(("bearer" = [])),
     responses((status = 201, body = SubscriberWithSecret,
-        headers(("location" = String, description = "Its address"), ("etag" = String, description = "Its version")))))]
+        headers(("location" = String, description = "The path of the subscriber"),
+        ("etag" = String, description = "The version of the subscriber")))))]
 async fn create(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
-    Mutation { body: JsonBody(NewFields(fields)), identity }: Mutation<JsonBody<NewFields>>,
-) -> Result<Answer, Problem> {
-    let (now, made) = (hub.clock.now(), hub.clone());
-    once(&hub, identity.as_ref(), Keep::NoAnswer, |tx| {
-        Box::pin(async move {
-            let (known, secret) = flow::create(tx, &made, &caller.tenant, fields, now).await?;
-            let answer = Answer::json(StatusCode::CREATED, &SubscriberWithSecret::revealing(&known, &secret));
-            let location = HeaderValue::try_from(format!("/hub/v1/subscribers/{}", known.subscriber.id));
-            let location = location.map_err(|error| Problem::internal(&error))?;
-            Ok(answer.with_header(LOCATION, location).with_header(ETAG, etag::of(known.subscriber.version)))
-        })
-    })
-    .await
+    Mutation { body: JsonBody(NewSubscriberFields(fields)), identity }: Mutation<JsonBody<NewSubscriberFields>>,
+) -> Result<StoredResponse, Problem> {
+    flow::create(&hub, caller.tenant, fields, identity.as_ref()).await
 }
 
 /// Show a subscriber
 #[utoipa::path(get, path = "/hub/v1/subscribers/{id}", tag = "hub",
-    params(("id" = Uuid, Path), ("if-none-match" = Option<String>, Header, description = "The ETag of the copy that you have")),
+    params(("id" = Uuid, Path),
+        ("if-none-match" = Option<String>, Header, description = "The ETag of the copy that the caller has")),
     security(("bearer" = [])),
-    responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String, description = "Its version"))),
-        (status = 304, description = "You have it as it is"), (status = 404, description = "There is no such subscriber")))]
+    responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
+        description = "The version of the subscriber"))),
+        (status = 304, description = "The subscriber has not changed"),
+        (status = 404, description = "There is no such subscriber")))]
 async fn show(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
-    let known = flow::show(&hub, &caller.tenant, id).await?;
-    let tag = [(ETAG, etag::of(known.subscriber.version))];
-    if if_none_match.has(known.subscriber.version) {
+    let stored = flow::show(&hub, &caller.tenant, id).await?;
+    let tag = [(ETAG, etag::of(stored.subscriber.version))];
+    if if_none_match.matches(stored.subscriber.version) {
         return Ok((StatusCode::NOT_MODIFIED, tag).into_response());
     }
-    Ok((tag, Json(SubscriberWithSecrets::from(&known))).into_response())
+    Ok((tag, Json(SubscriberWithSecrets::from(&stored))).into_response())
 }
 
 /// Change a subscriber
 ///
-/// What is absent stays; null is the default, or none. Switching one on again makes messages of the events from then on.
-#[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = Fields,
-    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag that the change is meant for"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+/// Absent fields stay unchanged; null resets a field to its default. A subscriber that is activated again gets the
+/// events that are posted from then on, not those that were posted while it was inactive.
+#[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = SubscriberFields,
+    params(("id" = Uuid, Path),
+        ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
+        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
     security(("bearer" = [])),
-    responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String, description = "Its version"))),
-        (status = 404, description = "There is no such subscriber"), (status = 412, description = "It was changed meanwhile")))]
+    responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
+        description = "The version of the subscriber"))),
+        (status = 404, description = "There is no such subscriber"),
+        (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn update(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
-    Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<Fields>>,
-) -> Result<Answer, Problem> {
-    let (now, changed) = (hub.clock.now(), hub.clone());
-    once(&hub, identity.as_ref(), Keep::Answer, |tx| {
-        Box::pin(async move {
-            let known = flow::update(tx, &changed, (&caller.tenant, id), &if_match, fields, now).await?;
-            Ok(shown(&known))
-        })
-    })
-    .await
+    Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<SubscriberFields>>,
+) -> Result<StoredResponse, Problem> {
+    flow::update(&hub, ChangeRequest { tenant: caller.tenant, id, if_match, identity }, fields).await
 }
 
-/// Delete a subscriber; what was to be sent to it goes nowhere any more
+/// Delete a subscriber
+///
+/// Messages that wait for the subscriber are not sent.
 #[utoipa::path(delete, path = "/hub/v1/subscribers/{id}", tag = "hub",
-    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag that is meant"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path),
+        ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
+        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
     security(("bearer" = [])),
-    responses((status = 204, description = "It is gone"), (status = 404, description = "There is no such subscriber"),
-        (status = 412, description = "It was changed meanwhile")))]
+    responses((status = 204, description = "The subscriber is deleted"),
+        (status = 404, description = "There is no such subscriber"),
+        (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn delete(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
-    once(&hub, identity.as_ref(), Keep::Answer, |tx| {
-        Box::pin(async move {
-            flow::delete(tx, (&caller.tenant, id), &if_match).await?;
-            Ok(Answer::empty(StatusCode::NO_CONTENT))
-        })
-    })
-    .await
+) -> Result<StoredResponse, Problem> {
+    flow::delete(&hub, ChangeRequest { tenant: caller.tenant, id, if_match, identity }).await
 }
 
-/// Make a new secret; the answer is the only place that shows it
+/// Rotate the signing secret
 ///
-/// Deliveries carry a signature of each secret that has not ended, at most 5. Earlier ones end after `overlap_hours`, or
-/// when they were to end anyway.
+/// Generates a new secret of the same kind. The response contains it, and it is not shown again. Deliveries carry one
+/// signature for each active secret, at most 5. Earlier secrets expire after `overlap_hours`, or earlier if they
+/// already expire.
 #[utoipa::path(post, path = "/hub/v1/subscribers/{id}/rotate-secret", tag = "hub", request_body = RotateSecret,
-    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag that is meant"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path),
+        ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
+        ("idempotency-key" = Option<String>, Header,
+        description = "A repeat with the same key has no further effect, and does not show the secret again")),
     security(("bearer" = [])),
-    responses((status = 200, body = SubscriberWithSecret, headers(("etag" = String, description = "Its version"))),
-        (status = 404, description = "There is no such subscriber"), (status = 409, description = "It has too many secrets"),
-        (status = 412, description = "It was changed meanwhile")))]
+    responses((status = 200, body = SubscriberWithSecret, headers(("etag" = String,
+        description = "The version of the subscriber"))),
+        (status = 404, description = "There is no such subscriber"),
+        (status = 409, description = "The subscriber has too many active secrets"),
+        (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn rotate_secret(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<RotateSecret>>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     let hours = body.overlap_hours.unwrap_or(OVERLAP_HOURS_DEFAULT);
     if !(0..=OVERLAP_HOURS_MAX).contains(&hours) {
-        return Err(Error::field("/overlap_hours", format!("takes a number from 0 to {OVERLAP_HOURS_MAX}")).into());
+        return Err(Error::field("/overlap_hours", format!("must be a number from 0 to {OVERLAP_HOURS_MAX}")).into());
     }
-    let (overlap, now, rotated) = (TimeDelta::hours(hours), hub.clock.now(), hub.clone());
-    once(&hub, identity.as_ref(), Keep::NoAnswer, |tx| {
-        Box::pin(async move {
-            let (known, secret) = flow::rotate(tx, &rotated, (&caller.tenant, id), &if_match, (overlap, now)).await?;
-            let answer = Answer::json(StatusCode::OK, &SubscriberWithSecret::revealing(&known, &secret));
-            Ok(answer.with_header(ETAG, etag::of(known.subscriber.version)))
-        })
-    })
-    .await
+    let request = ChangeRequest { tenant: caller.tenant, id, if_match, identity };
+    flow::rotate_secret(&hub, request, TimeDelta::hours(hours)).await
 }
 
-/// Let a subscriber's messages wait; they are still made
+/// Pause a subscriber
+///
+/// Events still become messages for the subscriber, and the messages wait until it is resumed.
 #[utoipa::path(post, path = "/hub/v1/subscribers/{id}/pause", tag = "hub",
-    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag that is meant"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path),
+        ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
+        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
     security(("bearer" = [])),
-    responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String, description = "Its version"))),
-        (status = 404, description = "There is no such subscriber"), (status = 412, description = "It was changed meanwhile")))]
+    responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
+        description = "The version of the subscriber"))),
+        (status = 404, description = "There is no such subscriber"),
+        (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn pause(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
-    let (now, paused) = (hub.clock.now(), hub.clone());
-    once(&hub, identity.as_ref(), Keep::Answer, |tx| {
-        Box::pin(async move { Ok(shown(&flow::pause(tx, &paused, (&caller.tenant, id), &if_match, now).await?)) })
-    })
-    .await
+) -> Result<StoredResponse, Problem> {
+    flow::pause(&hub, ChangeRequest { tenant: caller.tenant, id, if_match, identity }).await
 }
 
-/// Let a paused subscriber's messages go on, in their order
+/// Resume a paused subscriber
 ///
-/// One that is switched off stays so: change `is_active` for that.
+/// The messages that wait are sent in their order. An inactive subscriber stays inactive: change `is_active` to
+/// activate it.
 #[utoipa::path(post, path = "/hub/v1/subscribers/{id}/resume", tag = "hub",
-    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag that is meant"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path),
+        ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
+        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
     security(("bearer" = [])),
-    responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String, description = "Its version"))),
-        (status = 404, description = "There is no such subscriber"), (status = 412, description = "It was changed meanwhile")))]
+    responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
+        description = "The version of the subscriber"))),
+        (status = 404, description = "There is no such subscriber"),
+        (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn resume(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
-    let (now, resumed) = (hub.clock.now(), hub.clone());
-    once(&hub, identity.as_ref(), Keep::Answer, |tx| {
-        Box::pin(async move { Ok(shown(&flow::resume(tx, &resumed, (&caller.tenant, id), &if_match, now).await?)) })
-    })
-    .await
+) -> Result<StoredResponse, Problem> {
+    flow::resume(&hub, ChangeRequest { tenant: caller.tenant, id, if_match, identity }).await
 }
 
-/// Send one signed event of type `hub.test` at once, and say what came of it
+/// Send a test delivery
 ///
-/// It goes beside the log and whatever waits, also if the subscriber is paused or switched off, and within 20 s.
+/// Sends one signed event of type `hub.test` at once, within at most 20 seconds, and returns the result. The event
+/// bypasses the messages that wait, and is sent even if the subscriber is paused or inactive.
 #[utoipa::path(post, path = "/hub/v1/subscribers/{id}/test", tag = "hub", params(("id" = Uuid, Path)), security(("bearer" = [])),
     responses((status = 200, body = TestResult), (status = 404, description = "There is no such subscriber")))]
 async fn test(
@@ -254,9 +250,4 @@ async fn test(
     Path(id): Path<Uuid>,
 ) -> Result<Json<TestResult>, Problem> {
     Ok(Json(flow::test(&hub, &caller.tenant, id).await?))
-}
-
-fn shown(known: &Known) -> Answer {
-    Answer::json(StatusCode::OK, &SubscriberWithSecrets::from(known))
-        .with_header(ETAG, etag::of(known.subscriber.version))
 }

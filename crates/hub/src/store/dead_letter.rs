@@ -1,3 +1,5 @@
+//! SQL for dead letters as operators list and retry them.
+
 use chrono::{DateTime, Utc};
 use kit::auth::Tenant;
 use serde_json::value::RawValue;
@@ -8,32 +10,34 @@ use uuid::Uuid;
 
 use crate::domain::Reason;
 
+/// A message that was given up.
 #[derive(Debug, Clone)]
 pub(crate) struct DeadLetter {
     pub(crate) id: Uuid,
     pub(crate) subscriber: Uuid,
     pub(crate) lane: Option<String>,
-    /// Its id and its type; None: the log no longer had it.
+    /// The event's id and type. None: the log no longer had the event when the message was given up.
     pub(crate) event: Option<(Uuid, String)>,
     pub(crate) reason: Reason,
     pub(crate) detail: String,
     pub(crate) attempts: i16,
     pub(crate) moved_to_dlq_at: DateTime<Utc>,
+    /// Who requested a retry, and when.
     pub(crate) retried: Option<(String, DateTime<Utc>)>,
 }
 
-/// As they were when it died.
+/// The event and the subscriber as they were when the message was given up.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     pub(crate) event: Option<Box<RawValue>>,
     pub(crate) subscriber: Box<RawValue>,
 }
 
-/// Which of a tenant's; None is any.
+/// Selects dead letters of a tenant. None matches any.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Which {
+pub(crate) struct DeadLetterFilter {
     pub(crate) subscriber: Option<Uuid>,
-    /// This type and what is below it.
+    /// This type and all types below it.
     pub(crate) event_type: Option<String>,
     pub(crate) reason: Option<Reason>,
     pub(crate) from: Option<DateTime<Utc>>,
@@ -49,34 +53,36 @@ const CONDITIONS: &str = "dead_letter.tenant = $1 and ($2::uuid is null or dead_
     and ($5::timestamptz is null or moved_to_dlq_at >= $5) and ($6::timestamptz is null or moved_to_dlq_at < $6)
     and ($7::boolean is null or (manual_retry_at is not null) = $7)";
 
-macro_rules! which {
-    ($query:expr, $tenant:expr, $which:expr) => {
+/// A query whose first parameters are those of [`CONDITIONS`].
+macro_rules! filtered_query {
+    ($query:expr, $tenant:expr, $filter:expr) => {
         sqlx::query(sqlx::AssertSqlSafe($query))
             .bind($tenant.as_str())
-            .bind($which.subscriber)
-            .bind(&$which.event_type)
-            .bind($which.reason.map(Reason::as_str))
-            .bind($which.from)
-            .bind($which.to)
-            .bind($which.retried)
+            .bind($filter.subscriber)
+            .bind(&$filter.event_type)
+            .bind($filter.reason.map(Reason::as_str))
+            .bind($filter.from)
+            .bind($filter.to)
+            .bind($filter.retried)
     };
 }
 
-/// Newest first, behind `before`.
+/// Returns dead letters newest first, those with ids below `before`.
 pub(crate) async fn list(
     db: &mut PgConnection,
     tenant: &Tenant,
-    which: &Which,
+    filter: &DeadLetterFilter,
     (before, limit): (Option<Uuid>, u32),
 ) -> sqlx::Result<Vec<DeadLetter>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.dead_letter
          where {CONDITIONS} and ($8::uuid is null or id < $8) order by id desc limit $9"
     );
-    let rows = which!(query, tenant, which).bind(before).bind(i64::from(limit)).fetch_all(db).await?;
+    let rows = filtered_query!(query, tenant, filter).bind(before).bind(i64::from(limit)).fetch_all(db).await?;
     rows.iter().map(dead_letter).collect()
 }
 
+/// Returns a dead letter with its snapshots.
 pub(crate) async fn find(
     db: &mut PgConnection,
     tenant: &Tenant,
@@ -94,19 +100,19 @@ pub(crate) async fn find(
     Ok(Some((dead_letter(&row)?, snapshots)))
 }
 
-/// Who retries it next waits for this transaction.
+/// Returns a dead letter and locks its row until the end of the transaction.
 pub(crate) async fn lock(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<DeadLetter>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.dead_letter where id = $1 and tenant = $2 for update");
     let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await?;
     row.as_ref().map(dead_letter).transpose()
 }
 
-/// The oldest behind `after` that were not retried yet and have a subscriber and an event, locked. What somebody else is retrying at
-/// this moment is left to them.
+/// Locks the oldest dead letters after `after` that can be retried: not retried yet, and with a subscriber and an
+/// event. Returns their ids and subscribers. Rows that another transaction has locked are skipped.
 pub(crate) async fn lock_many(
     db: &mut PgConnection,
     tenant: &Tenant,
-    which: &Which,
+    filter: &DeadLetterFilter,
     (after, limit): (Option<Uuid>, i64),
 ) -> sqlx::Result<Vec<(Uuid, Uuid)>> {
     let query = format!(
@@ -116,10 +122,11 @@ pub(crate) async fn lock_many(
            and exists (select from pillarbox_hub.subscriber where subscriber.id = dead_letter.subscriber)
          order by dead_letter.id limit $9 for update of dead_letter skip locked"
     );
-    let rows = which!(query, tenant, which).bind(after).bind(limit).fetch_all(db).await?;
+    let rows = filtered_query!(query, tenant, filter).bind(after).bind(limit).fetch_all(db).await?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
+/// Records who requested the retry of these dead letters.
 pub(crate) async fn mark_retried(
     db: &mut PgConnection,
     ids: &[Uuid],
@@ -144,7 +151,7 @@ fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
         subscriber: row.try_get("subscriber")?,
         lane: row.try_get("lane")?,
         event: event_id.zip(row.try_get("event_type")?),
-        reason: Reason::named(reason).ok_or_else(|| sqlx::Error::Decode(format!("no reason: {reason}").into()))?,
+        reason: Reason::named(reason).ok_or_else(|| sqlx::Error::Decode(format!("unknown reason: {reason}").into()))?,
         detail: row.try_get("detail")?,
         attempts: row.try_get("attempts")?,
         moved_to_dlq_at: row.try_get("moved_to_dlq_at")?,

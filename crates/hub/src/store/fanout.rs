@@ -1,3 +1,5 @@
+//! The writes of fan-out: hub messages, skipped subscribers and operator commands.
+
 use std::collections::HashSet;
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -6,26 +8,36 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-/// What one statement takes: a large batch must not run into its time.
-const SLICE: usize = 10_000;
-/// Clocks differ by less.
-const MARGIN: TimeDelta = TimeDelta::hours(1);
+use crate::operator_command::OperatorCommand;
 
-/// A message to be appended.
+/// Rows that one statement processes, so that a large batch does not exceed the statement timeout.
+const ROWS_MAX: usize = 10_000;
+/// Allowance for clock skew between replicas.
+const CLOCK_SKEW: TimeDelta = TimeDelta::hours(1);
+
+/// A hub message to append.
 pub(crate) struct NewMessage {
     pub(crate) subscriber: Uuid,
     pub(crate) lane: Option<String>,
     pub(crate) seq: Option<i64>,
-    pub(crate) place: LogRef,
+    pub(crate) log_ref: LogRef,
+    /// The dead letter that this message retries.
     pub(crate) dead_letter: Option<Uuid>,
 }
 
-/// The number of the newest message, and the directory's version. What this transaction writes is made from the log again
-/// if it is lost, so the disk need not be waited for.
+/// The subscribers that an event matched by its type, but that get no message.
+pub(crate) struct NewSkipped {
+    pub(crate) log_id: i64,
+    pub(crate) filtered: Vec<Uuid>,
+    pub(crate) inactive: Vec<Uuid>,
+}
+
+/// Returns the number of the newest hub message and the version of the directory. Turns off synchronous commit for this
+/// transaction: if a crash loses its commit, fan-out creates the same rows from the log again.
 pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
     let row = sqlx::query(
         "select set_config('synchronous_commit', 'off', true),
-                coalesce((select n_to from pillarbox_hub.fanned order by n_to desc limit 1), 0) as n,
+                coalesce((select n_to from pillarbox_hub.fanout_batch order by n_to desc limit 1), 0) as n,
                 (select version from pillarbox_hub.directory) as version",
     )
     .fetch_one(tx)
@@ -33,16 +45,16 @@ pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
     Ok((row.try_get("n")?, row.try_get("version")?))
 }
 
-/// Of these, those that were fanned out before: something came of them, for anyone.
+/// The log ids of those messages that were fanned out before: they have a hub message or a skipped subscriber.
 pub(crate) async fn fanned_out(tx: &mut PgConnection, messages: &[&Message]) -> sqlx::Result<HashSet<i64>> {
     let ids: Vec<i64> = messages.iter().map(|message| message.id).collect();
     let (Some(first), Some(last)) = (ids.iter().min(), ids.iter().max()) else { return Ok(HashSet::new()) };
-    let from = messages.iter().map(|message| message.at).min().unwrap_or_default() - MARGIN;
-    // The range is for the index, which knows of ranges only.
+    let from = messages.iter().map(|message| message.at).min().unwrap_or_default() - CLOCK_SKEW;
+    // The range is for the BRIN indexes, which support ranges only.
     let found: Vec<i64> = sqlx::query_scalar(
         "select log_id from pillarbox_hub.message where log_id between $1 and $2 and log_id = any ($3) and at >= $4
          union
-         select log_id from pillarbox_hub.unsent where log_id between $1 and $2 and log_id = any ($3) and at >= $4",
+         select log_id from pillarbox_hub.skipped where log_id between $1 and $2 and log_id = any ($3) and at >= $4",
     )
     .bind(first)
     .bind(last)
@@ -53,21 +65,21 @@ pub(crate) async fn fanned_out(tx: &mut PgConnection, messages: &[&Message]) -> 
     Ok(found.into_iter().collect())
 }
 
-/// The newest place in each of these lanes; 0 in one without any.
-pub(crate) async fn newest_seqs(tx: &mut PgConnection, lanes: &[(Uuid, String)]) -> sqlx::Result<Vec<i64>> {
-    let mut seqs = Vec::with_capacity(lanes.len());
-    for slice in lanes.chunks(SLICE) {
-        seqs.extend(newest_seqs_of(tx, slice).await?);
+/// The newest sequence number of each lane, in the given order; 0 for a lane without messages.
+pub(crate) async fn newest_sequences(tx: &mut PgConnection, lanes: &[(Uuid, String)]) -> sqlx::Result<Vec<i64>> {
+    let mut sequences = Vec::with_capacity(lanes.len());
+    for chunk in lanes.chunks(ROWS_MAX) {
+        sequences.extend(newest_sequences_chunk(tx, chunk).await?);
     }
-    Ok(seqs)
+    Ok(sequences)
 }
 
-async fn newest_seqs_of(tx: &mut PgConnection, lanes: &[(Uuid, String)]) -> sqlx::Result<Vec<i64>> {
+async fn newest_sequences_chunk(tx: &mut PgConnection, lanes: &[(Uuid, String)]) -> sqlx::Result<Vec<i64>> {
     sqlx::query_scalar(
         "select coalesce((select seq from pillarbox_hub.message
                           where message.subscriber = wanted.subscriber and message.lane = wanted.lane
                           order by n desc limit 1), 0)
-         from unnest($1::uuid[], $2::text[]) with ordinality as wanted (subscriber, lane, place) order by wanted.place",
+         from unnest($1::uuid[], $2::text[]) with ordinality as wanted (subscriber, lane, ordinal) order by wanted.ordinal",
     )
     .bind(lanes.iter().map(|(subscriber, _)| *subscriber).collect::<Vec<_>>())
     .bind(lanes.iter().map(|(_, lane)| lane.as_str()).collect::<Vec<_>>())
@@ -75,7 +87,8 @@ async fn newest_seqs_of(tx: &mut PgConnection, lanes: &[(Uuid, String)]) -> sqlx
     .await
 }
 
-/// Appends messages with the numbers behind `after`, and says for whom; most often in one statement.
+/// Appends messages with the numbers behind `after`, and announces them, and new commands for the subscribers in `also_for`,
+/// to dispatchers. Usually in one statement.
 pub(crate) async fn append(
     tx: &mut PgConnection,
     after: i64,
@@ -83,15 +96,15 @@ pub(crate) async fn append(
     also_for: &[Uuid],
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    let (first, rest) = messages.split_at(messages.len().min(SLICE));
-    append_slice(tx, after, first, also_for, now).await?;
-    for (at, slice) in rest.chunks(SLICE).enumerate() {
-        append_slice(tx, after + (SLICE * (at + 1)) as i64, slice, &[], now).await?;
+    let (first, rest) = messages.split_at(messages.len().min(ROWS_MAX));
+    append_chunk(tx, after, first, also_for, now).await?;
+    for (at, chunk) in rest.chunks(ROWS_MAX).enumerate() {
+        append_chunk(tx, after + (ROWS_MAX * (at + 1)) as i64, chunk, &[], now).await?;
     }
     Ok(())
 }
 
-async fn append_slice(
+async fn append_chunk(
     tx: &mut PgConnection,
     after: i64,
     messages: &[NewMessage],
@@ -105,25 +118,24 @@ async fn append_slice(
     if subscribers.is_empty() {
         return Ok(());
     }
-    // A number is used up by a batch without messages, too: it is how dispatchers notice it.
+    // A batch with commands and without messages uses up a number, too: dispatchers poll for numbers.
     let to = after + (messages.len() as i64).max(1);
-    let column = |of: fn(&NewMessage) -> i64| messages.iter().map(of).collect::<Vec<_>>();
     sqlx::query(
-        "with made as (
+        "with appended as (
              insert into pillarbox_hub.message (n, at, subscriber, lane, seq, log_shard, log_id, log_at, dead_letter)
-             select $1 + m.place, $2, m.subscriber, m.lane, m.seq, m.log_shard, m.log_id, m.log_at, m.dead_letter
+             select $1 + m.ordinal, $2, m.subscriber, m.lane, m.seq, m.log_shard, m.log_id, m.log_at, m.dead_letter
              from unnest($3::uuid[], $4::text[], $5::bigint[], $6::smallint[], $7::bigint[], $8::timestamptz[], $9::uuid[])
-                  with ordinality as m (subscriber, lane, seq, log_shard, log_id, log_at, dead_letter, place))
-         insert into pillarbox_hub.fanned (n_from, n_to, subscribers, at) values ($1, $10, $11, $2)",
+                  with ordinality as m (subscriber, lane, seq, log_shard, log_id, log_at, dead_letter, ordinal))
+         insert into pillarbox_hub.fanout_batch (n_from, n_to, subscribers, at) values ($1, $10, $11, $2)",
     )
     .bind(after)
     .bind(now)
     .bind(messages.iter().map(|message| message.subscriber).collect::<Vec<_>>())
     .bind(messages.iter().map(|message| message.lane.as_deref()).collect::<Vec<_>>())
     .bind(messages.iter().map(|message| message.seq).collect::<Vec<_>>())
-    .bind(messages.iter().map(|message| message.place.shard).collect::<Vec<_>>())
-    .bind(column(|message| message.place.id))
-    .bind(messages.iter().map(|message| message.place.at).collect::<Vec<_>>())
+    .bind(messages.iter().map(|message| message.log_ref.shard).collect::<Vec<_>>())
+    .bind(messages.iter().map(|message| message.log_ref.id).collect::<Vec<_>>())
+    .bind(messages.iter().map(|message| message.log_ref.at).collect::<Vec<_>>())
     .bind(messages.iter().map(|message| message.dead_letter).collect::<Vec<_>>())
     .bind(to)
     .bind(subscribers)
@@ -132,90 +144,96 @@ async fn append_slice(
     .map(drop)
 }
 
-/// Keeps who an event did not go to.
-pub(crate) async fn keep_unsent(
+pub(crate) async fn insert_skipped(
     tx: &mut PgConnection,
-    unsent: &[(i64, Vec<Uuid>, Vec<Uuid>)],
+    skipped: &[NewSkipped],
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
-    if unsent.is_empty() {
+    if skipped.is_empty() {
         return Ok(());
     }
-    // An array of arrays must be even: each list travels as text.
+    // PostgreSQL's arrays of arrays must be rectangular, so each list is bound as the text of an array.
     let text = |ids: &[Uuid]| format!("{{{}}}", ids.iter().map(Uuid::to_string).collect::<Vec<_>>().join(","));
-    let query = "insert into pillarbox_hub.unsent (log_id, at, filtered, inactive)
-                 select u.log_id, $4, u.filtered::uuid[], u.inactive::uuid[]
-                 from unnest($1::bigint[], $2::text[], $3::text[]) as u (log_id, filtered, inactive)";
+    let query = "insert into pillarbox_hub.skipped (log_id, at, filtered, inactive)
+                 select s.log_id, $4, s.filtered::uuid[], s.inactive::uuid[]
+                 from unnest($1::bigint[], $2::text[], $3::text[]) as s (log_id, filtered, inactive)";
     sqlx::query(query)
-        .bind(unsent.iter().map(|(log_id, _, _)| *log_id).collect::<Vec<_>>())
-        .bind(unsent.iter().map(|(_, filtered, _)| text(filtered)).collect::<Vec<_>>())
-        .bind(unsent.iter().map(|(_, _, inactive)| text(inactive)).collect::<Vec<_>>())
+        .bind(skipped.iter().map(|skipped| skipped.log_id).collect::<Vec<_>>())
+        .bind(skipped.iter().map(|skipped| text(&skipped.filtered)).collect::<Vec<_>>())
+        .bind(skipped.iter().map(|skipped| text(&skipped.inactive)).collect::<Vec<_>>())
         .bind(now)
         .execute(tx)
         .await
         .map(drop)
 }
 
-/// What a dead letter's retry needs to know of it.
-pub(crate) struct Retried {
+/// A dead letter with what its retry needs.
+pub(crate) struct DeadLetterToRetry {
     pub(crate) dead_letter: Uuid,
     pub(crate) subscriber: Uuid,
     pub(crate) n: i64,
     pub(crate) lane: Option<String>,
-    pub(crate) place: LogRef,
-    /// Its lane waits for it.
-    pub(crate) blocks: bool,
+    pub(crate) log_ref: LogRef,
+    /// It is the head of a blocked lane.
+    pub(crate) blocks_lane: bool,
 }
 
-/// Of these, those whose subscriber is still there.
-pub(crate) async fn retried(tx: &mut PgConnection, dead_letters: &[Uuid]) -> sqlx::Result<Vec<Retried>> {
+/// Those of the dead letters whose subscriber still exists.
+pub(crate) async fn dead_letters_to_retry(
+    tx: &mut PgConnection,
+    dead_letters: &[Uuid],
+) -> sqlx::Result<Vec<DeadLetterToRetry>> {
     if dead_letters.is_empty() {
         return Ok(Vec::new());
     }
     let rows = sqlx::query(
         "select id, subscriber, n, lane, log_shard, log_id, log_at,
                 exists (select from pillarbox_hub.lane
-                        where lane.subscriber = dead_letter.subscriber and head = n and next_at is null) as blocks
+                        where lane.subscriber = dead_letter.subscriber and head = n and next_at is null) as blocks_lane
          from pillarbox_hub.dead_letter
          where id = any ($1) and exists (select from pillarbox_hub.subscriber where subscriber.id = dead_letter.subscriber)",
     )
     .bind(dead_letters)
     .fetch_all(tx)
     .await?;
-    let retried = |row: &PgRow| {
-        Ok(Retried {
+    let dead_letter = |row: &PgRow| {
+        Ok(DeadLetterToRetry {
             dead_letter: row.try_get("id")?,
             subscriber: row.try_get("subscriber")?,
             n: row.try_get("n")?,
             lane: row.try_get("lane")?,
-            place: LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? },
-            blocks: row.try_get("blocks")?,
+            log_ref: LogRef {
+                shard: row.try_get("log_shard")?,
+                id: row.try_get("log_id")?,
+                at: row.try_get("log_at")?,
+            },
+            blocks_lane: row.try_get("blocks_lane")?,
         })
     };
-    rows.iter().map(retried).collect()
+    rows.iter().map(dead_letter).collect()
 }
 
-/// What someone wants done with a message.
+/// An operator command for the dispatcher that owns the subscriber.
 pub(crate) struct NewCommand {
     pub(crate) subscriber: Uuid,
     pub(crate) n: i64,
-    pub(crate) what: &'static str,
+    pub(crate) command: OperatorCommand,
     pub(crate) by: String,
 }
 
-/// Leaves commands, in their order, for who sends to the subscribers.
-pub(crate) async fn leave_commands(tx: &mut PgConnection, commands: &[NewCommand]) -> sqlx::Result<()> {
+/// Inserts the commands. Their ids have the order of `commands`.
+pub(crate) async fn insert_commands(tx: &mut PgConnection, commands: &[NewCommand]) -> sqlx::Result<()> {
     if commands.is_empty() {
         return Ok(());
     }
-    let query = "insert into pillarbox_hub.command (subscriber, n, what, by)
-                 select c.subscriber, c.n, c.what, c.by
+    let query = "insert into pillarbox_hub.command (subscriber, n, action, by)
+                 select c.subscriber, c.n, c.action, c.by
                  from unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[]) with ordinality
-                      as c (subscriber, n, what, by, place) order by c.place";
+                      as c (subscriber, n, action, by, ordinal) order by c.ordinal";
     sqlx::query(query)
         .bind(commands.iter().map(|command| command.subscriber).collect::<Vec<_>>())
         .bind(commands.iter().map(|command| command.n).collect::<Vec<_>>())
-        .bind(commands.iter().map(|command| command.what).collect::<Vec<_>>())
+        .bind(commands.iter().map(|command| command.command.as_str()).collect::<Vec<_>>())
         .bind(commands.iter().map(|command| command.by.as_str()).collect::<Vec<_>>())
         .execute(tx)
         .await

@@ -1,3 +1,5 @@
+//! Queries about hub messages and their attempts, for the HTTP API.
+
 use chrono::{DateTime, Duration, Utc};
 use kit::auth::Tenant;
 use mailbox::log::LogRef;
@@ -7,30 +9,31 @@ use uuid::Uuid;
 
 use crate::domain::Outcome;
 
-/// A message is made and tried after its event, though it may have been carried on to a later day than that of its first
-/// attempts; clocks differ by less than this.
-const MARGIN: Duration = Duration::minutes(1);
-/// A page that is asked for one outcome looks through at most so many messages.
-const LOOKED_THROUGH_MAX: i64 = 2_000;
+/// Allowance for clock skew between replicas. A message and its attempts are younger than its event; relative to each other
+/// they have no order, because maintenance may have moved the message to a later day.
+const CLOCK_SKEW: Duration = Duration::minutes(1);
+/// Messages that a page filtered by outcome examines at most.
+const EXAMINED_MAX: i64 = 2_000;
+/// Attempts that a list contains at most: the newest.
 const ATTEMPTS_MAX: i64 = 1_000;
 
-/// A message and what has become of it so far.
+/// A hub message and its progress.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     pub(crate) n: i64,
     pub(crate) at: DateTime<Utc>,
     pub(crate) subscriber: Uuid,
-    /// Of the subscriber.
+    /// The name of the subscriber.
     pub(crate) name: String,
     pub(crate) lane: Option<String>,
     pub(crate) seq: Option<i64>,
-    pub(crate) place: LogRef,
-    /// It is sent again on request: this one's.
+    pub(crate) log_ref: LogRef,
+    /// The dead letter that this message retries.
     pub(crate) retry_of: Option<Uuid>,
     pub(crate) progress: Progress,
 }
 
-/// What the last attempt says.
+/// How far the delivery of a message is, by its last attempt.
 #[derive(Debug, Clone)]
 pub(crate) struct Progress {
     pub(crate) outcome: Outcome,
@@ -39,7 +42,7 @@ pub(crate) struct Progress {
     pub(crate) last_status: Option<i16>,
     pub(crate) last_error: Option<String>,
     pub(crate) next_attempt_at: Option<DateTime<Utc>>,
-    /// It died, and those behind it wait until it is retried or given up.
+    /// It is a dead letter, and the later messages of its lane wait until an operator retries or dead-letters it.
     pub(crate) blocks_lane: bool,
 }
 
@@ -55,53 +58,55 @@ pub(crate) struct Attempt {
     pub(crate) excerpt: Option<String>,
 }
 
-/// Who an event did not go to, and why.
+/// A subscriber that an event matched by its type, but that got no message; `outcome` says why.
 #[derive(Debug, Clone)]
-pub(crate) struct Unsent {
+pub(crate) struct Skipped {
     pub(crate) subscriber: Uuid,
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
 }
 
-/// The last attempt's; but one that died and is to be sent again all the same waits.
-const OUTCOME: &str = "case when last.outcome is null or (last.outcome = 'dead' and waiting.again) then 'pending'
+/// The outcome of the last attempt. A dead letter that an operator retries at the head of its lane is pending.
+const OUTCOME: &str =
+    "case when last.outcome is null or (last.outcome = 'dead' and waiting.manual_retry) then 'pending'
     else last.outcome end";
-/// Of messages called `made`, but for the outcome.
-const COLUMNS: &str = "made.n, made.at, made.subscriber, made.lane, made.seq, made.log_shard, made.log_id, made.log_at,
-    made.dead_letter, coalesce(last.attempt, 0::smallint) as attempts,
+/// All columns except the outcome, of messages with the alias `found`.
+const COLUMNS: &str =
+    "found.n, found.at, found.subscriber, found.lane, found.seq, found.log_shard, found.log_id, found.log_at,
+    found.dead_letter, coalesce(last.attempt, 0::smallint) as attempts,
     last.at as last_attempt_at, last.status as last_status, last.error as last_error, last.detail as last_detail,
-    case when last.outcome = 'failed' or waiting.again then waiting.next_at end as next_attempt_at,
+    case when last.outcome = 'failed' or waiting.manual_retry then waiting.next_at end as next_attempt_at,
     waiting.head is not null and waiting.next_at is null as blocks_lane";
 const PROGRESS: &str = "
     left join lateral (
         select * from pillarbox_hub.attempt
-        where attempt.subscriber = made.subscriber and attempt.n = made.n and attempt.at >= made.log_at - $1::interval
+        where attempt.subscriber = found.subscriber and attempt.n = found.n and attempt.at >= found.log_at - $1::interval
         order by attempt.at desc, attempt.attempt desc limit 1
     ) last on true
-    left join pillarbox_hub.lane waiting on waiting.subscriber = made.subscriber and waiting.head = made.n";
+    left join pillarbox_hub.lane waiting on waiting.subscriber = found.subscriber and waiting.head = found.n";
 
 /// The newest message of an event for each of a tenant's subscribers, or for one of them.
 pub(crate) async fn of_event(
     db: &mut PgConnection,
     tenant: &Tenant,
-    place: LogRef,
+    log_ref: LogRef,
     subscriber: Option<Uuid>,
 ) -> sqlx::Result<Vec<Message>> {
-    // By the place in the log first, and on its own: an index of subscribers leads through all that they ever got.
+    // Materialized, so that the index on log_id is used: an index on subscribers would visit all their messages.
     let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
-        "with made as materialized (
+        "with found as materialized (
              select distinct on (subscriber) * from pillarbox_hub.message
              where log_id = $2 and at >= $3::timestamptz - $1::interval
              order by subscriber, n desc
          )
          select {COLUMNS}, {OUTCOME} as outcome, subscriber.name
-         from made join pillarbox_hub.subscriber on subscriber.id = made.subscriber and subscriber.tenant = $5 {PROGRESS}
-         where $4::uuid is null or made.subscriber = $4
-         order by made.subscriber"
+         from found join pillarbox_hub.subscriber on subscriber.id = found.subscriber and subscriber.tenant = $5 {PROGRESS}
+         where $4::uuid is null or found.subscriber = $4
+         order by found.subscriber"
     )))
-    .bind(MARGIN)
-    .bind(place.id)
-    .bind(place.at)
+    .bind(CLOCK_SKEW)
+    .bind(log_ref.id)
+    .bind(log_ref.at)
     .bind(subscriber)
     .bind(tenant.as_str())
     .fetch_all(db)
@@ -109,40 +114,41 @@ pub(crate) async fn of_event(
     rows.iter().map(message).collect()
 }
 
-/// Which of a tenant's subscribers an event did not go to.
-pub(crate) async fn unsent(db: &mut PgConnection, tenant: &Tenant, place: LogRef) -> sqlx::Result<Vec<Unsent>> {
+/// The subscribers of a tenant that an event matched by its type, but that got no message.
+pub(crate) async fn skipped(db: &mut PgConnection, tenant: &Tenant, log_ref: LogRef) -> sqlx::Result<Vec<Skipped>> {
     let rows = sqlx::query(
-        "with unsent as materialized (
-             select filtered, inactive from pillarbox_hub.unsent where log_id = $1 and at >= $2::timestamptz - $3::interval
+        "with skipped as materialized (
+             select filtered, inactive from pillarbox_hub.skipped where log_id = $1 and at >= $2::timestamptz - $3::interval
          ), named as (
-             select unnest(filtered) as id, 'filtered' as outcome from unsent
-             union select unnest(inactive), 'inactive' from unsent
+             select unnest(filtered) as id, 'filtered' as outcome from skipped
+             union select unnest(inactive), 'inactive' from skipped
          )
          select subscriber.id, subscriber.name, named.outcome
          from named join pillarbox_hub.subscriber on subscriber.id = named.id and subscriber.tenant = $4
          order by subscriber.id",
     )
-    .bind(place.id)
-    .bind(place.at)
-    .bind(MARGIN)
+    .bind(log_ref.id)
+    .bind(log_ref.at)
+    .bind(CLOCK_SKEW)
     .bind(tenant.as_str())
     .fetch_all(db)
     .await?;
-    let unsent = |row: &PgRow| {
-        Ok(Unsent {
+    let skipped = |row: &PgRow| {
+        Ok(Skipped {
             subscriber: row.try_get("id")?,
             name: row.try_get("name")?,
             outcome: outcome(row.try_get("outcome")?)?,
         })
     };
-    rows.iter().map(unsent).collect()
+    rows.iter().map(skipped).collect()
 }
 
-/// A stretch of a subscriber's messages, newest first.
+/// A page of a subscriber's messages, newest first.
 #[derive(Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct MessagePage {
     pub(crate) messages: Vec<Message>,
-    /// Where the next one begins; None at the end. A stretch can be short, or empty, and have a next one.
+    /// Where the next page starts; None on the last page. A page can have fewer messages than the limit, even none, and
+    /// still have a next page.
     pub(crate) before: Option<i64>,
 }
 
@@ -152,56 +158,56 @@ pub(crate) async fn list(
     subscriber: Uuid,
     wanted: Option<Outcome>,
     (before, limit): (Option<i64>, u32),
-) -> sqlx::Result<Stretch> {
-    let look_at = if wanted.is_some() { LOOKED_THROUGH_MAX } else { i64::from(limit) };
+) -> sqlx::Result<MessagePage> {
+    let examined_max = if wanted.is_some() { EXAMINED_MAX } else { i64::from(limit) };
     let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
-        "with made as materialized (
+        "with found as materialized (
              select * from pillarbox_hub.message where subscriber = $2 and ($3::bigint is null or n < $3)
              order by n desc limit $4
-         ), found as (
+         ), page as (
              select {COLUMNS}, {OUTCOME} as outcome, subscriber.name
-             from made join pillarbox_hub.subscriber on subscriber.id = made.subscriber {PROGRESS}
+             from found join pillarbox_hub.subscriber on subscriber.id = found.subscriber {PROGRESS}
              where $5::text is null or {OUTCOME} = $5
-             order by made.n desc limit $6
+             order by found.n desc limit $6
          )
-         select found.*, seen.looked_at, seen.lowest
-         from (select count(*) as looked_at, min(n) as lowest from made) seen left join found on true
-         order by found.n desc"
+         select page.*, seen.examined, seen.lowest
+         from (select count(*) as examined, min(n) as lowest from found) seen left join page on true
+         order by page.n desc"
     )))
-    .bind(MARGIN)
+    .bind(CLOCK_SKEW)
     .bind(subscriber)
     .bind(before)
-    .bind(look_at)
+    .bind(examined_max)
     .bind(wanted.map(Outcome::as_str))
     .bind(i64::from(limit))
     .fetch_all(db)
     .await?;
-    let found = |row: &&PgRow| row.try_get::<Option<i64>, _>("n").ok().flatten().is_some();
-    let messages = rows.iter().filter(found).map(message).collect::<sqlx::Result<Vec<_>>>()?;
+    let is_found = |row: &&PgRow| row.try_get::<Option<i64>, _>("n").ok().flatten().is_some();
+    let messages = rows.iter().filter(is_found).map(message).collect::<sqlx::Result<Vec<_>>>()?;
     let before = match (messages.last(), rows.first()) {
         (Some(last), _) if messages.len() == limit as usize => Some(last.n),
-        (_, Some(row)) if row.try_get::<i64, _>("looked_at")? == look_at => row.try_get("lowest")?,
+        (_, Some(row)) if row.try_get::<i64, _>("examined")? == examined_max => row.try_get("lowest")?,
         (_, Some(_) | None) => None,
     };
-    Ok(Stretch { messages, before })
+    Ok(MessagePage { messages, before })
 }
 
-/// Every attempt to send an event to a subscriber, also of those messages that were sent again, in their order.
-pub(crate) async fn attempts(db: &mut PgConnection, subscriber: Uuid, place: LogRef) -> sqlx::Result<Vec<Attempt>> {
+/// The attempts to send an event to a subscriber, in their order, including those of retried dead letters.
+pub(crate) async fn attempts(db: &mut PgConnection, subscriber: Uuid, log_ref: LogRef) -> sqlx::Result<Vec<Attempt>> {
     let rows = sqlx::query(
-        "with made as materialized (
+        "with found as materialized (
              select n, log_at, subscriber from pillarbox_hub.message where log_id = $2 and at >= $3::timestamptz - $1::interval
          )
-         select attempt.* from made join lateral (
+         select attempt.* from found join lateral (
              select * from pillarbox_hub.attempt
-             where attempt.subscriber = $4 and attempt.n = made.n and attempt.at >= made.log_at - $1::interval
+             where attempt.subscriber = $4 and attempt.n = found.n and attempt.at >= found.log_at - $1::interval
          ) attempt on true
-         where made.subscriber = $4
+         where found.subscriber = $4
          order by attempt.at desc, attempt.n desc, attempt.attempt desc limit $5",
     )
-    .bind(MARGIN)
-    .bind(place.id)
-    .bind(place.at)
+    .bind(CLOCK_SKEW)
+    .bind(log_ref.id)
+    .bind(log_ref.at)
     .bind(subscriber)
     .bind(ATTEMPTS_MAX)
     .fetch_all(db)
@@ -218,7 +224,7 @@ fn message(row: &PgRow) -> sqlx::Result<Message> {
         last_attempt_at: row.try_get("last_attempt_at")?,
         last_status,
         last_error: match (last_status, error, detail) {
-            // In the words of its dead letter, should it die.
+            // The same text that a dead letter of this message would have.
             (Some(status), Some(_), None) => Some(format!("answered {status}")),
             (_, Some(error), Some(detail)) => Some(format!("{error}: {detail}")),
             (_, error, detail) => error.or(detail),
@@ -233,7 +239,7 @@ fn message(row: &PgRow) -> sqlx::Result<Message> {
         name: row.try_get("name")?,
         lane: row.try_get("lane")?,
         seq: row.try_get("seq")?,
-        place: LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? },
+        log_ref: LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? },
         retry_of: row.try_get("dead_letter")?,
         progress,
     })
@@ -253,5 +259,5 @@ fn attempt(row: &PgRow) -> sqlx::Result<Attempt> {
 }
 
 fn outcome(name: &str) -> sqlx::Result<Outcome> {
-    Outcome::named(name).ok_or_else(|| sqlx::Error::Decode(format!("no outcome: {name}").into()))
+    Outcome::named(name).ok_or_else(|| sqlx::Error::Decode(format!("unknown outcome `{name}`").into()))
 }

@@ -1,36 +1,38 @@
+//! SQL for subscribers and their secrets.
+
 use chrono::{DateTime, Utc};
 use kit::auth::Tenant;
-use kit::secret::Seal;
+use kit::secret::Cipher;
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use crate::domain::{EventTypes, Filter, Format, Interest, OnExhausted, Subscriber, SubscriberSettings};
-use crate::signature::{SigningSecret, live};
+use crate::signature::{SigningSecret, active_secrets};
 
-/// A subscriber and what belongs to it.
+/// A subscriber with its decrypted headers and secrets.
 #[derive(Debug, Clone)]
-pub(crate) struct Known {
+pub(crate) struct StoredSubscriber {
     pub(crate) subscriber: Subscriber,
-    /// The newest first, each with the time from which nothing is signed with it any more; None: it is in use.
+    /// Newest first, each with its expiry. None: the secret is the current one and does not expire.
     pub(crate) secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
-    /// Why its headers and secrets cannot be opened, and are missing here.
-    pub(crate) unopened: Option<String>,
+    /// Why the headers and secrets cannot be decrypted. They are empty here in that case.
+    pub(crate) undecryptable: Option<String>,
 }
 
-impl Known {
-    /// What a delivery at this time is signed with.
-    pub(crate) fn secrets_at(&self, now: DateTime<Utc>) -> Vec<&SigningSecret> {
-        live(&self.secrets, now).collect()
+impl StoredSubscriber {
+    /// The number of secrets that sign a delivery at this time.
+    pub(crate) fn active_secrets(&self, now: DateTime<Utc>) -> usize {
+        active_secrets(&self.secrets, now).count()
     }
 }
 
-/// Which of a tenant's; None is any.
+/// Selects subscribers of a tenant. None matches any.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Which {
+pub(crate) struct SubscriberFilter {
     pub(crate) is_active: Option<bool>,
-    /// Those that are sent this type.
+    /// Subscribers whose `event_types` match this type.
     pub(crate) event_type: Option<String>,
 }
 
@@ -41,13 +43,15 @@ const COLUMNS: &str = "id, tenant, name, url, event_types, filter, ordering_key,
     array(select expires_at from pillarbox_hub.secret where secret.subscriber = subscriber.id
           order by secret.id desc) as sealed_until";
 
-/// Grows with each change to any subscriber or secret. Read it before them: what changes in between is read again.
-pub(crate) async fn version(db: &mut PgConnection) -> sqlx::Result<i64> {
+/// Returns a version that grows with each change to any subscriber or secret. Read it before loading subscribers: a
+/// change in between then causes another load.
+pub(crate) async fn directory_version(db: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar("select version from pillarbox_hub.directory").fetch_one(db).await
 }
 
-/// What everyone is sent. Nothing that is sealed is opened for it: one that cannot be is sent to later, but gets its messages.
-pub(crate) async fn interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interest>> {
+/// Returns the matching rules of all subscribers. It decrypts nothing, so that a subscriber that cannot be decrypted
+/// still gets messages, which wait for it.
+pub(crate) async fn load_interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interest>> {
     let query = "select id, tenant, event_types, filter, ordering_key, is_active, created_at from pillarbox_hub.subscriber order by id";
     let rows = sqlx::query(query).fetch_all(db).await?;
     let interest = |row: &PgRow| {
@@ -64,55 +68,70 @@ pub(crate) async fn interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interes
     rows.iter().map(interest).collect()
 }
 
-/// Those of these shards. One that cannot be read keeps nobody else from being sent to: it is left out, and told of.
-pub(crate) async fn of_shards(db: &mut PgConnection, seal: &Seal, shards: &[i16]) -> sqlx::Result<Vec<Known>> {
+/// Returns the subscribers of these shards. A subscriber that cannot be decoded or decrypted is logged and left out, so
+/// that it does not stop the deliveries to others.
+pub(crate) async fn load_shards(
+    db: &mut PgConnection,
+    cipher: &Cipher,
+    shards: &[i16],
+) -> sqlx::Result<Vec<StoredSubscriber>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.subscriber where shard = any($1) order by id");
     let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(shards).fetch_all(db).await?;
     let mut readable = Vec::with_capacity(rows.len());
     for row in &rows {
         let subscriber: Uuid = row.try_get("id")?;
-        match known(row, seal).map(|known| (known.unopened.clone(), known)) {
-            Ok((None, known)) => readable.push(known),
+        match stored_subscriber(row, cipher).map(|stored| (stored.undecryptable.clone(), stored)) {
+            Ok((None, stored)) => readable.push(stored),
             Ok((Some(error), _)) => {
-                tracing::error!(%subscriber, error, "a subscriber cannot be opened, so its messages wait; is `secret_keys_previous` complete?");
+                tracing::error!(%subscriber, error, "cannot decrypt a subscriber, so its messages wait; is `secret_keys_previous` complete?");
             }
             Err(error) => {
-                tracing::error!(%subscriber, %error, "a subscriber cannot be read, so its messages wait");
+                tracing::error!(%subscriber, %error, "cannot decode a subscriber, so its messages wait");
             }
         }
     }
     Ok(readable)
 }
 
-/// Everyone, with nothing that is sealed.
-pub(crate) async fn all(db: &mut PgConnection) -> sqlx::Result<Vec<Subscriber>> {
+/// Returns all subscribers without their headers and secrets.
+pub(crate) async fn load_all(db: &mut PgConnection) -> sqlx::Result<Vec<Subscriber>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.subscriber order by id");
     let rows = sqlx::query(sqlx::AssertSqlSafe(query)).fetch_all(db).await?;
     rows.iter().map(|row| subscriber(row, Vec::new())).collect()
 }
 
-/// How many a tenant has.
+/// Returns the number of subscribers of a tenant.
 pub(crate) async fn count(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<i64> {
     let query = "select count(*) from pillarbox_hub.subscriber where tenant = $1";
     sqlx::query_scalar(query).bind(tenant.as_str()).fetch_one(db).await
 }
 
-pub(crate) async fn find(db: &mut PgConnection, seal: &Seal, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<Known>> {
+pub(crate) async fn find(
+    db: &mut PgConnection,
+    cipher: &Cipher,
+    tenant: &Tenant,
+    id: Uuid,
+) -> sqlx::Result<Option<StoredSubscriber>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.subscriber where id = $1 and tenant = $2");
     let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await?;
-    row.map(|row| known(&row, seal)).transpose()
+    row.map(|row| stored_subscriber(&row, cipher)).transpose()
 }
 
-/// Who changes it next waits for this transaction.
-pub(crate) async fn lock(db: &mut PgConnection, seal: &Seal, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<Known>> {
-    // First the lock, then the look: a statement sees the secrets as they were when it began, before it waited.
+/// Returns the subscriber and locks its row until the end of the transaction.
+pub(crate) async fn lock(
+    db: &mut PgConnection,
+    cipher: &Cipher,
+    tenant: &Tenant,
+    id: Uuid,
+) -> sqlx::Result<Option<StoredSubscriber>> {
+    // Two statements: a single one would read the secrets as of its start, before it waited for the lock.
     match lock_version(db, tenant, id).await? {
-        Some(_) => find(db, seal, tenant, id).await,
+        Some(_) => find(db, cipher, tenant, id).await,
         None => Ok(None),
     }
 }
 
-/// The same for who needs to know nothing but its version.
+/// Returns the version and locks the row until the end of the transaction.
 pub(crate) async fn lock_version(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar("select version from pillarbox_hub.subscriber where id = $1 and tenant = $2 for update")
         .bind(id)
@@ -121,7 +140,7 @@ pub(crate) async fn lock_version(db: &mut PgConnection, tenant: &Tenant, id: Uui
         .await
 }
 
-/// Whether this tenant has it.
+/// Returns whether the tenant has this subscriber.
 pub(crate) async fn exists(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<bool> {
     sqlx::query_scalar("select exists (select from pillarbox_hub.subscriber where id = $1 and tenant = $2)")
         .bind(id)
@@ -130,14 +149,14 @@ pub(crate) async fn exists(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> 
         .await
 }
 
-/// Newest first, behind `before`.
+/// Returns subscribers newest first, those with ids below `before`.
 pub(crate) async fn list(
     db: &mut PgConnection,
-    seal: &Seal,
+    cipher: &Cipher,
     tenant: &Tenant,
-    which: &Which,
+    filter: &SubscriberFilter,
     (before, limit): (Option<Uuid>, u32),
-) -> sqlx::Result<Vec<Known>> {
+) -> sqlx::Result<Vec<StoredSubscriber>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.subscriber
          where tenant = $1 and ($2::uuid is null or id < $2) and ($3::boolean is null or is_active = $3)
@@ -151,19 +170,19 @@ pub(crate) async fn list(
     let rows = sqlx::query(sqlx::AssertSqlSafe(query))
         .bind(tenant.as_str())
         .bind(before)
-        .bind(which.is_active)
-        .bind(&which.event_type)
+        .bind(filter.is_active)
+        .bind(&filter.event_type)
         .bind(i64::from(limit))
         .fetch_all(db)
         .await?;
-    rows.iter().map(|row| known(row, seal)).collect()
+    rows.iter().map(|row| stored_subscriber(row, cipher)).collect()
 }
 
-/// Its shard follows from its tenant and its id, as that of a message with its id as key does.
-pub(crate) async fn insert(db: &mut PgConnection, seal: &Seal, new: &Subscriber) -> sqlx::Result<()> {
+/// Inserts a subscriber. Its shard is that of a log message whose key is the subscriber's id.
+pub(crate) async fn insert(db: &mut PgConnection, cipher: &Cipher, new: &Subscriber) -> sqlx::Result<()> {
     save(
         db,
-        seal,
+        cipher,
         new,
         "insert into pillarbox_hub.subscriber
              (id, tenant, version, name, url, event_types, filter, ordering_key, retry_backoff_seconds, retry_statuses,
@@ -175,11 +194,11 @@ pub(crate) async fn insert(db: &mut PgConnection, seal: &Seal, new: &Subscriber)
     .await
 }
 
-/// All of it, its version as given.
-pub(crate) async fn update(db: &mut PgConnection, seal: &Seal, changed: &Subscriber) -> sqlx::Result<()> {
+/// Updates every column, including the version.
+pub(crate) async fn update(db: &mut PgConnection, cipher: &Cipher, changed: &Subscriber) -> sqlx::Result<()> {
     save(
         db,
-        seal,
+        cipher,
         changed,
         "update pillarbox_hub.subscriber
          set version = $3, name = $4, url = $5, event_types = $6, filter = $7, ordering_key = $8,
@@ -193,7 +212,7 @@ pub(crate) async fn update(db: &mut PgConnection, seal: &Seal, changed: &Subscri
 
 async fn save(
     db: &mut PgConnection,
-    seal: &Seal,
+    cipher: &Cipher,
     subscriber: &Subscriber,
     statement: &'static str,
 ) -> sqlx::Result<()> {
@@ -213,7 +232,7 @@ async fn save(
         .bind(settings.timeout_ms as i32)
         .bind(settings.max_in_flight as i32)
         .bind(settings.rate_limit_per_second.map(|rate| rate as i32))
-        .bind(sealed_headers(seal, subscriber.id, &settings.headers)?)
+        .bind(encrypted_headers(cipher, subscriber.id, &settings.headers)?)
         .bind(settings.format.as_str())
         .bind(settings.is_active)
         .bind(&subscriber.inactive_reason)
@@ -225,7 +244,8 @@ async fn save(
         .map(drop)
 }
 
-/// Its secrets, the lanes that wait and what was to be done with its messages go with it; what was sent stays known until it is forgotten by age.
+/// Deletes a subscriber with its secrets, detached lanes and pending commands. Its messages and attempts remain until
+/// they expire.
 pub(crate) async fn delete(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<()> {
     sqlx::query("delete from pillarbox_hub.subscriber where id = $1 and tenant = $2")
         .bind(id)
@@ -238,7 +258,7 @@ pub(crate) async fn delete(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> 
 
 pub(crate) async fn add_secret(
     db: &mut PgConnection,
-    seal: &Seal,
+    cipher: &Cipher,
     subscriber: Uuid,
     secret: &SigningSecret,
     now: DateTime<Utc>,
@@ -246,18 +266,19 @@ pub(crate) async fn add_secret(
     sqlx::query("insert into pillarbox_hub.secret (id, subscriber, sealed, created_at) values ($1, $2, $3, $4)")
         .bind(Uuid::now_v7())
         .bind(subscriber)
-        .bind(seal.seal(secret.to_text().as_bytes(), subscriber.as_bytes()))
+        .bind(cipher.encrypt(secret.to_text().as_bytes(), subscriber.as_bytes()))
         .bind(now)
         .execute(db)
         .await
         .map(drop)
 }
 
-/// Those that it has end then, or earlier if they were to; those that have ended at `now` are forgotten.
-pub(crate) async fn end_secrets(
+/// Lets the subscriber's secrets expire at `expires_at` unless they expire earlier, and deletes those that have expired
+/// at `now`.
+pub(crate) async fn expire_secrets(
     db: &mut PgConnection,
     subscriber: Uuid,
-    at: DateTime<Utc>,
+    expires_at: DateTime<Utc>,
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     sqlx::query(
@@ -265,7 +286,7 @@ pub(crate) async fn end_secrets(
          where subscriber = $1 and (expires_at is null or expires_at > $2)",
     )
     .bind(subscriber)
-    .bind(at)
+    .bind(expires_at)
     .execute(&mut *db)
     .await?;
     sqlx::query("delete from pillarbox_hub.secret where subscriber = $1 and expires_at <= $2")
@@ -276,23 +297,23 @@ pub(crate) async fn end_secrets(
         .map(drop)
 }
 
-fn sealed_headers(seal: &Seal, id: Uuid, headers: &[(String, String)]) -> sqlx::Result<Option<Vec<u8>>> {
+fn encrypted_headers(cipher: &Cipher, id: Uuid, headers: &[(String, String)]) -> sqlx::Result<Option<Vec<u8>>> {
     if headers.is_empty() {
         return Ok(None);
     }
     let plain = serde_json::to_vec(headers).map_err(|error| sqlx::Error::Encode(error.into()))?;
-    Ok(Some(seal.seal(&plain, id.as_bytes())))
+    Ok(Some(cipher.encrypt(&plain, id.as_bytes())))
 }
 
-/// One that cannot be opened is known all the same, and can be seen and deleted.
-fn known(row: &PgRow, seal: &Seal) -> sqlx::Result<Known> {
+/// A subscriber that cannot be decrypted is returned without headers and secrets, so that it can be shown and deleted.
+fn stored_subscriber(row: &PgRow, cipher: &Cipher) -> sqlx::Result<StoredSubscriber> {
     let id: Uuid = row.try_get("id")?;
-    let opened = headers(row, seal, id).and_then(|headers| Ok((headers, secrets(row, seal, id)?)));
-    let (headers, secrets, unopened) = match opened {
+    let decrypted = headers(row, cipher, id).and_then(|headers| Ok((headers, secrets(row, cipher, id)?)));
+    let (headers, secrets, undecryptable) = match decrypted {
         Ok((headers, secrets)) => (headers, secrets, None),
         Err(error) => (Vec::new(), Vec::new(), Some(error.to_string())),
     };
-    Ok(Known { subscriber: subscriber(row, headers)?, secrets, unopened })
+    Ok(StoredSubscriber { subscriber: subscriber(row, headers)?, secrets, undecryptable })
 }
 
 fn subscriber(row: &PgRow, headers: Vec<(String, String)>) -> sqlx::Result<Subscriber> {
@@ -308,21 +329,21 @@ fn subscriber(row: &PgRow, headers: Vec<(String, String)>) -> sqlx::Result<Subsc
     })
 }
 
-fn secrets(row: &PgRow, seal: &Seal, id: Uuid) -> sqlx::Result<Vec<(SigningSecret, Option<DateTime<Utc>>)>> {
+fn secrets(row: &PgRow, cipher: &Cipher, id: Uuid) -> sqlx::Result<Vec<(SigningSecret, Option<DateTime<Utc>>)>> {
     let sealed: Vec<Vec<u8>> = row.try_get("sealed")?;
-    let ends: Vec<Option<DateTime<Utc>>> = row.try_get("sealed_until")?;
+    let expiries: Vec<Option<DateTime<Utc>>> = row.try_get("sealed_until")?;
     let secret = |(sealed, expires_at): (Vec<u8>, _)| {
-        let plain = seal.open(&sealed, id.as_bytes()).map_err(unreadable)?;
+        let plain = cipher.decrypt(&sealed, id.as_bytes()).map_err(unreadable)?;
         let secret = SigningSecret::parse(&String::from_utf8_lossy(&plain)).map_err(unreadable)?;
         Ok((secret, expires_at))
     };
-    sealed.into_iter().zip(ends).map(secret).collect()
+    sealed.into_iter().zip(expiries).map(secret).collect()
 }
 
-fn headers(row: &PgRow, seal: &Seal, id: Uuid) -> sqlx::Result<Vec<(String, String)>> {
+fn headers(row: &PgRow, cipher: &Cipher, id: Uuid) -> sqlx::Result<Vec<(String, String)>> {
     match row.try_get::<Option<Vec<u8>>, _>("headers")? {
         Some(sealed) => {
-            let plain = seal.open(&sealed, id.as_bytes()).map_err(unreadable)?;
+            let plain = cipher.decrypt(&sealed, id.as_bytes()).map_err(unreadable)?;
             serde_json::from_slice(&plain).map_err(unreadable)
         }
         None => Ok(Vec::new()),
@@ -366,7 +387,7 @@ fn filter(row: &PgRow) -> sqlx::Result<Option<Filter>> {
     Ok(row.try_get::<Option<Json<Filter>>, _>("filter")?.map(|Json(filter)| filter))
 }
 
-/// A row that this version did not write, or a seal of another secret key.
+/// The error for a row that another version wrote, or that is encrypted with an unknown key.
 fn unreadable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> sqlx::Error {
     sqlx::Error::Decode(error.into())
 }

@@ -1,3 +1,5 @@
+//! Dead letters in API responses.
+
 use chrono::{DateTime, Utc};
 use contracts::EventId;
 use serde::Serialize;
@@ -9,12 +11,12 @@ use crate::domain::Reason;
 use crate::store::dead_letter::{DeadLetter, Snapshots};
 use crate::view::MessageId;
 
-/// Lists leave out the snapshots.
+/// A message that was given up. Lists omit the snapshots `event` and `subscriber`.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubDeadLetter)]
 pub(crate) struct DeadLetterView {
     id: Uuid,
-    /// Absent, as is all of its event, if that was not kept any more when it died.
+    /// Absent, like all fields of the event, if the log no longer had the event when the message was given up.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     message_id: Option<MessageId>,
@@ -24,29 +26,36 @@ pub(crate) struct DeadLetterView {
     #[serde(skip_serializing_if = "Option::is_none")]
     event_type: Option<String>,
     subscriber_id: Uuid,
+    /// The lane of the message: messages of one lane are sent one after the other. Absent: the message had none.
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<String>,
+    /// Why the message was given up.
     reason: Reason,
+    /// The reason in words.
     detail: String,
+    /// The number of attempts to deliver the message.
     attempts: i16,
+    /// When the message was given up.
     moved_to_dlq_at: DateTime<Utc>,
-    /// Who had it sent again.
+    /// Who requested the retry. Absent: nobody has.
     #[serde(skip_serializing_if = "Option::is_none")]
     manual_retry_by: Option<String>,
+    /// When the retry was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     manual_retry_at: Option<DateTime<Utc>>,
-    /// As it was when it died.
+    /// A snapshot of the event, with its payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     event: Option<Box<RawValue>>,
-    /// As it was when the message died.
+    /// A snapshot of the subscriber's settings when the message was given up, without headers and secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     subscriber: Option<Box<RawValue>>,
 }
 
 impl DeadLetterView {
-    pub(crate) fn brief(dead: DeadLetter) -> DeadLetterView {
+    /// The view for lists, without snapshots.
+    pub(crate) fn summary(dead: DeadLetter) -> DeadLetterView {
         let (manual_retry_by, manual_retry_at) = dead.retried.unzip();
         let (event, event_type) = dead.event.unzip();
         DeadLetterView {
@@ -67,8 +76,9 @@ impl DeadLetterView {
         }
     }
 
-    pub(crate) fn whole(dead: DeadLetter, snapshots: Snapshots) -> DeadLetterView {
+    /// The view of a single dead letter, with snapshots.
+    pub(crate) fn with_snapshots(dead: DeadLetter, snapshots: Snapshots) -> DeadLetterView {
         let Snapshots { event, subscriber } = snapshots;
-        DeadLetterView { event, subscriber: Some(subscriber), ..DeadLetterView::brief(dead) }
+        DeadLetterView { event, subscriber: Some(subscriber), ..DeadLetterView::summary(dead) }
     }
 }

@@ -1,3 +1,5 @@
+//! Events in API responses, with their outcome for each subscriber.
+
 use chrono::{DateTime, Utc};
 use contracts::EventId;
 use mailbox::log::Message as Logged;
@@ -7,10 +9,10 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::domain::Outcome;
-use crate::store::message::{Message, Progress, Unsent};
+use crate::store::message::{Message, Progress, Skipped};
 use crate::view::MessageId;
 
-/// Lists leave out the payload.
+/// An event. Lists omit the payload.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubEvent)]
 pub(crate) struct EventView {
@@ -18,24 +20,27 @@ pub(crate) struct EventView {
     event_id: EventId,
     #[schema(example = "order.paid")]
     event_type: String,
-    /// Who says it: `hub` if it was posted here, or a service (`hub.export`).
+    /// The publisher: `hub` for events that were posted to the hub's API, or the name of a service (`hub.export`).
     #[schema(example = "hub")]
     source: String,
+    /// The ordering key with which the event was posted.
     #[serde(skip_serializing_if = "Option::is_none")]
     ordering_key: Option<String>,
     received_at: DateTime<Utc>,
-    /// As it was posted.
+    /// The payload as it was posted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
 }
 
 impl EventView {
-    pub(crate) fn brief(logged: Logged) -> EventView {
-        EventView { payload: None, ..EventView::whole(logged) }
+    /// The view for lists, without the payload.
+    pub(crate) fn summary(logged: Logged) -> EventView {
+        EventView { payload: None, ..EventView::with_payload(logged) }
     }
 
-    pub(crate) fn whole(logged: Logged) -> EventView {
+    /// The view of a single event.
+    pub(crate) fn with_payload(logged: Logged) -> EventView {
         EventView {
             event_id: EventId(logged.message_id),
             event_type: logged.topic,
@@ -47,22 +52,24 @@ impl EventView {
     }
 }
 
+/// An event and its outcome for each subscriber.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubEventWithOutcomes)]
 pub(crate) struct EventWithOutcomes {
     #[serde(flatten)]
     pub(crate) event: EventView,
-    /// One for each subscriber that asked for its type.
+    /// One outcome for each subscriber whose `event_types` match the event.
     pub(crate) outcomes: Vec<OutcomeView>,
 }
 
-/// What became of an event for one subscriber.
+/// The outcome of an event for one subscriber.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubOutcome)]
 pub(crate) struct OutcomeView {
     pub(crate) subscriber_id: Uuid,
+    /// The subscriber's name.
     name: String,
-    /// Absent if there was nothing to send.
+    /// Absent if the event was not sent to this subscriber (`filtered`, `inactive`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     message_id: Option<MessageId>,
@@ -70,19 +77,24 @@ pub(crate) struct OutcomeView {
     progress: ProgressView,
 }
 
+/// The state of a delivery.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ProgressView {
     outcome: Outcome,
+    /// The number of attempts so far.
     attempts: i16,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_attempt_at: Option<DateTime<Utc>>,
+    /// The HTTP status of the last attempt. Absent: there was no response.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_status: Option<i16>,
+    /// The kind of failure of the last attempt: `status`, or why there was no response.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<String>,
+    /// When the next retry is due.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_attempt_at: Option<DateTime<Utc>>,
-    /// It died, and those behind it wait until it is retried or given up.
+    /// The message is a dead letter, and later messages of its lane wait until it is retried or given up.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     blocks_lane: bool,
 }
@@ -96,7 +108,8 @@ impl From<Progress> for ProgressView {
 }
 
 impl OutcomeView {
-    pub(crate) fn sent(event: Uuid, message: Message) -> OutcomeView {
+    /// The outcome of a message that was sent, or is still to be sent.
+    pub(crate) fn of_message(event: Uuid, message: Message) -> OutcomeView {
         OutcomeView {
             subscriber_id: message.subscriber,
             name: message.name,
@@ -106,10 +119,10 @@ impl OutcomeView {
     }
 }
 
-impl From<Unsent> for OutcomeView {
-    fn from(unsent: Unsent) -> OutcomeView {
+impl From<Skipped> for OutcomeView {
+    fn from(skipped: Skipped) -> OutcomeView {
         let progress = ProgressView {
-            outcome: unsent.outcome,
+            outcome: skipped.outcome,
             attempts: 0,
             last_attempt_at: None,
             last_status: None,
@@ -117,6 +130,6 @@ impl From<Unsent> for OutcomeView {
             next_attempt_at: None,
             blocks_lane: false,
         };
-        OutcomeView { subscriber_id: unsent.subscriber, name: unsent.name, message_id: None, progress }
+        OutcomeView { subscriber_id: skipped.subscriber, name: skipped.name, message_id: None, progress }
     }
 }

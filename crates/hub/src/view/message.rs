@@ -1,3 +1,5 @@
+//! Messages and their attempts in API responses, and the ids by which callers name them.
+
 use std::fmt;
 
 use chrono::{DateTime, Utc};
@@ -10,7 +12,7 @@ use crate::domain::Outcome;
 use crate::store::message::{Attempt, Message};
 use crate::view::ProgressView;
 
-/// An event on its way to a subscriber: `<event>.<subscriber>`, two UUIDs.
+/// The id of a message: the UUIDs of its event and its subscriber, joined by a dot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct MessageId {
@@ -24,9 +26,9 @@ impl TryFrom<String> for MessageId {
     fn try_from(text: String) -> Result<MessageId, &'static str> {
         let parts = || {
             let (event, subscriber) = text.split_once('.')?;
-            Some(MessageId { event: EventName::read(event)?, subscriber: subscriber.parse().ok()? })
+            Some(MessageId { event: EventIdParam::parse(event)?, subscriber: subscriber.parse().ok()? })
         };
-        parts().ok_or("takes the UUID of an event and that of a subscriber, joined by a dot")
+        parts().ok_or("must be the UUID of an event and the UUID of a subscriber, joined by a dot")
     }
 }
 
@@ -42,29 +44,30 @@ impl Serialize for MessageId {
     }
 }
 
-/// An event's id as people have it at hand: `evt_` and a UUID, or the UUID alone.
+/// The id of an event in a path: `evt_` and a UUID, or the UUID alone.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct EventName(pub(crate) Uuid);
+pub(crate) struct EventIdParam(pub(crate) Uuid);
 
-impl EventName {
-    fn read(text: &str) -> Option<Uuid> {
+impl EventIdParam {
+    fn parse(text: &str) -> Option<Uuid> {
         text.strip_prefix("evt_").unwrap_or(text).parse().ok()
     }
 }
 
-impl TryFrom<String> for EventName {
+impl TryFrom<String> for EventIdParam {
     type Error = &'static str;
 
-    fn try_from(text: String) -> Result<EventName, &'static str> {
-        EventName::read(&text).map(EventName).ok_or("takes evt_ and a UUID, or the UUID alone")
+    fn try_from(text: String) -> Result<EventIdParam, &'static str> {
+        EventIdParam::parse(&text).map(EventIdParam).ok_or("must be `evt_` and a UUID, or the UUID alone")
     }
 }
 
+/// An event for one subscriber.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubMessage)]
 pub(crate) struct MessageView {
-    /// Absent if its event is not kept any more.
+    /// Absent, like all fields of the event, if the retention of the event has expired.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     id: Option<MessageId>,
@@ -74,14 +77,14 @@ pub(crate) struct MessageView {
     #[serde(skip_serializing_if = "Option::is_none")]
     event_type: Option<String>,
     subscriber_id: Uuid,
-    /// Messages of one lane are sent one after the other.
+    /// Messages of one lane are sent one after the other. Absent: the message waits for no other.
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<String>,
-    /// The place in its lane.
+    /// The sequence number of the message in its lane.
     #[serde(skip_serializing_if = "Option::is_none")]
     seq: Option<i64>,
     created_at: DateTime<Utc>,
-    /// The dead letter that it was made of, on request.
+    /// The dead letter of which this message is the retry.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_of: Option<Uuid>,
     #[serde(flatten)]
@@ -89,7 +92,7 @@ pub(crate) struct MessageView {
 }
 
 impl MessageView {
-    /// `event`: its id and its type.
+    /// `event` is the event's id and type.
     pub(crate) fn new(message: Message, event: Option<(Uuid, String)>) -> MessageView {
         let (event_id, event_type) = event.unzip();
         MessageView {
@@ -106,22 +109,25 @@ impl MessageView {
     }
 }
 
+/// One HTTP request for a message.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubAttempt)]
 pub(crate) struct AttemptView {
     at: DateTime<Utc>,
-    /// From 1 again for each time that it was retried as a dead letter.
+    /// The number of the attempt, from 1. It starts again at 1 when a dead letter is retried.
     attempt: i16,
     outcome: Outcome,
+    /// The HTTP status. Absent: there was no response.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<i16>,
     latency_ms: i32,
-    /// What kind of failure.
+    /// The kind of failure: `status`, or why there was no response.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// The failure in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
-    /// How the answer begins.
+    /// The beginning of the response body.
     #[serde(skip_serializing_if = "Option::is_none")]
     excerpt: Option<String>,
 }

@@ -1,16 +1,23 @@
+//! Subscribers in API responses, and the result of a test delivery.
+
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use contracts::EventId;
+use http::StatusCode;
+use http::header::ETAG;
+use kit::etag;
+use kit::idempotency::StoredResponse;
 use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::domain::{EventTypes, Filter, Format, OnExhausted, Subscriber};
-use crate::fields::{HIDDEN, SignatureKind};
+use crate::fields::{HIDDEN_VALUE, SignatureKind};
 use crate::signature::{SecretKind, SigningSecret};
-use crate::store::subscriber::Known;
+use crate::store::subscriber::StoredSubscriber;
 
+/// A subscriber: a URL that receives webhooks.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Subscriber)]
 pub(crate) struct SubscriberView {
@@ -18,65 +25,74 @@ pub(crate) struct SubscriberView {
     name: String,
     url: String,
     event_types: Vec<EventTypes>,
+    /// Conditions on the payload that must all be met. Absent: every event is sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     filter: Option<Filter>,
+    /// The JSON pointer into the payload that defines the lane. Absent: the `ordering_key` of the event defines it.
     #[serde(skip_serializing_if = "Option::is_none")]
     ordering_key: Option<String>,
+    /// The pause in seconds before each retry.
     retry_backoff_seconds: Vec<u32>,
+    /// HTTP statuses after which a message is retried, in addition to 429 and 5xx.
     retry_statuses: Vec<u16>,
     on_exhausted: OnExhausted,
+    /// The time for one attempt in milliseconds.
     timeout_ms: u32,
+    /// The number of requests at the same time.
     max_in_flight: u32,
+    /// The number of requests per second. Absent: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     rate_limit_per_second: Option<u32>,
-    /// Their names; the values are not shown.
+    /// The headers that each delivery carries. Their values are not shown.
     #[schema(example = json!({"authorization": "***"}))]
     headers: BTreeMap<String, &'static str>,
     format: Format,
+    /// Whether events become messages for this subscriber.
     is_active: bool,
-    /// Why it was switched off, if it was not you who did that.
+    /// Why the hub deactivated the subscriber. Absent if a request did, or if the subscriber is active.
     #[serde(skip_serializing_if = "Option::is_none")]
     inactive_reason: Option<String>,
-    /// Since when its messages wait.
+    /// Since when the subscriber is paused. Its messages wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     paused_at: Option<DateTime<Utc>>,
-    /// Its `ETag`, too.
+    /// Grows with each change. The `ETag` is made of it.
     version: i64,
     created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
 }
 
-/// What deliveries are signed with, but for the secret itself.
+/// A signing secret without the secret itself.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SecretView {
     signature: SignatureKind,
-    /// What a receiver verifies `v1a` with.
+    /// The key with which a receiver verifies `v1a` signatures.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "whpk_...")]
     public_key: Option<String>,
-    /// Nothing is signed with it from then on.
+    /// From then on, deliveries are not signed with this secret. Absent: it is the current secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_at: Option<DateTime<Utc>>,
 }
 
+/// A subscriber and a description of its signing secrets.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SubscriberWithSecrets {
     #[serde(flatten)]
     subscriber: SubscriberView,
-    /// The newest first.
+    /// Newest first.
     secrets: Vec<SecretView>,
-    /// Its headers and secrets cannot be opened with the keys that this instance has, and are missing here: its messages
-    /// wait. It can be deleted.
+    /// True if the headers and secrets cannot be decrypted with the keys of this installation. They are missing here,
+    /// and the subscriber's messages wait. The subscriber can be deleted.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     unopened: bool,
 }
 
-/// The only answer that shows a secret.
+/// A subscriber and its new secret. No other response contains a secret.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SubscriberWithSecret {
     #[serde(flatten)]
     subscriber: SubscriberWithSecrets,
-    /// What deliveries are signed with from now on. It is not shown again.
+    /// The secret that signs deliveries from now on. It is not shown again.
     #[schema(example = "whsec_...")]
     secret: String,
 }
@@ -97,7 +113,7 @@ impl From<&Subscriber> for SubscriberView {
             timeout_ms: settings.timeout_ms,
             max_in_flight: settings.max_in_flight,
             rate_limit_per_second: settings.rate_limit_per_second,
-            headers: settings.headers.into_iter().map(|(name, _)| (name, HIDDEN)).collect(),
+            headers: settings.headers.into_iter().map(|(name, _)| (name, HIDDEN_VALUE)).collect(),
             format: settings.format,
             is_active: settings.is_active,
             inactive_reason: subscriber.inactive_reason.clone(),
@@ -109,46 +125,58 @@ impl From<&Subscriber> for SubscriberView {
     }
 }
 
-impl From<&Known> for SubscriberWithSecrets {
-    fn from(known: &Known) -> SubscriberWithSecrets {
+impl From<&StoredSubscriber> for SubscriberWithSecrets {
+    fn from(stored: &StoredSubscriber) -> SubscriberWithSecrets {
         let view = |(secret, expires_at): &(SigningSecret, Option<DateTime<Utc>>)| SecretView {
             signature: match secret.kind() {
                 SecretKind::Symmetric => SignatureKind::V1,
                 SecretKind::Ed25519 => SignatureKind::V1a,
             },
-            public_key: secret.public(),
+            public_key: secret.public_key(),
             expires_at: *expires_at,
         };
         SubscriberWithSecrets {
-            subscriber: SubscriberView::from(&known.subscriber),
-            secrets: known.secrets.iter().map(view).collect(),
-            unopened: known.unopened.is_some(),
+            subscriber: SubscriberView::from(&stored.subscriber),
+            secrets: stored.secrets.iter().map(view).collect(),
+            unopened: stored.undecryptable.is_some(),
         }
     }
 }
 
-impl SubscriberWithSecret {
-    pub(crate) fn revealing(known: &Known, secret: &SigningSecret) -> SubscriberWithSecret {
-        SubscriberWithSecret { subscriber: known.into(), secret: secret.to_text() }
+impl SubscriberWithSecrets {
+    /// The response that shows a subscriber.
+    pub(crate) fn response(stored: &StoredSubscriber) -> StoredResponse {
+        StoredResponse::json(StatusCode::OK, &SubscriberWithSecrets::from(stored))
+            .with_header(ETAG, etag::of(stored.subscriber.version))
     }
 }
 
-/// What came of a test.
+impl SubscriberWithSecret {
+    /// The response that shows a subscriber and its new secret.
+    pub(crate) fn response(status: StatusCode, stored: &StoredSubscriber, secret: &SigningSecret) -> StoredResponse {
+        StoredResponse::json(status, &SubscriberWithSecret { subscriber: stored.into(), secret: secret.to_text() })
+            .with_header(ETAG, etag::of(stored.subscriber.version))
+    }
+}
+
+/// The result of a test delivery.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TestResult {
     #[schema(value_type = String)]
     pub(crate) event_id: EventId,
-    /// Whether a delivery would be one.
+    /// Whether the response counts as a delivery (2xx).
     pub(crate) delivered: bool,
+    /// The HTTP status. Absent: there was no response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<u16>,
     pub(crate) latency_ms: u64,
-    /// How the answer begins.
+    /// The beginning of the response body.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) excerpt: Option<String>,
-    /// What kind of failure: `status`, or why there was no answer.
+    /// The kind of failure: `status`, or why there was no response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<&'static str>,
+    /// The failure in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) detail: Option<String>,
 }

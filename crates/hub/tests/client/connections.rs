@@ -1,15 +1,15 @@
-//! When connections are used again, when a request is sent again, and TLS.
+//! When connections are reused, that no request is sent twice, and TLS.
 
 use pillarbox_hub::client::{Client, ClientSettings, ErrorClass};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
-use crate::receiver::{OK, Peer, Receiver, Table, self_signed};
+use crate::receiver::{FixedResolver, OK, Peer, Receiver, self_signed};
 use crate::{LONG, SHORT, client, loopback, post, post_within, soon};
 
 #[tokio::test]
-async fn a_connection_serves_many_requests() {
+async fn a_connection_is_reused_for_many_requests() {
     let receiver = Receiver::answering(OK).await;
     let client = client();
     for _ in 0..20 {
@@ -19,9 +19,9 @@ async fn a_connection_serves_many_requests() {
 }
 
 #[tokio::test]
-async fn a_connection_serves_no_other_host_and_no_other_port() {
+async fn a_connection_is_not_reused_for_another_host_or_port() {
     let (one, other) = (Receiver::answering(OK).await, Receiver::answering(OK).await);
-    let names = Table::of(&[("one.example", &[&["127.0.0.1"]]), ("other.example", &[&["127.0.0.1"]])]);
+    let names = FixedResolver::of(&[("one.example", &[&["127.0.0.1"]]), ("other.example", &[&["127.0.0.1"]])]);
     let client = Client::with_resolver(loopback(), names).unwrap();
     for _ in 0..3 {
         for (host, receiver) in [("one.example", &one), ("one.example", &other), ("other.example", &one)] {
@@ -32,9 +32,9 @@ async fn a_connection_serves_no_other_host_and_no_other_port() {
     assert_eq!((other.connections(), other.requests().len()), (1, 3));
 }
 
-/// Twice: a silent end, and one that is announced by an answer that nobody asked for.
+/// Covers a silent close, and a close after a response that nobody requested.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_the_receiver_has_closed_meanwhile_costs_no_delivery() {
+async fn an_idle_connection_closed_by_the_receiver_costs_no_delivery() {
     for last_words in ["", "HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"] {
         let (closed, mut is_closed) = mpsc::unbounded_channel();
         let (close, closing) = watch::channel(0);
@@ -50,10 +50,10 @@ async fn a_connection_that_the_receiver_has_closed_meanwhile_costs_no_delivery()
         })
         .await;
         let client = client();
-        // Many: the runtime most often, but not always, has seen the end before the next request is written.
+        // Many rounds: usually, but not always, the runtime notices the end before the next request is written.
         for round in 1..=300 {
-            let delivery = post(&client, &receiver.url()).await;
-            assert_eq!(delivery.map(|answer| answer.status.as_u16()), Ok(200), "round {round}");
+            let result = post(&client, &receiver.url()).await;
+            assert_eq!(result.map(|answer| answer.status.as_u16()), Ok(200), "round {round}");
             assert_eq!((receiver.connections(), receiver.requests().len()), (round, round));
             close.send(round).unwrap();
             soon("the receiver closes", is_closed.recv()).await.unwrap();
@@ -62,14 +62,14 @@ async fn a_connection_that_the_receiver_has_closed_meanwhile_costs_no_delivery()
 }
 
 #[tokio::test]
-async fn a_request_that_may_have_been_processed_is_not_sent_again() {
+async fn a_request_that_may_have_been_processed_is_not_resent() {
     for is_reset in [false, true] {
         let receiver = Receiver::start(move |mut peer: Peer| async move {
-            // A connection that was used before: an eager client would take it for a stale one.
+            // The connection was used before: a client that retries on stale connections would resend the request.
             peer.answer(OK).await;
             match is_reset {
                 false => drop(peer.request().await),
-                // What is left unread turns the end into a reset.
+                // Closing with unread data sends a reset.
                 true => drop(peer.stream.read_exact(&mut [0; 10]).await),
             }
         })
@@ -78,20 +78,20 @@ async fn a_request_that_may_have_been_processed_is_not_sent_again() {
         post(&client, &receiver.url()).await.unwrap();
         let failure = post(&client, &receiver.url()).await.unwrap_err();
         assert_eq!(failure.class, ErrorClass::Reset, "{failure:?}");
-        assert_eq!(receiver.connections(), 1, "not tried again");
+        assert_eq!(receiver.connections(), 1, "the request is not resent");
         post(&client, &receiver.url()).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_too_late_is_not_taken_for_the_next_ones() {
-    let (go, gone) = watch::channel(false);
+async fn a_late_response_is_not_matched_to_the_next_request() {
+    let (time_out, timed_out) = watch::channel(false);
     let receiver = Receiver::start(move |mut peer: Peer| {
-        let mut gone = gone.clone();
+        let mut timed_out = timed_out.clone();
         async move {
             peer.request().await;
             if peer.number == 0 {
-                gone.wait_for(|gone| *gone).await.unwrap();
+                timed_out.wait_for(|timed_out| *timed_out).await.unwrap();
                 peer.write("HTTP/1.1 299 Late\r\ncontent-length: 0\r\n\r\n").await;
                 peer.answer("HTTP/1.1 298 Later\r\ncontent-length: 0\r\n\r\n").await;
             } else {
@@ -102,13 +102,13 @@ async fn an_answer_that_comes_too_late_is_not_taken_for_the_next_ones() {
     .await;
     let client = client();
     assert_eq!(post_within(&client, &receiver.url(), SHORT).await.unwrap_err().class, ErrorClass::Timeout);
-    go.send(true).unwrap();
+    time_out.send(true).unwrap();
     assert_eq!(post(&client, &receiver.url()).await.unwrap().status, 200);
     assert_eq!(receiver.connections(), 2);
 }
 
 #[tokio::test]
-async fn a_port_that_nobody_listens_on_is_told_as_such() {
+async fn a_closed_port_is_a_connect_error() {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let failure = post(&client(), &format!("http://{free}/")).await.unwrap_err();
     assert_eq!(failure.class, ErrorClass::Connect);
@@ -116,22 +116,22 @@ async fn a_port_that_nobody_listens_on_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn a_name_that_does_not_exist_is_told_as_such() {
-    // `invalid` never exists (RFC 6761): no server is asked.
-    for client in [client(), Client::with_resolver(loopback(), Table::of(&[])).unwrap()] {
+async fn an_unknown_name_is_a_dns_error() {
+    // `invalid` never exists (RFC 6761), so no name server is queried.
+    for client in [client(), Client::with_resolver(loopback(), FixedResolver::of(&[])).unwrap()] {
         let failure = post(&client, "http://nothing.invalid/").await.unwrap_err();
         assert_eq!(failure.class, ErrorClass::Dns);
-        assert!(failure.text.contains("nothing.invalid: there is no such name"), "{failure:?}");
+        assert!(failure.text.contains("nothing.invalid: the name does not exist"), "{failure:?}");
     }
 }
 
 #[tokio::test]
-async fn a_certificate_has_to_be_trusted_and_of_that_name() {
+async fn a_certificate_must_be_trusted_and_match_the_name() {
     let (certificate, tls) = self_signed(&["hooks.example", "127.0.0.1"]);
     let receiver =
         Receiver::start_on("127.0.0.1:0", Some(tls), async |mut peer: Peer| while peer.answer(OK).await {}).await;
     let port = receiver.address.port();
-    let names = || Table::of(&[("hooks.example", &[&["127.0.0.1"]]), ("other.example", &[&["127.0.0.1"]])]);
+    let names = || FixedResolver::of(&[("hooks.example", &[&["127.0.0.1"]]), ("other.example", &[&["127.0.0.1"]])]);
     let stranger = Client::with_resolver(loopback(), names()).unwrap();
     let failure = post(&stranger, &format!("https://hooks.example:{port}/")).await.unwrap_err();
     assert_eq!(failure.class, ErrorClass::Tls);
@@ -152,7 +152,7 @@ async fn a_certificate_has_to_be_trusted_and_of_that_name() {
 }
 
 #[tokio::test]
-async fn plain_text_where_tls_is_spoken_and_tls_where_it_is_not_are_failures() {
+async fn mixing_up_http_and_https_fails() {
     let receiver = Receiver::start(async |mut peer: Peer| {
         let _ = peer.stream.read_u8().await;
         peer.write("HTTP/1.1 400 Bad Request\r\n\r\n").await;

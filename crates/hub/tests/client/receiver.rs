@@ -1,4 +1,4 @@
-//! Receivers as bad as they come: a test says byte by byte what one does.
+//! Receivers whose behaviour each test scripts byte by byte, and resolvers with fixed answers.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,7 +20,7 @@ pub(crate) const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A server on loopback, gone with its test's runtime.
+/// A server on loopback that ends with its test's runtime.
 pub(crate) struct Receiver {
     pub(crate) address: SocketAddr,
     connections: Arc<AtomicUsize>,
@@ -30,13 +30,13 @@ pub(crate) struct Receiver {
 /// The receiver's end of one connection.
 pub(crate) struct Peer {
     pub(crate) stream: Box<dyn Duplex>,
-    /// Of all connections to this receiver, counted from 0.
+    /// The number of this connection among all to this receiver, from 0.
     pub(crate) number: usize,
     requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl Receiver {
-    /// Does `behave` with each connection, and closes it then.
+    /// Runs `behave` for each connection and closes the connection when it returns.
     pub(crate) async fn start<F>(behave: impl Fn(Peer) -> F + Send + 'static) -> Receiver
     where
         F: Future<Output = ()> + Send + 'static,
@@ -67,7 +67,7 @@ impl Receiver {
         receiver
     }
 
-    /// Answers every request the same, on connections that stay.
+    /// Sends the same response to every request and leaves the connections open.
     pub(crate) async fn answering(answer: &'static str) -> Receiver {
         Receiver::start(async move |mut peer: Peer| while peer.answer(answer).await {}).await
     }
@@ -80,7 +80,7 @@ impl Receiver {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// Every request, head and body, as it came.
+    /// Every request received so far, with headers and body.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap().clone()
     }
@@ -90,13 +90,13 @@ async fn secured(tls: Option<&TlsAcceptor>, tcp: TcpStream) -> Option<Box<dyn Du
     tcp.set_nodelay(true).unwrap();
     match tls {
         None => Some(Box::new(tcp)),
-        // The client may not like our certificate.
+        // The handshake fails when the client does not trust the certificate.
         Some(tls) => tls.accept(tcp).await.ok().map(|stream| Box::new(stream) as Box<dyn Duplex>),
     }
 }
 
 impl Peer {
-    /// Reads one request; None when the client has closed.
+    /// Reads one request. Returns None when the client has closed the connection.
     pub(crate) async fn request(&mut self) -> Option<String> {
         let mut bytes = Vec::new();
         let end_of_head = loop {
@@ -115,7 +115,7 @@ impl Peer {
         Some(request)
     }
 
-    /// Reads a request and answers it; false when the client has closed.
+    /// Reads a request and writes the response. Returns false when the client has closed the connection.
     pub(crate) async fn answer(&mut self, answer: &str) -> bool {
         self.request().await.is_some() && self.write(answer).await
     }
@@ -124,7 +124,7 @@ impl Peer {
         self.stream.write_all(text.as_ref()).await.is_ok() && self.stream.flush().await.is_ok()
     }
 
-    /// Writes again and again until the client has closed.
+    /// Writes the text again and again until the client closes the connection.
     pub(crate) async fn drip(&mut self, text: &[u8], pause: std::time::Duration) {
         while self.write(text).await {
             tokio::time::sleep(pause).await;
@@ -132,7 +132,7 @@ impl Peer {
     }
 }
 
-/// A certificate for these names that nobody has signed, and a server that shows it.
+/// Returns a self-signed certificate for these names, and a TLS acceptor that presents it.
 pub(crate) fn self_signed(names: &[&str]) -> (CertificateDer<'static>, TlsAcceptor) {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let CertifiedKey { cert, signing_key } = generate_simple_self_signed(names).unwrap();
@@ -146,24 +146,24 @@ pub(crate) fn self_signed(names: &[&str]) -> (CertificateDer<'static>, TlsAccept
     (cert.der().clone(), TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Names and what they resolve to, first, second and from then on the last.
+/// A resolver with fixed answers: each lookup of a name returns the next list, and in the end always the last one.
 #[derive(Default)]
-pub(crate) struct Table {
+pub(crate) struct FixedResolver {
     names: Mutex<HashMap<&'static str, Vec<Vec<IpAddr>>>>,
-    pub(crate) asked: AtomicUsize,
+    pub(crate) lookups: AtomicUsize,
 }
 
-impl Table {
-    pub(crate) fn of(names: &[(&'static str, &[&[&str]])]) -> Arc<Table> {
+impl FixedResolver {
+    pub(crate) fn of(names: &[(&'static str, &[&[&str]])]) -> Arc<FixedResolver> {
         let parsed = |addresses: &&[&str]| addresses.iter().map(|address| address.parse().unwrap()).collect();
         let names = names.iter().map(|(name, turns)| (*name, turns.iter().map(parsed).collect())).collect();
-        Arc::new(Table { names: Mutex::new(names), asked: AtomicUsize::new(0) })
+        Arc::new(FixedResolver { names: Mutex::new(names), lookups: AtomicUsize::new(0) })
     }
 }
 
-impl Resolve for Table {
+impl Resolve for FixedResolver {
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.lookups.fetch_add(1, Ordering::SeqCst);
         let mut names = self.names.lock().unwrap();
         let answer = match names.get_mut(name) {
             Some(turns) if turns.len() > 1 => Ok(turns.remove(0)),
@@ -174,10 +174,10 @@ impl Resolve for Table {
     }
 }
 
-/// A name server that never answers.
-pub(crate) struct Silence;
+/// A resolver that never answers.
+pub(crate) struct SilentResolver;
 
-impl Resolve for Silence {
+impl Resolve for SilentResolver {
     fn resolve<'a>(&'a self, _: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         Box::pin(std::future::pending())
     }

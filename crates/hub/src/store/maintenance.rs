@@ -1,24 +1,29 @@
+//! Maintenance of the hub's tables: partitions, retention and sizes.
+
 use chrono::{DateTime, Utc};
-use mailbox::{hold, partition};
+use mailbox::database::partition;
+use mailbox::operations::retention_hold;
 use sqlx::{PgConnection, Row};
 
-const FORGET_MAX: i64 = 10_000;
+/// Rows that one statement deletes at most.
+const DELETED_MAX: i64 = 10_000;
+/// Rows that are counted at most, for each subscriber and table.
 const COUNTED_MAX: i64 = 1_000;
-/// Messages that are carried on at a time.
-pub(crate) const CARRY_MAX: u64 = 10_000;
+/// Messages that one call of [`move_pending`] moves at most.
+pub(crate) const MOVED_MAX: u64 = 10_000;
 
-/// Makes partitions ahead; returns how many it made.
-pub(crate) async fn make_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
+/// Creates partitions ahead. Returns how many it created; 0 if a lock prevents it, in which case the next call tries again.
+pub(crate) async fn create_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
     let query = "select pillarbox_hub.make_partitions($1)";
-    let made = sqlx::query_scalar(query).bind(partition::DAYS_AHEAD).fetch_one(db).await;
-    Ok(partition::unless_locked(made)?.unwrap_or(0))
+    let created = sqlx::query_scalar(query).bind(partition::DAYS_AHEAD).fetch_one(db).await;
+    Ok(partition::unless_locked(created)?.unwrap_or(0))
 }
 
-/// When the oldest event was posted that a message waits for; None if all are settled. It may also be one that was settled
-/// a moment ago.
-pub(crate) async fn oldest_unsettled(db: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
+/// When the oldest event with a pending message was posted; None if no message is pending. It may be too old, because
+/// positions are saved with a delay.
+pub(crate) async fn oldest_pending(db: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar(
-        "select min(waiting.log_at)
+        "select min(pending.log_at)
          from pillarbox_hub.subscriber
          left join lateral (select n from pillarbox_hub.position
                             where position.subscriber = subscriber.id order by n desc limit 1) newest on true
@@ -29,18 +34,22 @@ pub(crate) async fn oldest_unsettled(db: &mut PgConnection) -> sqlx::Result<Opti
              (select log_at from pillarbox_hub.lane
               join pillarbox_hub.message on message.subscriber = lane.subscriber and message.n = lane.head
               where lane.subscriber = subscriber.id)
-         ) waiting",
+         ) pending",
     )
     .fetch_one(db)
     .await
 }
 
-/// Moves messages from before that still wait to the day of `now`, so that their own can go; returns how many. Nothing else
-/// about them changes, and who reads them finds them by their number, as before.
-pub(crate) async fn carry_on(db: &mut PgConnection, before: DateTime<Utc>, now: DateTime<Utc>) -> sqlx::Result<u64> {
+/// Moves pending messages from before `before` to the day of `now`, so that their own day can be dropped. Returns how many
+/// it moved. Dispatchers find messages by their numbers, which do not change.
+pub(crate) async fn move_pending(
+    db: &mut PgConnection,
+    before: DateTime<Utc>,
+    now: DateTime<Utc>,
+) -> sqlx::Result<u64> {
     let query = "
-        with waiting as (
-            select made.subscriber, made.n from pillarbox_hub.subscriber
+        with pending as (
+            select candidate.subscriber, candidate.n from pillarbox_hub.subscriber
             left join lateral (select n from pillarbox_hub.position
                                where position.subscriber = subscriber.id order by n desc limit 1) newest on true
             cross join lateral (
@@ -50,7 +59,7 @@ pub(crate) async fn carry_on(db: &mut PgConnection, before: DateTime<Utc>, now: 
                                    and attempt.n = message.n and outcome <> 'failed')
                  limit $3)
                 union
-                -- The head of a lane that is blocked has died, and is waited for all the same.
+                -- The head of a blocked lane has a final outcome, but the lane still needs it.
                 (select message.subscriber, message.n from pillarbox_hub.lane
                  join pillarbox_hub.message on message.subscriber = lane.subscriber
                       and (message.n = lane.head or (message.lane = lane.lane and message.n > lane.head))
@@ -59,17 +68,17 @@ pub(crate) async fn carry_on(db: &mut PgConnection, before: DateTime<Utc>, now: 
                         or not exists (select from pillarbox_hub.attempt where attempt.subscriber = message.subscriber
                                        and attempt.n = message.n and outcome <> 'failed'))
                  limit $3)
-            ) made
+            ) candidate
             limit $3)
-        update pillarbox_hub.message set at = $2 from waiting
-        where message.subscriber = waiting.subscriber and message.n = waiting.n and message.at < $1";
-    let moved = sqlx::query(query).bind(before).bind(now).bind(CARRY_MAX as i64).execute(db).await?;
+        update pillarbox_hub.message set at = $2 from pending
+        where message.subscriber = pending.subscriber and message.n = pending.n and message.at < $1";
+    let moved = sqlx::query(query).bind(before).bind(now).bind(MOVED_MAX as i64).execute(db).await?;
     Ok(moved.rows_affected())
 }
 
-/// Writes the positions down again that have not moved since before: of a day whose messages could not be dropped yet, what
-/// was passed would be sent again without one.
-pub(crate) async fn carry_positions(
+/// Inserts positions that are older than `before` again with the time `now`. If such a position were dropped while messages
+/// before it still exist, those messages would be sent again.
+pub(crate) async fn renew_positions(
     db: &mut PgConnection,
     before: DateTime<Utc>,
     now: DateTime<Utc>,
@@ -82,12 +91,12 @@ pub(crate) async fn carry_positions(
     sqlx::query(query).bind(before).bind(now).execute(db).await.map(drop)
 }
 
-/// The log is kept for messages that are not settled.
-pub(crate) async fn hold_log(db: &mut PgConnection, from: Option<DateTime<Utc>>) -> sqlx::Result<()> {
-    hold::set(db, "hub", from).await
+/// Holds the log from this time on, for pending messages.
+pub(crate) async fn set_retention_hold(db: &mut PgConnection, from: Option<DateTime<Utc>>) -> sqlx::Result<()> {
+    retention_hold::set(db, "hub", from).await
 }
 
-/// Drops the days of these tables that ended before.
+/// Drops the partitions of these tables that end before `cutoff`.
 pub(crate) async fn drop_days(db: &mut PgConnection, tables: &[&str], cutoff: DateTime<Utc>) -> sqlx::Result<()> {
     for table in tables {
         let parent = format!("pillarbox_hub.{table}");
@@ -98,18 +107,18 @@ pub(crate) async fn drop_days(db: &mut PgConnection, tables: &[&str], cutoff: Da
             "delete from {parent}_overflow where ctid in (select ctid from {parent}_overflow where at < $1 limit $2)"
         );
         let query = sqlx::query(sqlx::AssertSqlSafe(overflow));
-        query.bind(cutoff - chrono::Duration::days(1)).bind(FORGET_MAX).execute(&mut *db).await?;
+        query.bind(cutoff - chrono::Duration::days(1)).bind(DELETED_MAX).execute(&mut *db).await?;
     }
     Ok(())
 }
 
-/// Forgets what nobody follows any more, and what belonged to subscribers that are gone.
-pub(crate) async fn forget(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
-    // The newest stays: it says which number is next.
-    let query = "delete from pillarbox_hub.fanned where n_to in (
-                     select n_to from pillarbox_hub.fanned
-                     where at < $1 and n_to < (select max(n_to) from pillarbox_hub.fanned) order by n_to limit $2)";
-    sqlx::query(query).bind(before).bind(FORGET_MAX).execute(&mut *db).await?;
+/// Deletes batches of fan-out and secrets from before `before`, and the lanes and commands of deleted subscribers.
+pub(crate) async fn delete_obsolete(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+    // The newest batch stays: the next hub message gets the number behind it.
+    let query = "delete from pillarbox_hub.fanout_batch where n_to in (
+                     select n_to from pillarbox_hub.fanout_batch
+                     where at < $1 and n_to < (select max(n_to) from pillarbox_hub.fanout_batch) order by n_to limit $2)";
+    sqlx::query(query).bind(before).bind(DELETED_MAX).execute(&mut *db).await?;
     for table in ["lane", "command"] {
         let query = format!(
             "delete from pillarbox_hub.{table}
@@ -118,27 +127,27 @@ pub(crate) async fn forget(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx
         sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *db).await?;
     }
     let query = "delete from pillarbox_hub.secret where expires_at < $1";
-    let is_any = "select exists (select from pillarbox_hub.secret where expires_at < $1)";
-    // Asked first: a statement that deletes nothing is a change for who follows the directory.
-    if sqlx::query_scalar(is_any).bind(before).fetch_one(&mut *db).await? {
+    let exists = "select exists (select from pillarbox_hub.secret where expires_at < $1)";
+    // Check first: even a statement that deletes nothing fires the trigger that counts changes of the directory.
+    if sqlx::query_scalar(exists).bind(before).fetch_one(&mut *db).await? {
         sqlx::query(query).bind(before).execute(db).await?;
     }
     Ok(())
 }
 
-/// Forgets dead letters from before, but not one that its lane waits for.
-pub(crate) async fn forget_dead_letters(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+/// Deletes dead letters from before `before`, except those that block a lane.
+pub(crate) async fn delete_dead_letters(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
     let query = "delete from pillarbox_hub.dead_letter where id in (
                      select id from pillarbox_hub.dead_letter
                      where coalesce(manual_retry_at, moved_to_dlq_at) < $1
                        and not exists (select from pillarbox_hub.lane where lane.subscriber = dead_letter.subscriber
                                        and lane.head = dead_letter.n and lane.next_at is null)
                      limit $2)";
-    sqlx::query(query).bind(before).bind(FORGET_MAX).execute(db).await.map(drop)
+    sqlx::query(query).bind(before).bind(DELETED_MAX).execute(db).await.map(drop)
 }
 
-/// How many messages and lanes wait, and how many dead letters nobody has retried: of each up to a bound for each subscriber,
-/// so that looking costs the same whatever has gathered.
+/// The number of pending messages and detached lanes, and of dead letters that were not retried. Each is counted up to
+/// [`COUNTED_MAX`] per subscriber, which bounds the cost of the query.
 pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
     let row = sqlx::query(
         "select coalesce(sum(messages.count + lanes.count), 0)::bigint as pending, coalesce(sum(dead.count), 0)::bigint as dead

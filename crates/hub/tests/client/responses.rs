@@ -1,15 +1,15 @@
-//! What is sent, what is made of an answer, and how little of it is read.
+//! The request that the client sends, and how it reads responses within their limits.
 
 use std::time::{Duration, Instant};
 
 use pillarbox_hub::client::{Client, ErrorClass};
 use tokio::sync::mpsc;
 
-use crate::receiver::{OK, Peer, Receiver, Silence};
+use crate::receiver::{OK, Peer, Receiver, SilentResolver};
 use crate::{LONG, SHORT, client, loopback, post, post_within, soon};
 
 #[tokio::test]
-async fn a_request_says_who_sends_it_and_wants_nothing_compressed() {
+async fn a_request_names_its_sender_and_asks_for_no_compression() {
     let receiver =
         Receiver::answering("HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 9\r\n\r\nnot\r\nnow\0").await;
     let answer = post(&client(), &receiver.url()).await.unwrap();
@@ -34,7 +34,7 @@ async fn a_request_says_who_sends_it_and_wants_nothing_compressed() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_a_status_and_is_not_followed() {
+async fn a_redirect_is_not_followed() {
     let elsewhere = Receiver::answering(OK).await;
     let location = elsewhere.url();
     for status in [300, 301, 302, 303, 307, 308] {
@@ -50,7 +50,7 @@ async fn a_redirect_is_a_status_and_is_not_followed() {
 }
 
 #[tokio::test]
-async fn an_endless_body_is_left_unread_and_its_status_counts() {
+async fn an_endless_body_is_abandoned_and_its_status_counts() {
     for head in ["transfer-encoding: chunked", "content-length: 99999999999", "connection: close"] {
         let (closed, mut is_closed) = mpsc::unbounded_channel();
         let receiver = Receiver::start(move |mut peer: Peer| {
@@ -65,14 +65,14 @@ async fn an_endless_body_is_left_unread_and_its_status_counts() {
         .await;
         let started = Instant::now();
         let answer = post(&client(), &receiver.url()).await.unwrap();
-        assert!(started.elapsed() < LONG / 2, "it was left, and not read until the deadline");
+        assert!(started.elapsed() < LONG / 2, "the body is abandoned before the deadline");
         assert_eq!((answer.status.as_u16(), answer.excerpt.len()), (201, 1024), "{head}");
         soon("the connection is dropped", is_closed.recv()).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_body_that_drips_ends_at_the_deadline_and_its_status_counts() {
+async fn a_slow_body_ends_at_the_deadline_and_its_status_counts() {
     let (closed, mut is_closed) = mpsc::unbounded_channel();
     let receiver = Receiver::start(move |mut peer: Peer| {
         let closed = closed.clone();
@@ -93,7 +93,7 @@ async fn a_body_that_drips_ends_at_the_deadline_and_its_status_counts() {
 }
 
 #[tokio::test]
-async fn one_deadline_holds_for_the_name_the_handshake_the_head_and_the_interim_answers() {
+async fn one_deadline_covers_dns_tls_headers_and_interim_responses() {
     let cases = [("", ""), ("", "HTTP/1.1 100 Continue\r\n\r\n"), ("HTTP/1.1 200 OK\r\nx: ", "y")];
     for (head, drip) in cases {
         let receiver = Receiver::start(move |mut peer: Peer| async move {
@@ -103,7 +103,7 @@ async fn one_deadline_holds_for_the_name_the_handshake_the_head_and_the_interim_
         })
         .await;
         let failure = post_within(&client(), &receiver.url(), SHORT).await.unwrap_err();
-        assert_eq!((failure.class, failure.text.as_str()), (ErrorClass::Timeout, "no answer within 400ms"), "{drip}");
+        assert_eq!((failure.class, failure.text.as_str()), (ErrorClass::Timeout, "no response within 400ms"), "{drip}");
     }
     let mute = Receiver::start(async |peer: Peer| {
         tokio::time::sleep(SHORT * 9).await;
@@ -112,12 +112,12 @@ async fn one_deadline_holds_for_the_name_the_handshake_the_head_and_the_interim_
     .await;
     let failure = post_within(&client(), &mute.url().replace("http:", "https:"), SHORT).await.unwrap_err();
     assert_eq!(failure.class, ErrorClass::Timeout);
-    let unresolved = Client::with_resolver(loopback(), std::sync::Arc::new(Silence)).unwrap();
+    let unresolved = Client::with_resolver(loopback(), std::sync::Arc::new(SilentResolver)).unwrap();
     let failure = post_within(&unresolved, "http://slow.example/", SHORT).await.unwrap_err();
     assert_eq!(failure.class, ErrorClass::Timeout);
 }
 
-/// 20,000 times `a`.
+/// 20,000 times `a`, compressed, in hexadecimal.
 const GZIPPED: &str = concat!(
     "1f8b0800000000000203edc13101000000c2a0aceb5fc21a1e4001000000000000000000000000000000000000f0603187bd",
     "ca204e0000",
@@ -141,11 +141,11 @@ async fn a_compressed_body_is_not_decompressed() {
     let answer = post(&client, &receiver.url()).await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.excerpt.as_str()), (200, ""));
     post(&client, &receiver.url()).await.unwrap();
-    assert_eq!(receiver.connections(), 1, "it was read to its end");
+    assert_eq!(receiver.connections(), 1, "the body was read to its end, so the connection is reused");
 }
 
 #[tokio::test]
-async fn what_is_not_http_or_has_too_large_a_head_is_told_as_such() {
+async fn a_response_that_is_not_http_or_too_large_is_a_protocol_error() {
     let large = format!("HTTP/1.1 200 OK\r\nx: {}\r\n\r\n", "a".repeat(200_000));
     let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(1_000));
     for answer in ["SSH-2.0-OpenSSH_9.2\r\n\r\n".to_owned(), large, many] {
@@ -154,7 +154,7 @@ async fn what_is_not_http_or_has_too_large_a_head_is_told_as_such() {
             let answer = answer.clone();
             async move {
                 peer.answer(&answer).await;
-                peer.request().await; // stays open
+                peer.request().await; // keeps the connection open
             }
         })
         .await;

@@ -1,36 +1,43 @@
-//! One attempt: what is sent, and what the answer means.
+//! One attempt: the HTTP request for a hub message, and the meaning of the response.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use chrono::{SecondsFormat, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use kit::clock::Clock;
 
-use super::feed::Came;
-use super::{Event, Mail, Recipient};
-use crate::client::{Client, Outgoing};
+use crate::client::{Client, WebhookRequest};
+use crate::delivery::{AttemptResult, Recipient};
 use crate::domain::{Format, Reason, Verdict, verdict};
-use crate::signature::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, live, sign};
+use crate::hub_message::{HubEvent, HubMessage};
+use crate::signature::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, active_secrets, sign};
 
 const LANE: HeaderName = HeaderName::from_static("webhook-lane");
 const SEQ: HeaderName = HeaderName::from_static("webhook-seq");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-pub(crate) async fn deliver(client: &Client, recipient: &Recipient, mail: &Mail, clock: &Clock) -> Came {
-    let began = Instant::now();
-    let Some(event) = &mail.event else {
-        return Came::unsent(Reason::Expired, "the log no longer has it");
+/// Sends the message once and returns the result. A failure to send is a result, too.
+pub(crate) async fn attempt(
+    client: &Client,
+    recipient: &Recipient,
+    message: &HubMessage,
+    clock: &Clock,
+) -> AttemptResult {
+    let started = Instant::now();
+    let Some(event) = &message.event else {
+        return AttemptResult::not_sent(Reason::Expired, "the log no longer has it");
     };
     let body = body(recipient.format, event);
-    let headers = headers(recipient, mail, event, &body, clock.now());
-    let sent = client.post(Outgoing { target: &recipient.target, headers, body, timeout: recipient.timeout }).await;
-    let latency = began.elapsed();
+    let headers = headers(recipient, message, event, &body, clock.now());
+    let sent =
+        client.post(WebhookRequest { target: &recipient.target, headers, body, timeout: recipient.timeout }).await;
+    let latency = started.elapsed();
     match sent {
         Ok(answer) => {
             let status = answer.status.as_u16();
-            let verdict = verdict(Some(status), &recipient.retry_statuses);
-            Came {
+            let verdict = verdict(Some(status), &recipient.retry.statuses);
+            AttemptResult {
                 verdict,
                 retry_after: answer.retry_after,
                 status: Some(status),
@@ -38,32 +45,28 @@ pub(crate) async fn deliver(client: &Client, recipient: &Recipient, mail: &Mail,
                 error: (verdict != Verdict::Delivered).then_some("status"),
                 detail: None,
                 excerpt: (!answer.excerpt.is_empty()).then_some(answer.excerpt),
-                unsent: None,
+                not_sent: None,
             }
         }
-        Err(failure) => failed(failure.text, failure.class.as_str(), latency),
+        Err(failure) => AttemptResult {
+            verdict: verdict(None, &[]),
+            retry_after: None,
+            status: None,
+            latency,
+            error: Some(failure.class.as_str()),
+            detail: Some(failure.text),
+            excerpt: None,
+            not_sent: None,
+        },
     }
 }
 
-fn failed(detail: String, error: &'static str, latency: Duration) -> Came {
-    Came {
-        verdict: verdict(None, &[]),
-        retry_after: None,
-        status: None,
-        latency,
-        error: Some(error),
-        detail: Some(detail),
-        excerpt: None,
-        unsent: None,
-    }
-}
-
-/// The same bytes on every attempt.
-fn body(format: Format, event: &Event) -> Bytes {
+/// The request body: the same bytes on every attempt.
+fn body(format: Format, event: &HubEvent) -> Bytes {
     let payload = &event.payload;
     let at = || event.at.to_rfc3339_opts(SecondsFormat::Micros, true);
-    // The payload goes in as it was posted; sources, types and times hold nothing that JSON would escape.
-    let wrapped = |before: String| {
+    // The payload is embedded as it was posted. Sources, types and times contain no character that JSON escapes.
+    let envelope = |before: String| {
         let mut body = Vec::with_capacity(before.len() + payload.len() + 1);
         body.extend_from_slice(before.as_bytes());
         body.extend_from_slice(payload);
@@ -72,8 +75,8 @@ fn body(format: Format, event: &Event) -> Bytes {
     };
     match format {
         Format::Raw => payload.clone(),
-        Format::Standard => wrapped(format!(r#"{{"type":"{}","timestamp":"{}","data":"#, event.topic, at())),
-        Format::Cloudevents => wrapped(format!(
+        Format::Standard => envelope(format!(r#"{{"type":"{}","timestamp":"{}","data":"#, event.topic, at())),
+        Format::Cloudevents => envelope(format!(
             r#"{{"specversion":"1.0","id":"evt_{}","source":"/pillarbox/{}","type":"{}","time":"{}","datacontenttype":"application/json","data":"#,
             event.id,
             event.source,
@@ -83,7 +86,13 @@ fn body(format: Format, event: &Event) -> Bytes {
     }
 }
 
-fn headers(recipient: &Recipient, mail: &Mail, event: &Event, body: &Bytes, now: chrono::DateTime<Utc>) -> HeaderMap {
+fn headers(
+    recipient: &Recipient,
+    message: &HubMessage,
+    event: &HubEvent,
+    body: &Bytes,
+    now: chrono::DateTime<Utc>,
+) -> HeaderMap {
     let mut headers = recipient.headers.clone();
     let id = format!("evt_{}", event.id);
     let timestamp = now.timestamp();
@@ -92,11 +101,11 @@ fn headers(recipient: &Recipient, mail: &Mail, event: &Event, body: &Bytes, now:
         Format::Cloudevents => "application/cloudevents+json",
     };
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(WEBHOOK_SIGNATURE, sign(live(&recipient.secrets, now), &id, timestamp, body));
+    headers.insert(WEBHOOK_SIGNATURE, sign(active_secrets(&recipient.secrets, now), &id, timestamp, body));
     insert(&mut headers, WEBHOOK_ID, &id);
     headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(timestamp));
-    if let (Some(lane), Some(seq)) = (&mail.lane, mail.seq) {
-        insert(&mut headers, LANE, &ascii(lane));
+    if let (Some(lane), Some(seq)) = (&message.lane, message.seq) {
+        insert(&mut headers, LANE, &percent_encoded(lane));
         headers.insert(SEQ, HeaderValue::from(seq));
     }
     if let Some(trace) = &event.traceparent {
@@ -111,8 +120,8 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     }
 }
 
-/// Percent-encoded where a header could not hold it, and where it could be taken for that.
-fn ascii(text: &str) -> String {
+/// Percent-encodes all bytes that a header value cannot contain, and `%` itself, so that the encoding is unambiguous.
+fn percent_encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

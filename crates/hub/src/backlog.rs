@@ -1,0 +1,31 @@
+//! Dead-letters the whole backlog of webhooks, for a restored copy of a database in which nothing of it must be sent.
+
+use chrono::{DateTime, Utc};
+use mailbox::log;
+use sqlx::PgConnection;
+
+use crate::hub_message::HubEvent;
+use crate::store;
+
+/// Messages that are processed at a time: their content is in memory.
+const CHUNK: usize = 500;
+
+/// Makes a dead letter of every message without a final outcome, and moves every subscriber's position behind the newest
+/// message. Returns how many dead letters it made. No dispatcher may run meanwhile.
+pub async fn dead_letter_backlog(tx: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<u64> {
+    store::recovery::disable_statement_timeout(tx).await?;
+    let mut count = 0;
+    for subscriber in store::subscriber::load_all(tx).await? {
+        let pending = store::recovery::pending_messages(tx, subscriber.id).await?;
+        for chunk in pending.chunks(CHUNK) {
+            let log_refs = store::recovery::log_refs(tx, subscriber.id, chunk).await?;
+            let messages = log::load_messages(tx, &log_refs).await?;
+            let events: Vec<(i64, HubEvent)> =
+                messages.iter().map(|message| (message.id, HubEvent::from_log(message))).collect();
+            store::recovery::insert_dead_letters(tx, &subscriber, chunk, &events, now).await?;
+        }
+        count += pending.len() as u64;
+    }
+    store::recovery::skip_to_newest(tx, now).await?;
+    Ok(count)
+}

@@ -1,0 +1,255 @@
+//! Ownership: which subscribers this process sends to, from the claim of their shard to its release.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mailbox::consumers::{Fence, ShardAssignment};
+use mailbox::log::Watcher;
+use sqlx::PgConnection;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::saver::save_changes;
+use super::subscriber_queue::SubscriberQueue;
+use super::{DispatchError, Dispatcher};
+use crate::delivery::{Changes, Recipient};
+use crate::store::subscriber::StoredSubscriber;
+use crate::store::{self, delivery_reads};
+
+/// The minimum time between two refreshes of the subscribers, however often they change.
+pub(super) const REFRESH_PAUSE: Duration = Duration::from_millis(100);
+/// How long the dispatcher waits for the attempts in flight when it stops.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
+
+pub(super) struct Ownership {
+    assignment: ShardAssignment,
+    watcher: Watcher,
+    /// The watcher's count of invalidations that the dispatcher has reacted to.
+    invalidations: u64,
+    shards: BTreeSet<i16>,
+    /// The version of the directory that the subscriber queues were loaded from; 0 if they have to be loaded.
+    loaded_version: i64,
+    /// The newest version of the directory that a poll or fan-out has reported.
+    newest_version: i64,
+    rebalanced_at: Option<Instant>,
+    refreshed_at: Option<Instant>,
+    /// How many subscriber queues this dispatcher has created.
+    generations: u64,
+}
+
+impl Ownership {
+    pub(super) fn new(assignment: ShardAssignment, watcher: Watcher) -> Ownership {
+        Ownership {
+            assignment,
+            invalidations: watcher.invalidations(),
+            watcher,
+            shards: BTreeSet::new(),
+            loaded_version: 0,
+            newest_version: 0,
+            rebalanced_at: None,
+            refreshed_at: None,
+            generations: 0,
+        }
+    }
+
+    pub(super) fn fence(&self) -> Fence {
+        self.assignment.fence()
+    }
+
+    /// Whether the subscriber queues are those of the owned shards. Until then nothing is sent.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.loaded_version != 0
+    }
+
+    /// Whether in-memory state has become stale since the last call, because the database restarted or failed over.
+    pub(super) fn consume_invalidation(&mut self) -> bool {
+        let current = self.watcher.invalidations();
+        std::mem::replace(&mut self.invalidations, current) != current
+    }
+
+    pub(super) fn is_rebalance_due(&self) -> bool {
+        self.rebalanced_at.is_none_or(|at| at.elapsed() > self.assignment.rebalance_interval())
+    }
+
+    /// Sets the owned shards. If they changed, nothing is sent until the subscriber queues are loaded again: some of them may
+    /// belong to another process now.
+    pub(super) fn set_shards(&mut self, shards: BTreeSet<i16>) {
+        if shards != self.shards {
+            self.loaded_version = 0;
+            self.shards = shards;
+        }
+    }
+
+    pub(super) fn notice_version(&mut self, version: i64) {
+        self.newest_version = self.newest_version.max(version);
+    }
+
+    /// When the subscribers have to be loaded again; None if they have not changed.
+    pub(super) fn refresh_due(&self) -> Option<Instant> {
+        let has_changed = !self.is_loaded() || self.newest_version > self.loaded_version;
+        (self.rebalanced_at.is_some() && has_changed)
+            .then(|| self.refreshed_at.map_or_else(Instant::now, |at| at + REFRESH_PAUSE))
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.shards.clear();
+        (self.loaded_version, self.newest_version, self.rebalanced_at) = (0, 0, None);
+    }
+
+    fn next_generation(&mut self) -> u64 {
+        self.generations += 1;
+        self.generations
+    }
+}
+
+impl Dispatcher {
+    /// Claims and releases shards, and loads the subscribers of the owned ones.
+    pub(super) async fn rebalance(&mut self) -> Result<(), DispatchError> {
+        let mut db = self.db.acquire().await?;
+        if mailbox::database::cluster_identity::is_restored(&mut db).await? {
+            self.reset();
+            return Err(DispatchError::Restored);
+        }
+        let Some(shards) = self.ownership.assignment.rebalance(&mut db).await? else {
+            drop(db);
+            self.reset();
+            return Ok(());
+        };
+        drop(db);
+        self.ownership.set_shards(shards);
+        self.ownership.rebalanced_at = Some(Instant::now());
+        self.refresh().await
+    }
+
+    /// Creates, updates and removes subscriber queues according to the directory, if it has changed.
+    pub(super) async fn refresh(&mut self) -> Result<(), DispatchError> {
+        self.ownership.refreshed_at = Some(Instant::now());
+        let mut db = self.db.acquire().await?;
+        // Read the version before the subscribers: a change in between makes the next refresh load them again.
+        let version = store::subscriber::directory_version(&mut db).await?;
+        if version == self.ownership.loaded_version {
+            return Ok(());
+        }
+        if !self.reader.announced.is_known() {
+            // Read before the positions of new queues, so that everything behind it is announced to them.
+            self.reader.announced.load(delivery_reads::newest_number(&mut db).await?);
+        }
+        let recipients = self.load_recipients(&mut db).await?;
+        let new = self.update_queues(recipients);
+        self.create_queues(&mut db, new).await?;
+        (self.ownership.loaded_version, self.ownership.newest_version) = (version, version);
+        Ok(())
+    }
+
+    async fn load_recipients(&self, db: &mut PgConnection) -> Result<Vec<Arc<Recipient>>, DispatchError> {
+        let shards: Vec<i16> = self.ownership.shards.iter().copied().collect();
+        let subscribers = store::subscriber::load_shards(db, &self.cipher, &shards)
+            .await
+            .map_err(|error| DispatchError::Directory(error.to_string()))?;
+        let recipient = |stored: StoredSubscriber| match Recipient::new(stored.subscriber, stored.secrets) {
+            Ok(recipient) => Some(Arc::new(recipient)),
+            Err(error) => {
+                tracing::error!(error, "a subscriber has invalid settings; nothing is sent to it until they are fixed");
+                None
+            }
+        };
+        Ok(subscribers.into_iter().filter_map(recipient).collect())
+    }
+
+    /// Updates the existing queues, removes those without a recipient, and returns the recipients without a queue.
+    fn update_queues(&mut self, recipients: Vec<Arc<Recipient>>) -> Vec<Arc<Recipient>> {
+        let mut removed: HashSet<Uuid> = self.queues.keys().copied().collect();
+        let mut new = Vec::new();
+        for recipient in recipients {
+            removed.remove(&recipient.id);
+            match self.queues.get_mut(&recipient.id) {
+                Some(queue) => {
+                    self.scheduler.activate(recipient.id);
+                    queue.update_recipient(recipient);
+                }
+                None => new.push(recipient),
+            }
+        }
+        for subscriber in removed {
+            if let Some(queue) = self.queues.remove(&subscriber) {
+                self.sender.drop_queue(&queue);
+            }
+        }
+        new
+    }
+
+    async fn create_queues(&mut self, db: &mut PgConnection, new: Vec<Arc<Recipient>>) -> sqlx::Result<()> {
+        let ids: Vec<Uuid> = new.iter().map(|recipient| recipient.id).collect();
+        let mut stored = delivery_reads::load(db, &ids).await?;
+        let now = self.clock.now();
+        for recipient in new {
+            let id = recipient.id;
+            let (generation, stored) = (self.ownership.next_generation(), stored.remove(&id).unwrap_or_default());
+            self.queues.insert(id, SubscriberQueue::new(recipient, generation, stored, now));
+            self.scheduler.activate(id);
+        }
+        Ok(())
+    }
+
+    /// Drops all in-memory state. It may be stale; the next round loads it again from the database.
+    pub(super) fn reset(&mut self) {
+        self.queues.clear();
+        self.scheduler.reset();
+        self.sender.reset();
+        self.ownership.reset();
+        self.reader.reset();
+        self.saver.reset();
+        while self.handed_over.try_recv().is_ok() {}
+    }
+
+    /// Stops sending, waits up to [`DRAIN_TIME_MAX`] for the attempts in flight, saves all changes, and releases the shards.
+    pub(crate) async fn close(mut self) {
+        let deadline = Instant::now() + DRAIN_TIME_MAX;
+        let drained = async {
+            while self.sender.in_flight() > 0 {
+                let Some(attempt) = self.sender.results.recv().await else { break };
+                self.finish_attempt(attempt);
+            }
+        };
+        if tokio::time::timeout_at(deadline, drained).await.is_err() {
+            let in_flight = self.sender.in_flight();
+            tracing::info!(in_flight, "stopping while webhooks are in flight; they will be sent again");
+        }
+        if let Err(error) = self.save_all().await {
+            tracing::warn!(%error, "the last outcomes could not be saved; their messages are sent again");
+        }
+        let released = async { self.ownership.assignment.release(&mut *self.db.acquire().await?).await };
+        if let Err(error) = released.await {
+            tracing::warn!(%error, "the shards could not be released; other processes claim them when the lease expires");
+        }
+    }
+
+    /// Saves everything that is not saved yet: first the changes of a failed or interrupted save, then those of the queues.
+    async fn save_all(&mut self) -> sqlx::Result<()> {
+        if let Some((changes, save)) = self.saver.in_flight.take()
+            && !matches!(save.await, Ok(Ok(true)))
+        {
+            self.saver.failed = Some(changes);
+        }
+        let (now, fence) = (self.clock.now(), self.ownership.fence());
+        if let Some(changes) = self.saver.failed.take()
+            && !save_changes(&self.db, fence, &changes, now).await?
+        {
+            return Ok(()); // The lease is lost: the new owner sends these messages again.
+        }
+        let mut changes = Changes::default();
+        self.queues.values_mut().for_each(|queue| queue.drain_changes(now, &mut changes));
+        save_changes(&self.db, self.ownership.fence(), &changes, now).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+impl Ownership {
+    /// Sets the state after a successful rebalance and refresh.
+    pub(super) fn assume_loaded(&mut self, shards: BTreeSet<i16>, version: i64) {
+        self.shards = shards;
+        (self.loaded_version, self.newest_version) = (version, version);
+        self.rebalanced_at = Some(Instant::now());
+    }
+}

@@ -1,0 +1,209 @@
+//! The guarantees of a subscriber queue, one at a time.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::operator_command::{OperatorCommand, PendingCommand};
+
+const LARGE: usize = 256 * 1024;
+
+/// A queue that has read these messages, given by their lanes.
+fn queue_with(recipient: Arc<Recipient>, lanes: &[Option<&str>]) -> (Database, SubscriberQueue) {
+    let messages = (1..).zip(lanes).map(|(n, lane)| (n, lane.map(Arc::from))).collect();
+    let database = Database { messages, ..Database::default() };
+    let mut queue = database.load(recipient, now());
+    while queue.read_request().is_some() {
+        database.read(&mut queue, now());
+    }
+    (database, queue)
+}
+
+/// A queue that has read nothing yet.
+fn unread_queue(payload_bytes: usize, lanes: &[Option<&str>]) -> (Database, SubscriberQueue) {
+    let messages = (1..).zip(lanes).map(|(n, lane)| (n, lane.map(Arc::from))).collect();
+    let database = Database { messages, payload_bytes, ..Database::default() };
+    let queue = database.load(recipient(10, OnExhausted::Skip), now());
+    (database, queue)
+}
+
+fn save(queue: &mut SubscriberQueue) -> Changes {
+    let mut changes = Changes::default();
+    queue.drain_changes(now(), &mut changes);
+    changes
+}
+
+/// Delivers all messages that may be sent now, and returns how many there were.
+fn deliver_all(queue: &mut SubscriberQueue) -> usize {
+    let started = start_all(queue, now());
+    started.iter().for_each(|(key, _)| queue.finish_attempt(key, result(Verdict::Delivered), now(), 0.0));
+    started.len()
+}
+
+#[test]
+fn a_failed_message_delays_its_lane_only() {
+    let (database, mut queue) = queue_with(recipient(10, OnExhausted::Skip), &[Some("a"), Some("a"), Some("b"), None]);
+    let started = start_all(&mut queue, now());
+    assert_eq!(numbers(&started), [1, 3, 4]);
+    queue.finish_attempt(&started[0].0, result(Verdict::Retry), now(), 0.0);
+    queue.finish_attempt(&started[1].0, result(Verdict::Delivered), now(), 0.0);
+    database.read(&mut queue, now());
+    save(&mut queue);
+    assert!(queue.start_next(now()).is_none(), "2 waits for 1, which waits for its retry");
+    assert_eq!(queue.next_wake(now()), Some(now() + TimeDelta::seconds(5)));
+    let later = now() + TimeDelta::seconds(5);
+    database.read(&mut queue, later);
+    assert_eq!(queue.start_next(later).map(|(_, message)| message.n), Some(1));
+}
+
+#[test]
+fn after_twenty_failures_messages_are_probed_one_at_a_time_until_a_success() {
+    let (database, mut queue) = queue_with(recipient(50, OnExhausted::Skip), &[None; 100]);
+    let started = start_all(&mut queue, now());
+    assert_eq!(started.len(), 50);
+    for (key, _) in &started {
+        queue.finish_attempt(key, result(Verdict::Retry), now(), 0.0);
+    }
+    let probe = queue.start_next(now()).unwrap();
+    assert!(queue.start_next(now() + TimeDelta::seconds(1)).is_none(), "one at a time");
+    queue.finish_attempt(&probe.0, result(Verdict::Retry), now(), 0.0);
+    assert!(queue.start_next(now()).is_none(), "not at once");
+    let later = now() + TimeDelta::seconds(6);
+    database.read(&mut queue, later);
+    let probe = queue.start_next(later).unwrap();
+    queue.finish_attempt(&probe.0, result(Verdict::Delivered), later, 0.0);
+    database.read(&mut queue, later);
+    assert!(start_all(&mut queue, later).len() > 10);
+}
+
+#[test]
+fn a_rate_limit_is_not_exceeded() {
+    let unlimited = fixtures::recipient();
+    let limits = RecipientLimits { max_in_flight: 1_000, rate: Some(100) };
+    let (_, mut queue) = queue_with(Arc::new(Recipient { limits, ..unlimited }), &[None; 500]);
+    let mut sent = 0;
+    for millisecond in 0..1_000 {
+        sent += start_all(&mut queue, now() + TimeDelta::milliseconds(millisecond)).len();
+    }
+    assert!((95..=111).contains(&sent), "{sent} in a second");
+}
+
+#[test]
+fn a_requested_pause_applies_to_all_lanes() {
+    let (_, mut queue) = queue_with(recipient(10, OnExhausted::Skip), &[None, None]);
+    let (first, _) = queue.start_next(now()).unwrap();
+    let busy = AttemptResult { retry_after: Some(Duration::from_secs(7)), ..result(Verdict::Retry) };
+    queue.finish_attempt(&first, busy, now(), 0.0);
+    assert!(queue.start_next(now() + TimeDelta::seconds(6)).is_none());
+    assert_eq!(queue.start_next(now() + TimeDelta::seconds(7)).map(|(_, message)| message.n), Some(2));
+}
+
+#[test]
+fn a_queue_that_waits_for_a_response_is_not_woken_before() {
+    let (_, mut queue) = queue_with(recipient(1, OnExhausted::Skip), &[None, None, None]);
+    let (first, _) = queue.start_next(now()).unwrap();
+    let busy = AttemptResult { retry_after: Some(Duration::from_secs(1)), ..result(Verdict::Retry) };
+    queue.finish_attempt(&first, busy, now(), 0.0);
+    save(&mut queue);
+    let later = now() + TimeDelta::seconds(2);
+    queue.start_next(later).unwrap();
+    assert_eq!(queue.next_wake(later), Some(now() + TimeDelta::seconds(5)), "when the first is due, not at once");
+}
+
+#[test]
+fn a_lane_with_a_long_backlog_is_detached_so_that_others_need_not_wait() {
+    let mut lanes = vec![Some("busy"); 5_000];
+    lanes.push(Some("calm"));
+    let (database, mut queue) = queue_with(recipient(2, OnExhausted::Skip), &lanes);
+    let mut rounds = 0;
+    loop {
+        let started = start_all(&mut queue, now());
+        if numbers(&started).contains(&5_001) {
+            break;
+        }
+        for (key, _) in started {
+            queue.finish_attempt(&key, result(Verdict::Delivered), now(), 0.0);
+        }
+        database.read(&mut queue, now());
+        rounds += 1;
+        assert!(rounds < 500, "the calm lane waits for the busy one");
+    }
+    assert!(queue.lanes.queued() < 2_000, "{} in memory", queue.lanes.queued());
+}
+
+#[test]
+fn fewer_messages_are_read_at_a_time_if_they_are_large() {
+    for (payload_bytes, expected) in [(LARGE, 7), (30_000, 68), (100, 512)] {
+        let (database, mut queue) = unread_queue(payload_bytes, &[None; 1_000]);
+        let first = queue.read_request().map(|request| (request.after, request.limit));
+        assert_eq!(first, Some((0, 32)), "as if they were large, as long as their size is unknown");
+        let (mut queued, mut delivered) = (BTreeSet::new(), 0);
+        while delivered < 1_000 {
+            database.read(&mut queue, now());
+            queued.insert(queue.lanes.queued());
+            delivered += deliver_all(&mut queue);
+            if let Some(request) = queue.read_request() {
+                assert_eq!(request.limit, expected, "{payload_bytes} bytes");
+            }
+        }
+        // A quarter of the previous read may be left.
+        let most = queued.last().copied().unwrap_or_default();
+        assert!(most > 0 && most <= (expected + expected / 4).max(32), "{queued:?}");
+    }
+}
+
+#[test]
+fn large_messages_of_a_lane_are_read_a_few_at_a_time() {
+    for (payload_bytes, expected) in [(LARGE, 7), (100, 64)] {
+        let (database, mut queue) = unread_queue(payload_bytes, &[Some("lane"); 40]);
+        database.read(&mut queue, now());
+        let (key, _) = queue.start_next(now()).unwrap();
+        queue.finish_attempt(&key, result(Verdict::Retry), now(), 0.0);
+        let requests = queue.start_lane_reads(now() + TimeDelta::days(1), 8);
+        let limits: Vec<usize> = requests.iter().map(|request| request.limit).collect();
+        assert_eq!(limits, [expected], "{payload_bytes} bytes");
+    }
+}
+
+#[test]
+fn messages_handed_over_to_a_full_queue_are_read_later() {
+    for (payload_bytes, expected) in [(LARGE, 8), (100, 513)] {
+        let (database, mut queue) = unread_queue(payload_bytes, &[None; 2_000]);
+        queue.progress.has_more = false;
+        for n in 1..=2_000 {
+            queue.receive(vec![database.message(n)], Origin::HandedOver);
+        }
+        assert_eq!((queue.lanes.queued(), queue.progress.has_more), (expected, true), "{payload_bytes} bytes");
+        let mut delivered = 0;
+        while delivered < 2_000 {
+            delivered += deliver_all(&mut queue);
+            database.read(&mut queue, now());
+        }
+    }
+}
+
+#[test]
+fn messages_handed_over_do_not_overtake_those_still_to_be_read() {
+    let (database, mut queue) = unread_queue(0, &[Some("a"), Some("a")]);
+    queue.receive(vec![database.message(2)], Origin::HandedOver);
+    assert!(start_all(&mut queue, now()).is_empty(), "1 has not been read");
+    database.read(&mut queue, now());
+    queue.receive(vec![database.message(2)], Origin::HandedOver);
+    assert_eq!((numbers(&start_all(&mut queue, now())), queue.lanes.queued()), (vec![1], 2), "each is queued once");
+}
+
+#[test]
+fn a_retry_after_a_dead_letter_command_is_rejected() {
+    let (database, mut queue) = queue_with(recipient(10, OnExhausted::Block), &[Some("a"), Some("a")]);
+    let (head, _) = queue.start_next(now()).unwrap();
+    queue.finish_attempt(&head, result(Verdict::Refused), now(), 0.0);
+    save(&mut queue);
+    for (id, command) in [(1, OperatorCommand::DeadLetter), (2, OperatorCommand::Retry)] {
+        queue.execute(PendingCommand { id, key: head.clone(), n: 1, command, by: String::new() }, now());
+    }
+    let changes = save(&mut queue);
+    assert_eq!(changes.executed_commands, [1, 2]);
+    assert_eq!(changes.rejected_retries, [(queue.recipient.id, 1)]);
+    queue.start_next(now());
+    database.read(&mut queue, now());
+    assert_eq!(numbers(&start_all(&mut queue, now())), [2]);
+}

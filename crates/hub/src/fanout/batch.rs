@@ -1,0 +1,122 @@
+//! What one batch of log messages leads to: hub messages, skipped subscribers and operator commands.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use mailbox::log::LogRef;
+use uuid::Uuid;
+
+use crate::hub_message::{FannedBatch, HubEvent, HubMessage};
+use crate::operator_command::{CommandRequest, DeadLetterRequest, OperatorCommand, RetryRequest};
+use crate::store::fanout::{DeadLetterToRetry, NewCommand, NewMessage, NewSkipped};
+
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) messages: Vec<NewMessage>,
+    /// The content of each message; None for a retried dead letter, whose content is in the database.
+    events: Vec<Option<Arc<HubEvent>>>,
+    pub(super) skipped: Vec<NewSkipped>,
+    pub(super) commands: Vec<NewCommand>,
+    /// Matching subscribers of all events, whether they get a message or are skipped.
+    pub(super) size: usize,
+}
+
+impl Batch {
+    pub(super) fn add_message(
+        &mut self,
+        subscriber: Uuid,
+        lane: Option<String>,
+        log_ref: LogRef,
+        event: Arc<HubEvent>,
+    ) {
+        self.messages.push(NewMessage { subscriber, lane, seq: None, log_ref, dead_letter: None });
+        self.events.push(Some(event));
+    }
+
+    pub(super) fn add_skipped(&mut self, log_id: i64, filtered: Vec<Uuid>, inactive: Vec<Uuid>) {
+        if !filtered.is_empty() || !inactive.is_empty() {
+            self.skipped.push(NewSkipped { log_id, filtered, inactive });
+        }
+    }
+
+    /// Adds what an operator requested. The retry of a dead letter that blocks its lane is a command for the dispatcher; any
+    /// other retry is a new message. A dead letter whose subscriber was deleted is not in `dead_letters`.
+    pub(super) fn add_command(&mut self, request: CommandRequest, dead_letters: &mut HashMap<Uuid, DeadLetterToRetry>) {
+        match request {
+            CommandRequest::Retry(RetryRequest { dead_letter }) => match dead_letters.remove(&dead_letter) {
+                Some(DeadLetterToRetry { subscriber, n, blocks_lane: true, .. }) => {
+                    let (command, by) = (OperatorCommand::Retry, String::new());
+                    self.commands.push(NewCommand { subscriber, n, command, by });
+                }
+                Some(DeadLetterToRetry { subscriber, lane, log_ref, blocks_lane: false, .. }) => {
+                    let dead_letter = Some(dead_letter);
+                    self.messages.push(NewMessage { subscriber, lane, seq: None, log_ref, dead_letter });
+                    self.events.push(None);
+                }
+                None => {}
+            },
+            CommandRequest::DeadLetter(DeadLetterRequest { subscriber, n, by }) => {
+                self.commands.push(NewCommand { subscriber, n, command: OperatorCommand::DeadLetter, by });
+            }
+        }
+    }
+
+    /// The batch for a dispatcher in this process; `after` is the newest number before it.
+    pub(super) fn into_fanned(self, after: i64, directory_version: i64) -> FannedBatch {
+        let used_numbers = match (self.messages.len(), self.commands.is_empty()) {
+            (0, true) => 0,
+            (count, _) => (count as i64).max(1),
+        };
+        let to = after + used_numbers;
+        let mut messages: HashMap<Uuid, Vec<HubMessage>> = HashMap::new();
+        let mut is_complete = self.commands.is_empty();
+        for ((n, message), event) in (after + 1..).zip(self.messages).zip(self.events) {
+            is_complete &= event.is_some();
+            let lane = message.lane.map(Arc::from);
+            messages.entry(message.subscriber).or_default().push(HubMessage { n, lane, seq: message.seq, event });
+        }
+        // Commands, and the content of retried dead letters, are in the database only: a batch with any of them is not
+        // handed over. The next batch then has a gap before it, and the dispatcher polls.
+        match is_complete {
+            true => FannedBatch { after, to, messages, directory_version },
+            false => FannedBatch { after: to, to, messages: HashMap::new(), directory_version },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub_message::fixtures::event;
+    use chrono::DateTime;
+
+    fn log_ref() -> LogRef {
+        LogRef { shard: 0, id: 1, at: DateTime::UNIX_EPOCH }
+    }
+
+    fn dead_letter(blocks_lane: bool) -> DeadLetterToRetry {
+        let (dead_letter, subscriber) = (Uuid::now_v7(), Uuid::now_v7());
+        DeadLetterToRetry { dead_letter, subscriber, n: 3, lane: None, log_ref: log_ref(), blocks_lane }
+    }
+
+    #[test]
+    fn messages_are_handed_over_with_the_numbers_behind_the_newest() {
+        let (mut batch, subscriber) = (Batch::default(), Uuid::now_v7());
+        (0..2).for_each(|_| batch.add_message(subscriber, None, log_ref(), Arc::new(event(0))));
+        let fanned = batch.into_fanned(10, 1);
+        let numbers: Vec<i64> = fanned.messages[&subscriber].iter().map(|message| message.n).collect();
+        assert_eq!((fanned.after, fanned.to, numbers), (10, 12, vec![11, 12]));
+    }
+
+    #[test]
+    fn a_batch_with_a_command_or_a_retry_is_not_handed_over() {
+        for blocks_lane in [false, true] {
+            let (mut batch, found) = (Batch::default(), dead_letter(blocks_lane));
+            let request = CommandRequest::Retry(RetryRequest { dead_letter: found.dead_letter });
+            batch.add_command(request, &mut HashMap::from([(found.dead_letter, found)]));
+            assert_eq!((batch.messages.len(), batch.commands.len()), if blocks_lane { (0, 1) } else { (1, 0) });
+            let fanned = batch.into_fanned(10, 1);
+            assert_eq!((fanned.after, fanned.to, fanned.messages.len()), (11, 11, 0));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Hub events and hub messages: the types that fan-out, dispatcher and store share.
+//!
+//! This module depends on none of the three, so that each of them can depend on it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use mailbox::consumers::trace_of;
+use mailbox::log::{Message, Source};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+/// The source of events that are posted to the hub.
+pub(crate) const EVENT_SOURCE: Source = Source::new("hub");
+
+/// The content of a hub event. All its hub messages share it.
+#[derive(Debug)]
+pub(crate) struct HubEvent {
+    pub(crate) id: Uuid,
+    /// `hub` if the event was posted to the hub, else the service that published it.
+    pub(crate) source: String,
+    pub(crate) topic: String,
+    pub(crate) at: DateTime<Utc>,
+    pub(crate) payload: Bytes,
+    pub(crate) traceparent: Option<String>,
+}
+
+/// A hub event as a dead letter stores it.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct EventSnapshot {
+    event_id: Uuid,
+    event_type: String,
+    #[serde(default = "hub_source")]
+    source: String,
+    created_at: DateTime<Utc>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traceparent: Option<String>,
+    payload: Box<RawValue>,
+}
+
+/// One hub event for one subscriber.
+#[derive(Debug, Clone)]
+pub(crate) struct HubMessage {
+    /// The number of the message. Fan-out numbers all hub messages without a gap.
+    pub(crate) n: i64,
+    pub(crate) lane: Option<Arc<str>>,
+    /// The number of the message within its lane, from 1.
+    pub(crate) seq: Option<i64>,
+    /// None if neither the log nor a dead letter has the content any more.
+    pub(crate) event: Option<Arc<HubEvent>>,
+}
+
+/// Identifies a lane of a subscriber. A message without an ordering key is a lane of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum LaneKey {
+    Named(Arc<str>),
+    Single(i64),
+}
+
+/// The messages of one fan-out batch, for a dispatcher in the same process: all messages with numbers above `after`, up to
+/// and including `to`.
+pub(crate) struct FannedBatch {
+    pub(crate) after: i64,
+    pub(crate) to: i64,
+    pub(crate) messages: HashMap<Uuid, Vec<HubMessage>>,
+    /// The version of the directory that fan-out matched the events against.
+    pub(crate) directory_version: i64,
+}
+
+impl HubMessage {
+    pub(crate) fn lane_key(&self) -> LaneKey {
+        LaneKey::new(self.lane.clone(), self.n)
+    }
+}
+
+impl LaneKey {
+    /// The key of the message `n` with this lane name.
+    pub(crate) fn new(lane: Option<Arc<str>>, n: i64) -> LaneKey {
+        lane.map_or(LaneKey::Single(n), LaneKey::Named)
+    }
+
+    /// None for a message without an ordering key.
+    pub(crate) fn name(&self) -> Option<&Arc<str>> {
+        match self {
+            LaneKey::Named(name) => Some(name),
+            LaneKey::Single(_) => None,
+        }
+    }
+}
+
+impl HubEvent {
+    pub(crate) fn from_log(message: &Message) -> HubEvent {
+        HubEvent {
+            id: message.message_id,
+            source: message.source.clone(),
+            topic: message.topic.clone(),
+            at: message.at,
+            payload: Bytes::copy_from_slice(message.payload.get().as_bytes()),
+            traceparent: trace_of(message).map(|trace| trace.to_string()),
+        }
+    }
+
+    pub(crate) fn from_snapshot(snapshot: EventSnapshot) -> HubEvent {
+        HubEvent {
+            id: snapshot.event_id,
+            source: snapshot.source,
+            topic: snapshot.event_type,
+            at: snapshot.created_at,
+            payload: Bytes::copy_from_slice(snapshot.payload.get().as_bytes()),
+            traceparent: snapshot.traceparent,
+        }
+    }
+
+    /// The JSON text of an [`EventSnapshot`], with the payload byte for byte as it was posted.
+    pub(crate) fn snapshot(&self) -> String {
+        let payload = std::str::from_utf8(&self.payload).unwrap_or("null");
+        let snapshot = EventSnapshot {
+            event_id: self.id,
+            event_type: self.topic.clone(),
+            source: self.source.clone(),
+            created_at: self.at,
+            traceparent: self.traceparent.clone(),
+            payload: RawValue::from_string(payload.to_owned()).unwrap_or_default(),
+        };
+        serde_json::to_string(&snapshot).unwrap_or_default()
+    }
+}
+
+/// The default for snapshots without a source: they were stored when only events posted to the hub were sent.
+fn hub_source() -> String {
+    EVENT_SOURCE.as_str().to_owned()
+}
+
+#[cfg(test)]
+pub(crate) mod fixtures {
+    use super::*;
+
+    pub(crate) fn event(payload_bytes: usize) -> HubEvent {
+        let payload = vec![b'x'; payload_bytes].into();
+        let (source, topic) = ("hub".to_owned(), "t".to_owned());
+        HubEvent { id: Uuid::nil(), source, topic, at: DateTime::UNIX_EPOCH, payload, traceparent: None }
+    }
+}
