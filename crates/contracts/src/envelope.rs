@@ -1,4 +1,4 @@
-//! The envelope around every broker message (but the legacy fanout).
+//! The envelope of every broker message, except those of the legacy fanout exchange.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-/// A message is at most this large, envelope excluded; what is larger is stored elsewhere and referred to.
+/// Maximum size of a payload in bytes, without the envelope. Larger content is stored elsewhere and referenced.
 pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// `evt_<uuid>`: the same id on every repeat of a message, whichever way it comes.
+/// `evt_<uuid>`: the id of a message. Every redelivery has the same id, on every transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EventId(pub Uuid);
 
 #[derive(Debug, thiserror::Error)]
-#[error("not an event id: it takes evt_ and a UUID")]
-pub struct NotAnEventId;
+#[error("invalid event id: expected evt_ followed by a UUID")]
+pub struct InvalidEventId;
 
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,11 +28,11 @@ impl fmt::Display for EventId {
 }
 
 impl FromStr for EventId {
-    type Err = NotAnEventId;
+    type Err = InvalidEventId;
 
-    fn from_str(text: &str) -> Result<EventId, NotAnEventId> {
-        let uuid = text.strip_prefix("evt_").ok_or(NotAnEventId)?;
-        uuid.parse().map(EventId).map_err(|_| NotAnEventId)
+    fn from_str(text: &str) -> Result<EventId, InvalidEventId> {
+        let uuid = text.strip_prefix("evt_").ok_or(InvalidEventId)?;
+        uuid.parse().map(EventId).map_err(|_| InvalidEventId)
     }
 }
 
@@ -48,7 +48,7 @@ impl<'de> Deserialize<'de> for EventId {
     }
 }
 
-/// Maps onto CloudEvents: event_id is id, event_type is type, timestamp is time, payload is data.
+/// Maps to CloudEvents: event_id is id, event_type is type, timestamp is time, payload is data.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Envelope {
     pub event_id: EventId,
@@ -56,13 +56,13 @@ pub struct Envelope {
     pub timestamp: DateTime<Utc>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aggregate_type: Option<String>,
-    /// A JSON number stays a number.
+    /// The JSON value as posted, so that a number remains a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aggregate_id: Option<Box<RawValue>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,
     pub schema_version: u32,
-    /// The text as it was posted, byte for byte.
+    /// The JSON text as posted, byte for byte.
     pub payload: Box<RawValue>,
 }
 
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn payload_and_aggregate_id_travel_byte_for_byte() {
+    fn payload_and_aggregate_id_are_preserved_byte_for_byte() {
         let text = concat!(
             r#"{"event_id":"evt_01890a5d-ac96-774b-bcce-b302099a8057","event_type":"order.created","#,
             r#""timestamp":"2026-01-01T00:00:00Z","aggregate_type":"RESTAURANT","aggregate_id":5,"#,
@@ -82,13 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_ignores_what_it_does_not_know() {
+    fn a_reader_ignores_unknown_fields() {
         let text = r#"{"event_id":"evt_01890a5d-ac96-774b-bcce-b302099a8057","event_type":"a.b","timestamp":"2026-01-01T00:00:00Z","schema_version":2,"payload":null,"new":true}"#;
         assert!(serde_json::from_str::<Envelope>(text).is_ok());
     }
 
     #[test]
-    fn an_event_id_has_its_prefix() {
+    fn an_event_id_requires_its_prefix() {
         assert!("01890a5d-ac96-774b-bcce-b302099a8057".parse::<EventId>().is_err());
         assert!("evt_123".parse::<EventId>().is_err());
     }

@@ -1,52 +1,38 @@
-//! What the events service says. Messages of one event have its id as their key, so they come in order.
+//! Messages that the events service publishes. The key of a message is the id of its event, so all messages about one
+//! event arrive in order.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// The `source` of all of these.
+/// The `source` of every message in this module.
 pub const SOURCE: &str = "events";
 
 pub const PUBLISHED: &str = "event.published";
 pub const UPDATED: &str = "event.updated";
 pub const UNPUBLISHED: &str = "event.unpublished";
 pub const CANCELED: &str = "event.canceled";
-/// Reconciliation: which versions the events service has of some events.
+/// Reconciliation: the versions that the events service has of some events.
 pub const VERSIONS: &str = "event.versions";
-/// Reconciliation: an event said again, because it was not known as it is.
+/// Reconciliation: the current state of an event, repeated because the joins service has a different one.
 pub const RESTATED: &str = "event.restated";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// The serialized names are also the ones that databases store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumString, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", const_into_str)]
 pub enum EventStatus {
     Draft,
     Published,
     Canceled,
 }
 
-impl EventStatus {
-    pub const ALL: [EventStatus; 3] = [EventStatus::Draft, EventStatus::Published, EventStatus::Canceled];
-
-    /// As it is written, here and in databases.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            EventStatus::Draft => "draft",
-            EventStatus::Published => "published",
-            EventStatus::Canceled => "canceled",
-        }
-    }
-
-    pub fn named(name: &str) -> Option<EventStatus> {
-        EventStatus::ALL.into_iter().find(|status| status.as_str() == name)
-    }
-}
-
-/// The payload of `event.published`, `event.updated`, `event.unpublished` and `event.canceled`: the event as it is after the
-/// change. Who has a higher `version` of it already has newer news.
+/// The payload of `event.published`, `event.updated`, `event.unpublished` and `event.canceled`: the event after the
+/// change. A reader that already has a higher `version` ignores the message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventChanged {
     pub event_id: Uuid,
-    /// Grows with every change of the event.
+    /// Increases with every change of the event.
     pub version: i64,
     pub status: EventStatus,
     pub owner_id: Uuid,
@@ -55,36 +41,36 @@ pub struct EventChanged {
     pub category: String,
     pub start_time: DateTime<Utc>,
     pub end_time: DateTime<Utc>,
-    /// IANA.
+    /// IANA name.
     pub time_zone: String,
-    /// 0 is unlimited.
+    /// 0 means unlimited.
     pub capacity: i32,
     pub occurred_at: DateTime<Utc>,
 }
 
-/// The payload of `event.versions`: some events, as little of each as is needed to see whether the joins service has the same.
-/// It answers with [`crate::joins::JoinsCounted`].
+/// The payload of `event.versions`: for some events, the fields that the joins service needs to detect a difference.
+/// The joins service replies with [`crate::joins::JoinsCounted`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventVersions {
-    /// The reconciliation that it belongs to.
+    /// The id of the reconciliation run.
     pub run: Uuid,
-    /// Which part of it, from 0.
+    /// The number of this part within the run, starting at 0.
     pub part: i32,
-    /// Only look, repair nothing.
+    /// Report differences without repairing them.
     pub dry_run: bool,
-    /// Take no version on trust: all of these are to be said again, under new versions.
+    /// Trust no version: restate every event under a new version.
     pub force: bool,
     pub events: Vec<EventVersion>,
 }
 
-/// Written as a list of its fields, since a run names every event.
+/// Serialized as an array of its fields to save space, because a run contains every event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "EventVersionFields", into = "EventVersionFields")]
 pub struct EventVersion {
     pub event_id: Uuid,
     pub version: i64,
     pub status: EventStatus,
-    /// As [`crate::joins::Count`] has it; 0 before the first.
+    /// The version of the last [`crate::joins::Count`] received; 0 before the first.
     pub count_version: i64,
     pub active_participants: i32,
 }
@@ -103,8 +89,8 @@ impl From<EventVersion> for EventVersionFields {
     }
 }
 
-/// The payload of `event.restated`: news like any other, and what is believed of the participants, so that the joins service
-/// can say it better.
+/// The payload of `event.restated`: the event as in [`EventChanged`], plus the participant count that the events
+/// service has, so that the joins service can correct it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventRestated {
     #[serde(flatten)]

@@ -1,10 +1,11 @@
-//! What the joins service says. Messages of one event have its id as their key, so they come in order.
+//! Messages that the joins service publishes. The key of a message is the id of its event, so all messages about one
+//! event arrive in order.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// The `source` of all of these.
+/// The `source` of every message in this module.
 pub const SOURCE: &str = "joins";
 
 pub const CONFIRMED: &str = "join.confirmed";
@@ -15,13 +16,15 @@ pub const EXPIRED: &str = "join.expired";
 pub const KICKED: &str = "mod.kicked";
 pub const BANNED: &str = "mod.banned";
 pub const UNBANNED: &str = "mod.unbanned";
-/// The counts of an event were not right, here or elsewhere, and are said anew.
+/// The counts of an event were wrong in this service or in the events service; the message contains the correct ones.
 pub const RECOUNTED: &str = "join.recounted";
-/// Reconciliation: what differs.
+/// Reconciliation: the differences found in one part of a run.
 pub const COUNTED: &str = "join.counted";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// The serialized names are also the ones that databases store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, strum::EnumString, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", const_into_str)]
 pub enum JoinStatus {
     Active,
     Waitlisted,
@@ -30,45 +33,26 @@ pub enum JoinStatus {
     Rejected,
 }
 
-impl JoinStatus {
-    pub const ALL: [JoinStatus; 5] =
-        [JoinStatus::Active, JoinStatus::Waitlisted, JoinStatus::Canceled, JoinStatus::Expired, JoinStatus::Rejected];
-
-    /// As it is written, here and in databases.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            JoinStatus::Active => "active",
-            JoinStatus::Waitlisted => "waitlisted",
-            JoinStatus::Canceled => "canceled",
-            JoinStatus::Expired => "expired",
-            JoinStatus::Rejected => "rejected",
-        }
-    }
-
-    pub fn named(name: &str) -> Option<JoinStatus> {
-        JoinStatus::ALL.into_iter().find(|status| status.as_str() == name)
-    }
-}
-
-/// The payload of all but `join.recounted` and `join.counted`: one person's place, and how many there are after the change.
+/// The payload of every topic except `join.recounted` and `join.counted`: one person's registration and the event's
+/// counts after the change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JoinChanged {
     pub event_id: Uuid,
     pub user_id: Uuid,
-    /// Absent for a ban, or its end, of someone who had not joined.
+    /// Absent when a person who has never joined is banned or unbanned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub join_id: Option<Uuid>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<JoinStatus>,
-    /// The place in the event's order.
+    /// The sequence number of the registration within its event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Who kicked, banned or unbanned: `user:<id>` or `key:<id>`.
+    /// The moderator of a kick, ban or unban: `user:<id>` or `key:<id>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// When a ban ends; absent: never.
+    /// The end of a ban; absent for a permanent ban.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<DateTime<Utc>>,
     pub counts: Count,
@@ -76,16 +60,17 @@ pub struct JoinChanged {
     pub trace_id: String,
 }
 
-/// Absolute, so that repeats and disorder cannot make them drift: the highest version is right.
+/// The counts are absolute, so that repeated or reordered messages cannot make them drift. The highest version is
+/// correct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     pub active: i32,
     pub waitlisted: i32,
-    /// Grows with every change of the event's joins.
+    /// Increases with every change of the event's registrations.
     pub version: i64,
 }
 
-/// The payload of `join.recounted`: nobody's place has changed.
+/// The payload of `join.recounted`. No registration has changed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventRecounted {
     pub event_id: Uuid,
@@ -94,25 +79,25 @@ pub struct EventRecounted {
     pub trace_id: String,
 }
 
-/// The payload of `join.counted`: the answer to [`crate::events::EventVersions`].
+/// The payload of `join.counted`: the reply to [`crate::events::EventVersions`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JoinsCounted {
     pub run: Uuid,
     pub part: i32,
     pub dry_run: bool,
     pub force: bool,
-    /// How many events were looked at.
+    /// The number of events compared.
     #[serde(default)]
     pub checked: i32,
-    /// How many of them were not counted right here.
+    /// The number of events whose stored counts in the joins service contradict its rows.
     pub drifted: i32,
-    /// How many of these are being put right; 0 in a dry run.
+    /// The number of those that are being repaired; 0 in a dry run.
     pub repaired: i32,
-    /// How many there are of those whose participants were stated wrongly.
+    /// The correct counts of the events whose participant count in the events service is wrong.
     pub events: Vec<EventCounted>,
-    /// What is to be said again, by [`crate::events::RESTATED`].
+    /// The events that the events service must send again as [`crate::events::RESTATED`].
     #[serde(default)]
-    pub wanted: Vec<Wanted>,
+    pub wanted: Vec<RestateRequest>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,9 +107,11 @@ pub struct EventCounted {
     pub counts: Count,
 }
 
+/// A request to restate one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct RestateRequest {
     pub event_id: Uuid,
-    /// The version that is known; 0 if none is. Whoever never gave it was set back, and goes on above it.
+    /// The version that the joins service has; 0 if it does not know the event. If the events service never issued this
+    /// version, its database was restored from a backup, and it continues with a higher one.
     pub version: i64,
 }

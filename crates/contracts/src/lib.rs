@@ -1,20 +1,21 @@
-//! What services say to each other: envelope, topics, message types. No I/O.
+//! The messages that services exchange: envelope, topics and payload types. This crate performs no I/O.
 //!
-//! Schemas change by addition only: a reader ignores what it does not know, a writer never renames or removes.
+//! Schemas change by addition only. A reader ignores fields that it does not know; a writer never renames or removes a
+//! field.
 
 mod envelope;
 pub mod events;
 pub mod joins;
 
-/// Who speaks for the services: the `source` of what they say. No caller can choose it.
+/// The `source` values of the services. Code sets the source of a message; a caller cannot choose it.
 pub const SERVICE_SOURCES: [&str; 5] = [events::SOURCE, joins::SOURCE, "identity", "progress", "notify"];
-/// What services say to compare what they have: nobody else's business.
-pub const BETWEEN_SERVICES: [&str; 5] = [
+/// Topics that services use to reconcile their data with each other. They are never exported.
+pub const INTERNAL_TOPICS: [&str; 5] = [
     events::VERSIONS,
     events::RESTATED,
     joins::COUNTED,
     joins::RECOUNTED,
-    // Said before these were; a log may still have it.
+    // Replaced by `event.versions` and `event.restated`; an existing log may still contain it.
     "event.stated",
 ];
 

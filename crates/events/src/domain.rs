@@ -1,6 +1,4 @@
-//! What an event is, and what may become of it.
-
-use std::fmt;
+//! An event, its statuses and the legal transitions between them.
 
 use chrono::{DateTime, Utc};
 use contracts::events::{EventChanged, EventStatus};
@@ -8,22 +6,41 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = EventStatus)]
+#[strum(serialize_all = "lowercase", const_into_str)]
 pub enum Status {
-    /// Its owner alone sees it.
+    /// Visible to its owner alone.
     Draft,
     Published,
-    /// For good.
+    /// Final.
     Canceled,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A change that the owner requests. The text form completes the sentence of [`Refused`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub enum Action {
+    #[strum(serialize = "changed")]
     Update,
+    #[strum(serialize = "published")]
     Publish,
+    #[strum(serialize = "unpublished")]
     Unpublish,
+    #[strum(serialize = "canceled")]
     Cancel,
 }
 
@@ -35,9 +52,7 @@ pub struct Refused {
 }
 
 impl Status {
-    pub const ALL: [Status; 3] = [Status::Draft, Status::Published, Status::Canceled];
-
-    /// Every legal move. What is not listed is refused.
+    /// The status after an action. Every transition that is not listed is refused.
     pub fn after(self, action: Action) -> Result<Status, Refused> {
         match (self, action) {
             (Status::Draft | Status::Published, Action::Update) => Ok(self),
@@ -46,31 +61,6 @@ impl Status {
             (Status::Draft | Status::Published, Action::Cancel) => Ok(Status::Canceled),
             (from, action) => Err(Refused { from, action }),
         }
-    }
-
-    pub fn as_str(self) -> &'static str {
-        EventStatus::from(self).as_str()
-    }
-
-    pub fn named(name: &str) -> Option<Status> {
-        Status::ALL.into_iter().find(|status| status.as_str() == name)
-    }
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Action::Update => "changed",
-            Action::Publish => "published",
-            Action::Unpublish => "unpublished",
-            Action::Cancel => "canceled",
-        })
     }
 }
 
@@ -84,7 +74,7 @@ impl From<Status> for EventStatus {
     }
 }
 
-/// What its owner says of it.
+/// The fields that the owner sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Details {
     pub title: String,
@@ -93,18 +83,18 @@ pub struct Details {
     pub category: Name,
     pub start_time: DateTime<Utc>,
     pub end_time: DateTime<Utc>,
-    /// IANA.
+    /// IANA name.
     pub time_zone: String,
-    /// 0 is unlimited.
+    /// 0 means unlimited.
     pub capacity: i32,
     pub cover_image_ids: Vec<String>,
 }
 
-/// A name as it was spelled, and as it is looked for.
+/// A name as the owner spelled it, and its normalized form for comparisons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name {
     pub spelled: String,
-    pub folded: String,
+    pub normalized: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,7 +109,7 @@ pub struct Event {
     pub canceled_at: Option<DateTime<Utc>>,
     pub created_at: DateTime<Utc>,
     pub updated_at: DateTime<Utc>,
-    /// Grows with every change; a count is none.
+    /// Increases with every change of the event. A new participant count does not change it.
     pub version: i64,
 }
 
@@ -140,20 +130,20 @@ impl Event {
         }
     }
 
-    /// Whether others than its owner may know of it: when it is published, or was when it was canceled.
+    /// Whether users other than the owner may see it: it is published, or was published when it was canceled.
     pub fn is_public(&self) -> bool {
         is_public(self.status, self.published_at)
     }
 
-    /// The event with its next version.
+    /// The event after an action, with the next version. Fails if the status does not allow the action.
     pub fn after(&self, action: Action, now: DateTime<Utc>) -> Result<Event, Refused> {
         let status = self.status.after(action)?;
         Ok(Event {
             status,
             published_at: match (action, self.status) {
-                // The first time: who publishes again is not new, and not trending for it.
+                // The time of the first publication: publishing again must not make the event trend as new.
                 (Action::Publish, _) => self.published_at.or(Some(now)),
-                // What nobody could see when it was canceled stays so.
+                // An event that was not visible when it was canceled stays hidden.
                 (Action::Cancel, Status::Draft) => None,
                 _ => self.published_at,
             },
@@ -164,8 +154,8 @@ impl Event {
         })
     }
 
-    /// As other services hear of it.
-    pub fn told(&self) -> EventChanged {
+    /// The payload of the messages about the event.
+    pub fn to_message(&self) -> EventChanged {
         EventChanged {
             event_id: self.id,
             version: self.version,
@@ -183,11 +173,11 @@ impl Event {
     }
 }
 
-/// One line of an event's audit trail.
+/// One entry of an event's status history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusChange {
     pub version: i64,
-    /// None: it was made.
+    /// None for the creation of the event.
     pub from: Option<Status>,
     pub to: Status,
     pub by: Uuid,
@@ -207,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_canceled_stays_so_and_nothing_happens_twice() {
+    fn a_canceled_event_is_final_and_no_transition_repeats() {
         use Action::{Cancel, Publish, Unpublish, Update};
         use Status::{Canceled, Draft, Published};
         let legal = [
@@ -218,7 +208,7 @@ mod tests {
             (Published, Unpublish, Draft),
             (Published, Cancel, Canceled),
         ];
-        for from in Status::ALL {
+        for from in [Draft, Published, Canceled] {
             for action in [Update, Publish, Unpublish, Cancel] {
                 let expected = legal.iter().find(|(a, b, _)| (*a, *b) == (from, action)).map(|(_, _, to)| *to);
                 assert_eq!(from.after(action).ok(), expected, "{from} {action}");

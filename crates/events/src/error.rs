@@ -1,25 +1,27 @@
+//! The errors of the service, and the problem that each is reported as.
+
 use http::StatusCode;
 use kit::problem::{FieldError, Problem};
-use mailbox::post::PostError;
+use mailbox::log::PostError;
 
 use crate::domain::Refused;
 
-/// What a people's request can end with, besides an answer.
+/// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("there is no such event")]
-    NoEvent,
-    #[error("this event is another user's: only who made it may change it")]
+    #[error("this event does not exist")]
+    EventNotFound,
+    #[error("this event belongs to another user; only its owner may change it")]
     NotTheOwner,
     #[error("{0}")]
     Refused(#[from] Refused),
-    #[error("fields are not what they should be")]
+    #[error("some fields are invalid")]
     Invalid(Vec<FieldError>),
-    #[error("it was changed meanwhile")]
-    Stale(Problem),
-    #[error("the order that this cursor walks along is not kept any more: start again without it")]
+    #[error("the event has changed since it was read")]
+    PreconditionFailed(Problem),
+    #[error("the list that this cursor belongs to has expired; start again without a cursor")]
     CursorExpired,
-    #[error("q cannot be read as a search: take out some of its signs")]
+    #[error("q cannot be parsed as a search; use fewer operators")]
     Unsearchable,
     #[error("post: {0}")]
     Post(#[from] PostError),
@@ -29,14 +31,15 @@ pub(crate) enum Error {
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
+        // No catch-all arm: a new variant must get a problem type.
         match error {
-            Error::NoEvent => Problem::not_found("event-not-found", &error),
+            Error::EventNotFound => Problem::not_found("event-not-found", &error),
             Error::NotTheOwner => Problem::forbidden(&error),
             Error::Refused(_) => Problem::conflict("transition-refused", &error),
             Error::Invalid(errors) => Problem::validation(errors),
-            Error::Stale(problem) => problem,
+            Error::PreconditionFailed(problem) => problem,
             Error::Unsearchable => {
-                kit::extract::query_problem("/q", "cannot be read as a search: take out some of its signs")
+                kit::extract::query_problem("/q", "cannot be parsed as a search; use fewer operators")
             }
             Error::CursorExpired => Problem::new(StatusCode::GONE, "cursor-expired", &error),
             Error::Post(cause) => cause.into(),

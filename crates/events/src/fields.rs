@@ -1,7 +1,7 @@
-//! What a caller wants an event to be: each field checked, and every one that is wrong named.
+//! The fields of a request that creates or changes an event. Every invalid field is reported.
 
 use chrono::{DateTime, SubsecRound, Utc};
-use kit::field::{Field, Settling, Wrong, each, one, printable};
+use kit::field::{Field, FieldChecks, FieldErrors, check_each, error, printable};
 use kit::problem::FieldError;
 use serde::Deserialize;
 use unicode_normalization::UnicodeNormalization;
@@ -20,7 +20,7 @@ const CAPACITY_MAX: i64 = 1_000_000;
 const COVERS_MAX: usize = 10;
 const COVER_CHARS_MAX: usize = 200;
 
-/// Absent is unchanged, or the default of a new event; null is the default.
+/// An absent field stays unchanged, or has its default in a new event. Null sets the default.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = EventFields)]
@@ -40,60 +40,71 @@ pub(crate) struct Fields {
     #[serde(default)]
     #[schema(value_type = Option<DateTime<Utc>>, example = "2027-03-01T18:00:00+01:00")]
     start_time: Field<DateTime<Utc>>,
-    /// After `start_time`.
+    /// Must be after `start_time`.
     #[serde(default)]
     #[schema(value_type = Option<DateTime<Utc>>, example = "2027-03-01T21:00:00+01:00")]
     end_time: Field<DateTime<Utc>>,
-    /// Where its times are read, by IANA name.
+    /// IANA name of the time zone in which the times are displayed.
     #[serde(default)]
     #[schema(value_type = Option<String>, example = "Europe/Zurich")]
     time_zone: Field<String>,
-    /// 0 is unlimited.
+    /// 0 means unlimited.
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 0, maximum = 1000000, default = 0)]
     capacity: Field<i64>,
-    /// Ids of images that are kept elsewhere, the cover first.
+    /// Ids of images that another service stores; the first is the cover.
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>, max_items = 10, default = json!([]))]
     cover_image_ids: Field<Vec<String>>,
 }
 
-/// [`Fields`], some of them required.
+/// The [`Fields`] of a new event. Some of them are required.
 #[derive(Debug, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct NewFields(pub(crate) Fields);
 
 impl Fields {
-    /// The details as they are to be; `old` is None for a new event.
-    pub(crate) fn settle(self, old: Option<&Details>) -> Result<Details, Vec<FieldError>> {
-        let mut to = Settling::of(old);
-        let title = to.be("/title", self.title, |old| old.title.clone(), None, |text| line(&text, TITLE_CHARS_MAX));
-        let description =
-            to.be("/description", self.description, |old| old.description.clone(), Some(String::new()), description);
-        let city = to.be("/city", self.city, |old| old.city.clone(), None, |text| name(&text, CITY_CHARS_MAX));
-        let category =
-            to.be("/category", self.category, |old| old.category.clone(), None, |text| name(&text, CATEGORY_CHARS_MAX));
-        let start_time = to.be("/start_time", self.start_time, |old| old.start_time, None, instant);
+    /// Checks the fields and merges them with `old`, which is None for a new event. Fails with every invalid field.
+    pub(crate) fn into_details(self, old: Option<&Details>) -> Result<Details, Vec<FieldError>> {
+        let mut checks = FieldChecks::new(old);
+        let title =
+            checks.check("/title", self.title, |old| old.title.clone(), None, |text| line(&text, TITLE_CHARS_MAX));
+        let description = checks.check(
+            "/description",
+            self.description,
+            |old| old.description.clone(),
+            Some(String::new()),
+            description,
+        );
+        let city = checks.check("/city", self.city, |old| old.city.clone(), None, |text| name(&text, CITY_CHARS_MAX));
+        let category = checks.check(
+            "/category",
+            self.category,
+            |old| old.category.clone(),
+            None,
+            |text| name(&text, CATEGORY_CHARS_MAX),
+        );
+        let start_time = checks.check("/start_time", self.start_time, |old| old.start_time, None, instant);
         let end_is_given = matches!(self.end_time, Field::Given(_));
-        let end_time = to.be("/end_time", self.end_time, |old| old.end_time, None, instant);
-        let time_zone = to.be("/time_zone", self.time_zone, |old| old.time_zone.clone(), None, zone);
-        let capacity = to.be("/capacity", self.capacity, |old| old.capacity, Some(0), capacity);
-        let covers = to.be(
+        let end_time = checks.check("/end_time", self.end_time, |old| old.end_time, None, instant);
+        let time_zone = checks.check("/time_zone", self.time_zone, |old| old.time_zone.clone(), None, zone);
+        let capacity = checks.check("/capacity", self.capacity, |old| old.capacity, Some(0), capacity);
+        let covers = checks.check(
             "/cover_image_ids",
             self.cover_image_ids,
             |old| old.cover_image_ids.clone(),
             Some(Vec::new()),
             cover_image_ids,
         );
-        let mut wrong = to.into_wrong();
+        let mut errors = checks.into_errors();
         if let (Some(start), Some(end)) = (start_time, end_time)
             && end <= start
         {
             let (pointer, detail) = match end_is_given {
-                true => ("/end_time", "takes a time after start_time"),
-                false => ("/start_time", "takes a time before end_time"),
+                true => ("/end_time", "must be after start_time"),
+                false => ("/start_time", "must be before end_time"),
             };
-            wrong.push(FieldError::body(pointer, detail));
+            errors.push(FieldError::body(pointer, detail));
         }
         let all = || {
             Some(Details {
@@ -108,14 +119,14 @@ impl Fields {
                 cover_image_ids: covers?,
             })
         };
-        all().filter(|_| wrong.is_empty()).ok_or(wrong)
+        all().filter(|_| errors.is_empty()).ok_or(errors)
     }
 }
 
-/// Without accents and case, and with single blanks: what people mean when they type it in any way.
-pub(crate) fn folded(text: &str) -> String {
+/// Normalizes a name for comparisons: without accents, in lower case, with single spaces.
+pub(crate) fn normalized(text: &str) -> String {
     let plain = text.nfkd().filter(|letter| !is_combining_mark(*letter)).flat_map(char::to_lowercase);
-    // These have no accent to take away, and yet people leave it out.
+    // Unicode does not decompose these letters, but they are often typed as plain ones.
     let plain: String = plain
         .map(|letter| match letter {
             'ø' => 'o',
@@ -129,52 +140,52 @@ pub(crate) fn folded(text: &str) -> String {
     plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn line(text: &str, chars_max: usize) -> Result<String, Wrong> {
-    printable(text, chars_max).map_err(one)?;
+fn line(text: &str, chars_max: usize) -> Result<String, FieldErrors> {
+    printable(text, chars_max).map_err(error)?;
     Ok(text.trim().to_owned())
 }
 
-fn name(text: &str, chars_max: usize) -> Result<Name, Wrong> {
+fn name(text: &str, chars_max: usize) -> Result<Name, FieldErrors> {
     let spelled = line(text, chars_max)?;
-    let folded = folded(&spelled);
-    match folded.is_empty() {
-        true => Err(one("takes at least one letter or digit")),
-        false => Ok(Name { spelled, folded }),
+    let normalized = normalized(&spelled);
+    match normalized.is_empty() {
+        true => Err(error("must contain at least one letter or digit")),
+        false => Ok(Name { spelled, normalized }),
     }
 }
 
-fn description(text: String) -> Result<String, Wrong> {
-    let acts = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\r' | '\t');
-    match text.chars().count() <= DESCRIPTION_CHARS_MAX && !text.chars().any(acts) {
+fn description(text: String) -> Result<String, FieldErrors> {
+    let is_forbidden = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\r' | '\t');
+    match text.chars().count() <= DESCRIPTION_CHARS_MAX && !text.chars().any(is_forbidden) {
         true => Ok(text),
-        false => Err(one(format!(
-            "takes up to {DESCRIPTION_CHARS_MAX} characters, and no control characters but line ends and tabs"
+        false => Err(error(format!(
+            "must have at most {DESCRIPTION_CHARS_MAX} characters and no control characters except line breaks and tabs"
         ))),
     }
 }
 
-/// Microseconds, as PostgreSQL keeps them, of a year with four digits.
-fn instant(time: DateTime<Utc>) -> Result<DateTime<Utc>, Wrong> {
-    kit::instant::check(time).map(|time| time.trunc_subsecs(6)).map_err(one)
+/// Truncates to microseconds, which PostgreSQL stores. Fails if the year is out of range.
+fn instant(time: DateTime<Utc>) -> Result<DateTime<Utc>, FieldErrors> {
+    kit::instant::check(time).map(|time| time.trunc_subsecs(6)).map_err(error)
 }
 
-fn zone(name: String) -> Result<String, Wrong> {
+fn zone(name: String) -> Result<String, FieldErrors> {
     match name.parse::<chrono_tz::Tz>() {
         Ok(zone) => Ok(zone.name().to_owned()),
-        Err(_) => Err(one("takes the IANA name of a time zone, such as Europe/Zurich")),
+        Err(_) => Err(error("must be the IANA name of a time zone, such as Europe/Zurich")),
     }
 }
 
-fn capacity(number: i64) -> Result<i32, Wrong> {
+fn capacity(number: i64) -> Result<i32, FieldErrors> {
     let fits = i32::try_from(number).ok().filter(|_| (0..=CAPACITY_MAX).contains(&number));
-    fits.ok_or_else(|| one(format!("takes a number from 0, which is unlimited, to {CAPACITY_MAX}")))
+    fits.ok_or_else(|| error(format!("must be a number from 0 (unlimited) to {CAPACITY_MAX}")))
 }
 
-fn cover_image_ids(ids: Vec<String>) -> Result<Vec<String>, Wrong> {
+fn cover_image_ids(ids: Vec<String>) -> Result<Vec<String>, FieldErrors> {
     if ids.len() > COVERS_MAX {
-        return Err(one(format!("takes at most {COVERS_MAX} ids")));
+        return Err(error(format!("must contain at most {COVERS_MAX} ids")));
     }
-    each(ids, |id| printable(&id, COVER_CHARS_MAX).map(|()| id))
+    check_each(ids, |id| printable(&id, COVER_CHARS_MAX).map(|()| id))
 }
 
 impl PartialSchema for NewFields {
@@ -203,8 +214,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_city_is_the_same_however_it_is_typed() {
-        for (typed, meant) in [
+    fn spellings_of_a_city_normalize_to_the_same_name() {
+        for (typed, expected) in [
             ("Zürich", "zurich"),
             ("  SÃO   Paulo ", "sao paulo"),
             ("Łódź", "lodz"),
@@ -215,8 +226,8 @@ mod tests {
             ("東京", "東京"),
             ("Київ", "киів"),
         ] {
-            assert_eq!(folded(typed), meant, "{typed}");
-            assert_eq!(folded(&folded(typed)), meant, "folding again changes nothing");
+            assert_eq!(normalized(typed), expected, "{typed}");
+            assert_eq!(normalized(&normalized(typed)), expected, "normalizing is idempotent");
         }
     }
 }

@@ -1,17 +1,18 @@
-//! The door for people, under `/event/v1`. What changes something takes a [`kit::auth::User`], and honours `Idempotency-Key` and
-//! `If-Match`; what is public anyone may read.
+//! The HTTP API, under `/event/v1`. Requests that change something require a [`kit::auth::User`] and support
+//! `Idempotency-Key` and `If-Match`; published events are readable without authentication.
 
 mod events;
 mod feed;
 
+use std::fmt::{Debug, Display};
 use std::sync::Arc;
 
 use http::header::{ETAG, LOCATION};
 use http::{HeaderValue, StatusCode};
 use kit::etag;
-use kit::idempotency::{Answer, Identity};
+use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use mailbox::idempotency::{self, Effect, Keep};
+use mailbox::idempotency::{self, Effect, StoreResponse};
 use serde::Deserialize;
 use sqlx::{Postgres, Transaction};
 use utoipa_axum::router::OpenApiRouter;
@@ -23,33 +24,41 @@ pub(crate) fn router() -> OpenApiRouter<Arc<Events>> {
     OpenApiRouter::new().merge(feed::router()).merge(events::router())
 }
 
-/// Does it once for each `Idempotency-Key`, and lets the news of it go out at once. The effect answers with an event.
-async fn once<F>(events: &Events, identity: Option<&Identity>, effect: F) -> Result<Answer, Problem>
+/// Runs a flow in a transaction, once for each `Idempotency-Key`, and wakes the readers of the log. The flow responds
+/// with an event.
+async fn run_once<F>(events: &Events, identity: Option<&RequestIdentity>, flow: F) -> Result<StoredResponse, Problem>
 where
     F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
 {
-    let answer = idempotency::once(&events.db, identity, Keep::Answer, events.clock.now(), effect).await?;
-    events.watcher.nudge();
-    with_headers(answer)
+    let response =
+        idempotency::run_once(&events.db, identity, StoreResponse::WithBody, events.clock.now(), flow).await?;
+    events.watcher.wake();
+    with_headers(response)
 }
 
-/// Where it is, and its tag: they follow from the event, so a repeat has them, too.
-fn with_headers(answer: Answer) -> Result<Answer, Problem> {
+/// Adds `ETag` and, for a new event, `Location`. Both are derived from the body, so the stored response of a repeated
+/// request gets them too.
+fn with_headers(response: StoredResponse) -> Result<StoredResponse, Problem> {
     #[derive(Deserialize)]
-    struct Shown {
+    struct Body {
         id: Uuid,
         version: i64,
         active_participants: i32,
     }
-    if !answer.status().is_success() {
-        return Ok(answer);
+    if !response.status().is_success() {
+        return Ok(response);
     }
-    let shown: Shown = serde_json::from_slice(answer.body()).map_err(|error| Problem::internal(&error))?;
-    let is_new = answer.status() == StatusCode::CREATED;
-    let answer = answer.with_header(ETAG, etag::beside(shown.version, shown.active_participants));
+    let body: Body = serde_json::from_slice(response.body()).map_err(|error| Problem::internal(&error))?;
+    let is_new = response.status() == StatusCode::CREATED;
+    let response = response.with_header(ETAG, etag::with_extra(body.version, body.active_participants));
     if !is_new {
-        return Ok(answer);
+        return Ok(response);
     }
-    let location = HeaderValue::try_from(format!("/event/v1/events/{}", shown.id));
-    Ok(answer.with_header(LOCATION, location.map_err(|error| Problem::internal(&error))?))
+    let location = HeaderValue::try_from(format!("/event/v1/events/{}", body.id));
+    Ok(response.with_header(LOCATION, location.map_err(|error| Problem::internal(&error))?))
+}
+
+/// The scope of a page cursor: the list, the event or user that it belongs to, and the filters.
+fn page_scope(list: &str, subject: impl Display, filters: &impl Debug) -> String {
+    format!("events {list} {subject}?{filters:?}")
 }

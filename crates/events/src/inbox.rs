@@ -1,90 +1,92 @@
-//! The door for messages: what the joins service says of how many there are.
+//! Message handlers: the messages of the joins service.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contracts::joins::{self, Count, JoinsCounted};
 use kit::clock::Clock;
-use mailbox::cursor::Start;
-use mailbox::filter::Matching;
-use mailbox::handler::{Failure, Handler, Handling};
-use mailbox::log::Message;
-use mailbox::runtime::Subscription;
+use mailbox::consumers::{Handler, HandlerError, HandlerFuture, StartAt, Subscription};
+use mailbox::log::{Message, MessagePattern};
 use serde::Deserialize;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use crate::flow::reconcile;
-use crate::store::event as store;
+use crate::flow;
 
+/// Two consumers: one stores the participant counts, one takes part in reconciliation.
 pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
-    let listen = |consumer, topics: &[&str], handler: Arc<dyn Handler>| {
+    let subscribe = |consumer, topics: &[&str], handler: Arc<dyn Handler>| {
         let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
-        let matching = Matching { sources: vec![joins::SOURCE.to_owned()], topics, ..Matching::default() };
-        Subscription { consumer, matching, start: Start::Beginning, handler }
+        let matching = MessagePattern { sources: vec![joins::SOURCE.to_owned()], topics, ..MessagePattern::default() };
+        Subscription { consumer, matching, start: StartAt::Beginning, handler }
     };
     vec![
-        listen("events.counts", &["join.#", "mod.#"], Arc::new(Counts)),
-        listen("events.reconcile", &[joins::COUNTED], Arc::new(Differences { clock: clock.clone() })),
+        subscribe("events.counts", &["join.#", "mod.#"], Arc::new(CountMessages)),
+        subscribe("events.reconcile", &[joins::COUNTED], Arc::new(ReconcileMessages { clock: clock.clone() })),
     ]
 }
 
-struct Counts;
+struct CountMessages;
 
-/// All that matters here of a [`joins::JoinChanged`] or a [`joins::EventRecounted`].
+/// The fields that [`joins::JoinChanged`] and [`joins::EventRecounted`] have in common.
 #[derive(Deserialize)]
-struct Changed {
+struct CountChanged {
     event_id: Uuid,
     counts: Count,
 }
 
-impl Handler for Counts {
-    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
-        Box::pin(async move { self.take(tx, &[message]).await })
+impl Handler for CountMessages {
+    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> HandlerFuture<'t> {
+        Box::pin(async move { self.save_newest(tx, &[message]).await })
     }
 
-    /// An event that people crowd into has most of a batch: its row changes once.
+    /// Most messages of a batch may concern one popular event: its row is updated once per batch.
     fn handle_all<'t>(
         &'t self,
         tx: &'t mut Transaction<'static, Postgres>,
         messages: &'t [&'t Message],
-    ) -> Option<Handling<'t>> {
-        Some(Box::pin(async move { self.take(tx, messages).await }))
+    ) -> Option<HandlerFuture<'t>> {
+        Some(Box::pin(async move { self.save_newest(tx, messages).await }))
     }
 }
 
-impl Counts {
-    async fn take(&self, tx: &mut Transaction<'static, Postgres>, messages: &[&Message]) -> Result<(), Failure> {
+impl CountMessages {
+    async fn save_newest(
+        &self,
+        tx: &mut Transaction<'static, Postgres>,
+        messages: &[&Message],
+    ) -> Result<(), HandlerError> {
         let mut newest: BTreeMap<Uuid, Count> = BTreeMap::new();
         for message in messages {
+            // `join.#` matches this topic too; the other consumer handles it.
             if message.topic == joins::COUNTED {
                 continue;
             }
-            let Changed { event_id, counts } = serde_json::from_str(message.payload.get())?;
+            let CountChanged { event_id, counts } = serde_json::from_str(message.payload.get())?;
             let known = newest.entry(event_id).or_insert(counts);
             if counts.version > known.version {
                 *known = counts;
             }
         }
-        Ok(store::count(tx, &newest).await?)
+        Ok(flow::counts::save(tx, &newest).await?)
     }
 }
 
-struct Differences {
+struct ReconcileMessages {
     clock: Clock,
 }
 
-impl Handler for Differences {
-    /// It locks events in another order than that of the log; and what it counts is not counted again because a neighbour
-    /// of its batch fails.
-    fn works_alone(&self) -> bool {
+impl Handler for ReconcileMessages {
+    /// One message per transaction: it locks events in another order than the log, and its drift metrics must not be
+    /// counted again because another message of the batch fails.
+    fn needs_separate_transaction(&self) -> bool {
         true
     }
 
-    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
+    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> HandlerFuture<'t> {
         Box::pin(async move {
             let counted: JoinsCounted = serde_json::from_str(message.payload.get())?;
-            Ok(reconcile::take_up(tx, &counted, self.clock.now()).await?)
+            Ok(flow::reconcile::apply_reply(tx, &counted, self.clock.now()).await?)
         })
     }
 }

@@ -1,40 +1,42 @@
-//! Events: made, published, found, canceled.
+//! Events: created, published, found, canceled.
 //!
-//! Owns the schema `pillarbox_events`: events and the trail of their statuses, cities and how often they are used, the epochs
-//! of what is trending, runs of reconciliation, and the generations that say whether a copy is still good.
+//! Owns the schema `pillarbox_events`: events and the history of their statuses, cities with the number of their
+//! events, the scores of the trending feed, reconciliation runs, and the generations that validate cached pages.
 //!
-//! Messages out, source `events`, the event's id as key: `event.published`, `event.updated`, `event.unpublished`,
-//! `event.canceled`, each with the event as it is and its version; `event.versions` when they are compared, and
-//! `event.restated` for what differed. In, of source `joins`: `join.#` and `mod.#` with absolute counts, and `join.counted`,
-//! the answer to `event.versions`.
+//! Publishes messages of source `events` with the event's id as key: `event.published`, `event.updated`,
+//! `event.unpublished`, `event.canceled`, each with the current event and its version; for reconciliation
+//! `event.versions`, and `event.restated` for events that differ. Consumes messages of source `joins`: `join.#` and
+//! `mod.#` with absolute counts, and `join.counted`, the reply to `event.versions`.
 //!
-//! What holds: an event moves only along [`domain::Status::after`], one change after the other, and its trail says who did it.
-//! Only its owner changes it, and only its owner sees a draft. The change, its trail and the message about it commit
-//! together. A count is the one with the highest version, in whatever order it came. Who asks after a change has committed
-//! does not see what was before it, in any process: a copy is checked against the database by what it was made from.
+//! Invariants: an event changes its status only along [`domain::Status::after`], one change at a time, and every change
+//! is recorded with its user. Only the owner changes an event, and only the owner sees a draft. The change, its record
+//! and its message commit together. The count with the highest version wins, in whatever order counts arrive. A request
+//! that starts after a change has committed never sees the state before it, in any process: every cached response is
+//! validated against the database.
 
 mod cache;
+mod coalesced_reads;
 pub mod domain;
 mod error;
 mod fields;
 mod flow;
 mod http;
 mod inbox;
-mod reads;
 mod store;
 mod view;
 mod workers;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use kit::batch::{Batcher, Limits};
 use kit::clock::Clock;
+use kit::config::InvalidSetting;
 use kit::page::CursorKey;
-use mailbox::runtime::{Runtime, Subscription};
-use mailbox::watch::Watcher;
+use mailbox::consumers::{Runtime, Subscription};
+use mailbox::log::Watcher;
+use mailbox::service::{RedisAddress, Role, Service, ServiceContext};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use utoipa_axum::router::OpenApiRouter;
@@ -42,17 +44,17 @@ use utoipa_axum::router::OpenApiRouter;
 pub use crate::flow::reconcile;
 
 use crate::cache::Cache;
-use crate::reads::{Details, Generations};
+use crate::coalesced_reads::{EventReader, GenerationReader};
 
-/// How often it is looked whether a round is due.
-const ROUND_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Maximum pause between two checks whether a periodic task is due.
+const CHECK_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EventsSettings {
-    /// How often events are scored for what is trending.
+    /// Interval in seconds at which the trending feed is scored.
     pub trending_seconds: u32,
-    /// How often counts are compared with the joins service; 0: never.
+    /// Interval in minutes at which counts are reconciled with the joins service; 0 disables it.
     pub reconcile_minutes: u32,
 }
 
@@ -62,26 +64,7 @@ impl Default for EventsSettings {
     }
 }
 
-impl EventsSettings {
-    /// What is wrong with them, if anything: the setting and what it takes.
-    pub fn check(&self) -> Result<(), (&'static str, String)> {
-        match (1..=86_400).contains(&self.trending_seconds) {
-            true => Ok(()),
-            false => Err(("events.trending_seconds", "takes a number from 1 to 86400".to_owned())),
-        }
-    }
-}
-
-/// Where it reads and keeps.
-pub struct Stores {
-    pub db: PgPool,
-    /// Feeds are read here: a replica, or the same.
-    pub feed_db: PgPool,
-    /// A client, and what its keys begin with.
-    pub redis: Option<(redis::Client, String)>,
-}
-
-/// What its routes share.
+/// The events service of one process.
 pub struct Events {
     pub(crate) db: PgPool,
     pub(crate) feed_db: PgPool,
@@ -89,57 +72,82 @@ pub struct Events {
     pub(crate) cursor_key: CursorKey,
     pub(crate) watcher: Watcher,
     pub(crate) cache: Cache,
-    pub(crate) details: Batcher<Details>,
-    pub(crate) generations: Batcher<Generations>,
+    pub(crate) event_reader: Batcher<EventReader>,
+    pub(crate) generation_reader: Batcher<GenerationReader>,
+    settings: EventsSettings,
 }
 
-impl Events {
-    /// The service, and the loops that read for it, which end when it is dropped.
-    pub fn new(
-        stores: Stores,
-        clock: Clock,
-        cursor_key: CursorKey,
-        watcher: Watcher,
-    ) -> (Events, impl Future<Output = ()> + Send) {
-        let Stores { db, feed_db, redis } = stores;
-        let cache = Cache::new(clock.clone(), redis);
+impl Service for Events {
+    const NAME: &'static str = "events";
+    const DESCRIPTION: &'static str =
+        "Events. Anyone may read published events; everything else requires a user's token.";
+    const WORK: &'static [(Role, &'static str)] = &[(Role::Consume, "events.counts")];
+    type Settings = EventsSettings;
+
+    fn check(settings: &EventsSettings) -> Result<(), InvalidSetting> {
+        match (1..=86_400).contains(&settings.trending_seconds) {
+            true => Ok(()),
+            false => Err(InvalidSetting::new("events.trending_seconds", "must be a number from 1 to 86400")),
+        }
+    }
+
+    fn build(context: &ServiceContext, settings: &EventsSettings) -> Result<Events, InvalidSetting> {
+        let (db, feed_db) = (context.db.clone(), context.read_db.clone());
+        let cache = Cache::new(context.clock.clone(), redis_client(context)?);
         let limits = Limits::new(500, 10_000);
-        let (details, reading) = Batcher::new(Details { db: db.clone(), cache: cache.clone() }, limits);
-        let (generations, looking) = Batcher::new(Generations::new(feed_db.clone()), limits);
-        let events = Events { db, feed_db, clock, cursor_key, watcher, cache, details, generations };
-        (events, async {
-            tokio::join!(reading, looking);
+        let (event_reader, event_loop) = Batcher::new(EventReader { db: db.clone(), cache: cache.clone() }, limits);
+        let (generation_reader, generation_loop) = Batcher::new(GenerationReader::new(feed_db.clone()), limits);
+        context.spawn(event_loop);
+        context.spawn(generation_loop);
+        Ok(Events {
+            db,
+            feed_db,
+            clock: context.clock.clone(),
+            cursor_key: context.cursor_key.clone(),
+            watcher: context.watcher.clone(),
+            cache,
+            event_reader,
+            generation_reader,
+            settings: settings.clone(),
         })
     }
 
-    /// The door for messages.
-    pub fn subscriptions(&self) -> Vec<Subscription> {
+    fn routes() -> OpenApiRouter<Arc<Events>> {
+        http::router()
+    }
+
+    fn subscriptions(&self) -> Vec<Subscription> {
         inbox::subscriptions(&self.clock)
     }
 
-    /// Starts the timed rounds.
-    pub fn maintain(&self, runtime: &Runtime, settings: &EventsSettings) {
-        let every = TimeDelta::seconds(i64::from(settings.trending_seconds));
-        let pause = Duration::from_secs(u64::from(settings.trending_seconds)).min(ROUND_PAUSE_MAX);
+    fn start_maintenance(&self, runtime: &Runtime) {
+        let every = TimeDelta::seconds(i64::from(self.settings.trending_seconds));
+        let pause = Duration::from_secs(u64::from(self.settings.trending_seconds)).min(CHECK_PAUSE_MAX);
         let (worker, db, clock) =
             (runtime.worker("events.trending".to_owned(), pause), runtime.db().clone(), self.clock.clone());
         runtime.spawn(async move { worker.run(|| workers::score(&db, every, clock.now())).await });
-        if settings.reconcile_minutes == 0 {
+        if self.settings.reconcile_minutes == 0 {
             return;
         }
-        let every = TimeDelta::minutes(i64::from(settings.reconcile_minutes));
+        let every = TimeDelta::minutes(i64::from(self.settings.reconcile_minutes));
         let (worker, db, clock) =
-            (runtime.worker("events.reconcile".to_owned(), ROUND_PAUSE_MAX), runtime.db().clone(), self.clock.clone());
+            (runtime.worker("events.reconcile".to_owned(), CHECK_PAUSE_MAX), runtime.db().clone(), self.clock.clone());
         runtime.spawn(async move { worker.run(|| workers::reconcile(&db, every, clock.now())).await });
     }
+}
 
-    /// Every way to ask for a feed, and how PostgreSQL would read a page of it: to see that indexes serve it.
+impl Events {
+    /// Every combination of feed filters, with the query plan of one page. A test checks that indexes serve all of them.
     pub async fn feed_plans(&self) -> sqlx::Result<Vec<(String, String)>> {
         flow::feed::plans(self).await
     }
 }
 
-/// All of its routes.
-pub fn router() -> OpenApiRouter<Arc<Events>> {
-    http::router()
+/// The client of the shared cache, which connects when it is first used, and the prefix of its keys.
+fn redis_client(context: &ServiceContext) -> Result<Option<(redis::Client, String)>, InvalidSetting> {
+    let Some(RedisAddress { url, prefix }) = &context.redis else { return Ok(None) };
+    // The parser's error may quote the password.
+    let client = redis::Client::open(url.reveal().as_str())
+        .map_err(|_| InvalidSetting::new("redis_url", "must be an address such as redis://host:6379/0"))?;
+    Ok(Some((client, prefix.clone())))
 }

@@ -1,7 +1,9 @@
-//! What is kept, in the schema `pillarbox_events`. A function that takes a connection joins the caller's transaction.
+//! SQL for the schema `pillarbox_events`. Every function takes a connection, joins the caller's transaction and makes
+//! no decisions.
 
 pub(crate) mod cities;
 pub(crate) mod event;
 pub(crate) mod feed;
+pub(crate) mod generation;
 pub(crate) mod reconciliation;
 pub(crate) mod trending;

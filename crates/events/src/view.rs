@@ -1,4 +1,4 @@
-//! What callers see.
+//! The JSON representations of the HTTP API.
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -15,7 +15,7 @@ pub(crate) struct EventView {
     description: String,
 }
 
-/// An event in a list: without its description.
+/// An event without its description, for lists.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct EventSummary {
     id: Uuid,
@@ -26,10 +26,10 @@ pub(crate) struct EventSummary {
     category: String,
     start_time: DateTime<Utc>,
     end_time: DateTime<Utc>,
-    /// IANA.
+    /// IANA name.
     #[schema(example = "Europe/Zurich")]
     time_zone: String,
-    /// 0 is unlimited.
+    /// 0 means unlimited.
     capacity: i32,
     status: Status,
     active_participants: i32,
@@ -40,7 +40,7 @@ pub(crate) struct EventSummary {
     canceled_at: Option<DateTime<Utc>>,
     created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
-    /// Grows with every change but that of a count.
+    /// Increases with every change of the event, but not with a change of `active_participants`.
     version: i64,
 }
 
@@ -48,20 +48,20 @@ pub(crate) struct EventSummary {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = EventStatusChange)]
 pub(crate) struct StatusChangeView {
-    /// The event's version after it.
+    /// The version of the event after the change.
     version: i64,
-    /// Absent: it was made.
+    /// Absent for the creation of the event.
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<Status>,
     to: Status,
-    /// The user who did it.
+    /// The user who made the change.
     by: Uuid,
     at: DateTime<Utc>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Cities {
-    /// The most used first.
+    /// The cities with the most events come first.
     pub(crate) items: Vec<City>,
 }
 
@@ -69,13 +69,13 @@ pub(crate) struct Cities {
 pub(crate) struct City {
     #[schema(example = "Zürich")]
     pub(crate) city: String,
-    /// Published events there.
+    /// The number of published events in the city.
     pub(crate) events: i64,
 }
 
 impl EventView {
     pub(crate) fn to_json(&self) -> Vec<u8> {
-        // A struct of strings, numbers and times always serialises.
+        // A struct of strings, numbers and times always serializes.
         serde_json::to_vec(self).unwrap_or_default()
     }
 }

@@ -1,22 +1,23 @@
-//! Timed rounds. Every process with the role has them; they take turns in the database.
+//! Periodic tasks. Every process with the role runs them; advisory locks in the database ensure that only one is
+//! active.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use kit::worker::Round;
 use sqlx::PgPool;
 
-use crate::flow::reconcile::{self, ReconcileError};
-use crate::store::trending;
+use crate::flow;
+use crate::flow::reconcile::ReconcileError;
 
-/// Scores anew, if the newest scores are old enough.
+/// Scores the trending feed if the newest scores are older than `every`.
 pub(crate) async fn score(db: &PgPool, every: TimeDelta, now: DateTime<Utc>) -> sqlx::Result<Round> {
-    if let Some(epoch) = trending::take(&mut *db.acquire().await?, now - every, now).await? {
-        tracing::debug!(epoch, "scored what is trending");
+    if let Some(epoch) = flow::trending::score(db, now - every, now).await? {
+        tracing::debug!(epoch, "scored the trending feed");
     }
     Ok(Round::Idle)
 }
 
-/// Compares counts with the joins service, if that was long ago.
+/// Starts a reconciliation run if the last one is older than `every`.
 pub(crate) async fn reconcile(db: &PgPool, every: TimeDelta, now: DateTime<Utc>) -> Result<Round, ReconcileError> {
-    reconcile::begin_unless_since(db, now - every, now).await?;
+    flow::reconcile::begin_unless_since(db, now - every, now).await?;
     Ok(Round::Idle)
 }

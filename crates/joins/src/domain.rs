@@ -1,15 +1,16 @@
-//! Who is in, who waits and who may not come in: the rules, for one event at a time.
+//! The rules for registrations, waitlists and bans of one event.
 //!
-//! A [`Roster`] is an event with as much of its joins as some orders need. Orders are applied one after the other, in the
-//! order in which they came; a seat that becomes free is given to the head of the waitlist before the next order is looked
-//! at. What is to be kept and told of it gathers in [`Changes`].
+//! [`EventRegistrations`] is an event with those of its registrations that a list of commands needs. The commands are
+//! applied one after the other, in the order of their arrival. A freed seat goes to the head of the waitlist before the
+//! next command is applied. The rows, history entries and messages to write are collected in [`Changes`].
 //!
-//! What holds, whatever the orders: nobody is active above the capacity, unless it was lowered later. Everyone who waits
-//! has a higher seq than everyone who is active. A seq is given to each who joins, from 1, without a gap.
+//! Invariants, whatever the commands: the number of active registrations never exceeds the capacity, unless the
+//! capacity was lowered later. Every waitlisted registration has a higher sequence number than every active one.
+//! Sequence numbers start at 1 and have no gaps.
 
-mod order;
-mod roster;
-mod standing;
+mod command;
+mod reconciliation;
+mod registrations;
 
 use chrono::{DateTime, Utc};
 use contracts::events::EventStatus;
@@ -17,36 +18,36 @@ use contracts::joins::{Count, JoinStatus};
 use kit::trace::TraceContext;
 use uuid::Uuid;
 
-pub(crate) use self::order::{Actor, Command, News, Order, Outcome, Refused, Told};
-pub(crate) use self::roster::{Changes, Loaded, Roster};
-pub(crate) use self::standing::Standing;
+pub(crate) use self::command::{Actor, Command, CommandKind, EventUpdate, Outcome, Refused, ReportedCount};
+pub(crate) use self::reconciliation::KnownEvent;
+pub(crate) use self::registrations::{Changes, EventRegistrations, LoadedRegistrations};
 
-/// For events, that it is canceled: nobody comes in.
+/// The capacity of a canceled event: nobody can join.
 pub(crate) const CLOSED: i32 = -1;
 
-/// An event as its messages told of it, and how many have joined.
+/// An event as last reported by the events service, and its counts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Event {
     pub(crate) id: Uuid,
     pub(crate) owner_id: Uuid,
     pub(crate) status: EventStatus,
-    /// 0 is unlimited; [`CLOSED`] when it is canceled.
+    /// 0 means unlimited; [`CLOSED`] if the event is canceled.
     pub(crate) capacity: i32,
     pub(crate) start_time: DateTime<Utc>,
     pub(crate) end_time: DateTime<Utc>,
-    /// Of the news that this is.
+    /// The version of the last update that was applied.
     pub(crate) event_version: i64,
     pub(crate) counts: Count,
     pub(crate) next_seq: i64,
-    /// When there is something to do that nobody will ask for.
+    /// When the next sweep is due; None if there is nothing to sweep.
     pub(crate) sweep_at: Option<DateTime<Utc>>,
-    /// Of the news that this is: what is swept because of them belongs to it.
-    pub(crate) news_trace: Option<TraceContext>,
+    /// The trace of the last update that was applied. A sweep that follows from the update belongs to the same trace.
+    pub(crate) update_trace: Option<TraceContext>,
 }
 
-/// Someone's place.
+/// One person's registration for one event.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct Registration {
     pub(crate) id: Uuid,
     pub(crate) event_id: Uuid,
     pub(crate) user_id: Uuid,
@@ -54,9 +55,9 @@ pub(crate) struct Entry {
     pub(crate) seq: i64,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) updated_at: DateTime<Utc>,
-    /// When it was given up or taken away.
+    /// When it was canceled, rejected or expired.
     pub(crate) canceled_at: Option<DateTime<Utc>>,
-    /// When there was a seat: at once, or by moving up.
+    /// When it got a seat: at once, or by promotion.
     pub(crate) activated_at: Option<DateTime<Utc>>,
 }
 
@@ -67,13 +68,14 @@ pub(crate) struct Ban {
     pub(crate) user_id: Uuid,
     pub(crate) reason: Option<String>,
     pub(crate) banned_by: String,
-    /// None: for ever.
+    /// None for a permanent ban.
     pub(crate) expires_at: Option<DateTime<Utc>>,
     pub(crate) created_at: DateTime<Utc>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase", const_into_str)]
+pub(crate) enum HistoryAction {
     Joined,
     Canceled,
     Promoted,
@@ -84,14 +86,15 @@ pub(crate) enum Action {
     Recounted,
 }
 
-/// One change of one person's place, or counts put right: a line of the history, and a message.
+/// One change of a registration or a ban, or a correction of the counts. Each becomes a row of the history and a
+/// message.
 #[derive(Debug, Clone)]
-pub(crate) struct Line {
+pub(crate) struct HistoryEntry {
     pub(crate) event_id: Uuid,
-    /// None: it is about the counts alone.
+    /// None for a correction of the counts.
     pub(crate) user_id: Option<Uuid>,
-    pub(crate) action: Action,
-    /// None of these if they had not joined.
+    pub(crate) action: HistoryAction,
+    /// This and the next three are None if the person has never joined.
     pub(crate) join_id: Option<Uuid>,
     pub(crate) seq: Option<i64>,
     pub(crate) from: Option<JoinStatus>,
@@ -99,19 +102,19 @@ pub(crate) struct Line {
     pub(crate) by: Actor,
     pub(crate) reason: Option<String>,
     pub(crate) expires_at: Option<DateTime<Utc>>,
-    /// After the change.
+    /// The counts after the change.
     pub(crate) counts: Count,
     pub(crate) at: DateTime<Utc>,
     pub(crate) trace: TraceContext,
 }
 
 impl Event {
-    /// Whether this is nothing to who has not joined it: it was published, and is not any more.
+    /// Whether the event does not exist for this user: it was unpublished, and the user is not the owner.
     pub(crate) fn is_hidden_from(&self, user: Option<Uuid>) -> bool {
         self.status == EventStatus::Draft && user != Some(self.owner_id)
     }
 
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_free_seat(&self) -> bool {
         self.capacity == 0 || self.counts.active < self.capacity
     }
 
@@ -119,31 +122,31 @@ impl Event {
         self.end_time <= now
     }
 
-    /// None: unlimited.
+    /// The number of free seats; None if the capacity is unlimited.
     pub(crate) fn seats_left(&self) -> Option<i32> {
         (self.capacity != 0).then(|| (self.capacity - self.counts.active).max(0))
     }
 
-    /// Whether there is something to do that nobody asked for.
+    /// Whether a sweep is due.
     pub(crate) fn is_due(&self, now: DateTime<Utc>) -> bool {
         self.sweep_at.is_some_and(|at| at <= now)
     }
 
-    /// Who has it done when a sweep does it: nobody, when it is only that time goes by.
-    pub(crate) fn swept_by(&self, now: DateTime<Utc>) -> Actor {
+    /// The actor of a sweep: the system if the event has merely ended, else the events service, whose update caused it.
+    pub(crate) fn sweep_actor(&self, now: DateTime<Utc>) -> Actor {
         match self.status {
             EventStatus::Draft | EventStatus::Published if self.has_ended(now) => Actor::System,
             EventStatus::Draft | EventStatus::Published | EventStatus::Canceled => Actor::Events,
         }
     }
 
-    /// When somebody must be told, or moved up, although nobody asks.
+    /// When registrations must be expired or promoted without a command; None if never.
     fn next_sweep(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let Count { active, waitlisted, .. } = self.counts;
         let is_due = match self.status {
             EventStatus::Canceled => active + waitlisted > 0,
             EventStatus::Draft | EventStatus::Published if self.has_ended(now) => waitlisted > 0,
-            EventStatus::Published => waitlisted > 0 && self.has_room(),
+            EventStatus::Published => waitlisted > 0 && self.has_free_seat(),
             EventStatus::Draft => false,
         };
         match is_due {
@@ -153,8 +156,9 @@ impl Event {
     }
 }
 
-impl Entry {
-    pub(crate) fn is_in(&self) -> bool {
+impl Registration {
+    /// Whether the person has a seat or is on the waitlist.
+    pub(crate) fn is_current(&self) -> bool {
         match self.status {
             JoinStatus::Active | JoinStatus::Waitlisted => true,
             JoinStatus::Canceled | JoinStatus::Expired | JoinStatus::Rejected => false,
@@ -163,22 +167,7 @@ impl Entry {
 }
 
 impl Ban {
-    pub(crate) fn holds(&self, now: DateTime<Utc>) -> bool {
+    pub(crate) fn is_in_force(&self, now: DateTime<Utc>) -> bool {
         self.expires_at.is_none_or(|end| end > now)
-    }
-}
-
-impl Action {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Action::Joined => "joined",
-            Action::Canceled => "canceled",
-            Action::Promoted => "promoted",
-            Action::Kicked => "kicked",
-            Action::Banned => "banned",
-            Action::Unbanned => "unbanned",
-            Action::Expired => "expired",
-            Action::Recounted => "recounted",
-        }
     }
 }

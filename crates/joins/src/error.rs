@@ -1,20 +1,22 @@
+//! The errors of the service, and the problem that each is reported as.
+
 use http::StatusCode;
 use kit::problem::{FieldError, Problem};
-use mailbox::post::PostError;
+use mailbox::log::PostError;
 
 use crate::domain::Refused;
 
-/// What can come of a request or a message, besides an answer.
+/// The reason why a request or a message failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
     Refused(#[from] Refused),
-    #[error("you have not joined this event")]
+    #[error("you have never joined this event")]
     NotRegistered,
-    #[error("this is for the event's organizer")]
+    #[error("only the event's organizer may do this")]
     NotOrganizer,
-    #[error("a message cannot be written: {0}")]
-    Unwritable(#[from] serde_json::Error),
+    #[error("a message cannot be serialized: {0}")]
+    Unserializable(#[from] serde_json::Error),
     #[error("post: {0}")]
     Post(#[from] PostError),
     #[error("database: {0}")]
@@ -23,17 +25,18 @@ pub(crate) enum Error {
 
 impl From<Refused> for Problem {
     fn from(refused: Refused) -> Problem {
+        // No catch-all arm: a new variant must get a problem type.
         match refused {
-            Refused::NoEvent => Problem::not_found("event-not-found", refused),
+            Refused::EventNotFound => Problem::not_found("event-not-found", refused),
             Refused::NotPublished => Problem::conflict("event-not-published", refused),
             Refused::EventCanceled => Problem::conflict("event-canceled", refused),
             Refused::Ended(_) => Problem::conflict("event-ended", refused),
             Refused::Banned(_) => Problem::new(StatusCode::FORBIDDEN, "banned", refused),
-            Refused::NotIn | Refused::NothingToCancel => Problem::not_found("not-registered", refused),
+            Refused::NotRegistered | Refused::NothingToCancel => Problem::not_found("not-registered", refused),
             Refused::NotBanned => Problem::not_found("not-banned", refused),
             Refused::BanInThePast => Problem::validation(vec![FieldError::body(
                 "/expires_at",
-                "takes a time in the future, or nothing for ever",
+                "must be a time in the future; omit it for a permanent ban",
             )]),
         }
     }
@@ -47,7 +50,7 @@ impl From<Error> for Problem {
             Error::NotOrganizer => Problem::forbidden(&error),
             Error::Post(cause) => cause.into(),
             Error::Database(cause) => mailbox::database::problem(&cause),
-            Error::Unwritable(_) => Problem::internal(&error),
+            Error::Unserializable(_) => Problem::internal(&error),
         }
     }
 }

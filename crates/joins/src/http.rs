@@ -1,31 +1,32 @@
-//! The door for people, under `/join/v1`.
+//! The HTTP API, under `/join/v1`.
 
 mod moderation;
-mod people;
+mod participants;
 mod registration;
 
+use std::fmt::{Debug, Display};
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use kit::auth::{Caller, Principal};
 use kit::extract::Path;
-use kit::idempotency::{Answer, Mutation};
+use kit::idempotency::{Mutation, StoredResponse};
 use kit::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use crate::Joins;
-use crate::desk::Request;
-use crate::domain::{Actor, Command, Event, Order};
-use crate::flow::look;
+use crate::domain::{Actor, Command, CommandKind, Event};
+use crate::flow::commands::CommandRequest;
+use crate::flow::queries;
 
 pub(crate) fn router() -> OpenApiRouter<Arc<Joins>> {
-    OpenApiRouter::new().merge(registration::router()).merge(people::router()).merge(moderation::router())
+    OpenApiRouter::new().merge(registration::router()).merge(participants::router()).merge(moderation::router())
 }
 
-/// Who organizes the event of the path: its owner, or an operator. A handler that takes one cannot forget to ask, and
-/// nothing else of the request is looked at before.
+/// The organizer of the event in the path: its owner, or an operator. As an extractor it runs before the rest of the
+/// request is parsed, and a handler that requires it cannot omit the check.
 struct Organizer {
     event: Event,
     principal: Principal,
@@ -37,23 +38,28 @@ impl FromRequestParts<Arc<Joins>> for Organizer {
     async fn from_request_parts(parts: &mut Parts, joins: &Arc<Joins>) -> Result<Organizer, Problem> {
         let caller = <Caller as FromRequestParts<Arc<Joins>>>::from_request_parts(parts, joins).await?;
         let Path(id) = Path::<Uuid>::from_request_parts(parts, joins).await?;
-        let event = look::event(joins, id).await?;
+        let event = queries::find_event(joins, id).await?;
         if caller.user_id() == Some(event.owner_id) || caller.is_operator() {
             return Ok(Organizer { event, principal: caller.principal });
         }
-        Err(look::not_organizer(joins, &event, caller.user_id()).await?.into())
+        Err(queries::not_organizer_error(joins, &event, caller.user_id()).await?.into())
     }
 }
 
-/// Has it done, once for each `Idempotency-Key`, which it must have.
-async fn order<T>(
+/// Runs a command once for each `Idempotency-Key`. Fails if the request has no key.
+async fn submit<T>(
     joins: &Joins,
     event_id: Uuid,
     principal: Principal,
     request: &Mutation<T>,
-    command: Command,
-) -> Result<Answer, Problem> {
+    kind: CommandKind,
+) -> Result<StoredResponse, Problem> {
     let identity = request.require_identity()?.clone();
-    let order = Order::new(event_id, Actor::Caller(principal), command);
-    joins.desks.submit(Request { order, identity }).await
+    let command = Command::new(event_id, Actor::Caller(principal), kind);
+    joins.command_batchers.submit(CommandRequest { command, identity }).await
+}
+
+/// The scope of a page cursor: the list, the event or user that it belongs to, and the filters.
+fn page_scope(list: &str, subject: impl Display, filters: &impl Debug) -> String {
+    format!("joins {list} {subject}?{filters:?}")
 }

@@ -1,61 +1,60 @@
-//! The door for messages: what the events service says.
+//! Message handlers: the messages of the events service.
 
 use std::sync::Arc;
 
 use contracts::events::{self, EventChanged, EventRestated, EventVersions};
 use kit::clock::Clock;
-use mailbox::cursor::Start;
-use mailbox::filter::Matching;
-use mailbox::handler::{Handler, Handling};
-use mailbox::log::Message;
-use mailbox::runtime::Subscription;
+use mailbox::consumers::{Handler, HandlerFuture, StartAt, Subscription};
+use mailbox::log::{Message, MessagePattern};
 use sqlx::{Postgres, Transaction};
 
-use crate::domain::{Actor, Command, News, Order};
+use crate::domain::{Actor, Command, CommandKind, EventUpdate};
 use crate::flow;
 
-/// Keeps what is known here of events in line with what is said of them.
-pub(crate) fn subscription(clock: Clock) -> Subscription {
-    let news = [events::PUBLISHED, events::UPDATED, events::UNPUBLISHED, events::CANCELED];
-    let topics = news.into_iter().chain([events::VERSIONS, events::RESTATED]);
-    Subscription {
+/// One consumer, which applies the updates of events and takes part in reconciliation.
+pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
+    let updates = [events::PUBLISHED, events::UPDATED, events::UNPUBLISHED, events::CANCELED];
+    let topics = updates.into_iter().chain([events::VERSIONS, events::RESTATED]);
+    vec![Subscription {
         consumer: "joins.events",
-        matching: Matching {
+        matching: MessagePattern {
             sources: vec![events::SOURCE.to_owned()],
             topics: topics.map(str::to_owned).collect(),
-            ..Matching::default()
+            ..MessagePattern::default()
         },
-        start: Start::Beginning,
-        handler: Arc::new(EventNews { clock }),
-    }
+        start: StartAt::Beginning,
+        handler: Arc::new(EventMessages { clock: clock.clone() }),
+    }]
 }
 
-struct EventNews {
+struct EventMessages {
     clock: Clock,
 }
 
-impl Handler for EventNews {
-    /// Each locks its event, in the order of the log: together they could wait for who locks events in another order.
-    fn works_alone(&self) -> bool {
+impl Handler for EventMessages {
+    /// One message per transaction: a batch would lock events in the order of the log, and could deadlock with the
+    /// command batchers, which lock them in the order of their ids.
+    fn needs_separate_transaction(&self) -> bool {
         true
     }
 
-    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> Handling<'t> {
+    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> HandlerFuture<'t> {
         Box::pin(async move {
             let payload = message.payload.get();
             match message.topic.as_str() {
                 events::VERSIONS => {
-                    let stated: EventVersions = serde_json::from_str(payload)?;
-                    flow::reconcile::compare(tx, &stated, self.clock.now()).await?;
+                    let reported: EventVersions = serde_json::from_str(payload)?;
+                    flow::reconcile::compare(tx, &reported, self.clock.now()).await?;
                 }
                 events::RESTATED => {
                     let restated: EventRestated = serde_json::from_str(payload)?;
-                    flow::reconcile::put_right(tx, &self.clock, &restated).await?;
+                    flow::reconcile::repair(tx, &self.clock, &restated).await?;
                 }
                 _ => {
                     let event: EventChanged = serde_json::from_str(payload)?;
-                    let learn = Command::Learn { news: News::from(&event) };
-                    flow::settle(tx, &self.clock, &[Order::new(event.event_id, Actor::Events, learn)]).await?;
+                    let kind = CommandKind::UpdateEvent { update: EventUpdate::from(&event) };
+                    let command = Command::new(event.event_id, Actor::Events, kind);
+                    flow::commands::execute(tx, &self.clock, &[command]).await?;
                 }
             }
             Ok(())

@@ -1,28 +1,31 @@
-//! Joins: who takes part in an event, who waits for a seat, and who may not come.
+//! Joins: registrations for events, their waitlists, and bans.
 //!
-//! An order (join, cancel, kick, ban, an event's news, what time brings) goes to the [`desk`] of its event, or comes in a
-//! message's transaction; a [`flow::ledger`] locks the events, the [`domain`] decides, and what changed is written together
-//! with the history and the messages.
+//! A command (join, cancel, kick, ban, an update of the event, a due sweep) either passes through the
+//! [`command_batcher`] of its event or runs in the transaction of a message handler. A [`flow::command_batch`] locks
+//! the events, the [`domain`] decides, and the changes are saved in one transaction with their history entries and
+//! messages.
 //!
-//! Owns the schema `pillarbox_joins`: `event_capacity` (an event as it was told of, and its counts; its lock is the lock of
-//! all that belongs to the event), `joins`, `history` (appended only), `event_bans`.
+//! Owns the schema `pillarbox_joins`: `event_capacity` (an event as last reported by the events service, and its
+//! counts; the lock on this row protects everything that belongs to the event), `joins` (registrations), `history`
+//! (append-only), `event_bans`.
 //!
-//! Messages in, of source `events`: `event.published|updated|unpublished|canceled`, and for reconciliation `event.versions` and
-//! `event.restated`. Out, of source `joins` and with the event's id as key: `join.confirmed|waitlisted|canceled|promoted|
-//! expired`, `mod.kicked|banned|unbanned`, `join.recounted`; and `join.counted`, the answer to `event.versions`.
+//! Consumes messages of source `events`: `event.published|updated|unpublished|canceled`, and for reconciliation
+//! `event.versions` and `event.restated`. Publishes messages of source `joins` with the event's id as key:
+//! `join.confirmed|waitlisted|canceled|promoted|expired`, `mod.kicked|banned|unbanned`, `join.recounted`; and
+//! `join.counted`, the reply to `event.versions`.
 //!
-//! What holds: never more active than the capacity, unless it was lowered; seq without a gap; whoever waits moves up in the
-//! order of seq, in the transaction that frees the seat; what is counted is what there is; a repeated request does nothing
-//! more.
+//! Invariants: the number of active registrations never exceeds the capacity, unless the capacity was lowered later.
+//! The sequence numbers of an event have no gaps. The waitlist is promoted in the order of the sequence numbers, in the
+//! transaction that frees the seat. The stored counts equal the rows. A repeated request has no further effect.
 
-mod desk;
+mod command_batcher;
 mod domain;
 mod error;
 mod flow;
 mod http;
 mod inbox;
 #[cfg(test)]
-mod model;
+mod model_test;
 mod store;
 mod view;
 mod workers;
@@ -31,50 +34,52 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kit::clock::Clock;
+use kit::config::InvalidSetting;
 use kit::page::CursorKey;
-use mailbox::runtime::{Runtime, Subscription};
-use mailbox::watch::Watcher;
+use mailbox::consumers::{Runtime, Subscription};
+use mailbox::service::{Role, Service, ServiceContext};
 use sqlx::PgPool;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::desk::Desks;
+use crate::command_batcher::CommandBatchers;
 
+/// Pause between two sweeps while nothing is due.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 
-/// What its routes share.
+/// The joins service of one process.
 pub struct Joins {
     pub(crate) db: PgPool,
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
-    pub(crate) desks: Desks,
+    pub(crate) command_batchers: CommandBatchers,
 }
 
-impl Joins {
-    /// The service, and the loop that settles its requests, which ends when the service is dropped.
-    pub fn new(
-        db: PgPool,
-        clock: Clock,
-        cursor_key: CursorKey,
-        watcher: &Watcher,
-    ) -> (Joins, impl Future<Output = ()> + Send + use<>) {
-        let (desks, settling) = Desks::new(&db, &clock, watcher);
-        (Joins { db, clock, cursor_key, desks }, settling)
+impl Service for Joins {
+    const NAME: &'static str = "joins";
+    const DESCRIPTION: &'static str = "Registrations. All routes require a user's token; the routes for organizers require \
+                                       the token of the event's owner, or the role `admin` in the tenant `main`.";
+    const WORK: &'static [(Role, &'static str)] = &[(Role::Consume, "joins.events")];
+    type Settings = ();
+
+    fn build(context: &ServiceContext, (): &()) -> Result<Joins, InvalidSetting> {
+        let (db, clock) = (context.db.clone(), context.clock.clone());
+        let (command_batchers, command_loop) = CommandBatchers::new(&db, &clock, &context.watcher);
+        context.spawn(command_loop);
+        Ok(Joins { db, clock, cursor_key: context.cursor_key.clone(), command_batchers })
     }
 
-    /// What it listens to.
-    pub fn subscriptions(&self) -> Vec<Subscription> {
-        vec![inbox::subscription(self.clock.clone())]
+    fn routes() -> OpenApiRouter<Arc<Joins>> {
+        http::router()
     }
 
-    /// Does what is due without being asked: tells people that an event is over, and lets many move up.
-    pub fn maintain(&self, runtime: &Runtime) {
+    fn subscriptions(&self) -> Vec<Subscription> {
+        inbox::subscriptions(&self.clock)
+    }
+
+    /// Starts the sweep, which ends the registrations of finished events and promotes long waitlists in steps.
+    fn start_maintenance(&self, runtime: &Runtime) {
         let (worker, db) = (runtime.worker("joins.sweep".to_owned(), SWEEP_PAUSE), runtime.db().clone());
         let (clock, watcher) = (self.clock.clone(), runtime.watcher().clone());
         runtime.spawn(async move { worker.run(|| workers::sweep(&db, &clock, &watcher)).await });
     }
-}
-
-/// All of its routes.
-pub fn router() -> OpenApiRouter<Arc<Joins>> {
-    http::router()
 }

@@ -1,8 +1,9 @@
-//! SQL. Every function joins the caller's connection or transaction; none decides.
+//! SQL for the schema `pillarbox_joins`. Every function takes a connection, joins the caller's transaction and makes no
+//! decisions.
 
-pub(crate) mod list;
-pub(crate) mod roster;
-pub(crate) mod standing;
+pub(crate) mod command_batch;
+pub(crate) mod queries;
+pub(crate) mod reconciliation;
 
 use chrono::{DateTime, Utc};
 use contracts::events::EventStatus;
@@ -11,21 +12,21 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use crate::domain::{Ban, Entry, Event};
+use crate::domain::{Ban, Event, Registration};
 
 const EVENT_COLUMNS: &str = "event_id, owner_id, status, capacity, start_time, end_time, event_version,
-    active_count, waitlist_count, next_seq, version, sweep_at, news_trace";
-const ENTRY_COLUMNS: &str =
+    active_count, waitlist_count, next_seq, version, sweep_at, update_trace";
+const REGISTRATION_COLUMNS: &str =
     "id, event_id, user_id, status::text as status, seq, created_at, updated_at, canceled_at, activated_at";
 
-pub(crate) async fn event(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Event>> {
+pub(crate) async fn find_event(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Event>> {
     let query = format!("select {EVENT_COLUMNS} from pillarbox_joins.event_capacity where event_id = $1");
     let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
     row.as_ref().map(event_of).transpose()
 }
 
-/// An event that something is due for, held; one that somebody holds is passed over.
-pub(crate) async fn due(tx: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<Option<Uuid>> {
+/// Locks the event whose sweep has been due for the longest time; None if no event is due. Skips locked events.
+pub(crate) async fn lock_due_event(tx: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<Option<Uuid>> {
     sqlx::query_scalar(
         "select event_id from pillarbox_joins.event_capacity where sweep_at <= $1
          order by sweep_at limit 1 for update skip locked",
@@ -35,18 +36,17 @@ pub(crate) async fn due(tx: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Resu
     .await
 }
 
-/// What is due for an event is to wait.
-pub(crate) async fn put_off(db: &mut PgConnection, event_id: Uuid, until: DateTime<Utc>) -> sqlx::Result<()> {
+/// Postpones the sweep of an event, unless it is already scheduled for a later time.
+pub(crate) async fn postpone_sweep(db: &mut PgConnection, event_id: Uuid, until: DateTime<Utc>) -> sqlx::Result<()> {
     let update = "update pillarbox_joins.event_capacity set sweep_at = $2 where event_id = $1 and sweep_at < $2";
     sqlx::query(update).bind(event_id).bind(until).execute(db).await.map(drop)
 }
 
 fn event_of(row: &PgRow) -> sqlx::Result<Event> {
-    let status: &str = row.try_get("status")?;
     Ok(Event {
         id: row.try_get("event_id")?,
         owner_id: row.try_get("owner_id")?,
-        status: EventStatus::named(status).ok_or_else(|| unknown(status))?,
+        status: event_status(row)?,
         capacity: row.try_get("capacity")?,
         start_time: row.try_get("start_time")?,
         end_time: row.try_get("end_time")?,
@@ -58,17 +58,17 @@ fn event_of(row: &PgRow) -> sqlx::Result<Event> {
         },
         next_seq: row.try_get("next_seq")?,
         sweep_at: row.try_get("sweep_at")?,
-        news_trace: row.try_get::<Option<&str>, _>("news_trace")?.and_then(|trace| trace.parse().ok()),
+        update_trace: row.try_get::<Option<&str>, _>("update_trace")?.and_then(|trace| trace.parse().ok()),
     })
 }
 
-fn entry_of(row: &PgRow) -> sqlx::Result<Entry> {
+fn registration_of(row: &PgRow) -> sqlx::Result<Registration> {
     let status: &str = row.try_get("status")?;
-    Ok(Entry {
+    Ok(Registration {
         id: row.try_get("id")?,
         event_id: row.try_get("event_id")?,
         user_id: row.try_get("user_id")?,
-        status: JoinStatus::named(status).ok_or_else(|| unknown(status))?,
+        status: status.parse::<JoinStatus>().map_err(|_| unknown_status(status))?,
         seq: row.try_get("seq")?,
         created_at: row.try_get("created_at")?,
         updated_at: row.try_get("updated_at")?,
@@ -89,7 +89,12 @@ fn ban_of(row: &PgRow) -> sqlx::Result<Ban> {
     })
 }
 
-/// A status that this version did not write.
-fn unknown(status: &str) -> sqlx::Error {
-    sqlx::Error::Decode(format!("status {status}").into())
+fn event_status(row: &PgRow) -> sqlx::Result<EventStatus> {
+    let status: &str = row.try_get("status")?;
+    status.parse().map_err(|_| unknown_status(status))
+}
+
+/// Another version of this service may have written the row.
+fn unknown_status(status: &str) -> sqlx::Error {
+    sqlx::Error::Decode(format!("unknown status {status}").into())
 }

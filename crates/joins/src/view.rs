@@ -1,4 +1,4 @@
-//! What people see.
+//! The JSON representations of the HTTP API.
 
 use chrono::{DateTime, Utc};
 use contracts::events::EventStatus;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::domain::{Ban, Entry, Event};
+use crate::domain::{Ban, Event, Registration};
 
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Registration)]
@@ -18,24 +18,26 @@ pub(crate) struct RegistrationView {
     /// `active`, `waitlisted`, `canceled`, `expired` or `rejected`.
     #[schema(value_type = String, example = "active")]
     status: JoinStatus,
-    /// The place in the event's order of joining; who joins again gets a new one.
+    /// The sequence number in the event's order of joining. A user who joins again gets a new one.
     seq: i64,
-    /// The place in the waitlist, from 1, in the answer to the join that led there; and in `my`, where 10,001 is that or later.
+    /// The position in the waitlist, starting at 1. Present in the response to the join request, and in `my`, where
+    /// 10,001 means 10,001 or more.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<i64>,
     created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
-    /// When it was given up or taken away.
+    /// When the registration was canceled, rejected or expired.
     #[serde(skip_serializing_if = "Option::is_none")]
     canceled_at: Option<DateTime<Utc>>,
-    /// When there was a seat: at once, or by moving up.
+    /// When the registration got a seat: at once, or by promotion.
     #[serde(skip_serializing_if = "Option::is_none")]
     activated_at: Option<DateTime<Utc>>,
 }
 
 impl RegistrationView {
-    pub(crate) fn new(entry: Entry, position: Option<i64>) -> RegistrationView {
-        let Entry { id, event_id, user_id, status, seq, created_at, updated_at, canceled_at, activated_at } = entry;
+    pub(crate) fn new(registration: Registration, position: Option<i64>) -> RegistrationView {
+        let Registration { id, event_id, user_id, status, seq, created_at, updated_at, canceled_at, activated_at } =
+            registration;
         RegistrationView {
             id,
             event_id,
@@ -54,13 +56,15 @@ impl RegistrationView {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Position)]
 pub(crate) struct PositionView {
-    /// As in a registration.
+    /// The status of the registration.
     #[schema(value_type = String, example = "waitlisted")]
     status: JoinStatus,
-    /// From 1, where 10,001 is that or later; only on the waitlist, as is `ahead`.
+    /// The position in the waitlist, starting at 1; 10,001 means 10,001 or more. Absent if the status is not
+    /// `waitlisted`.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<i64>,
-    /// How many are before; 10,000 is so many or more.
+    /// The number of waitlisted registrations ahead; 10,000 means 10,000 or more. Absent if the status is not
+    /// `waitlisted`.
     #[serde(skip_serializing_if = "Option::is_none")]
     ahead: Option<i64>,
 }
@@ -78,16 +82,16 @@ pub(crate) struct StatsView {
     /// `draft`, `published` or `canceled`.
     #[schema(value_type = String, example = "published")]
     status: EventStatus,
-    /// 0 is unlimited, -1 canceled.
+    /// 0 means unlimited; -1 means that the event is canceled.
     capacity: i32,
     active_count: i32,
     waitlist_count: i32,
-    /// Absent when it is unlimited.
+    /// Absent if the capacity is unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     seats_left: Option<i32>,
-    /// How often somebody joined, in all.
+    /// The total number of joins so far, including canceled ones.
     joined_in_all: i64,
-    /// Grows with every change; the `ETag`, too.
+    /// Increases with every change of the counts.
     version: i64,
 }
 
@@ -116,7 +120,7 @@ pub(crate) struct BanView {
     reason: Option<String>,
     /// `user:<id>` or `key:<id>`.
     banned_by: String,
-    /// Absent: for ever.
+    /// Absent for a permanent ban.
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_at: Option<DateTime<Utc>>,
     created_at: DateTime<Utc>,

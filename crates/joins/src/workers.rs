@@ -1,19 +1,19 @@
-//! Timed rounds.
+//! Periodic tasks. Every process with the role runs them; row locks in the database distribute the work.
 
 use kit::clock::Clock;
 use kit::worker::Round;
-use mailbox::watch::Watcher;
+use mailbox::log::Watcher;
 use sqlx::PgPool;
 
 use crate::error::Error;
 use crate::flow;
 
-/// A step of what is due for one event: one transaction, so that a crash loses nothing. Then it is behind all others that are
-/// due, so a large event holds up no other.
+/// Sweeps one step of one due event in one transaction. The event is then scheduled behind all other due events, so
+/// that a large event does not delay the others.
 pub(crate) async fn sweep(db: &PgPool, clock: &Clock, watcher: &Watcher) -> Result<Round, Error> {
-    match flow::sweep(db, clock).await? {
+    match flow::sweep::sweep_next(db, clock).await? {
         true => {
-            watcher.nudge();
+            watcher.wake();
             Ok(Round::Busy)
         }
         false => Ok(Round::Idle),

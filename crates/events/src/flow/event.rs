@@ -1,68 +1,70 @@
+//! Creating, showing and changing events.
+
 use chrono::{DateTime, Utc};
 use contracts::events::{CANCELED, PUBLISHED, SOURCE, UNPUBLISHED, UPDATED};
 use kit::etag::IfMatch;
 use kit::problem::Problem;
 use mailbox::database::problem;
-use mailbox::post::{AggregateId, Post, Source, post};
+use mailbox::log::{AggregateId, Post, Source, post};
 use serde::Serialize;
 use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::Events;
+use crate::coalesced_reads::FoundEvent;
 use crate::domain::{Action, Event, Status, StatusChange};
 use crate::error::Error;
 use crate::fields::Fields;
-use crate::reads::Seen;
-use crate::store::{cities, event as store, feed};
+use crate::store::{cities, event as store, generation};
 
-pub(super) const POSTED_BY: Source = Source::new(SOURCE);
+pub(super) const MESSAGE_SOURCE: Source = Source::new(SOURCE);
 const AGGREGATE_TYPE: &str = "EVENT";
 
 type Tx<'t> = Transaction<'t, Postgres>;
 
-/// A draft of this user.
+/// Creates a draft. Fails if a field is missing or invalid.
 pub(crate) async fn create(tx: &mut Tx<'_>, user: Uuid, fields: Fields, now: DateTime<Utc>) -> Result<Event, Error> {
-    let details = fields.settle(None).map_err(Error::Invalid)?;
+    let details = fields.into_details(None).map_err(Error::Invalid)?;
     let event = Event::draft(Uuid::now_v7(), user, details, now);
     store::insert(tx, &event).await?;
-    note(tx, None, &event, user).await?;
+    record_status(tx, None, &event, user).await?;
     Ok(event)
 }
 
-/// An event as it is for this caller; what is hidden from them is not there.
-pub(crate) async fn show(events: &Events, user: Option<Uuid>, id: Uuid) -> Result<Seen, Problem> {
-    let seen = events.details.submit(id).await.map_err(|refused| refused.into_problem(problem))?;
-    match seen {
-        Some(Seen::Hidden(event)) if Some(event.owner_id) != user => Err(Error::NoEvent.into()),
-        Some(seen) => Ok(seen),
-        None => Err(Error::NoEvent.into()),
+/// An event as this caller may see it. Fails with [`Error::EventNotFound`] if it is hidden from the caller.
+pub(crate) async fn show(events: &Events, user: Option<Uuid>, id: Uuid) -> Result<FoundEvent, Problem> {
+    let found = events.event_reader.submit(id).await.map_err(|refused| refused.into_problem(problem))?;
+    match found {
+        Some(FoundEvent::Hidden(event)) if Some(event.owner_id) != user => Err(Error::EventNotFound.into()),
+        Some(found) => Ok(found),
+        None => Err(Error::EventNotFound.into()),
     }
 }
 
-/// Newest first, behind `before`.
+/// The events of a user, newest first.
 pub(crate) async fn list_mine(
     events: &Events,
     user: Uuid,
     status: Option<Status>,
     page: (Option<(DateTime<Utc>, Uuid)>, u32),
 ) -> Result<Vec<Event>, Error> {
-    Ok(store::of_owner(&mut *events.db.acquire().await?, user, status, page).await?)
+    Ok(store::list_of_owner(&mut *events.db.acquire().await?, user, status, page).await?)
 }
 
-/// The audit trail, oldest first, for its owner.
+/// The status history of an event, oldest first. Fails if the user is not the owner.
 pub(crate) async fn history(
     events: &Events,
     (user, id): (Uuid, Uuid),
     page: (Option<i64>, u32),
 ) -> Result<Vec<StatusChange>, Error> {
     let mut db = events.db.acquire().await?;
-    let event = store::find(&mut db, id).await?.ok_or(Error::NoEvent)?;
-    owned_by(&event, user)?;
-    Ok(store::changes(&mut db, id, page).await?)
+    let event = store::find(&mut db, id).await?.ok_or(Error::EventNotFound)?;
+    check_owner(&event, user)?;
+    Ok(store::status_changes(&mut db, id, page).await?)
 }
 
-/// Fields that are absent stay.
+/// Changes the given fields; absent ones stay. Returns the old event if nothing differs.
 pub(crate) async fn update(
     tx: &mut Tx<'_>,
     (user, id): (Uuid, Uuid),
@@ -70,17 +72,17 @@ pub(crate) async fn update(
     fields: Fields,
     now: DateTime<Utc>,
 ) -> Result<Event, Error> {
-    let old = locked(tx, user, id, if_match).await?;
+    let old = lock(tx, user, id, if_match).await?;
     let mut new = old.after(Action::Update, now)?;
-    new.details = fields.settle(Some(&old.details)).map_err(Error::Invalid)?;
+    new.details = fields.into_details(Some(&old.details)).map_err(Error::Invalid)?;
     if new.details == old.details {
         return Ok(old);
     }
-    keep(tx, &old, &new, user).await?;
+    save(tx, &old, &new, user).await?;
     Ok(new)
 }
 
-/// Publishes, unpublishes or cancels.
+/// Publishes, unpublishes or cancels an event.
 pub(crate) async fn act(
     tx: &mut Tx<'_>,
     (user, id): (Uuid, Uuid),
@@ -88,56 +90,56 @@ pub(crate) async fn act(
     action: Action,
     now: DateTime<Utc>,
 ) -> Result<Event, Error> {
-    let old = locked(tx, user, id, if_match).await?;
+    let old = lock(tx, user, id, if_match).await?;
     let new = old.after(action, now)?;
-    keep(tx, &old, &new, user).await?;
+    save(tx, &old, &new, user).await?;
     Ok(new)
 }
 
-/// First who may, then what: a stranger does not learn a version.
-async fn locked(tx: &mut Tx<'_>, user: Uuid, id: Uuid, if_match: &IfMatch) -> Result<Event, Error> {
-    let event = store::lock(tx, id).await?.ok_or(Error::NoEvent)?;
-    owned_by(&event, user)?;
-    if_match.check(event.version).map_err(Error::Stale)?;
+/// Locks the event and checks the owner and then the version, so that other users cannot probe the version.
+async fn lock(tx: &mut Tx<'_>, user: Uuid, id: Uuid, if_match: &IfMatch) -> Result<Event, Error> {
+    let event = store::lock(tx, id).await?.ok_or(Error::EventNotFound)?;
+    check_owner(&event, user)?;
+    if_match.check(event.version).map_err(Error::PreconditionFailed)?;
     Ok(event)
 }
 
-/// Nobody but its owner knows of what is not public.
-fn owned_by(event: &Event, user: Uuid) -> Result<(), Error> {
+/// Fails if the user is not the owner. An event that is not public does not exist for other users.
+fn check_owner(event: &Event, user: Uuid) -> Result<(), Error> {
     match event.is_public() {
         _ if event.owner_id == user => Ok(()),
-        false => Err(Error::NoEvent),
+        false => Err(Error::EventNotFound),
         true => Err(Error::NotTheOwner),
     }
 }
 
-/// The change, its trail, what follows from it, and the news of it.
-async fn keep(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(), Error> {
+/// Saves the event with its status history, the city counts, the cache generations and the message about the change.
+async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(), Error> {
     store::update(tx, new).await?;
     if old.status != new.status {
-        note(tx, Some(old.status), new, user).await?;
+        record_status(tx, Some(old.status), new, user).await?;
     }
     let (was_public, is_public) = (old.status == Status::Published, new.status == Status::Published);
     if was_public || is_public {
-        let (left, came) = (&old.details.city, &new.details.city);
-        let moves = match (was_public, is_public) {
-            (true, true) if left == came => Vec::new(),
-            (true, true) => vec![(left, -1), (came, 1)],
-            (true, false) => vec![(left, -1)],
-            (false, _) => vec![(came, 1)],
+        let (old_city, new_city) = (&old.details.city, &new.details.city);
+        let changes = match (was_public, is_public) {
+            (true, true) if old_city == new_city => Vec::new(),
+            (true, true) => vec![(old_city, -1), (new_city, 1)],
+            (true, false) => vec![(old_city, -1)],
+            (false, _) => vec![(new_city, 1)],
         };
-        if cities::count(tx, &moves).await? {
-            feed::outdate_cities(tx).await?;
+        if cities::add_to_counts(tx, &changes).await? {
+            generation::invalidate_cities(tx).await?;
         }
-        feed::outdate(tx, new.id).await?;
+        generation::invalidate_feeds(tx, new.id).await?;
     }
-    if let Some(topic) = news(old, new.status) {
-        post(tx, &POSTED_BY, &message(topic, new.id, &new.told())?).await?;
+    if let Some(topic) = topic_of_change(old, new.status) {
+        post(tx, &MESSAGE_SOURCE, &message(topic, new.id, &new.to_message())?).await?;
     }
     Ok(())
 }
 
-/// About one event: in order with all others about it.
+/// A message about one event. Its key is the event's id, so that the messages about an event stay in order.
 pub(super) fn message(topic: &str, event_id: Uuid, payload: &impl Serialize) -> sqlx::Result<Post> {
     let payload = to_raw_value(payload).map_err(|error| sqlx::Error::Encode(error.into()))?;
     let mut message = Post::new(topic, payload).with_key(event_id.to_string());
@@ -146,8 +148,9 @@ pub(super) fn message(topic: &str, event_id: Uuid, payload: &impl Serialize) -> 
     Ok(message)
 }
 
-/// What others hear. A draft's changes are nobody's business yet, and one that was never published never becomes it.
-fn news(old: &Event, new: Status) -> Option<&'static str> {
+/// The topic of the message about a change; None if other services must not learn of it: the event is a draft, or was
+/// never published before it was canceled.
+fn topic_of_change(old: &Event, new: Status) -> Option<&'static str> {
     match (old.status, new) {
         (Status::Draft, Status::Draft) => None,
         (Status::Draft, Status::Canceled) if old.published_at.is_none() => None,
@@ -158,7 +161,7 @@ fn news(old: &Event, new: Status) -> Option<&'static str> {
     }
 }
 
-async fn note(tx: &mut Tx<'_>, from: Option<Status>, event: &Event, user: Uuid) -> Result<(), Error> {
+async fn record_status(tx: &mut Tx<'_>, from: Option<Status>, event: &Event, user: Uuid) -> Result<(), Error> {
     let change = StatusChange { version: event.version, from, to: event.status, by: user, at: event.updated_at };
-    Ok(store::add_change(tx, event.id, &change).await?)
+    Ok(store::insert_status_change(tx, event.id, &change).await?)
 }

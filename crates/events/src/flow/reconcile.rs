@@ -1,48 +1,51 @@
-//! Comparing events with the joins service. Versions are stated, part by part; the answer names what differs; and that is said
-//! again, one event at a time, as news that are believed like any others. What the joins service has to correct it says in
-//! the same way. So nothing that is older ever replaces what is newer.
+//! Reconciliation with the joins service. This service posts the versions of all events, part by part. The joins
+//! service replies with the events that differ. This service restates those, one message per event, and the joins
+//! service applies them like any other update. The joins service publishes corrected counts in the same way. Because
+//! every repair is an ordinary versioned message, an older state never replaces a newer one.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::events::{EventRestated, EventVersions, RESTATED, VERSIONS};
 use contracts::joins::JoinsCounted;
-use mailbox::post::{Post, PostError, post, post_all};
+use mailbox::log::{Post, PostError, post, post_all};
 use serde_json::value::to_raw_value;
 use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
-use super::event::{POSTED_BY, message};
+use super::event::{MESSAGE_SOURCE, message};
 use crate::store::event::find_all;
-use crate::store::feed::outdate;
+use crate::store::generation::invalidate_feeds;
 use crate::store::reconciliation as store;
 
+/// Maximum number of events in one part.
 const PART_EVENTS_MAX: i64 = 500;
-/// News of a change within this time may still be on their way.
-const ON_THEIR_WAY: TimeDelta = TimeDelta::minutes(1);
-/// A run that has not stated everything after this long has broken off.
-const STATED_WITHIN: TimeDelta = TimeDelta::minutes(5);
-/// Who went to what is long over is history.
-const ENDED_FOR: TimeDelta = TimeDelta::days(30);
+/// The message about a change that is younger than this may still be in flight.
+const IN_FLIGHT_MAX: TimeDelta = TimeDelta::minutes(1);
+/// A run that has not posted all parts after this time has crashed.
+const POSTING_TIME_MAX: TimeDelta = TimeDelta::minutes(5);
+/// Events that ended longer ago than this are not reconciled, and older runs are deleted.
+const HISTORY_AGE: TimeDelta = TimeDelta::days(30);
 
-/// How it is to be done.
+/// The options of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Asked {
-    /// Only look.
+pub struct ReconcileOptions {
+    /// Report differences without repairing them.
     pub dry_run: bool,
-    /// Take no version on trust: say everything again, under new versions. After one database was set back.
+    /// Trust no version: restate every event under a new version. Needed after a database was restored from a backup.
     pub force: bool,
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// None until all are posted.
+    /// The number of parts; None until all of them are posted.
     pub parts: Option<i32>,
     pub answered: i32,
     pub checked: i32,
-    /// Counts of the events service that were not right, and how many of them are being put right.
+    /// The number of wrong counts in the events service, and how many of them are being repaired.
     pub drifted: i32,
     pub repaired: i32,
-    /// Events that the joins service did not know as they are.
+    /// The number of events that are outdated or miscounted in the joins service, and how many of them are being
+    /// repaired.
     pub joins_drifted: i32,
     pub joins_repaired: i32,
     pub finished_at: Option<DateTime<Utc>>,
@@ -56,84 +59,93 @@ pub enum ReconcileError {
     Database(#[from] sqlx::Error),
 }
 
-/// Starts a run and states everything; returns its name. The answers come by message.
-pub async fn begin(db: &PgPool, asked: Asked, now: DateTime<Utc>) -> Result<Uuid, ReconcileError> {
+/// Starts a run and posts the versions of all events. Returns the id of the run; the replies arrive as messages.
+pub async fn begin(db: &PgPool, options: ReconcileOptions, now: DateTime<Utc>) -> Result<Uuid, ReconcileError> {
     let run = Uuid::now_v7();
-    store::begin(&mut *db.acquire().await?, run, asked, now).await?;
-    state_all(db, run, asked, now).await?;
+    store::begin(&mut *db.acquire().await?, run, options, now).await?;
+    post_versions(db, run, options, now).await?;
     Ok(run)
 }
 
-/// The same by time, unless one that repairs has run since, here or elsewhere.
+/// Starts a run, unless a repairing run of any process has started after `since`.
 pub(crate) async fn begin_unless_since(
     db: &PgPool,
     since: DateTime<Utc>,
     now: DateTime<Utc>,
 ) -> Result<(), ReconcileError> {
-    let (run, asked) = (Uuid::now_v7(), Asked::default());
+    let (run, options) = (Uuid::now_v7(), ReconcileOptions::default());
     let mut tx = db.begin().await?;
-    if !store::take_turn(&mut tx).await? || store::has_run_since(&mut tx, since, now - STATED_WITHIN).await? {
+    if !store::try_lock(&mut tx).await? || store::has_run_since(&mut tx, since, now - POSTING_TIME_MAX).await? {
         return Ok(());
     }
-    store::forget(&mut tx, now - ENDED_FOR).await?;
-    store::begin(&mut tx, run, asked, now).await?;
+    store::delete_runs(&mut tx, now - HISTORY_AGE).await?;
+    store::begin(&mut tx, run, options, now).await?;
     tx.commit().await?;
-    state_all(db, run, asked, now).await
+    post_versions(db, run, options, now).await
 }
 
+/// The progress of a run; None if the run does not exist.
 pub async fn progress(db: &PgPool, run: Uuid) -> sqlx::Result<Option<Progress>> {
     store::progress(&mut *db.acquire().await?, run).await
 }
 
-/// The joins service has compared a part: what differs is said again.
-pub(crate) async fn take_up(
+/// Applies the reply of the joins service to one part: restates the requested events and counts the drift. A repeated
+/// reply has no effect.
+pub(crate) async fn apply_reply(
     tx: &mut Transaction<'_, Postgres>,
     counted: &JoinsCounted,
     now: DateTime<Utc>,
 ) -> Result<(), ReconcileError> {
-    let unheard = store::count_unheard(tx, &counted.wanted, now - ON_THEIR_WAY).await?;
-    if !store::answered(tx, counted, unheard, now).await? {
+    let outdated = store::count_outdated(tx, &counted.wanted, now - IN_FLIGHT_MAX).await?;
+    if !store::record_reply(tx, counted, outdated, now).await? {
         return Ok(());
     }
     if !counted.dry_run && !counted.wanted.is_empty() {
-        if let Some(lifted) = store::lift(tx, &counted.wanted, counted.force).await?.first() {
-            outdate(tx, *lifted).await?;
+        let raised = store::raise_versions(tx, &counted.wanted, counted.force).await?;
+        if let Some(event_id) = raised.first() {
+            invalidate_feeds(tx, *event_id).await?;
         }
-        let ids: Vec<Uuid> = counted.wanted.iter().map(|wanted| wanted.event_id).collect();
+        let ids: Vec<Uuid> = counted.wanted.iter().map(|request| request.event_id).collect();
         let restated = find_all(tx, &ids).await?.into_iter().map(|event| {
             let restated = EventRestated {
-                event: event.told(),
+                event: event.to_message(),
                 active_participants: event.active_participants,
                 count_version: event.count_version,
             };
             message(RESTATED, event.id, &restated)
         });
-        post_all(tx, &POSTED_BY, &restated.collect::<sqlx::Result<Vec<Post>>>()?).await?;
+        post_all(tx, &MESSAGE_SOURCE, &restated.collect::<sqlx::Result<Vec<Post>>>()?).await?;
     }
-    let (events, joins) = (counted.events.len() as u64, counted.drifted as u64 + unheard as u64);
+    let (events, joins) = (counted.events.len() as u64, counted.drifted as u64 + outdated as u64);
     for (service, drifted) in [("events", events), ("joins", joins)] {
         metrics::counter!("pillarbox_reconcile_drift_total", "service" => service).increment(drifted);
     }
     if events + joins > 0 {
-        tracing::warn!(run = %counted.run, part = counted.part, events, joins, dry_run = counted.dry_run, "drift was found");
+        let JoinsCounted { run, part, dry_run, .. } = counted;
+        tracing::warn!(%run, part, events, joins, dry_run, "reconciliation found drift");
     }
     Ok(())
 }
 
-/// A transaction for each part: a large run keeps nobody waiting.
-async fn state_all(db: &PgPool, run: Uuid, asked: Asked, now: DateTime<Utc>) -> Result<(), ReconcileError> {
+/// Posts each part in its own transaction, so that no transaction of a large run takes long.
+async fn post_versions(
+    db: &PgPool,
+    run: Uuid,
+    options: ReconcileOptions,
+    now: DateTime<Utc>,
+) -> Result<(), ReconcileError> {
     let (mut part, mut after) = (0, None);
     loop {
         let mut tx = db.begin().await?;
-        let events = store::to_state(&mut tx, after, now - ENDED_FOR, PART_EVENTS_MAX).await?;
+        let events = store::list_versions(&mut tx, after, now - HISTORY_AGE, PART_EVENTS_MAX).await?;
         let Some(last) = events.last() else {
-            store::posted(&mut tx, run, part, now).await?;
+            store::set_parts(&mut tx, run, part, now).await?;
             return Ok(tx.commit().await?);
         };
         after = Some(last.event_id);
-        let stated = EventVersions { run, part, dry_run: asked.dry_run, force: asked.force, events };
-        let payload = to_raw_value(&stated).map_err(|error| sqlx::Error::Encode(error.into()))?;
-        post(&mut tx, &POSTED_BY, &Post::new(VERSIONS, payload)).await?;
+        let versions = EventVersions { run, part, dry_run: options.dry_run, force: options.force, events };
+        let payload = to_raw_value(&versions).map_err(|error| sqlx::Error::Encode(error.into()))?;
+        post(&mut tx, &MESSAGE_SOURCE, &Post::new(VERSIONS, payload)).await?;
         tx.commit().await?;
         part += 1;
     }

@@ -1,3 +1,5 @@
+//! Creating, showing, changing and listing events.
+
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -9,7 +11,7 @@ use http::HeaderValue;
 use kit::auth::{Caller, User};
 use kit::etag::{self, IfMatch, IfNoneMatch};
 use kit::extract::Path;
-use kit::idempotency::{Answer, Identity, JsonBody, Mutation};
+use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
 use kit::page::{Listing, NoFilters, Page};
 use kit::problem::Problem;
 use serde::Deserialize;
@@ -18,12 +20,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::once;
+use super::{page_scope, run_once};
 use crate::Events;
+use crate::coalesced_reads::FoundEvent;
 use crate::domain::{Action, Event, Status};
 use crate::fields::{Fields, NewFields};
 use crate::flow::event as flow;
-use crate::reads::Seen;
 use crate::view::{EventSummary, EventView, StatusChangeView};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
@@ -44,32 +46,34 @@ struct MyFilters {
     status: Option<Status>,
 }
 
-/// Make an event; it is a draft of its owner until it is published
+/// Create an event
+///
+/// The event is a draft, visible to its owner alone, until it is published.
 #[utoipa::path(post, path = "/event/v1/events", tag = "events", request_body = NewFields,
-    params(("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
     responses((status = 201, body = EventView,
-        headers(("location" = String, description = "Its address"), ("etag" = String, description = "Its version and its count")))))]
+        headers(("location" = String, description = "The path of the event"), ("etag" = String, description = "Changes when the event or its participant count changes")))))]
 async fn create(
     State(events): State<Arc<Events>>,
     User(user): User,
     Mutation { body: JsonBody(NewFields(fields)), identity }: Mutation<JsonBody<NewFields>>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     let now = events.clock.now();
-    once(&events, identity.as_ref(), |tx| {
-        Box::pin(async move { Ok(shown(StatusCode::CREATED, flow::create(tx, user, fields, now).await?)) })
+    run_once(&events, identity.as_ref(), |tx| {
+        Box::pin(async move { Ok(response(StatusCode::CREATED, flow::create(tx, user, fields, now).await?)) })
     })
     .await
 }
 
-/// Show an event; a draft only to its owner
+/// Show an event
 ///
-/// The ETag covers the number of participants, too: it is another one when that changes. A change made with it is refused
-/// only if the event itself was changed meanwhile.
+/// A draft is visible to its owner alone. The ETag also changes with the number of participants; a change with
+/// `If-Match` is refused only if the event itself has changed.
 #[utoipa::path(get, path = "/event/v1/events/{id}", tag = "events",
-    params(("id" = Uuid, Path), ("if-none-match" = Option<String>, Header, description = "The ETag of the copy that you have")),
-    responses((status = 200, body = EventView, headers(("etag" = String, description = "Its version and its count"))),
-        (status = 304, description = "You have it as it is"), (status = 404, description = "There is no such event")))]
+    params(("id" = Uuid, Path), ("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
+    responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
+        (status = 304, description = "The cached response is current"), (status = 404, description = "The event does not exist")))]
 async fn show(
     State(events): State<Arc<Events>>,
     caller: Option<Caller>,
@@ -78,111 +82,122 @@ async fn show(
 ) -> Result<Response, Problem> {
     let user = caller.and_then(|caller| caller.user_id());
     let (tag, body) = match flow::show(&events, user, id).await? {
-        Seen::Hidden(event) => (tag_of(&event), Bytes::from(EventView::from(*event).to_json())),
-        Seen::Public { version, active_participants, body } => (etag::beside(version, active_participants), body),
+        FoundEvent::Hidden(event) => (etag_of(&event), Bytes::from(EventView::from(*event).to_json())),
+        FoundEvent::Public { version, active_participants, body } => {
+            (etag::with_extra(version, active_participants), body)
+        }
     };
-    if if_none_match.has_tag(&tag) {
+    if if_none_match.matches_tag(&tag) {
         return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response());
     }
     let headers = [(ETAG, tag), (CONTENT_TYPE, HeaderValue::from_static("application/json"))];
     Ok((headers, body).into_response())
 }
 
-/// Change an event; what is absent stays
+/// Change an event
 ///
-/// People who joined hear of it if it is published. One that is canceled stays as it is.
+/// Absent fields stay unchanged. Other services are informed if the event is published. A canceled event cannot be
+/// changed.
 #[utoipa::path(patch, path = "/event/v1/events/{id}", tag = "events", request_body = Fields,
-    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag that the change is meant for"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the change is refused if the event has changed since"),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
-    responses((status = 200, body = EventView, headers(("etag" = String, description = "Its version and its count"))),
-        (status = 404, description = "There is no such event"), (status = 409, description = "It is canceled"),
-        (status = 412, description = "It was changed meanwhile")))]
+    responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
+        (status = 404, description = "The event does not exist"), (status = 409, description = "The event is canceled"),
+        (status = 412, description = "The event has changed since the given ETag")))]
 async fn update(
     State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<Fields>>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     let now = events.clock.now();
-    once(&events, identity.as_ref(), |tx| {
-        Box::pin(async move { Ok(shown(StatusCode::OK, flow::update(tx, (user, id), &if_match, fields, now).await?)) })
+    run_once(&events, identity.as_ref(), |tx| {
+        Box::pin(
+            async move { Ok(response(StatusCode::OK, flow::update(tx, (user, id), &if_match, fields, now).await?)) },
+        )
     })
     .await
 }
 
-/// Publish a draft: anyone can see it, and join
+/// Publish a draft
+///
+/// Everyone can see the event and join it.
 #[utoipa::path(post, path = "/event/v1/events/{id}/publish", tag = "events",
-    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag that is meant"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
-    responses((status = 200, body = EventView, headers(("etag" = String, description = "Its version and its count"))),
-        (status = 404, description = "There is no such event"), (status = 409, description = "It is no draft"),
-        (status = 412, description = "It was changed meanwhile")))]
+    responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
+        (status = 404, description = "The event does not exist"), (status = 409, description = "The event is not a draft"),
+        (status = 412, description = "The event has changed since the given ETag")))]
 async fn publish(
     State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     act(&events, (user, id), if_match, Action::Publish, identity).await
 }
 
-/// Make a published event a draft again: nobody can join, and who has stays
+/// Make a published event a draft again
+///
+/// Nobody can join it; existing registrations stay.
 #[utoipa::path(post, path = "/event/v1/events/{id}/unpublish", tag = "events",
-    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag that is meant"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
-    responses((status = 200, body = EventView, headers(("etag" = String, description = "Its version and its count"))),
-        (status = 404, description = "There is no such event"), (status = 409, description = "It is not published"),
-        (status = 412, description = "It was changed meanwhile")))]
+    responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
+        (status = 404, description = "The event does not exist"), (status = 409, description = "The event is not published"),
+        (status = 412, description = "The event has changed since the given ETag")))]
 async fn unpublish(
     State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     act(&events, (user, id), if_match, Action::Unpublish, identity).await
 }
 
-/// Cancel an event, for good
+/// Cancel an event permanently
 #[utoipa::path(post, path = "/event/v1/events/{id}/cancel", tag = "events",
-    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag that is meant"),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
-    responses((status = 200, body = EventView, headers(("etag" = String, description = "Its version and its count"))),
-        (status = 404, description = "There is no such event"), (status = 409, description = "It is canceled already"),
-        (status = 412, description = "It was changed meanwhile")))]
+    responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
+        (status = 404, description = "The event does not exist"), (status = 409, description = "The event is already canceled"),
+        (status = 412, description = "The event has changed since the given ETag")))]
 async fn cancel(
     State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     act(&events, (user, id), if_match, Action::Cancel, identity).await
 }
 
-/// Show who changed an event's status and when, oldest first; to its owner
+/// List the status changes of an event, oldest first
+///
+/// For the owner of the event.
 #[utoipa::path(get, path = "/event/v1/events/{id}/history", tag = "events", params(("id" = Uuid, Path), Listing<NoFilters>),
     security(("bearer" = [])),
-    responses((status = 200, body = Page<StatusChangeView>), (status = 404, description = "There is no such event")))]
+    responses((status = 200, body = Page<StatusChangeView>), (status = 404, description = "The event does not exist")))]
 async fn history(
     State(events): State<Arc<Events>>,
     User(user): User,
     Path(id): Path<Uuid>,
-    Listing { filters: NoFilters {}, limit, cursor }: Listing<NoFilters>,
+    Listing { filters, limit, cursor }: Listing<NoFilters>,
 ) -> Result<Page<StatusChangeView>, Problem> {
-    let scope = format!("events history {id}");
-    let after = cursor.map(|cursor| events.cursor_key.open(&scope, &cursor)).transpose()?;
+    let scope = page_scope("history", id, &filters);
+    let after = cursor.map(|cursor| events.cursor_key.verify(&scope, &cursor)).transpose()?;
     let changes = flow::history(&events, (user, id), (after, limit + 1)).await?;
     Ok(Page::cut(changes, limit, &events.cursor_key, &scope, |change| change.version).map(StatusChangeView::from))
 }
 
-/// List the events that you made, newest first
+/// List your events, newest first
 #[utoipa::path(get, path = "/event/v1/me/events", tag = "events", params(Listing<MyFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<EventSummary>)))]
 async fn list_mine(
@@ -190,8 +205,8 @@ async fn list_mine(
     User(user): User,
     Listing { filters, limit, cursor }: Listing<MyFilters>,
 ) -> Result<Page<EventSummary>, Problem> {
-    let scope = format!("events mine {user} {filters:?}");
-    let before = cursor.map(|cursor| events.cursor_key.open(&scope, &cursor)).transpose()?;
+    let scope = page_scope("mine", user, &filters);
+    let before = cursor.map(|cursor| events.cursor_key.verify(&scope, &cursor)).transpose()?;
     let mine = flow::list_mine(&events, user, filters.status, (before, limit + 1)).await?;
     let page = Page::cut(mine, limit, &events.cursor_key, &scope, |event| (event.created_at, event.id));
     Ok(page.map(EventSummary::from))
@@ -199,22 +214,24 @@ async fn list_mine(
 
 async fn act(
     events: &Events,
-    whose: (Uuid, Uuid),
+    user_and_event: (Uuid, Uuid),
     if_match: IfMatch,
     action: Action,
-    identity: Option<Identity>,
-) -> Result<Answer, Problem> {
+    identity: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
     let now = events.clock.now();
-    once(events, identity.as_ref(), |tx| {
-        Box::pin(async move { Ok(shown(StatusCode::OK, flow::act(tx, whose, &if_match, action, now).await?)) })
+    run_once(events, identity.as_ref(), |tx| {
+        Box::pin(
+            async move { Ok(response(StatusCode::OK, flow::act(tx, user_and_event, &if_match, action, now).await?)) },
+        )
     })
     .await
 }
 
-fn shown(status: StatusCode, event: Event) -> Answer {
-    Answer::json(status, &EventView::from(event))
+fn response(status: StatusCode, event: Event) -> StoredResponse {
+    StoredResponse::json(status, &EventView::from(event))
 }
 
-fn tag_of(event: &Event) -> HeaderValue {
-    etag::beside(event.version, event.active_participants)
+fn etag_of(event: &Event) -> HeaderValue {
+    etag::with_extra(event.version, event.active_participants)
 }

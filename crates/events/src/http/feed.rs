@@ -1,3 +1,5 @@
+//! The public feed of published events, and city suggestions.
+
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -10,10 +12,12 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::page_scope;
 use crate::Events;
-use crate::fields::{CATEGORY_CHARS_MAX, CITY_CHARS_MAX, folded};
-use crate::flow::feed::{self as flow, Sort};
-use crate::store::feed::Which;
+use crate::fields::{CATEGORY_CHARS_MAX, CITY_CHARS_MAX, normalized};
+use crate::flow::feed as flow;
+use crate::flow::feed::{PageRequest, Sort};
+use crate::store::feed::FeedFilter;
 use crate::view::{Cities, EventSummary};
 
 const SEARCH_CHARS_MAX: usize = 200;
@@ -27,23 +31,24 @@ pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct FeedFilters {
-    /// Accents and case do not matter.
+struct FeedQuery {
+    /// Accents and case are ignored.
     #[param(max_length = 100, example = "zurich")]
     city: Option<String>,
-    /// Case does not matter.
+    /// Accents and case are ignored.
     #[param(max_length = 50)]
     category: Option<String>,
-    /// What begins then or later; absent: now, and with `trending` all that is not over.
+    /// Only events that start at this time or later. Default: now; with `trending`, all events that have not ended.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
-    /// What begins before.
+    /// Only events that start before this time.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
-    /// Words of the title or the description; `relevance` ranks the 1,000 events that match and begin next.
+    /// Words of the title or the description. `relevance` ranks the next 1,000 matching events by start time.
     #[param(min_length = 1, max_length = 200)]
     q: Option<String>,
-    /// `relevance` is for `q`, and its default; `latest` is the default without it; `trending` takes no `q`.
+    /// `relevance` requires `q` and is the default with it; `latest` is the default without `q`; `trending` cannot be
+    /// combined with `q`.
     #[param(inline)]
     sort: Option<Sort>,
 }
@@ -52,80 +57,84 @@ struct FeedFilters {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct CityQuery {
-    /// What its name begins with; accents and case do not matter.
+    /// The beginning of the city's name. Accents and case are ignored.
     #[param(max_length = 100, example = "zur")]
     q: Option<String>,
     #[param(minimum = 1, maximum = 50, default = 10)]
     limit: Option<u32>,
 }
 
-/// List published events, upcoming ones
+/// List upcoming published events
 ///
-/// A walk from page to page shows each event once, also while people join; new scores do not change an order that someone walks
-/// along. A page may be 15 s old in what it says of participants, and in nothing else. A page of `trending` within a narrow time may have
-/// few items, or none, and a `next_cursor`: go on until there is none.
-#[utoipa::path(get, path = "/event/v1/events", tag = "events", params(Listing<FeedFilters>),
+/// Following `next_cursor` shows each event once, also while users join; new trending scores do not reorder a list that
+/// has been started. The participant counts of a page may be up to 15 s old; everything else is current. A `trending`
+/// page with a narrow time range may have few or no items and still a `next_cursor`; continue until there is none.
+#[utoipa::path(get, path = "/event/v1/events", tag = "events", params(Listing<FeedQuery>),
     responses((status = 200, body = Page<EventSummary>),
-        (status = 410, description = "The order that this cursor walks along is not kept any more: start again")))]
+        (status = 410, description = "The list that this cursor belongs to has expired; start again without a cursor")))]
 async fn list(
     State(events): State<Arc<Events>>,
-    Listing { filters, limit, cursor }: Listing<FeedFilters>,
+    Listing { filters, limit, cursor }: Listing<FeedQuery>,
 ) -> Result<ReadyPage, Problem> {
-    let (which, sort) = filters.settle()?;
-    flow::page(&events, which, sort, (cursor, limit)).await
+    let (filter, sort) = filters.check()?;
+    let scope = page_scope("feed", "public", &(sort, &filter));
+    flow::page(&events, filter, sort, PageRequest { scope, cursor, limit }).await
 }
 
-/// Suggest cities that have published events, the most used first
+/// Suggest cities that have published events
+///
+/// The cities with the most events come first.
 #[utoipa::path(get, path = "/event/v1/meta/cities", tag = "events", params(CityQuery),
     responses((status = 200, body = Cities)))]
-async fn cities(State(events): State<Arc<Events>>, Query(asked): Query<CityQuery>) -> Result<ReadyPage, Problem> {
-    let limit = asked.limit.unwrap_or(CITIES_DEFAULT);
+async fn cities(State(events): State<Arc<Events>>, Query(query): Query<CityQuery>) -> Result<ReadyPage, Problem> {
+    let limit = query.limit.unwrap_or(CITIES_DEFAULT);
     if !(1..=CITIES_MAX).contains(&limit) {
-        return Err(query_problem("/limit", format!("takes a number from 1 to {CITIES_MAX}")));
+        return Err(query_problem("/limit", format!("must be a number from 1 to {CITIES_MAX}")));
     }
-    let typed = asked.q.unwrap_or_default();
-    short(&typed, "/q", CITY_CHARS_MAX)?;
-    flow::suggest(&events, &typed, limit).await
+    let typed = query.q.unwrap_or_default();
+    check_length(&typed, "/q", CITY_CHARS_MAX)?;
+    flow::suggest_cities(&events, &typed, limit).await
 }
 
-impl FeedFilters {
-    fn settle(self) -> Result<(Which, Sort), Problem> {
+impl FeedQuery {
+    /// Checks the parameters. Fails with the first invalid one.
+    fn check(self) -> Result<(FeedFilter, Sort), Problem> {
         let name = |text: Option<String>, pointer: &str, chars_max| {
             let Some(text) = text else { return Ok(None) };
-            short(&text, pointer, chars_max)?;
-            Ok::<_, Problem>(Some(folded(&text)))
+            check_length(&text, pointer, chars_max)?;
+            Ok::<_, Problem>(Some(normalized(&text)))
         };
         let city = name(self.city, "/city", CITY_CHARS_MAX)?;
         let category = name(self.category, "/category", CATEGORY_CHARS_MAX)?;
         if let Some(search) = &self.q {
-            short(search, "/q", SEARCH_CHARS_MAX)?;
+            check_length(search, "/q", SEARCH_CHARS_MAX)?;
             if search.trim().is_empty() {
-                return Err(query_problem("/q", "takes at least one word"));
+                return Err(query_problem("/q", "must contain at least one word"));
             }
         }
         if let (Some(from), Some(to)) = (self.from, self.to)
             && to <= from
         {
-            return Err(query_problem("/to", "takes a time after from"));
+            return Err(query_problem("/to", "must be after from"));
         }
         let sort = match (self.sort, &self.q) {
             (None, None) | (Some(Sort::Latest), _) => Sort::Latest,
             (None | Some(Sort::Relevance), Some(_)) => Sort::Relevance,
             (Some(Sort::Trending), None) => Sort::Trending,
             (Some(Sort::Trending), Some(_)) => {
-                return Err(query_problem("/sort", "takes latest or relevance together with q"));
+                return Err(query_problem("/sort", "must be latest or relevance if q is given"));
             }
             (Some(Sort::Relevance), None) => {
-                return Err(query_problem("/sort", "takes relevance together with q, else latest or trending"));
+                return Err(query_problem("/sort", "can be relevance only if q is given; use latest or trending"));
             }
         };
-        Ok((Which { city, category, from: self.from, to: self.to, search: self.q }, sort))
+        Ok((FeedFilter { city, category, from: self.from, to: self.to, search: self.q }, sort))
     }
 }
 
-fn short(text: &str, pointer: &str, chars_max: usize) -> Result<(), Problem> {
+fn check_length(text: &str, pointer: &str, chars_max: usize) -> Result<(), Problem> {
     match text.chars().count() <= chars_max {
         true => Ok(()),
-        false => Err(query_problem(pointer, format!("takes up to {chars_max} characters"))),
+        false => Err(query_problem(pointer, format!("must have at most {chars_max} characters"))),
     }
 }

@@ -1,13 +1,15 @@
+//! Cities and the number of their published events.
+
 use sqlx::{PgConnection, Row};
 
 use crate::domain::Name;
 
-/// One more or fewer published event of each of these cities. True if a city came or went.
-pub(crate) async fn count(db: &mut PgConnection, changes: &[(&Name, i64)]) -> sqlx::Result<bool> {
+/// Adds to the number of published events of each city. Returns whether the set of cities with events has changed.
+pub(crate) async fn add_to_counts(db: &mut PgConnection, changes: &[(&Name, i64)]) -> sqlx::Result<bool> {
     let mut changes = changes.to_vec();
-    // In one order everywhere, so that two transactions wait for each other in one direction only.
-    changes.sort_by(|(one, _), (other, _)| one.folded.cmp(&other.folded));
-    let mut came_or_went = false;
+    // Every transaction locks cities in the same order, which prevents deadlocks.
+    changes.sort_by(|(one, _), (other, _)| one.normalized.cmp(&other.normalized));
+    let mut has_set_changed = false;
     for (name, change) in changes {
         let events: i64 = sqlx::query_scalar(
             "insert into pillarbox_events.city as old (city_norm, city, events) values ($1, $2, greatest($3, 0))
@@ -15,22 +17,18 @@ pub(crate) async fn count(db: &mut PgConnection, changes: &[(&Name, i64)]) -> sq
              set events = greatest(old.events + $3, 0), city = case when $3 > 0 then excluded.city else old.city end
              returning events",
         )
-        .bind(&name.folded)
+        .bind(&name.normalized)
         .bind(&name.spelled)
         .bind(change)
         .fetch_one(&mut *db)
         .await?;
-        came_or_went |= events == 0 || events == change;
+        has_set_changed |= events == 0 || events == change;
     }
-    Ok(came_or_went)
+    Ok(has_set_changed)
 }
 
-/// Those that begin so, the most used first.
-pub(crate) async fn beginning_with(
-    db: &mut PgConnection,
-    prefix: &str,
-    limit: u32,
-) -> sqlx::Result<Vec<(String, i64)>> {
+/// The cities whose normalized name starts with `prefix`, those with the most events first.
+pub(crate) async fn with_prefix(db: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<(String, i64)>> {
     let pattern = format!("{}%", prefix.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_"));
     let rows = sqlx::query(
         "select city, events from pillarbox_events.city

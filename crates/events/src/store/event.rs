@@ -1,3 +1,5 @@
+//! Events, their status history and their participant counts.
+
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
@@ -13,7 +15,7 @@ pub(super) const COLUMNS: &str = "event.id, event.owner_id, event.title, event.d
     event.active_participants, event.count_version, event.cover_image_ids, event.published_at, event.canceled_at,
     event.created_at, event.updated_at, event.version";
 
-/// Enough of an event to say whether a copy of it is good.
+/// The columns that decide whether a cached event is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Outline {
     pub(crate) id: Uuid,
@@ -40,22 +42,22 @@ pub(crate) async fn outlines(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Resul
 pub(crate) async fn find_all(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Vec<Event>> {
     let query = format!("select {COLUMNS} from pillarbox_events.event where id = any($1)");
     let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(ids).fetch_all(db).await?;
-    rows.iter().map(event).collect()
+    rows.iter().map(event_of).collect()
 }
 
 pub(crate) async fn find(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Event>> {
     Ok(find_all(db, &[id]).await?.pop())
 }
 
-/// Who changes it next waits for this transaction.
+/// Finds an event and locks its row until the end of the transaction.
 pub(crate) async fn lock(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Event>> {
     let query = format!("select {COLUMNS} from pillarbox_events.event where id = $1 for update");
     let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
-    row.as_ref().map(event).transpose()
+    row.as_ref().map(event_of).transpose()
 }
 
-/// Newest first, behind `before`.
-pub(crate) async fn of_owner(
+/// The events of an owner, newest first, before `before`.
+pub(crate) async fn list_of_owner(
     db: &mut PgConnection,
     owner_id: Uuid,
     status: Option<Status>,
@@ -69,13 +71,13 @@ pub(crate) async fn of_owner(
     );
     let rows = sqlx::query(sqlx::AssertSqlSafe(query))
         .bind(owner_id)
-        .bind(status.map(Status::as_str))
+        .bind(status.map(|status| status.into_str()))
         .bind(before.map(|(at, _)| at))
         .bind(before.map(|(_, id)| id))
         .bind(i64::from(limit))
         .fetch_all(db)
         .await?;
-    rows.iter().map(event).collect()
+    rows.iter().map(event_of).collect()
 }
 
 pub(crate) async fn insert(db: &mut PgConnection, new: &Event) -> sqlx::Result<()> {
@@ -90,7 +92,7 @@ pub(crate) async fn insert(db: &mut PgConnection, new: &Event) -> sqlx::Result<(
     .await
 }
 
-/// All of it but its count, which is not its owner's to change.
+/// Saves everything except the participant count, which only the joins service changes.
 pub(crate) async fn update(db: &mut PgConnection, changed: &Event) -> sqlx::Result<()> {
     save(
         db,
@@ -112,14 +114,14 @@ async fn save(db: &mut PgConnection, event: &Event, statement: &'static str) -> 
         .bind(&details.title)
         .bind(&details.description)
         .bind(&details.city.spelled)
-        .bind(&details.city.folded)
+        .bind(&details.city.normalized)
         .bind(&details.category.spelled)
-        .bind(&details.category.folded)
+        .bind(&details.category.normalized)
         .bind(details.start_time)
         .bind(details.end_time)
         .bind(&details.time_zone)
         .bind(details.capacity)
-        .bind(event.status.as_str())
+        .bind(event.status.into_str())
         .bind(&details.cover_image_ids)
         .bind(event.published_at)
         .bind(event.canceled_at)
@@ -131,11 +133,8 @@ async fn save(db: &mut PgConnection, event: &Event, statement: &'static str) -> 
         .map(drop)
 }
 
-/// The newest news wins, in whatever order it comes, however often.
-pub(crate) async fn count(db: &mut PgConnection, newest: &BTreeMap<Uuid, Count>) -> sqlx::Result<()> {
-    if newest.is_empty() {
-        return Ok(());
-    }
+/// Saves participant counts. The highest version wins, in whatever order and however often they arrive.
+pub(crate) async fn save_counts(db: &mut PgConnection, newest: &BTreeMap<Uuid, Count>) -> sqlx::Result<()> {
     sqlx::query(
         "update pillarbox_events.event set active_participants = n.active, count_version = n.version
          from (select * from unnest($1::uuid[], $2::int[], $3::bigint[]) as n (id, active, version) order by id) as n
@@ -149,15 +148,15 @@ pub(crate) async fn count(db: &mut PgConnection, newest: &BTreeMap<Uuid, Count>)
     .map(drop)
 }
 
-pub(crate) async fn add_change(db: &mut PgConnection, id: Uuid, change: &StatusChange) -> sqlx::Result<()> {
+pub(crate) async fn insert_status_change(db: &mut PgConnection, id: Uuid, change: &StatusChange) -> sqlx::Result<()> {
     sqlx::query(
         "insert into pillarbox_events.status_change (event_id, version, from_status, to_status, changed_by, at)
          values ($1, $2, $3, $4, $5, $6)",
     )
     .bind(id)
     .bind(change.version)
-    .bind(change.from.map(Status::as_str))
-    .bind(change.to.as_str())
+    .bind(change.from.map(|status| status.into_str()))
+    .bind(change.to.into_str())
     .bind(change.by)
     .bind(change.at)
     .execute(db)
@@ -165,8 +164,8 @@ pub(crate) async fn add_change(db: &mut PgConnection, id: Uuid, change: &StatusC
     .map(drop)
 }
 
-/// Oldest first, behind this version.
-pub(crate) async fn changes(
+/// The status history of an event, oldest first, after this version.
+pub(crate) async fn status_changes(
     db: &mut PgConnection,
     id: Uuid,
     (after, limit): (Option<i64>, u32),
@@ -184,7 +183,7 @@ pub(crate) async fn changes(
         let from: Option<&str> = row.try_get("from_status")?;
         Ok(StatusChange {
             version: row.try_get("version")?,
-            from: from.map(|name| Status::named(name).ok_or_else(|| unreadable("from_status"))).transpose()?,
+            from: from.map(|name| parse_status(name, "from_status")).transpose()?,
             to: status(row, "to_status")?,
             by: row.try_get("changed_by")?,
             at: row.try_get("at")?,
@@ -193,9 +192,10 @@ pub(crate) async fn changes(
     rows.iter().map(change).collect()
 }
 
-pub(super) fn event(row: &PgRow) -> sqlx::Result<Event> {
-    let name =
-        |spelled, folded| Ok::<_, sqlx::Error>(Name { spelled: row.try_get(spelled)?, folded: row.try_get(folded)? });
+pub(super) fn event_of(row: &PgRow) -> sqlx::Result<Event> {
+    let name = |spelled, normalized| {
+        Ok::<_, sqlx::Error>(Name { spelled: row.try_get(spelled)?, normalized: row.try_get(normalized)? })
+    };
     Ok(Event {
         id: row.try_get("id")?,
         owner_id: row.try_get("owner_id")?,
@@ -222,10 +222,10 @@ pub(super) fn event(row: &PgRow) -> sqlx::Result<Event> {
 }
 
 pub(super) fn status(row: &PgRow, column: &str) -> sqlx::Result<Status> {
-    Status::named(row.try_get(column)?).ok_or_else(|| unreadable(column))
+    parse_status(row.try_get(column)?, column)
 }
 
-/// A row that this version did not write.
-fn unreadable(column: &str) -> sqlx::Error {
-    sqlx::Error::Decode(format!("{column} is not one that this version knows").into())
+/// Fails if another version of this service has written an unknown status.
+fn parse_status(name: &str, column: &str) -> sqlx::Result<Status> {
+    name.parse().map_err(|_| sqlx::Error::Decode(format!("{column}: unknown status {name}").into()))
 }

@@ -1,21 +1,24 @@
+//! Reconciliation runs, and the reads and writes of events that belong to them.
+
 use chrono::{DateTime, Utc};
 use contracts::events::EventVersion;
-use contracts::joins::{JoinsCounted, Wanted};
+use contracts::joins::{JoinsCounted, RestateRequest};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use super::event::status;
-use crate::reconcile::{Asked, Progress};
+use crate::reconcile::{Progress, ReconcileOptions};
 
-/// Who starts runs by time takes turns. False: another one is at it.
-pub(crate) async fn take_turn(tx: &mut PgConnection) -> sqlx::Result<bool> {
+/// Acquires the lock for starting periodic runs. Returns false if another process holds it.
+pub(crate) async fn try_lock(tx: &mut PgConnection) -> sqlx::Result<bool> {
     sqlx::query_scalar("select pg_try_advisory_xact_lock(hashtextextended('pillarbox_events.reconciliation', 0))")
         .fetch_one(tx)
         .await
 }
 
-/// Whether one that repairs has stated everything since then, or is at it: it began after `alive_since`.
+/// Whether a repairing run has started after `since` and has posted all parts, or is still posting them: it started
+/// after `alive_since`.
 pub(crate) async fn has_run_since(
     db: &mut PgConnection,
     since: DateTime<Utc>,
@@ -31,14 +34,20 @@ pub(crate) async fn has_run_since(
     .await
 }
 
-pub(crate) async fn begin(db: &mut PgConnection, run: Uuid, asked: Asked, now: DateTime<Utc>) -> sqlx::Result<()> {
+pub(crate) async fn begin(
+    db: &mut PgConnection,
+    run: Uuid,
+    options: ReconcileOptions,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
     let insert =
         "insert into pillarbox_events.reconciliation (run, started_at, dry_run, force) values ($1, $2, $3, $4)";
-    sqlx::query(insert).bind(run).bind(now).bind(asked.dry_run).bind(asked.force).execute(db).await.map(drop)
+    sqlx::query(insert).bind(run).bind(now).bind(options.dry_run).bind(options.force).execute(db).await.map(drop)
 }
 
-/// By id, behind `after`: all but what nobody ever saw, and what is long over.
-pub(crate) async fn to_state(
+/// The versions of the events after `after`, by id. Excludes events that were never visible or ended before
+/// `ended_after`.
+pub(crate) async fn list_versions(
     db: &mut PgConnection,
     after: Option<Uuid>,
     ended_after: DateTime<Utc>,
@@ -55,7 +64,7 @@ pub(crate) async fn to_state(
     .bind(limit)
     .fetch_all(db)
     .await?;
-    let stated = |row: &PgRow| {
+    let version = |row: &PgRow| {
         Ok(EventVersion {
             event_id: row.try_get("id")?,
             version: row.try_get("version")?,
@@ -64,11 +73,11 @@ pub(crate) async fn to_state(
             active_participants: row.try_get("active_participants")?,
         })
     };
-    rows.iter().map(stated).collect()
+    rows.iter().map(version).collect()
 }
 
-/// All of its parts are posted. With none there is nothing to wait for.
-pub(crate) async fn posted(db: &mut PgConnection, run: Uuid, parts: i32, now: DateTime<Utc>) -> sqlx::Result<()> {
+/// Records that all parts are posted. The run is finished if all of them have their reply, or if there are none.
+pub(crate) async fn set_parts(db: &mut PgConnection, run: Uuid, parts: i32, now: DateTime<Utc>) -> sqlx::Result<()> {
     sqlx::query(
         "update pillarbox_events.reconciliation
          set parts = $2, finished_at = case when cardinality(answered) >= $2 then $3 end where run = $1",
@@ -81,18 +90,18 @@ pub(crate) async fn posted(db: &mut PgConnection, run: Uuid, parts: i32, now: Da
     .map(drop)
 }
 
-/// How many of these are not known elsewhere as they are: by an old version although they have not changed since then, or by
-/// one that was never given here, or not any more.
-pub(crate) async fn count_unheard(
+/// The number of these events that the joins service has in a wrong version: a lower one, although the event has not
+/// changed since `unchanged_since`, or one above the current version.
+pub(crate) async fn count_outdated(
     db: &mut PgConnection,
-    wanted: &[Wanted],
+    requests: &[RestateRequest],
     unchanged_since: DateTime<Utc>,
 ) -> sqlx::Result<i64> {
-    let (ids, versions) = columns(wanted);
+    let (ids, versions) = columns(requests);
     sqlx::query_scalar(
-        "select count(*) from unnest($1::uuid[], $2::bigint[]) as wanted (id, version)
-         join pillarbox_events.event on event.id = wanted.id
-         where event.version < wanted.version or (event.version > wanted.version and event.updated_at <= $3)",
+        "select count(*) from unnest($1::uuid[], $2::bigint[]) as request (id, version)
+         join pillarbox_events.event on event.id = request.id
+         where event.version < request.version or (event.version > request.version and event.updated_at <= $3)",
     )
     .bind(ids)
     .bind(versions)
@@ -101,16 +110,21 @@ pub(crate) async fn count_unheard(
     .await
 }
 
-/// Gives those a new version that are known by one above their own; `all`: every one of them. Returns which.
-pub(crate) async fn lift(db: &mut PgConnection, wanted: &[Wanted], all: bool) -> sqlx::Result<Vec<Uuid>> {
-    let (ids, versions) = columns(wanted);
-    // In the order of their ids, whoever locks several.
+/// Raises the version of each event that the joins service has in a higher version; of every event if `all` is set.
+/// Returns the ids of the raised events.
+pub(crate) async fn raise_versions(
+    db: &mut PgConnection,
+    requests: &[RestateRequest],
+    all: bool,
+) -> sqlx::Result<Vec<Uuid>> {
+    let (ids, versions) = columns(requests);
+    // Every transaction locks events in the order of their ids, which prevents deadlocks.
     sqlx::query_scalar(
         "with locked as (
-             select event.id, greatest(event.version, wanted.version) + 1 as version
-             from unnest($1::uuid[], $2::bigint[]) as wanted (id, version)
-             join pillarbox_events.event on event.id = wanted.id
-             where event.version < wanted.version or $3
+             select event.id, greatest(event.version, request.version) + 1 as version
+             from unnest($1::uuid[], $2::bigint[]) as request (id, version)
+             join pillarbox_events.event on event.id = request.id
+             where event.version < request.version or $3
              order by event.id for update of event
          )
          update pillarbox_events.event set version = locked.version from locked where event.id = locked.id
@@ -123,15 +137,15 @@ pub(crate) async fn lift(db: &mut PgConnection, wanted: &[Wanted], all: bool) ->
     .await
 }
 
-fn columns(wanted: &[Wanted]) -> (Vec<Uuid>, Vec<i64>) {
-    wanted.iter().map(|wanted| (wanted.event_id, wanted.version)).unzip()
+fn columns(requests: &[RestateRequest]) -> (Vec<Uuid>, Vec<i64>) {
+    requests.iter().map(|request| (request.event_id, request.version)).unzip()
 }
 
-/// Enters the answer to a part, once. False: that part was answered, or nobody knows the run.
-pub(crate) async fn answered(
+/// Records the reply to a part. Returns false if the part already has a reply or the run does not exist.
+pub(crate) async fn record_reply(
     db: &mut PgConnection,
     counted: &JoinsCounted,
-    unheard: i64,
+    outdated: i64,
     now: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
     let repaired = |drifted: i32| if counted.dry_run { 0 } else { drifted };
@@ -147,8 +161,8 @@ pub(crate) async fn answered(
     .bind(counted.checked)
     .bind(counted.events.len() as i32)
     .bind(repaired(counted.events.len() as i32))
-    .bind(counted.drifted + unheard as i32)
-    .bind(counted.repaired + repaired(unheard as i32))
+    .bind(counted.drifted + outdated as i32)
+    .bind(counted.repaired + repaired(outdated as i32))
     .bind(now)
     .execute(db)
     .await?;
@@ -179,8 +193,8 @@ pub(crate) async fn progress(db: &mut PgConnection, run: Uuid) -> sqlx::Result<O
     row.map(progress).transpose()
 }
 
-/// Runs of long ago.
-pub(crate) async fn forget(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+/// Deletes the runs that started before this time.
+pub(crate) async fn delete_runs(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
     let query = "delete from pillarbox_events.reconciliation where started_at < $1";
     sqlx::query(query).bind(before).execute(db).await.map(drop)
 }

@@ -1,50 +1,49 @@
-use chrono::{DateTime, Utc};
-use sqlx::{Acquire, PgConnection};
+//! The scores of the trending feed. An epoch is one complete scoring.
 
-/// Three tables take turns.
+use chrono::{DateTime, Utc};
+use sqlx::{AssertSqlSafe, PgConnection};
+
+/// The table of an epoch. Three tables are reused in turn.
 pub(super) fn table_of(epoch: i64) -> String {
     format!("pillarbox_events.trending_{}", epoch.rem_euclid(3))
 }
 
 /// The newest epoch; None before the first.
-pub(crate) async fn newest(db: &mut PgConnection) -> sqlx::Result<Option<i64>> {
+pub(crate) async fn newest_epoch(db: &mut PgConnection) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar("select max(epoch) from pillarbox_events.trending_epoch").fetch_one(db).await
 }
 
-/// Whether it is the newest epoch, or the one before.
-pub(crate) async fn is_kept(db: &mut PgConnection, epoch: i64) -> sqlx::Result<bool> {
+/// Whether the epoch is the newest or the one before it. The scores of older epochs are deleted.
+pub(crate) async fn exists(db: &mut PgConnection, epoch: i64) -> sqlx::Result<bool> {
     sqlx::query_scalar("select exists (select from pillarbox_events.trending_epoch where epoch = $1)")
         .bind(epoch)
         .fetch_one(db)
         .await
 }
 
-/// Scores all that is published and not over, unless another process does or the newest epoch is not older than this.
-pub(crate) async fn take(
-    db: &mut PgConnection,
-    older_than: DateTime<Utc>,
-    now: DateTime<Utc>,
-) -> sqlx::Result<Option<i64>> {
-    let mut tx = db.begin().await?;
-    let is_mine: bool =
-        sqlx::query_scalar("select pg_try_advisory_xact_lock(hashtextextended('pillarbox_events.trending', 0))")
-            .fetch_one(&mut *tx)
-            .await?;
-    let newest: Option<(i64, DateTime<Utc>)> =
-        sqlx::query_as("select epoch, taken_at from pillarbox_events.trending_epoch order by epoch desc limit 1")
-            .fetch_optional(&mut *tx)
-            .await?;
-    if !is_mine || newest.is_some_and(|(_, taken_at)| taken_at > older_than) {
-        return Ok(None);
-    }
-    let epoch = newest.map_or(1, |(epoch, _)| epoch + 1);
+/// Acquires the lock for scoring. Returns false if another process holds it.
+pub(crate) async fn try_lock(tx: &mut PgConnection) -> sqlx::Result<bool> {
+    sqlx::query_scalar("select pg_try_advisory_xact_lock(hashtextextended('pillarbox_events.trending', 0))")
+        .fetch_one(tx)
+        .await
+}
+
+/// The newest epoch and the time of its scoring; None before the first.
+pub(crate) async fn newest(db: &mut PgConnection) -> sqlx::Result<Option<(i64, DateTime<Utc>)>> {
+    sqlx::query_as("select epoch, scored_at from pillarbox_events.trending_epoch order by epoch desc limit 1")
+        .fetch_optional(db)
+        .await
+}
+
+/// Scores all published events that have not ended, as this epoch, and deletes all epochs but this and the one before
+/// it.
+pub(crate) async fn score(tx: &mut PgConnection, epoch: i64, now: DateTime<Utc>) -> sqlx::Result<()> {
     let table = table_of(epoch);
-    // A million events take some seconds, and are read as a whole.
+    // Scoring a million events takes some seconds and reads the whole table.
     sqlx::query("set local statement_timeout = '120s'").execute(&mut *tx).await?;
     sqlx::query("set local enable_seqscan = on").execute(&mut *tx).await?;
-    let forget = format!("truncate {table}");
-    sqlx::query(sqlx::AssertSqlSafe(forget)).execute(&mut *tx).await?;
-    let score = format!(
+    sqlx::query(AssertSqlSafe(format!("truncate {table}"))).execute(&mut *tx).await?;
+    let insert = format!(
         "insert into {table} (rank, start_time, event_id, city_norm, category_norm)
          select -round(1000 * ln(1 + active_participants)
                        + 200 * case when capacity > 0 then least(active_participants::float8 / capacity, 1) else 0 end
@@ -53,10 +52,10 @@ pub(crate) async fn take(
          from pillarbox_events.event where status = 'published' and end_time > $1
          order by rank, start_time, id"
     );
-    sqlx::query(sqlx::AssertSqlSafe(score)).bind(now).execute(&mut *tx).await?;
-    // It is new to the planner.
-    sqlx::query(sqlx::AssertSqlSafe(format!("analyze {table}"))).execute(&mut *tx).await?;
-    sqlx::query("insert into pillarbox_events.trending_epoch (epoch, taken_at) values ($1, $2)")
+    sqlx::query(AssertSqlSafe(insert)).bind(now).execute(&mut *tx).await?;
+    // The planner needs statistics of the new content.
+    sqlx::query(AssertSqlSafe(format!("analyze {table}"))).execute(&mut *tx).await?;
+    sqlx::query("insert into pillarbox_events.trending_epoch (epoch, scored_at) values ($1, $2)")
         .bind(epoch)
         .bind(now)
         .execute(&mut *tx)
@@ -64,7 +63,6 @@ pub(crate) async fn take(
     sqlx::query("delete from pillarbox_events.trending_epoch where epoch < $1 - 1")
         .bind(epoch)
         .execute(&mut *tx)
-        .await?;
-    tx.commit().await?;
-    Ok(Some(epoch))
+        .await
+        .map(drop)
 }

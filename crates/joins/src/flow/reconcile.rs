@@ -1,72 +1,74 @@
-//! What the events service says it has, against what there is here.
+//! Reconciliation: compares what the events service reports with the registrations of this service.
 
 use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
 use contracts::events::{EventRestated, EventVersions};
-use contracts::joins::{COUNTED, JoinsCounted, Wanted};
+use contracts::joins::{COUNTED, JoinsCounted, RestateRequest};
 use kit::clock::Clock;
-use mailbox::post::{Post, post};
+use mailbox::log::{Post, post};
 use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use super::ledger::SOURCE;
-use super::settle;
-use crate::domain::{Actor, Command, News, Order, Standing, Told};
+use super::command_batch::SOURCE;
+use super::commands::execute;
+use crate::domain::{Actor, Command, CommandKind, EventUpdate, KnownEvent, ReportedCount};
 use crate::error::Error;
-use crate::store::standing::standings;
+use crate::store::reconciliation::load_known_events;
 
-/// So many are counted by one statement, so that large events keep it within its time.
-const LOOK_AT_ONCE: usize = 50;
+/// Maximum number of events that one statement counts, so that large events do not exceed the statement timeout.
+const EVENTS_PER_STATEMENT: usize = 50;
 
-/// Answers with what differs. Nothing is changed, and nobody waits: what is to be put right is said again by the events service,
-/// one event at a time.
+/// Compares one part of a reconciliation run and posts the differences. Changes and locks no event: the events service
+/// restates the events that differ, one at a time, and [`repair`] handles each of them.
 pub(crate) async fn compare(
     tx: &mut Transaction<'_, Postgres>,
-    stated: &EventVersions,
+    reported: &EventVersions,
     now: DateTime<Utc>,
 ) -> Result<(), Error> {
-    let ids: Vec<Uuid> = stated.events.iter().map(|event| event.event_id).collect();
-    let mut here: HashMap<Uuid, Standing> = HashMap::new();
-    for some in ids.chunks(LOOK_AT_ONCE) {
-        here.extend(standings(tx, some).await?);
+    let ids: Vec<Uuid> = reported.events.iter().map(|event| event.event_id).collect();
+    let mut known: HashMap<Uuid, KnownEvent> = HashMap::new();
+    for chunk in ids.chunks(EVENTS_PER_STATEMENT) {
+        known.extend(load_known_events(tx, chunk).await?);
     }
-    let (mut drifted, mut told_wrong, mut wanted) = (0, Vec::new(), Vec::new());
-    for event in &stated.events {
-        let here = here.get(&event.event_id);
-        let found = Standing::compare(here, event, now);
+    let (mut drifted, mut corrections, mut restates) = (0, Vec::new(), Vec::new());
+    for event in &reported.events {
+        let known = known.get(&event.event_id);
+        let found = KnownEvent::compare(known, event, now);
         drifted += i32::from(found.is_miscounted);
-        told_wrong.extend(found.is_told_wrong);
-        let in_any_case = || Wanted { event_id: event.event_id, version: here.map_or(0, |here| here.event_version) };
-        wanted.extend(found.wanted.or_else(|| stated.force.then(in_any_case)));
+        corrections.extend(found.correction);
+        let forced =
+            || RestateRequest { event_id: event.event_id, version: known.map_or(0, |known| known.event_version) };
+        restates.extend(found.restate.or_else(|| reported.force.then(forced)));
     }
-    let answer = JoinsCounted {
-        run: stated.run,
-        part: stated.part,
-        dry_run: stated.dry_run,
-        force: stated.force,
-        checked: stated.events.len() as i32,
+    let reply = JoinsCounted {
+        run: reported.run,
+        part: reported.part,
+        dry_run: reported.dry_run,
+        force: reported.force,
+        checked: reported.events.len() as i32,
         drifted,
-        repaired: if stated.dry_run { 0 } else { drifted },
-        events: told_wrong,
-        wanted,
+        repaired: if reported.dry_run { 0 } else { drifted },
+        events: corrections,
+        wanted: restates,
     };
-    let answer = Post::new(COUNTED, to_raw_value(&answer)?).with_key(stated.run.to_string());
-    post(tx, &SOURCE, &answer).await?;
+    let reply = Post::new(COUNTED, to_raw_value(&reply)?).with_key(reported.run.to_string());
+    post(tx, &SOURCE, &reply).await?;
     Ok(())
 }
 
-/// An event is said again because it was not known as it is, or its participants were not.
-pub(crate) async fn put_right(
+/// Repairs one event after the events service has restated it: corrects the counts and applies the event's current
+/// state.
+pub(crate) async fn repair(
     tx: &mut Transaction<'_, Postgres>,
     clock: &Clock,
     restated: &EventRestated,
 ) -> Result<(), Error> {
-    let news = News::from(&restated.event);
-    let told = Told { active: restated.active_participants, version: restated.count_version };
-    // By the rows as they are, before the news move anybody.
-    let orders = [Command::Recount { told }, Command::Learn { news }]
-        .map(|command| Order::new(restated.event.event_id, Actor::Events, command));
-    settle(tx, clock, &orders).await
+    let update = EventUpdate::from(&restated.event);
+    let reported = ReportedCount { active: restated.active_participants, version: restated.count_version };
+    // Recount first: the rows were counted before the update promotes or expires registrations.
+    let commands = [CommandKind::Recount { reported }, CommandKind::UpdateEvent { update }]
+        .map(|kind| Command::new(restated.event.event_id, Actor::Events, kind));
+    execute(tx, clock, &commands).await
 }

@@ -1,11 +1,11 @@
-//! What an organizer does.
+//! Moderation by the event's organizer.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use chrono::{DateTime, SubsecRound, Utc};
 use kit::field::printable;
-use kit::idempotency::{Answer, JsonBody, Mutation};
+use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::problem::{FieldError, Problem};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -13,9 +13,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{Organizer, order};
+use super::{Organizer, submit};
 use crate::Joins;
-use crate::domain::Command;
+use crate::domain::CommandKind;
 use crate::view::{BanView, RegistrationView};
 
 const REASON_CHARS_MAX: usize = 500;
@@ -28,7 +28,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
 #[serde(deny_unknown_fields)]
 struct Kick {
     user_id: Uuid,
-    /// They are told.
+    /// The user is notified of the reason.
     #[schema(max_length = 500)]
     reason: Option<String>,
 }
@@ -37,10 +37,10 @@ struct Kick {
 #[serde(deny_unknown_fields)]
 struct BanUser {
     user_id: Uuid,
-    /// They are told.
+    /// The user is notified of the reason.
     #[schema(max_length = 500)]
     reason: Option<String>,
-    /// Absent: for ever.
+    /// Omit it for a permanent ban.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     expires_at: Option<DateTime<Utc>>,
 }
@@ -51,60 +51,63 @@ struct Unban {
     user_id: Uuid,
 }
 
-/// Take someone out, from a seat or from the waitlist; they may join again
+/// Remove a user from the event or its waitlist
+///
+/// The user may join again.
 #[utoipa::path(post, path = "/join/v1/events/{id}/kick", tag = "joins", request_body = Kick,
-    params(("id" = Uuid, Path, description = "The event"),
-        ("idempotency-key" = String, Header, description = "A new value for each new request; repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path, description = "Event id"),
+        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
-    responses((status = 200, body = RegistrationView), (status = 403, description = "For the event's organizer"),
-        (status = 404, description = "There is no such event, or they are not in it (`not-registered`)")))]
+    responses((status = 200, body = RegistrationView), (status = 403, description = "The caller is not the event's organizer"),
+        (status = 404, description = "The event does not exist, or the user is not registered (`not-registered`)")))]
 async fn kick(
     State(joins): State<Arc<Joins>>,
     organizer: Organizer,
     request: Mutation<JsonBody<Kick>>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     let JsonBody(Kick { user_id, reason }) = &request.body;
     check_reason(reason.as_deref())?;
-    let command = Command::Kick { user: *user_id, reason: reason.clone() };
-    order(&joins, organizer.event.id, organizer.principal, &request, command).await
+    let kind = CommandKind::Kick { user: *user_id, reason: reason.clone() };
+    submit(&joins, organizer.event.id, organizer.principal, &request, kind).await
 }
 
-/// Keep someone out, for ever or until then; who is in is taken out
+/// Ban a user from the event, permanently or until a given time
 ///
-/// Who is banned already is banned as said now.
+/// A current registration of the user ends. If the user is already banned, the new reason and time replace the old
+/// ones.
 #[utoipa::path(post, path = "/join/v1/events/{id}/ban", tag = "joins", request_body = BanUser,
-    params(("id" = Uuid, Path, description = "The event"),
-        ("idempotency-key" = String, Header, description = "A new value for each new request; repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path, description = "Event id"),
+        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
-    responses((status = 200, body = BanView), (status = 403, description = "For the event's organizer"),
-        (status = 404, description = "There is no such event")))]
+    responses((status = 200, body = BanView), (status = 403, description = "The caller is not the event's organizer"),
+        (status = 404, description = "The event does not exist")))]
 async fn ban(
     State(joins): State<Arc<Joins>>,
     organizer: Organizer,
     request: Mutation<JsonBody<BanUser>>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     let JsonBody(BanUser { user_id, reason, expires_at }) = &request.body;
     check_reason(reason.as_deref())?;
-    // As PostgreSQL keeps it.
+    // PostgreSQL stores microseconds.
     let expires_at = expires_at.map(|end| end.trunc_subsecs(6));
-    let command = Command::Ban { user: *user_id, reason: reason.clone(), expires_at };
-    order(&joins, organizer.event.id, organizer.principal, &request, command).await
+    let kind = CommandKind::Ban { user: *user_id, reason: reason.clone(), expires_at };
+    submit(&joins, organizer.event.id, organizer.principal, &request, kind).await
 }
 
-/// Let someone who is banned join again
+/// Lift a ban
 #[utoipa::path(post, path = "/join/v1/events/{id}/unban", tag = "joins", request_body = Unban,
-    params(("id" = Uuid, Path, description = "The event"),
-        ("idempotency-key" = String, Header, description = "A new value for each new request; repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path, description = "Event id"),
+        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
-    responses((status = 204, description = "They may join"), (status = 403, description = "For the event's organizer"),
-        (status = 404, description = "There is no such event, or they are not banned from it (`not-banned`)")))]
+    responses((status = 204, description = "The user may join again"), (status = 403, description = "The caller is not the event's organizer"),
+        (status = 404, description = "The event does not exist, or the user is not banned (`not-banned`)")))]
 async fn unban(
     State(joins): State<Arc<Joins>>,
     organizer: Organizer,
     request: Mutation<JsonBody<Unban>>,
-) -> Result<Answer, Problem> {
-    let command = Command::Unban { user: request.body.0.user_id };
-    order(&joins, organizer.event.id, organizer.principal, &request, command).await
+) -> Result<StoredResponse, Problem> {
+    let kind = CommandKind::Unban { user: request.body.0.user_id };
+    submit(&joins, organizer.event.id, organizer.principal, &request, kind).await
 }
 
 fn check_reason(reason: Option<&str>) -> Result<(), Problem> {

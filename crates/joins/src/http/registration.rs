@@ -1,4 +1,4 @@
-//! What a person does for themselves.
+//! The caller's own registrations.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
 use kit::auth::{Principal, User};
 use kit::extract::{Json, Path};
-use kit::idempotency::{Answer, Mutation};
+use kit::idempotency::{Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
 use serde::Deserialize;
@@ -16,10 +16,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::order;
+use super::{page_scope, submit};
 use crate::Joins;
-use crate::domain::Command;
-use crate::flow::look;
+use crate::domain::CommandKind;
+use crate::flow::queries;
 use crate::view::{PositionView, RegistrationView};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
@@ -35,78 +35,80 @@ pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct MyFilters {
-    /// Only these: `active`, `waitlisted`, `canceled`, `expired` or `rejected`.
+    /// Only registrations with this status: `active`, `waitlisted`, `canceled`, `expired` or `rejected`.
     #[param(value_type = Option<String>, example = "active")]
     status: Option<JoinStatus>,
 }
 
-/// Join an event, or its waitlist when it is full
+/// Join an event, or its waitlist if it is full
 ///
-/// Who is in already gets their registration again, with 200. Who left, or was taken out without a ban, may join again and
-/// stands behind all others then.
+/// Returns 200 with the existing registration if the user has already joined. A user who canceled or was removed
+/// without a ban may join again, and is then last in the order of joining.
 #[utoipa::path(post, path = "/join/v1/events/{id}/join", tag = "joins",
-    params(("id" = Uuid, Path, description = "The event"),
-        ("idempotency-key" = String, Header, description = "A new value for each new request; repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path, description = "Event id"),
+        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
-    responses((status = 201, body = RegistrationView, description = "`active`, or `waitlisted` with the position"),
-        (status = 200, body = RegistrationView, description = "They were in already; `position` is another question"),
-        (status = 403, description = "Banned from this event (`banned`), or not a user"),
-        (status = 404, description = "There is no such event"),
-        (status = 409, description = "Not published, canceled or ended (`event-not-published`, `event-canceled`, `event-ended`)"),
-        (status = 422, description = "The key was used for another request")))]
+    responses((status = 201, body = RegistrationView, description = "The registration: `active`, or `waitlisted` with its position"),
+        (status = 200, body = RegistrationView, description = "The user had already joined; `position` is omitted"),
+        (status = 403, description = "The user is banned from this event (`banned`), or the caller is not a user"),
+        (status = 404, description = "The event does not exist"),
+        (status = 409, description = "The event is not published, is canceled or has ended (`event-not-published`, `event-canceled`, `event-ended`)"),
+        (status = 422, description = "The key was used for a different request")))]
 async fn join(
     State(joins): State<Arc<Joins>>,
     User(user): User,
     Path(id): Path<Uuid>,
     request: Mutation<()>,
-) -> Result<Answer, Problem> {
-    order(&joins, id, Principal::User(user), &request, Command::Join { user }).await
+) -> Result<StoredResponse, Problem> {
+    submit(&joins, id, Principal::User(user), &request, CommandKind::Join { user }).await
 }
 
-/// Give up one's seat, or one's place in the waitlist; the first who waits gets the seat
+/// Cancel your registration
+///
+/// The first registration of the waitlist gets a freed seat.
 #[utoipa::path(post, path = "/join/v1/events/{id}/cancel", tag = "joins",
-    params(("id" = Uuid, Path, description = "The event"),
-        ("idempotency-key" = String, Header, description = "A new value for each new request; repeating a request with the same key does nothing more")),
+    params(("id" = Uuid, Path, description = "Event id"),
+        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
     security(("bearer" = [])),
     responses((status = 200, body = RegistrationView),
-        (status = 404, description = "There is no such event, or they are not in it (`not-registered`)"),
-        (status = 422, description = "The key was used for another request")))]
+        (status = 404, description = "The event does not exist, or the user is not registered (`not-registered`)"),
+        (status = 422, description = "The key was used for a different request")))]
 async fn cancel(
     State(joins): State<Arc<Joins>>,
     User(user): User,
     Path(id): Path<Uuid>,
     request: Mutation<()>,
-) -> Result<Answer, Problem> {
-    order(&joins, id, Principal::User(user), &request, Command::Cancel { user }).await
+) -> Result<StoredResponse, Problem> {
+    submit(&joins, id, Principal::User(user), &request, CommandKind::Cancel { user }).await
 }
 
-/// Show one's registration
-#[utoipa::path(get, path = "/join/v1/events/{id}/my", tag = "joins", params(("id" = Uuid, Path, description = "The event")),
+/// Show your registration
+#[utoipa::path(get, path = "/join/v1/events/{id}/my", tag = "joins", params(("id" = Uuid, Path, description = "Event id")),
     security(("bearer" = [])),
-    responses((status = 200, body = RegistrationView), (status = 404, description = "There is no such event, or they never joined it")))]
+    responses((status = 200, body = RegistrationView), (status = 404, description = "The event does not exist, or the user has never joined it")))]
 async fn my(
     State(joins): State<Arc<Joins>>,
     User(user): User,
     Path(id): Path<Uuid>,
 ) -> Result<Json<RegistrationView>, Problem> {
-    let (entry, ahead) = look::place(&joins, id, user).await?;
-    Ok(Json(RegistrationView::new(entry, ahead.map(|ahead| ahead + 1))))
+    let (registration, ahead) = queries::find_registration(&joins, id, user).await?;
+    Ok(Json(RegistrationView::new(registration, ahead.map(|ahead| ahead + 1))))
 }
 
-/// Show one's place in the waitlist
-#[utoipa::path(get, path = "/join/v1/events/{id}/position", tag = "joins", params(("id" = Uuid, Path, description = "The event")),
+/// Show your position in the waitlist
+#[utoipa::path(get, path = "/join/v1/events/{id}/position", tag = "joins", params(("id" = Uuid, Path, description = "Event id")),
     security(("bearer" = [])),
-    responses((status = 200, body = PositionView), (status = 404, description = "There is no such event, or they never joined it")))]
+    responses((status = 200, body = PositionView), (status = 404, description = "The event does not exist, or the user has never joined it")))]
 async fn position(
     State(joins): State<Arc<Joins>>,
     User(user): User,
     Path(id): Path<Uuid>,
 ) -> Result<Json<PositionView>, Problem> {
-    let (entry, ahead) = look::place(&joins, id, user).await?;
-    Ok(Json(PositionView::new(entry.status, ahead)))
+    let (registration, ahead) = queries::find_registration(&joins, id, user).await?;
+    Ok(Json(PositionView::new(registration.status, ahead)))
 }
 
-/// List one's registrations, newest first
+/// List your registrations, newest first
 #[utoipa::path(get, path = "/join/v1/me/joins", tag = "joins", params(Listing<MyFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<RegistrationView>)))]
 async fn my_joins(
@@ -114,10 +116,10 @@ async fn my_joins(
     User(user): User,
     Listing { filters, limit, cursor }: Listing<MyFilters>,
 ) -> Result<Page<RegistrationView>, Problem> {
-    let scope = format!("joins of {user}?{filters:?}");
+    let scope = page_scope("mine", user, &filters);
     let before: Option<(DateTime<Utc>, Uuid)> =
-        cursor.map(|cursor| joins.cursor_key.open(&scope, &cursor)).transpose()?;
-    let entries = look::registrations(&joins, user, filters.status, (before, limit + 1)).await?;
-    let page = Page::cut(entries, limit, &joins.cursor_key, &scope, |entry| (entry.created_at, entry.id));
-    Ok(page.map(|entry| RegistrationView::new(entry, None)))
+        cursor.map(|cursor| joins.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let registrations = queries::list_of_user(&joins, user, filters.status, (before, limit + 1)).await?;
+    let page = Page::cut(registrations, limit, &joins.cursor_key, &scope, |row| (row.created_at, row.id));
+    Ok(page.map(|registration| RegistrationView::new(registration, None)))
 }

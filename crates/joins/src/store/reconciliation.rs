@@ -1,15 +1,16 @@
-use contracts::events::EventStatus;
+//! Reads for reconciliation.
+
 use contracts::joins::Count;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use super::unknown;
-use crate::domain::Standing;
+use super::event_status;
+use crate::domain::KnownEvent;
 
-/// How these events stand, those that there are. Nothing is locked: an event's row and its joins change together, and one
-/// statement sees both from before or both from after.
-pub(crate) async fn standings(db: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<Vec<(Uuid, Standing)>> {
+/// The known ones of these events. No lock is needed: an event's row and its registrations change in the same
+/// transaction, and one statement sees a consistent snapshot of both.
+pub(crate) async fn load_known_events(db: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<Vec<(Uuid, KnownEvent)>> {
     let rows = sqlx::query(
         "select e.event_id, e.event_version, e.status, e.active_count, e.waitlist_count, e.version,
                 (select count(*) from pillarbox_joins.joins as j
@@ -17,27 +18,26 @@ pub(crate) async fn standings(db: &mut PgConnection, events: &[Uuid]) -> sqlx::R
                 (select count(*) from pillarbox_joins.joins as j
                  where j.event_id = e.event_id and j.status = 'waitlisted')::int as waitlisted,
                 (select h.at from pillarbox_joins.history as h
-                 where h.event_id = e.event_id and h.version = e.version) as counted_at
+                 where h.event_id = e.event_id and h.version = e.version) as counts_changed_at
          from pillarbox_joins.event_capacity as e where e.event_id = any($1)",
     )
     .bind(events)
     .fetch_all(db)
     .await?;
-    rows.iter().map(standing).collect()
+    rows.iter().map(known_event_of).collect()
 }
 
-fn standing(row: &PgRow) -> sqlx::Result<(Uuid, Standing)> {
-    let status: &str = row.try_get("status")?;
-    let standing = Standing {
+fn known_event_of(row: &PgRow) -> sqlx::Result<(Uuid, KnownEvent)> {
+    let known = KnownEvent {
         event_version: row.try_get("event_version")?,
-        status: EventStatus::named(status).ok_or_else(|| unknown(status))?,
+        status: event_status(row)?,
         counts: Count {
             active: row.try_get("active_count")?,
             waitlisted: row.try_get("waitlist_count")?,
             version: row.try_get("version")?,
         },
-        counted: (row.try_get("active")?, row.try_get("waitlisted")?),
-        counted_at: row.try_get("counted_at")?,
+        row_counts: (row.try_get("active")?, row.try_get("waitlisted")?),
+        counts_changed_at: row.try_get("counts_changed_at")?,
     };
-    Ok((row.try_get("event_id")?, standing))
+    Ok((row.try_get("event_id")?, known))
 }

@@ -1,18 +1,19 @@
-//! Events and their joins, many at a time: read under the events' locks, and written.
+//! Reads and writes of a command batch, for many events at once. The caller holds the locks of the events.
 //!
-//! What is looked up for each of a list is looked up by `lateral`: a plan that was made while a table was small would read all
-//! of it otherwise.
+//! Lookups for each item of a list use `lateral`: a generic plan that was made while the table was small would
+//! otherwise scan the whole table.
 
 use contracts::joins::JoinStatus;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
-use super::{ENTRY_COLUMNS, EVENT_COLUMNS, ban_of, entry_of, event_of};
-use crate::domain::{Ban, Entry, Event, Line, News};
+use super::{EVENT_COLUMNS, REGISTRATION_COLUMNS, ban_of, event_of, registration_of};
+use crate::domain::{Ban, Event, EventUpdate, HistoryEntry, Registration};
 
-/// A row for each event that has none, older than any news of it.
-pub(crate) async fn plant(tx: &mut PgConnection, news: &[&News]) -> sqlx::Result<()> {
-    // In one order everywhere: inserting waits for who inserts the same.
+/// Inserts a stub for each event that has no row yet. Its version is lower than that of any update.
+pub(crate) async fn insert_stubs(tx: &mut PgConnection, updates: &[&EventUpdate]) -> sqlx::Result<()> {
+    // Every transaction inserts in the order of the ids, because an insert waits for a concurrent insert of the same
+    // id. A common order prevents deadlocks.
     sqlx::query(
         "insert into pillarbox_joins.event_capacity
              (event_id, owner_id, status, capacity, start_time, end_time, event_version)
@@ -22,18 +23,18 @@ pub(crate) async fn plant(tx: &mut PgConnection, news: &[&News]) -> sqlx::Result
          order by event_id
          on conflict (event_id) do nothing",
     )
-    .bind(news.iter().map(|news| news.event_id).collect::<Vec<_>>())
-    .bind(news.iter().map(|news| news.owner_id).collect::<Vec<_>>())
-    .bind(news.iter().map(|news| news.start_time).collect::<Vec<_>>())
-    .bind(news.iter().map(|news| news.end_time).collect::<Vec<_>>())
+    .bind(updates.iter().map(|update| update.event_id).collect::<Vec<_>>())
+    .bind(updates.iter().map(|update| update.owner_id).collect::<Vec<_>>())
+    .bind(updates.iter().map(|update| update.start_time).collect::<Vec<_>>())
+    .bind(updates.iter().map(|update| update.end_time).collect::<Vec<_>>())
     .execute(tx)
     .await
     .map(drop)
 }
 
-/// Those that there are, locked in the order of their ids: whoever locks several does it in this order, so nobody waits
-/// in a circle.
-pub(crate) async fn lock(tx: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Vec<Event>> {
+/// Locks the events that have a row, and returns them. Every transaction locks events in the order of their ids, which
+/// prevents deadlocks.
+pub(crate) async fn lock_events(tx: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Vec<Event>> {
     let query = format!(
         "select {EVENT_COLUMNS} from pillarbox_joins.event_capacity where event_id = any($1)
          order by event_id for update"
@@ -42,19 +43,19 @@ pub(crate) async fn lock(tx: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Ve
     rows.iter().map(event_of).collect()
 }
 
-/// By event and user.
-pub(crate) async fn entries(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> sqlx::Result<Vec<Entry>> {
+/// The registrations of these pairs of event and user.
+pub(crate) async fn registrations(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> sqlx::Result<Vec<Registration>> {
     let query = format!(
         "select found.* from unnest($1::uuid[], $2::uuid[]) as k (event_id, user_id)
          cross join lateral (
-             select {ENTRY_COLUMNS} from pillarbox_joins.joins
+             select {REGISTRATION_COLUMNS} from pillarbox_joins.joins
              where joins.event_id = k.event_id and joins.user_id = k.user_id limit 1) as found"
     );
     let rows = pairs(AssertSqlSafe(query), of).fetch_all(tx).await?;
-    rows.iter().map(entry_of).collect()
+    rows.iter().map(registration_of).collect()
 }
 
-/// By event and user.
+/// The bans of these pairs of event and user.
 pub(crate) async fn bans(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> sqlx::Result<Vec<Ban>> {
     let query = "select found.* from unnest($1::uuid[], $2::uuid[]) as k (event_id, user_id)
                  cross join lateral (
@@ -64,35 +65,40 @@ pub(crate) async fn bans(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> sqlx::Re
     rows.iter().map(ban_of).collect()
 }
 
-/// The first of each event's waitlist: event, and how many.
-pub(crate) async fn waiting(tx: &mut PgConnection, heads: &[(Uuid, i32)]) -> sqlx::Result<Vec<Entry>> {
-    firsts(tx, "waitlisted", heads).await
+/// The first waitlisted registrations of each event: pairs of event and maximum number.
+pub(crate) async fn waitlist_heads(tx: &mut PgConnection, heads: &[(Uuid, i32)]) -> sqlx::Result<Vec<Registration>> {
+    first_registrations(tx, JoinStatus::Waitlisted, heads).await
 }
 
-/// The first of each event's participants.
-pub(crate) async fn seated(tx: &mut PgConnection, heads: &[(Uuid, i32)]) -> sqlx::Result<Vec<Entry>> {
-    firsts(tx, "active", heads).await
+/// The first active registrations of each event: pairs of event and maximum number.
+pub(crate) async fn active_heads(tx: &mut PgConnection, heads: &[(Uuid, i32)]) -> sqlx::Result<Vec<Registration>> {
+    first_registrations(tx, JoinStatus::Active, heads).await
 }
 
-/// `status` is in the text, so that the index of that status is used whatever the plan.
-async fn firsts(tx: &mut PgConnection, status: &str, heads: &[(Uuid, i32)]) -> sqlx::Result<Vec<Entry>> {
+/// The status is a literal, so that every plan uses the partial index of that status.
+async fn first_registrations(
+    tx: &mut PgConnection,
+    status: JoinStatus,
+    heads: &[(Uuid, i32)],
+) -> sqlx::Result<Vec<Registration>> {
     let query = format!(
         "select found.* from unnest($1::uuid[], $2::int[]) as k (event_id, count)
          cross join lateral (
-             select {ENTRY_COLUMNS} from pillarbox_joins.joins
-             where joins.event_id = k.event_id and joins.status = '{status}' order by seq limit k.count) as found
-         order by found.event_id, found.seq"
+             select {REGISTRATION_COLUMNS} from pillarbox_joins.joins
+             where joins.event_id = k.event_id and joins.status = '{}' order by seq limit k.count) as found
+         order by found.event_id, found.seq",
+        status.into_str()
     );
     let rows = sqlx::query(AssertSqlSafe(query))
         .bind(heads.iter().map(|(event, _)| *event).collect::<Vec<_>>())
         .bind(heads.iter().map(|(_, count)| *count).collect::<Vec<_>>())
         .fetch_all(tx)
         .await?;
-    rows.iter().map(entry_of).collect()
+    rows.iter().map(registration_of).collect()
 }
 
-/// Active and waitlisted of these events, by the rows.
-pub(crate) async fn counted(tx: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<Vec<(Uuid, i32, i32)>> {
+/// The numbers of active and waitlisted registrations of these events, counted from the rows.
+pub(crate) async fn count_rows(tx: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<Vec<(Uuid, i32, i32)>> {
     let rows = sqlx::query(
         "select k.event_id,
                 (select count(*) from pillarbox_joins.joins as j
@@ -118,16 +124,16 @@ pub(crate) async fn save_events(tx: &mut PgConnection, events: &[Event]) -> sqlx
          set owner_id = n.owner_id, status = n.status, capacity = n.capacity, start_time = n.start_time,
              end_time = n.end_time, event_version = n.event_version, active_count = n.active_count,
              waitlist_count = n.waitlist_count, next_seq = n.next_seq, version = n.version, sweep_at = n.sweep_at,
-             news_trace = n.news_trace
+             update_trace = n.update_trace
          from unnest($1::uuid[], $2::uuid[], $3::text[], $4::int[], $5::timestamptz[], $6::timestamptz[], $7::bigint[],
                      $8::int[], $9::int[], $10::bigint[], $11::bigint[], $12::timestamptz[], $13::text[])
               as n (event_id, owner_id, status, capacity, start_time, end_time, event_version,
-                    active_count, waitlist_count, next_seq, version, sweep_at, news_trace)
+                    active_count, waitlist_count, next_seq, version, sweep_at, update_trace)
          where e.event_id = n.event_id",
     )
     .bind(events.iter().map(|event| event.id).collect::<Vec<_>>())
     .bind(events.iter().map(|event| event.owner_id).collect::<Vec<_>>())
-    .bind(events.iter().map(|event| event.status.as_str()).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.status.into_str()).collect::<Vec<_>>())
     .bind(integers(|event| event.capacity))
     .bind(events.iter().map(|event| event.start_time).collect::<Vec<_>>())
     .bind(events.iter().map(|event| event.end_time).collect::<Vec<_>>())
@@ -137,18 +143,18 @@ pub(crate) async fn save_events(tx: &mut PgConnection, events: &[Event]) -> sqlx
     .bind(bigints(|event| event.next_seq))
     .bind(bigints(|event| event.counts.version))
     .bind(events.iter().map(|event| event.sweep_at).collect::<Vec<_>>())
-    .bind(events.iter().map(|event| event.news_trace.map(|trace| trace.to_string())).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.update_trace.map(|trace| trace.to_string())).collect::<Vec<_>>())
     .execute(tx)
     .await
     .map(drop)
 }
 
-/// New ones, and those that changed.
-pub(crate) async fn save_entries(tx: &mut PgConnection, entries: &[Entry]) -> sqlx::Result<()> {
-    if entries.is_empty() {
+/// Inserts new registrations and updates existing ones.
+pub(crate) async fn save_registrations(tx: &mut PgConnection, registrations: &[Registration]) -> sqlx::Result<()> {
+    if registrations.is_empty() {
         return Ok(());
     }
-    let ids = |of: fn(&Entry) -> Uuid| entries.iter().map(of).collect::<Vec<_>>();
+    let ids = |of: fn(&Registration) -> Uuid| registrations.iter().map(of).collect::<Vec<_>>();
     sqlx::query(
         "insert into pillarbox_joins.joins
              (id, event_id, user_id, status, seq, created_at, updated_at, canceled_at, activated_at)
@@ -161,15 +167,15 @@ pub(crate) async fn save_entries(tx: &mut PgConnection, entries: &[Entry]) -> sq
          set status = excluded.status, seq = excluded.seq, updated_at = excluded.updated_at,
              canceled_at = excluded.canceled_at, activated_at = excluded.activated_at",
     )
-    .bind(ids(|entry| entry.id))
-    .bind(ids(|entry| entry.event_id))
-    .bind(ids(|entry| entry.user_id))
-    .bind(entries.iter().map(|entry| entry.status.as_str()).collect::<Vec<_>>())
-    .bind(entries.iter().map(|entry| entry.seq).collect::<Vec<_>>())
-    .bind(entries.iter().map(|entry| entry.created_at).collect::<Vec<_>>())
-    .bind(entries.iter().map(|entry| entry.updated_at).collect::<Vec<_>>())
-    .bind(entries.iter().map(|entry| entry.canceled_at).collect::<Vec<_>>())
-    .bind(entries.iter().map(|entry| entry.activated_at).collect::<Vec<_>>())
+    .bind(ids(|row| row.id))
+    .bind(ids(|row| row.event_id))
+    .bind(ids(|row| row.user_id))
+    .bind(registrations.iter().map(|row| row.status.into_str()).collect::<Vec<_>>())
+    .bind(registrations.iter().map(|row| row.seq).collect::<Vec<_>>())
+    .bind(registrations.iter().map(|row| row.created_at).collect::<Vec<_>>())
+    .bind(registrations.iter().map(|row| row.updated_at).collect::<Vec<_>>())
+    .bind(registrations.iter().map(|row| row.canceled_at).collect::<Vec<_>>())
+    .bind(registrations.iter().map(|row| row.activated_at).collect::<Vec<_>>())
     .execute(tx)
     .await
     .map(drop)
@@ -200,7 +206,7 @@ pub(crate) async fn save_bans(tx: &mut PgConnection, bans: &[Ban]) -> sqlx::Resu
     .map(drop)
 }
 
-pub(crate) async fn end_bans(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> sqlx::Result<()> {
+pub(crate) async fn delete_bans(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> sqlx::Result<()> {
     if of.is_empty() {
         return Ok(());
     }
@@ -210,7 +216,7 @@ pub(crate) async fn end_bans(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> sqlx
     pairs(query, of).execute(tx).await.map(drop)
 }
 
-pub(crate) async fn append_history(tx: &mut PgConnection, lines: &[Line]) -> sqlx::Result<()> {
+pub(crate) async fn append_history(tx: &mut PgConnection, entries: &[HistoryEntry]) -> sqlx::Result<()> {
     sqlx::query(
         "insert into pillarbox_joins.history
              (event_id, version, user_id, action, seq, from_status, to_status, by, reason, at)
@@ -220,21 +226,22 @@ pub(crate) async fn append_history(tx: &mut PgConnection, lines: &[Line]) -> sql
                      $9::text[], $10::timestamptz[])
               as n (event_id, version, user_id, action, seq, from_status, to_status, by, reason, at)",
     )
-    .bind(lines.iter().map(|line| line.event_id).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.counts.version).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.user_id).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.action.as_str()).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.seq).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.from.map(JoinStatus::as_str)).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.to.map(JoinStatus::as_str)).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.by.to_string()).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.reason.as_deref()).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.at).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.event_id).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.counts.version).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.user_id).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.action.into_str()).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.seq).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.from.map(|status| status.into_str())).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.to.map(|status| status.into_str())).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.by.to_string()).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.reason.as_deref()).collect::<Vec<_>>())
+    .bind(entries.iter().map(|entry| entry.at).collect::<Vec<_>>())
     .execute(tx)
     .await
     .map(drop)
 }
 
+/// Binds the events as `$1` and the users as `$2`.
 fn pairs<'q>(
     query: impl sqlx::SqlSafeStr,
     of: &[(Uuid, Uuid)],

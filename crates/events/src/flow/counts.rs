@@ -1,0 +1,17 @@
+//! Stores participant counts that the joins service has published.
+
+use std::collections::BTreeMap;
+
+use contracts::joins::Count;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::store::event as store;
+
+/// Saves the counts of these events. A stored count with the same or a higher version stays.
+pub(crate) async fn save(tx: &mut PgConnection, newest: &BTreeMap<Uuid, Count>) -> sqlx::Result<()> {
+    match newest.is_empty() {
+        true => Ok(()),
+        false => store::save_counts(tx, newest).await,
+    }
+}

@@ -1,0 +1,21 @@
+//! Scores the events of the trending feed.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgPool;
+
+use crate::store::trending as store;
+
+/// Scores all published events that have not ended, as a new epoch. Returns the epoch; None if another process is
+/// scoring, or if the newest epoch is not older than `older_than`.
+pub(crate) async fn score(db: &PgPool, older_than: DateTime<Utc>, now: DateTime<Utc>) -> sqlx::Result<Option<i64>> {
+    let mut tx = db.begin().await?;
+    let is_locked = store::try_lock(&mut tx).await?;
+    let newest = store::newest(&mut tx).await?;
+    if !is_locked || newest.is_some_and(|(_, scored_at)| scored_at > older_than) {
+        return Ok(None);
+    }
+    let epoch = newest.map_or(1, |(epoch, _)| epoch + 1);
+    store::score(&mut tx, epoch, now).await?;
+    tx.commit().await?;
+    Ok(Some(epoch))
+}

@@ -1,0 +1,83 @@
+//! Lists and counts for the event's organizer.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::ETAG;
+use axum::response::{IntoResponse, Response};
+use contracts::joins::JoinStatus;
+use kit::etag::{self, IfNoneMatch};
+use kit::extract::Json;
+use kit::page::{Listing, NoFilters, Page};
+use kit::problem::Problem;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::{Organizer, page_scope};
+use crate::Joins;
+use crate::flow::queries;
+use crate::view::{RegistrationView, StatsView};
+
+pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
+    OpenApiRouter::new().routes(routes!(participants)).routes(routes!(waitlist)).routes(routes!(stats))
+}
+
+/// List the active registrations, in the order of joining
+#[utoipa::path(get, path = "/join/v1/events/{id}/participants", tag = "joins",
+    params(("id" = Uuid, Path, description = "Event id"), Listing<NoFilters>), security(("bearer" = [])),
+    responses((status = 200, body = Page<RegistrationView>), (status = 403, description = "The caller is not the event's organizer"),
+        (status = 404, description = "The event does not exist")))]
+async fn participants(
+    State(joins): State<Arc<Joins>>,
+    organizer: Organizer,
+    listing: Listing<NoFilters>,
+) -> Result<Page<RegistrationView>, Problem> {
+    list(&joins, organizer.event.id, JoinStatus::Active, listing).await
+}
+
+/// List the waitlist, in the order of joining
+#[utoipa::path(get, path = "/join/v1/events/{id}/waitlist", tag = "joins",
+    params(("id" = Uuid, Path, description = "Event id"), Listing<NoFilters>), security(("bearer" = [])),
+    responses((status = 200, body = Page<RegistrationView>), (status = 403, description = "The caller is not the event's organizer"),
+        (status = 404, description = "The event does not exist")))]
+async fn waitlist(
+    State(joins): State<Arc<Joins>>,
+    organizer: Organizer,
+    listing: Listing<NoFilters>,
+) -> Result<Page<RegistrationView>, Problem> {
+    list(&joins, organizer.event.id, JoinStatus::Waitlisted, listing).await
+}
+
+/// Show the capacity and the counts of an event
+#[utoipa::path(get, path = "/join/v1/events/{id}/stats", tag = "joins",
+    params(("id" = Uuid, Path, description = "Event id"),
+        ("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
+    security(("bearer" = [])),
+    responses((status = 200, body = StatsView, headers(("etag" = String, description = "Changes when the event or its counts change"))),
+        (status = 304, description = "The cached response is current"), (status = 403, description = "The caller is not the event's organizer"),
+        (status = 404, description = "The event does not exist")))]
+async fn stats(organizer: Organizer, if_none_match: IfNoneMatch) -> Response {
+    let event = organizer.event;
+    // Both versions only increase, so their sum changes whenever either changes.
+    let version = event.counts.version + event.event_version;
+    let tag = [(ETAG, etag::of(version))];
+    match if_none_match.matches(version) {
+        true => (StatusCode::NOT_MODIFIED, tag).into_response(),
+        false => (tag, Json(StatsView::from(&event))).into_response(),
+    }
+}
+
+async fn list(
+    joins: &Joins,
+    event_id: Uuid,
+    status: JoinStatus,
+    Listing { filters, limit, cursor }: Listing<NoFilters>,
+) -> Result<Page<RegistrationView>, Problem> {
+    let scope = page_scope(status.into_str(), event_id, &filters);
+    let after = cursor.map(|cursor| joins.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let registrations = queries::list_of_event(joins, event_id, status, (after, limit + 1)).await?;
+    let page = Page::cut(registrations, limit, &joins.cursor_key, &scope, |registration| registration.seq);
+    Ok(page.map(|registration| RegistrationView::new(registration, None)))
+}
