@@ -1,12 +1,12 @@
-//! Looking whether the servers that this process depends on are there.
+//! Health checks of the servers that this process depends on.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kit::config::BadSetting;
+use kit::config::InvalidSetting;
 use kit::health::{Health, Probe};
 use kit::secret::Secret;
-use mailbox::{database, pooler};
+use mailbox::database::{self, pooler};
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use relay::Broker;
 use sqlx::PgPool;
@@ -16,9 +16,10 @@ use tokio::sync::{Mutex, OnceCell};
 
 use crate::settings::Settings;
 
+/// Timeout of one check.
 const CHECK_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// One server, and the place to report on it.
+/// The check of one server, and the probe that reports its result.
 struct Check {
     probe: Probe,
     server: Server,
@@ -35,7 +36,7 @@ enum Server {
 
 struct Smtp {
     address: String,
-    /// Speaks TLS from the first byte, so it does not greet.
+    /// The connection begins with a TLS handshake, so there is no plain-text greeting to read.
     tls: bool,
 }
 
@@ -44,18 +45,19 @@ struct Redis {
     connection: OnceCell<ConnectionManager>,
 }
 
-/// The servers that the settings name. Only PostgreSQL is required, with the pooler before it: without RabbitMQ messages
-/// wait in the log, without Redis reads are slower, without SMTP mails wait.
+/// The checks of all configured servers. Only PostgreSQL and its pooler are required: without RabbitMQ messages wait in the
+/// log, without Redis reads are slower, without SMTP e-mails wait.
 pub(crate) struct Checks(Vec<Check>);
 
 impl Checks {
+    /// Fails when the address of a server is invalid.
     pub(crate) fn new(
         settings: &Settings,
         db: &PgPool,
         pooler: Option<PgPool>,
         broker: Option<Arc<Broker>>,
         health: &Health,
-    ) -> Result<Checks, BadSetting> {
+    ) -> Result<Checks, InvalidSetting> {
         let mut checks = Vec::new();
         let mut add = |name, required, server| {
             let next_at = Mutex::new(Instant::now());
@@ -77,7 +79,7 @@ impl Checks {
         Ok(Checks(checks))
     }
 
-    /// Looks at all of them at once.
+    /// Runs all checks that are due, concurrently.
     pub(crate) async fn run(&self) {
         futures_util::future::join_all(self.0.iter().map(Check::run)).await;
     }
@@ -94,7 +96,7 @@ impl Checks {
 }
 
 impl Check {
-    /// Looks, if it is time again.
+    /// Checks the server, unless the last check is too recent.
     async fn run(&self) {
         let mut next_at = self.next_at.lock().await;
         if Instant::now() < *next_at {
@@ -105,7 +107,7 @@ impl Check {
         match tokio::time::timeout(time_max, self.server.ping()).await {
             Ok(Ok(())) => self.probe.up(),
             Ok(Err(error)) => self.probe.down(&error),
-            Err(_) => self.probe.down(&format!("no answer within {} s", time_max.as_secs())),
+            Err(_) => self.probe.down(&format!("no response within {} s", time_max.as_secs())),
         }
     }
 }
@@ -117,11 +119,11 @@ impl Server {
             Server::Pooler(db) => pooler::ping(db).await,
             Server::RabbitMq(broker) => broker.check().await.map_err(|error| error.to_string()),
             Server::Redis(redis) => redis.ping().await.map_err(|error| error.to_string()),
-            Server::Smtp(smtp) => smtp.greet().await.map_err(|error| error.to_string()),
+            Server::Smtp(smtp) => smtp.ping().await.map_err(|error| error.to_string()),
         }
     }
 
-    /// How long to leave it in peace. A look at a mail server is a session in its log.
+    /// The minimum time between two checks. A mail server logs every check as a session, so it is checked rarely.
     fn pause(&self) -> Duration {
         match self {
             Server::Postgres(_) | Server::Pooler(_) | Server::RabbitMq(_) | Server::Redis(_) => Duration::ZERO,
@@ -129,7 +131,7 @@ impl Server {
         }
     }
 
-    /// A look at a pooler waits in the same line as requests do: one that is busy is not away.
+    /// The check of a pooler queues behind requests, so a busy pooler gets more time.
     fn time_max(&self) -> Duration {
         match self {
             Server::Pooler(_) => CHECK_TIME_MAX * 2,
@@ -148,21 +150,21 @@ impl Redis {
     }
 }
 
-fn smtp_server(url: &Secret<String>) -> Result<Smtp, BadSetting> {
-    let takes = || BadSetting::new("smtp_url", "takes an address such as smtp://user:password@host:587");
-    let uri: axum::http::Uri = url.reveal().parse().map_err(|_| takes())?;
+fn smtp_server(url: &Secret<String>) -> Result<Smtp, InvalidSetting> {
+    let invalid = || InvalidSetting::new("smtp_url", "accepts an address such as smtp://user:password@host:587");
+    let uri: axum::http::Uri = url.reveal().parse().map_err(|_| invalid())?;
     let (tls, port_default) = match uri.scheme_str() {
         Some("smtp") => (false, 587),
         Some("smtps") => (true, 465),
-        _ => return Err(takes()),
+        _ => return Err(invalid()),
     };
-    let host = uri.host().ok_or_else(takes)?;
+    let host = uri.host().ok_or_else(invalid)?;
     Ok(Smtp { address: format!("{host}:{}", uri.port_u16().unwrap_or(port_default)), tls })
 }
 
 impl Smtp {
-    /// A mail server speaks first; where it does not, reaching it is all that can be asked.
-    async fn greet(&self) -> std::io::Result<()> {
+    /// Connects and reads the greeting. With TLS from the first byte, a successful connection is enough.
+    async fn ping(&self) -> std::io::Result<()> {
         const GREETING_BYTES_MAX: u64 = 512;
         let mut stream = TcpStream::connect(&self.address).await?;
         if self.tls {
@@ -175,7 +177,7 @@ impl Smtp {
         if line.starts_with("220") {
             Ok(())
         } else {
-            Err(std::io::Error::other("it did not greet as a mail server does"))
+            Err(std::io::Error::other("the server did not send an SMTP greeting"))
         }
     }
 }

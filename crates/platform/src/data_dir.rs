@@ -1,4 +1,4 @@
-//! The data folder: one instance at a time, and the secret key that outlives it.
+//! The data folder: its lock, which admits one server at a time, and its secret key.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -12,6 +12,7 @@ use nix::unistd::geteuid;
 
 const SECRET_KEY: &str = "secret.key";
 const LOCK: &str = "lock";
+/// Attempts to get the lock, and the time between them.
 const LOCK_ATTEMPTS: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
@@ -22,14 +23,14 @@ pub enum DataDirError {
     #[error("data folder {0} is in use by {1}; stop it, or choose another with --data-dir")]
     InUse(PathBuf, String),
     #[error(
-        "data folder {0} must belong to the user that runs this, and nobody else may write into it; \
+        "data folder {0} must belong to the user that runs pillarbox, and nobody else may write into it; \
          choose another with --data-dir"
     )]
     NotOurs(PathBuf),
-    #[error("others can read {0}: `chmod 600` it, and consider the key known if that was so for long")]
+    #[error("others can read {0}: run `chmod 600` on it, and replace the key if they may have read it")]
     SecretKeyOpen(PathBuf),
     #[error("{0} is damaged: {1}; restore it from a backup, or set PILLARBOX_SECRET_KEY")]
-    SecretKey(PathBuf, kit::secret::NotAKey),
+    SecretKey(PathBuf, kit::secret::InvalidKey),
     #[error(
         "there is no secret key: set PILLARBOX_SECRET_KEY, or start `pillarbox up` once with the same --data-dir ({0})"
     )]
@@ -39,11 +40,11 @@ pub enum DataDirError {
 #[derive(Debug, Clone)]
 pub struct DataDir(PathBuf);
 
-/// Held as long as this process serves from the folder. The kernel lets go of it when the process ends, however it ends.
-pub struct Locked(Flock<File>);
+/// The lock on a data folder. The kernel releases it when the process ends, even after a crash.
+pub struct DataDirLock(Flock<File>);
 
 impl DataDir {
-    /// Names the folder without touching it.
+    /// Resolves the path. Does not access the folder.
     pub fn at(path: &Path) -> Result<DataDir, DataDirError> {
         std::path::absolute(path).map(DataDir).map_err(|error| DataDirError::Io(path.to_owned(), error))
     }
@@ -52,35 +53,35 @@ impl DataDir {
         &self.0
     }
 
-    /// Makes the folder if need be, and takes it for this process alone.
-    pub fn lock(&self) -> Result<Locked, DataDirError> {
+    /// Creates the folder if necessary and locks it for this process. Fails if another process has locked it.
+    pub fn lock(&self) -> Result<DataDirLock, DataDirError> {
         self.create()?;
         let path = self.0.join(LOCK);
-        // Nobody else may open it: a stranger's lock would keep us from starting.
+        // Private mode: another user who could open the file could lock it and block the start.
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let mut file = file.map_err(|error| self.failed(error))?;
-        // Again for a moment: a command that looks who holds it holds it meanwhile itself.
+        // Several attempts: a command that reads the holder locks the file for a moment.
         for _ in 0..LOCK_ATTEMPTS {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(Locked(lock)),
+                Ok(lock) => return Ok(DataDirLock(lock)),
                 Err((unlocked, _)) => file = unlocked,
             }
             std::thread::sleep(LOCK_PAUSE);
         }
-        let holder = description(&mut file).unwrap_or_else(|| "another process".to_owned());
+        let holder = read_description(&mut file).unwrap_or_else(|| "another process".to_owned());
         Err(DataDirError::InUse(self.0.clone(), holder))
     }
 
-    /// Who serves from the folder now, as it described itself.
+    /// The description of the server that has locked the folder; `None` if it is not locked.
     pub fn holder(&self) -> Option<String> {
         let file = File::open(self.0.join(LOCK)).ok()?;
         match Flock::lock(file, FlockArg::LockSharedNonblock) {
             Ok(_) => None,
-            Err((mut file, _)) => Some(description(&mut file).unwrap_or_default()),
+            Err((mut file, _)) => Some(read_description(&mut file).unwrap_or_default()),
         }
     }
 
-    /// The folder's secret key; made at the first start.
+    /// The secret key of the folder. Creates it if it does not exist.
     pub fn secret_key_or_new(&self) -> Result<MasterKey, DataDirError> {
         match self.secret_key() {
             Err(DataDirError::NoSecretKey(_)) => self.new_secret_key(),
@@ -88,6 +89,7 @@ impl DataDir {
         }
     }
 
+    /// The secret key of the folder. Fails if it does not exist, is damaged, or is readable by others.
     pub fn secret_key(&self) -> Result<MasterKey, DataDirError> {
         let path = self.0.join(SECRET_KEY);
         if fs::metadata(&path).is_ok_and(|file| file.mode() & 0o077 != 0) {
@@ -104,13 +106,13 @@ impl DataDir {
         self.create()?;
         let key = MasterKey::generate();
         let write = || {
-            // Written aside and linked into place: a crash leaves no half key, and of two racing makers one wins.
-            let aside = self.0.join(format!("{SECRET_KEY}.{}", std::process::id()));
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+            // Write a temporary file and link it: a crash leaves no partial key, and of two concurrent creators one wins.
+            let temporary = self.0.join(format!("{SECRET_KEY}.{}", std::process::id()));
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
             writeln!(file, "{}", key.to_base64())?;
             file.sync_all()?;
-            let linked = fs::hard_link(&aside, self.0.join(SECRET_KEY));
-            fs::remove_file(&aside)?;
+            let linked = fs::hard_link(&temporary, self.0.join(SECRET_KEY));
+            fs::remove_file(&temporary)?;
             linked
         };
         match write() {
@@ -120,9 +122,10 @@ impl DataDir {
         }
     }
 
-    /// Makes the folder. One that is there must be ours alone: who can write into it could plant a secret key.
+    /// Creates the folder. An existing folder must belong to this user alone: a user who can write into it could replace the
+    /// secret key.
     fn create(&self) -> Result<(), DataDirError> {
-        // As root, PostgreSQL's user passes through to its own folder; it cannot list this one.
+        // As root: the user `postgres` must be able to reach its folder inside, but not to list this one.
         let mode = if geteuid().is_root() { 0o711 } else { 0o700 };
         if let Some(parent) = self.0.parent() {
             fs::create_dir_all(parent).map_err(|error| self.failed(error))?;
@@ -136,7 +139,7 @@ impl DataDir {
         if !found.is_dir() || found.uid() != geteuid().as_raw() || found.mode() & 0o022 != 0 {
             return Err(DataDirError::NotOurs(self.0.clone()));
         }
-        // Only an empty folder, such as `mktemp -d` makes, is opened up: any other may hold what is not ours to show.
+        // Change the mode of an empty folder only, such as one from `mktemp -d`: another may contain private files.
         let empty = fs::read_dir(&self.0).map_err(|error| self.failed(error))?.next().is_none();
         if empty {
             fs::set_permissions(&self.0, fs::Permissions::from_mode(mode)).map_err(|error| self.failed(error))?;
@@ -149,20 +152,20 @@ impl DataDir {
     }
 }
 
-/// What the holder left word of; None when it did not.
-fn description(file: &mut File) -> Option<String> {
+/// The description in the lock file; `None` if it is empty.
+fn read_description(file: &mut File) -> Option<String> {
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;
     let text = text.trim();
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-impl Locked {
-    /// Leaves word for whoever finds the folder taken.
-    pub fn describe(&mut self, holder: &str) -> io::Result<()> {
+impl DataDirLock {
+    /// Writes a description of this server into the lock file, for the error message of other processes.
+    pub fn write_description(&mut self, description: &str) -> io::Result<()> {
         let file: &mut File = &mut self.0;
         file.set_len(0)?;
         file.rewind()?;
-        writeln!(file, "{holder}")
+        writeln!(file, "{description}")
     }
 }

@@ -1,18 +1,17 @@
-//! A private PostgreSQL under the data folder, from the binaries on the machine.
+//! A private PostgreSQL in the data folder, run from the binaries that are installed on the machine.
 //!
-//! It listens on a Unix socket alone, so it needs no port and no password: who may enter the socket's folder may
-//! connect, and that is the user it runs as (and root). It ends with us, however we end; one that outlived a killed
-//! instance is stopped before the next starts.
+//! It listens only on a Unix socket, so it needs no port and no password: only the user that it runs as (and root) can enter
+//! the folder of the socket. It stops when this process ends, even after a crash. A server that is left over from a killed
+//! process is stopped before the next start.
 
 mod install;
 mod server;
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 
 use nix::sys::signal::Signal;
 use nix::unistd::{Gid, Uid, User};
@@ -26,33 +25,33 @@ use crate::data_dir::DataDir;
 
 const USER: &str = "pillarbox";
 const DATABASE: &str = "pillarbox";
-/// Crash recovery after heavy writes takes a while; say so meanwhile.
+/// How long to wait until PostgreSQL accepts connections; crash recovery after heavy writes can take minutes.
 const READY_TIME_MAX: Duration = Duration::from_secs(300);
-/// What a socket's path may have (`sun_path`), less PostgreSQL's `/.s.PGSQL.5432` and a closing NUL.
+/// Longest path of the socket folder: the limit of `sun_path`, minus `/.s.PGSQL.5432` and the final NUL.
 const SOCKET_DIR_BYTES_MAX: usize = 107 - 14 - 1;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EmbeddedError {
     #[error(
-        "no PostgreSQL found (looked on PATH, in /usr/lib/postgresql and /usr/pgsql-*): \
-         install it (Debian, Ubuntu: `apt-get install postgresql`), or give --database-url"
+        "no PostgreSQL found (searched PATH, /usr/lib/postgresql and /usr/pgsql-*): \
+         install it (Debian, Ubuntu: `apt-get install postgresql`), or set --database-url"
     )]
     NotInstalled,
     #[error(
-        "{folder} holds data of PostgreSQL {wanted}, but this machine has {found}: install postgresql-{wanted}, \
-         or move the data over with pg_upgrade, or choose another --data-dir"
+        "{folder} contains data of PostgreSQL {wanted}, but this machine has {found}: install postgresql-{wanted}, \
+         or upgrade the data with pg_upgrade, or choose another --data-dir"
     )]
     OtherVersion { folder: PathBuf, wanted: String, found: String },
     #[error(
-        "the user {user}, who must run PostgreSQL (it refuses root), cannot reach {folder}: choose a --data-dir outside, \
-         such as /var/lib/pillarbox"
+        "the user {user}, which runs PostgreSQL because it refuses to run as root, cannot reach {folder}: choose a --data-dir \
+         outside of it, such as /var/lib/pillarbox"
     )]
     Unreachable { user: String, folder: PathBuf },
     #[error(
-        "PostgreSQL refuses to run as root, and there is no user `postgres` to run it: the distribution's package makes one"
+        "PostgreSQL refuses to run as root, and there is no user `postgres` to run it: the distribution's package creates one"
     )]
     NoUser,
-    #[error("{0} names process {1}, which runs and may be a PostgreSQL on this data: end it first")]
+    #[error("{0} names process {1}, which is running and may be a PostgreSQL on this data: stop it first")]
     Occupied(PathBuf, i32),
     #[error("{what} failed: {why}")]
     Tool { what: &'static str, why: String },
@@ -64,7 +63,7 @@ pub(crate) enum EmbeddedError {
     Io(PathBuf, #[source] io::Error),
 }
 
-/// The folders of one private PostgreSQL.
+/// The paths of one private PostgreSQL.
 #[derive(Debug, Clone)]
 struct Folders {
     data: PathBuf,
@@ -72,7 +71,7 @@ struct Folders {
     log: PathBuf,
 }
 
-/// The account that runs PostgreSQL when we are root.
+/// The user that runs PostgreSQL when this process runs as root.
 #[derive(Debug, Clone)]
 struct Account {
     name: String,
@@ -80,24 +79,24 @@ struct Account {
     gid: Gid,
 }
 
-/// A PostgreSQL that runs.
+/// A running private PostgreSQL.
 pub(crate) struct Embedded {
     server: Server,
     folders: Folders,
 }
 
-/// How to reach the private PostgreSQL of a data folder, whoever started it.
+/// The connection options of the private PostgreSQL of a data folder, which another process may have started.
 pub(crate) fn connect_options(data_dir: &DataDir) -> PgConnectOptions {
     options(&folders(data_dir)).database(DATABASE)
 }
 
-/// The same as an address, for people and for programs in any language.
+/// The same as a connection URL.
 pub(crate) fn address(data_dir: &DataDir) -> String {
     format!("postgresql:///{DATABASE}?host={}&user={USER}", folders(data_dir).socket.display())
 }
 
 impl Embedded {
-    /// Makes the cluster if need be and starts it. The caller holds the folder's lock.
+    /// Creates the cluster if necessary and starts it. The caller must hold the lock of the data folder.
     pub(crate) async fn start(data_dir: &DataDir) -> Result<Embedded, EmbeddedError> {
         let folders = folders(data_dir);
         let account = account()?;
@@ -105,9 +104,10 @@ impl Embedded {
             check_reachable(data_dir.path(), account)?;
         }
         let install = install::find(&folders.data)?;
-        let making = (install.clone(), folders.clone(), account.clone());
-        let made = tokio::task::spawn_blocking(move || make_cluster(&making.0, &making.1, making.2.as_ref())).await;
-        made.map_err(|error| EmbeddedError::Tool { what: "initdb", why: error.to_string() })??;
+        let arguments = (install.clone(), folders.clone(), account.clone());
+        let created =
+            tokio::task::spawn_blocking(move || create_cluster(&arguments.0, &arguments.1, arguments.2.as_ref())).await;
+        created.map_err(|error| EmbeddedError::Tool { what: "initdb", why: error.to_string() })??;
         server::stop_leftover(&folders.data).await?;
         let server = Server::start(install, folders.clone(), account)?;
         Ok(Embedded { server, folders })
@@ -117,23 +117,23 @@ impl Embedded {
         options(&self.folders).database(DATABASE)
     }
 
-    /// A clean stop: what is committed is on disk, the next start needs no recovery.
+    /// Stops it cleanly, so that the next start needs no recovery.
     pub(crate) async fn stop(self) {
         self.server.stop().await;
     }
 
-    /// Waits until it answers, which takes a while after a crash.
+    /// Waits until it accepts connections, and creates the database. Fails if it does not start in time.
     pub(crate) async fn wait_until_ready(&self) -> Result<(), EmbeddedError> {
         let started = std::time::Instant::now();
-        let mut told = started;
+        let mut logged = started;
         loop {
             match PgConnection::connect_with(&options(&self.folders).database("postgres")).await {
-                Ok(connection) => return make_database(connection).await,
+                Ok(connection) => return create_database(connection).await,
                 Err(error) if started.elapsed() > READY_TIME_MAX => return Err(error.into()),
-                Err(_) if self.server.gave_up() => return Err(server::did_not_start(&self.folders.log)),
+                Err(_) if self.server.is_failing() => return Err(server::did_not_start(&self.folders.log)),
                 Err(error) => {
-                    if told.elapsed() > Duration::from_secs(5) {
-                        told = std::time::Instant::now();
+                    if logged.elapsed() > Duration::from_secs(5) {
+                        logged = std::time::Instant::now();
                         tracing::info!(waiting = ?started.elapsed(), state = %error, "PostgreSQL is not ready yet");
                     }
                 }
@@ -143,7 +143,7 @@ impl Embedded {
     }
 }
 
-async fn make_database(mut connection: PgConnection) -> Result<(), EmbeddedError> {
+async fn create_database(mut connection: PgConnection) -> Result<(), EmbeddedError> {
     let exists: bool = sqlx::query_scalar("select exists (select from pg_database where datname = $1)")
         .bind(DATABASE)
         .fetch_one(&mut connection)
@@ -151,7 +151,7 @@ async fn make_database(mut connection: PgConnection) -> Result<(), EmbeddedError
     if !exists {
         sqlx::raw_sql("create database pillarbox").execute(&mut connection).await?;
     }
-    // The role and our schema have one name, and PostgreSQL looks there first: an operator's tables would end up in it.
+    // The role has the name of our schema, which PostgreSQL would search first: an operator's tables would end up in it.
     sqlx::raw_sql("alter role pillarbox set search_path = public").execute(&mut connection).await?;
     connection.close().await?;
     Ok(())
@@ -171,7 +171,7 @@ fn folders(data_dir: &DataDir) -> Folders {
     }
 }
 
-/// A socket's path is short by law; a deep data folder gets one elsewhere, by a name that only it has.
+/// A socket folder for a data folder whose path is too long for a socket. The name is derived from that path.
 fn short_socket_dir(data_dir: &Path) -> PathBuf {
     let digest = Sha256::digest(data_dir.as_os_str().as_encoded_bytes());
     let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
@@ -182,12 +182,12 @@ fn account() -> Result<Option<Account>, EmbeddedError> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(None);
     }
-    // Not `nobody`: that is every daemon's user, and could read what we keep.
+    // Not `nobody`: other daemons run as that user and could read the data.
     let user = User::from_name("postgres").ok().flatten().ok_or(EmbeddedError::NoUser)?;
     Ok(Some(Account { name: user.name, uid: user.uid, gid: user.gid }))
 }
 
-/// Every folder above must let the account through.
+/// Fails when a parent folder does not let the user through.
 fn check_reachable(data_dir: &Path, account: &Account) -> Result<(), EmbeddedError> {
     for folder in data_dir.ancestors() {
         let metadata = fs::metadata(folder).map_err(|error| EmbeddedError::Io(folder.to_owned(), error))?;
@@ -203,13 +203,13 @@ fn check_reachable(data_dir: &Path, account: &Account) -> Result<(), EmbeddedErr
     Ok(())
 }
 
-/// A folder that only the one who runs PostgreSQL may enter.
-fn make_private_dir(path: &Path, account: Option<&Account>) -> Result<(), EmbeddedError> {
+/// Creates a folder that only the user of PostgreSQL may enter. An existing one must be private already.
+fn create_private_dir(path: &Path, account: Option<&Account>) -> Result<(), EmbeddedError> {
     let failed = |error| EmbeddedError::Io(path.to_owned(), error);
     match fs::DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) => give(path, account),
+        Ok(()) => change_owner(path, account),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            // Outside the data folder somebody else may have made it first, to listen in.
+            // Outside the data folder, another user may have created it first to intercept connections.
             let owner = fs::symlink_metadata(path).map_err(failed)?;
             let expected = account.map_or_else(nix::unistd::geteuid, |account| account.uid);
             let private =
@@ -217,21 +217,21 @@ fn make_private_dir(path: &Path, account: Option<&Account>) -> Result<(), Embedd
             if private {
                 Ok(())
             } else {
-                Err(failed(io::Error::other("exists, but is not private to PostgreSQL's user")))
+                Err(failed(io::Error::other("exists, but is not private to the user of PostgreSQL")))
             }
         }
         Err(error) => Err(failed(error)),
     }
 }
 
-fn give(path: &Path, account: Option<&Account>) -> Result<(), EmbeddedError> {
+fn change_owner(path: &Path, account: Option<&Account>) -> Result<(), EmbeddedError> {
     let Some(account) = account else { return Ok(()) };
     nix::unistd::chown(path, Some(account.uid), Some(account.gid))
         .map_err(|error| EmbeddedError::Io(path.to_owned(), error.into()))
 }
 
-/// Removes what a killed `initdb` left. Its children may still be ending, and write meanwhile: then for a bounded while.
-fn sweep_halves(cluster: &Path) -> io::Result<()> {
+/// Removes incomplete clusters of a killed `initdb`. Its child processes may still write for a moment, so this retries.
+fn remove_incomplete_clusters(cluster: &Path) -> io::Result<()> {
     const ATTEMPTS: u32 = 50;
     let Some(parent) = cluster.parent() else { return Ok(()) };
     for entry in fs::read_dir(parent)? {
@@ -252,24 +252,24 @@ fn sweep_halves(cluster: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// `initdb`, aside and then renamed: a killed one leaves nothing that looks like a cluster.
-fn make_cluster(install: &Install, folders: &Folders, account: Option<&Account>) -> Result<(), EmbeddedError> {
+/// Creates the cluster with `initdb` in a temporary folder and renames it, so that a killed `initdb` leaves no partial cluster.
+fn create_cluster(install: &Install, folders: &Folders, account: Option<&Account>) -> Result<(), EmbeddedError> {
     if folders.data.join("PG_VERSION").exists() {
         return Ok(());
     }
-    let aside = folders.data.with_extension(format!("new-{}", uuid::Uuid::new_v4().simple()));
-    let failed = |error| EmbeddedError::Io(aside.clone(), error);
-    sweep_halves(&folders.data).map_err(failed)?;
-    make_private_dir(&aside, account)?;
-    tracing::info!(folder = %folders.data.display(), version = install.major, "making a private PostgreSQL");
+    let temporary = folders.data.with_extension(format!("new-{}", uuid::Uuid::new_v4().simple()));
+    let failed = |error| EmbeddedError::Io(temporary.clone(), error);
+    remove_incomplete_clusters(&folders.data).map_err(failed)?;
+    create_private_dir(&temporary, account)?;
+    tracing::info!(folder = %folders.data.display(), version = install.major, "creating a private PostgreSQL");
     let mut initdb = install.command("initdb", account);
     initdb.args(["--encoding=UTF8", "--locale=C.UTF-8", "--auth=trust", "--data-checksums", "--no-instructions"]);
-    initdb.args([OsStr::new("--username"), OsStr::new(USER), OsStr::new("--pgdata"), aside.as_os_str()]);
-    server::end_with_us(&mut initdb, Signal::SIGKILL);
+    initdb.args([OsStr::new("--username"), OsStr::new(USER), OsStr::new("--pgdata"), temporary.as_os_str()]);
+    server::stop_with_parent(&mut initdb, Signal::SIGKILL);
     let output = initdb.output().map_err(failed)?;
     if !output.status.success() {
         let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(EmbeddedError::Tool { what: "initdb", why });
     }
-    fs::rename(&aside, &folders.data).map_err(failed)
+    fs::rename(&temporary, &folders.data).map_err(failed)
 }

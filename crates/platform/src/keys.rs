@@ -1,11 +1,11 @@
-//! API keys: who may call besides users.
+//! API keys, with which producers and operators call the API.
 //!
-//! Owns `pillarbox_platform.api_key` and `.installation`. A key is shown once, when it is made; what is kept is its
-//! digest. An admin of tenant `main` manages the keys of all tenants, an admin of another tenant those of its own.
+//! Owns the tables `pillarbox_platform.api_key` and `.installation`. A key is shown once, when it is created; only its digest
+//! is stored. An admin of the tenant `main` manages the keys of all tenants, an admin of another tenant those of its tenant.
 
+pub(crate) mod cache;
 pub mod flow;
 pub(crate) mod http;
-pub(crate) mod ring;
 mod store;
 
 use chrono::{DateTime, Utc};
@@ -15,12 +15,12 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// A key as it can be shown: without what makes it a key.
+/// An API key without its secret part.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ApiKey {
     pub id: Uuid,
     pub name: String,
-    /// The first characters, to tell keys apart.
+    /// The first characters of the key, to tell keys apart.
     #[schema(example = "pbx_k3J9")]
     pub hint: String,
     pub role: Role,
@@ -32,7 +32,7 @@ pub struct ApiKey {
     pub revoked_at: Option<DateTime<Utc>>,
 }
 
-/// A key to be made.
+/// The properties of a key to create.
 #[derive(Debug, Clone)]
 pub struct NewKey {
     pub name: String,
@@ -43,16 +43,16 @@ pub struct NewKey {
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("there is no such key")]
+    #[error("there is no such API key")]
     NotFound,
-    #[error("a name has 1 to 100 characters, not all of them blank, and no control characters")]
-    BadName,
-    #[error("expires_at must be in the future")]
+    #[error("accepts 1 to 100 characters, not only spaces and no control characters")]
+    InvalidName,
+    #[error("expires_at accepts a time in the future")]
     ExpiresInThePast,
     #[error(
         "this database belongs to an installation with another secret key: give every process the same \
-         PILLARBOX_SECRET_KEY (the first one's is in its data folder, secret.key); after a change, name the old key in \
-         secret_keys_previous"
+         PILLARBOX_SECRET_KEY (that of the first process is in the file secret.key of its data folder); after a change of \
+         the key, add the former key to secret_keys_previous"
     )]
     OtherSecretKey,
     #[error("database: {0}")]
@@ -64,7 +64,7 @@ impl From<Error> for Problem {
         use kit::problem::FieldError;
         match &error {
             Error::NotFound => Problem::not_found("key-not-found", &error),
-            Error::BadName => Problem::validation(vec![FieldError::body("/name", &error)]),
+            Error::InvalidName => Problem::validation(vec![FieldError::body("/name", &error)]),
             Error::ExpiresInThePast => Problem::validation(vec![FieldError::body("/expires_at", &error)]),
             Error::OtherSecretKey => Problem::internal(&error),
             Error::Database(cause) => mailbox::database::problem(cause),

@@ -1,21 +1,24 @@
-//! The binary `pillarbox`: it puts the parts together and owns nothing of what they do.
+//! The binary `pillarbox`: it combines the services into one program.
 //!
-//! - [`settings`]: every setting there is. `cli`: the commands.
-//! - [`app`]: dependencies, router, workers; from settings to a running server and back down.
-//! - `embedded`: a private PostgreSQL under the data folder. [`data_dir`]: that folder, its lock and its secret.
+//! - [`settings`]: all settings. `cli`: the commands.
+//! - [`app`]: starts a process from its settings and stops it. `pools`: its database connections. `checks`: its health checks.
+//! - [`services`]: the list of services. [`api`]: the router and the OpenAPI description.
+//! - `embedded`: a private PostgreSQL in the data folder. [`data_dir`]: that folder, its lock and its secret key.
 //! - [`keys`]: API keys (schema `pillarbox_platform`).
-//! - `operator`: the log, its consumers, parked messages and dead letters, for operators.
-//! - `edges`: health, readiness, metrics, the API's description.
+//! - `operator`: the operator API: the log, its consumers, parked messages, dead letters and replays.
+//! - `server_routes`: health, readiness, metrics and the API documentation.
 
+pub mod api;
 pub mod app;
 mod checks;
 pub mod cli;
 pub mod data_dir;
-mod edges;
 mod embedded;
 pub mod keys;
 mod operator;
-mod services;
+mod pools;
+mod server_routes;
+pub mod services;
 pub mod settings;
 
 pub use cli::run;

@@ -1,34 +1,35 @@
-//! The operator's way in: the log, its consumers, and what went wrong.
+//! The operator API: the log, its consumers, parked messages, dead letters and replays.
 //!
-//! Owns no table: what it shows and mends is the mailbox's. Only operators come in, by HTTP ([`http`]) or by command; both
-//! go through [`flow`]. Nothing here does a consumer's work: an operator says what is to be done (a parked message is due,
-//! a dead letter is parked again, a replay is asked for), and the owner of the shard does it.
+//! This module owns no table; it reads and changes the tables of `mailbox`. Operators use it over HTTP ([`http`]) or on the
+//! command line; both call [`flow`] and share the [`filters`]. It never does a consumer's work: it records what the operator
+//! wants (a parked message is due, a dead letter is parked again, a replay is requested), and the shard worker that owns the
+//! shard does it.
 
+pub(crate) mod filters;
 pub(crate) mod flow;
 pub(crate) mod http;
 
 use chrono::{DateTime, Utc};
 use contracts::EventId;
 use kit::problem::{FieldError, Problem};
-use mailbox::dead_letter::DeadLetter;
-use mailbox::log::Message;
-use mailbox::parked::ParkedMessage;
-use mailbox::post::AggregateId;
-use mailbox::status::MessageStatus;
+use mailbox::log::{AggregateId, Message};
+use mailbox::operations::dead_letters::DeadLetter;
+use mailbox::operations::parked::ParkedMessage;
+use mailbox::operations::status::MessageStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// A message as people see it. Lists leave out its headers and its payload.
+/// A message of the log. Lists omit its headers and its payload.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct MessageView {
-    /// Its place in the log.
+    /// The id of the log entry.
     log_id: i64,
     #[schema(value_type = String, example = "evt_01890a5d-ac96-774b-bcce-b302099a8057")]
     event_id: EventId,
     at: DateTime<Utc>,
-    /// Who posted it.
+    /// The service or interface that posted it.
     #[schema(example = "sql")]
     source: String,
     tenant: String,
@@ -38,20 +39,20 @@ pub(crate) struct MessageView {
     key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     aggregate_type: Option<String>,
-    /// A number or a text.
+    /// A number or a string.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     aggregate_id: Option<AggregateId>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     headers: Option<Box<RawValue>>,
-    /// As it was posted.
+    /// The payload, exactly as it was posted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
 }
 
-/// A message, and what each consumer that it is for has made of it.
+/// A message, and its status for each consumer that it matches.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct MessageWithOutcomes {
     #[serde(flatten)]
@@ -59,26 +60,26 @@ pub(crate) struct MessageWithOutcomes {
     consumers: Vec<MessageStatus>,
 }
 
-/// A message that a consumer could not take, or that waits behind one.
+/// A parked message: it failed and waits for its retry, or it waits behind an earlier message of its key.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ParkedView {
-    /// Its name for `retry` and `discard`.
+    /// The number that identifies it for `retry` and `discard`.
     pub(crate) place: i64,
     #[schema(example = "relay.email")]
     pub(crate) consumer: String,
     pub(crate) attempts: i32,
-    /// When it is tried again. Absent: it waits behind an earlier one of its key.
+    /// The time of the next retry. Absent: it waits behind an earlier message of its key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) next_at: Option<DateTime<Utc>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last_error: Option<String>,
     pub(crate) parked_at: DateTime<Utc>,
-    /// It was thrown away, and its owner has not yet passed it.
+    /// Whether an operator has discarded it. The shard worker removes it when its turn comes.
     pub(crate) discarded: bool,
     pub(crate) message: MessageView,
 }
 
-/// A message that was given up.
+/// A message that a consumer gave up after its retries.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct DeadLetterView {
     pub(crate) id: i64,
@@ -91,7 +92,8 @@ pub(crate) struct DeadLetterView {
 }
 
 impl MessageView {
-    pub(crate) fn whole(message: Message) -> MessageView {
+    /// With headers and payload.
+    pub(crate) fn full(message: Message) -> MessageView {
         let (headers, payload) = (Some(message.headers.clone()), Some(message.payload.clone()));
         MessageView { headers, payload, ..MessageView::brief(message) }
     }
@@ -128,7 +130,7 @@ impl MessageView {
 impl From<ParkedMessage> for ParkedView {
     fn from(parked: ParkedMessage) -> ParkedView {
         ParkedView {
-            place: parked.place,
+            place: parked.id,
             consumer: parked.consumer,
             attempts: parked.attempts,
             next_at: parked.next_at,
@@ -141,8 +143,8 @@ impl From<ParkedMessage> for ParkedView {
 }
 
 impl DeadLetterView {
-    pub(crate) fn whole(dead: DeadLetter) -> DeadLetterView {
-        DeadLetterView::with(dead, MessageView::whole)
+    pub(crate) fn full(dead: DeadLetter) -> DeadLetterView {
+        DeadLetterView::with(dead, MessageView::full)
     }
 
     pub(crate) fn brief(dead: DeadLetter) -> DeadLetterView {
@@ -161,47 +163,50 @@ impl DeadLetterView {
     }
 }
 
-/// A message's id as people have it at hand: `evt_` and a UUID, or the UUID alone.
+/// A message id as an operator enters it: `evt_` and a UUID, or the UUID alone.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct MessageName(pub(crate) Uuid);
+pub(crate) struct MessageIdInput(pub(crate) Uuid);
 
-impl TryFrom<String> for MessageName {
+impl TryFrom<String> for MessageIdInput {
     type Error = &'static str;
 
-    fn try_from(text: String) -> Result<MessageName, &'static str> {
+    fn try_from(text: String) -> Result<MessageIdInput, &'static str> {
         let uuid = text.strip_prefix("evt_").unwrap_or(&text);
-        uuid.parse().map(MessageName).map_err(|_| "takes evt_ and a UUID, or the UUID alone")
+        uuid.parse().map(MessageIdInput).map_err(|_| "accepts evt_ followed by a UUID, or the UUID alone")
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("the log has no such message: it is not kept any more, or was never posted; dead letters keep theirs")]
+    #[error(
+        "the log has no message with this id: it was never posted, or retention has removed it; dead letters keep their messages"
+    )]
     NoMessage,
-    #[error("there is no consumer of this name; `pillarbox cursors` lists them")]
+    #[error("there is no consumer with this name; `pillarbox cursors` lists the consumers")]
     NoConsumer,
     #[error(
-        "somebody works for {0}, and it would be back at once: stop its processes or take it out of the settings, then drop it"
+        "consumer {0} is in use: a running process would register it again at once. Stop its processes or remove it from the \
+         settings, then drop it"
     )]
     ConsumerInUse(String),
-    #[error("nothing is parked at this place any more; `pillarbox parked list` shows what is")]
+    #[error("nothing is parked under this place number (any more); `pillarbox parked list` shows the parked messages")]
     NotParked,
-    #[error("an earlier message of its key is parked at place {0}, and is to be tried or discarded first")]
+    #[error("an earlier message of the same key is parked at place {0}; retry or discard that one first")]
     ParkedBehind(i64),
-    #[error("there is no such dead letter any more; `pillarbox dead-letters list` shows what there is")]
+    #[error("there is no such dead letter (any more); `pillarbox dead-letters list` shows the dead letters")]
     NoDeadLetter,
-    #[error("its consumer {0} is not there to take it again; it can be discarded")]
-    ConsumerGone(String),
-    #[error("there is no such replay; `pillarbox replay list` shows what there is")]
+    #[error("its consumer {0} no longer exists, so it cannot be retried; it can only be discarded")]
+    ConsumerDropped(String),
+    #[error("there is no such replay; `pillarbox replay list` shows the replays")]
     NoReplay,
-    #[error("name at least one filter, or say `all: true`")]
+    #[error("requires at least one filter, or `all: true`")]
     NoFilter,
-    #[error("say `all: true` alone, or filters")]
+    #[error("accepts `all: true` or filters, not both")]
     AllAndFilters,
-    #[error("takes a time that is past")]
+    #[error("accepts a time in the past")]
     FromInTheFuture,
-    #[error("takes a time after `from`")]
+    #[error("accepts a time after `from`")]
     ToNotAfterFrom,
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
@@ -217,7 +222,7 @@ impl From<Error> for Problem {
             Error::NotParked => Problem::not_found("parked-not-found", &error),
             Error::ParkedBehind(_) => Problem::conflict("parked-behind", &error),
             Error::NoDeadLetter => Problem::not_found("dead-letter-not-found", &error),
-            Error::ConsumerGone(_) => Problem::conflict("consumer-gone", &error),
+            Error::ConsumerDropped(_) => Problem::conflict("consumer-gone", &error),
             Error::NoReplay => Problem::not_found("replay-not-found", &error),
             Error::NoFilter => field(""),
             Error::AllAndFilters => field("/all"),

@@ -1,29 +1,135 @@
-//! The door for messages of every service: its subscriptions, on the bus that the settings name.
+//! The list of services, and how the platform uses a service without knowing its type.
 
 use std::sync::Arc;
 
-use mailbox::runtime::{Rhythm, Runtime, Subscription};
+use axum::Router;
+use events::Events;
+use hub::Hub;
+use joins::Joins;
+use kit::config::InvalidSetting;
+use mailbox::consumers::{ConsumerOptions, Runtime, Subscription};
+use mailbox::service::{Role, Roles, Service, ServiceContext};
 use relay::Broker;
+use utoipa::openapi::OpenApi;
+use utoipa::openapi::tag::TagBuilder;
 
-use crate::settings::{Bus, Role, Settings};
+use crate::settings::{Bus, Settings};
 
-/// Runs them, if this process has the role. The handlers cannot tell the buses apart.
-pub(crate) fn subscribe(
+/// A list of services, in the order in which they are started and described.
+pub type ServiceList = &'static [&'static dyn ServiceEntry];
+
+/// Every service of this binary. A new service adds its line here.
+pub static SERVICES: ServiceList = &[
+    &Entry::<Hub> { section: |settings| &settings.hub },
+    &Entry::<Events> { section: |settings| &settings.events },
+    &Entry::<Joins> { section: |_| &() },
+];
+
+/// A service in the list: its type, and where its section of the settings is.
+pub struct Entry<S: Service> {
+    pub section: fn(&Settings) -> &S::Settings,
+}
+
+/// The static part of a service: what every process knows about it, whether it runs the service or not.
+pub trait ServiceEntry: Sync {
+    fn name(&self) -> &'static str;
+    /// The OpenAPI description of the service's routes, with its tag.
+    fn describe(&self) -> OpenApi;
+    /// See [`Service::WORK`].
+    fn work(&self) -> &'static [(Role, &'static str)];
+    /// Checks the service's section of the settings. Fails with the name of the invalid setting.
+    fn check(&self, settings: &Settings) -> Result<(), InvalidSetting>;
+    fn build(&self, context: &ServiceContext, settings: &Settings) -> Result<Arc<dyn BuiltService>, InvalidSetting>;
+}
+
+/// A service that this process runs: the part of [`Service`] that does not need its type.
+pub trait BuiltService: Send + Sync {
+    fn router(self: Arc<Self>) -> Router;
+    fn subscriptions(&self) -> Vec<Subscription>;
+    fn start_workers(&self, runtime: &Runtime, roles: &Roles);
+    fn start_maintenance(&self, runtime: &Runtime);
+}
+
+impl<S: Service> ServiceEntry for Entry<S> {
+    fn name(&self) -> &'static str {
+        S::NAME
+    }
+
+    fn describe(&self) -> OpenApi {
+        let mut described = S::routes().into_openapi();
+        described.tags = Some(vec![TagBuilder::new().name(S::NAME).description(Some(S::DESCRIPTION)).build()]);
+        described
+    }
+
+    fn work(&self) -> &'static [(Role, &'static str)] {
+        S::WORK
+    }
+
+    fn check(&self, settings: &Settings) -> Result<(), InvalidSetting> {
+        S::check((self.section)(settings))
+    }
+
+    fn build(&self, context: &ServiceContext, settings: &Settings) -> Result<Arc<dyn BuiltService>, InvalidSetting> {
+        Ok(Arc::new(S::build(context, (self.section)(settings))?))
+    }
+}
+
+impl<S: Service> BuiltService for S {
+    fn router(self: Arc<Self>) -> Router {
+        Router::from(S::routes().with_state(self))
+    }
+
+    fn subscriptions(&self) -> Vec<Subscription> {
+        Service::subscriptions(self)
+    }
+
+    fn start_workers(&self, runtime: &Runtime, roles: &Roles) {
+        Service::start_workers(self, runtime, roles);
+    }
+
+    fn start_maintenance(&self, runtime: &Runtime) {
+        Service::start_maintenance(self, runtime);
+    }
+}
+
+/// Builds the services that the settings enable.
+pub(crate) fn build(
+    services: ServiceList,
+    context: &ServiceContext,
+    settings: &Settings,
+) -> Result<Vec<Arc<dyn BuiltService>>, InvalidSetting> {
+    let enabled = services.iter().filter(|entry| settings.has_service(entry.name()));
+    enabled.map(|entry| entry.build(context, settings)).collect()
+}
+
+/// Starts the background work of the services, as far as it belongs to the roles of this process.
+pub(crate) fn start_workers(
+    services: &[Arc<dyn BuiltService>],
     settings: &Settings,
     runtime: &Runtime,
     broker: Option<&Arc<Broker>>,
-    subscriptions: Vec<Subscription>,
 ) {
-    if !settings.has_role(Role::Consume) {
-        return;
-    }
-    for subscription in subscriptions {
-        match (settings.bus, broker) {
-            (Bus::Rabbitmq, Some(broker)) => {
-                relay::bus::subscribe(runtime, &settings.relay, broker, subscription, Rhythm::default());
-            }
-            // Without a broker there is no such bus: `Settings::check` says so.
-            (Bus::Postgres, _) | (Bus::Rabbitmq, None) => runtime.subscribe(&subscription, Rhythm::default()),
+    let roles = settings.roles();
+    for service in services {
+        service.start_workers(runtime, &roles);
+        if roles.contains(Role::Maintain) {
+            service.start_maintenance(runtime);
         }
+    }
+    if roles.contains(Role::Consume) {
+        for subscription in services.iter().flat_map(|service| service.subscriptions()) {
+            subscribe(settings, runtime, broker, subscription);
+        }
+    }
+}
+
+/// Runs a message handler on the configured bus. The handler behaves the same on both.
+fn subscribe(settings: &Settings, runtime: &Runtime, broker: Option<&Arc<Broker>>, subscription: Subscription) {
+    match (settings.bus, broker) {
+        (Bus::Rabbitmq, Some(broker)) => {
+            relay::bus::subscribe(runtime, &settings.relay, broker, subscription, ConsumerOptions::default());
+        }
+        // `Settings::check` refuses the RabbitMQ bus without a broker.
+        (Bus::Postgres, _) | (Bus::Rabbitmq, None) => runtime.subscribe(&subscription, ConsumerOptions::default()),
     }
 }

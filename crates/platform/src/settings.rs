@@ -1,76 +1,75 @@
-//! Every setting, with its default. Names here are the names in `pillarbox.toml`, in `PILLARBOX_*` and in `--set`.
+//! All settings and their defaults. The field names are the names in `pillarbox.toml`, `PILLARBOX_*` and `--set`.
+
+mod convert;
 
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
 use events::EventsSettings;
 use hub::HubSettings;
 use kit::auth::Issuer;
-use kit::config::BadSetting;
-use kit::extract::RequestLimits;
-use kit::secret::{MasterKey, Secret};
-use kit::serve::ServeLimits;
+use kit::config::InvalidSetting;
+use kit::secret::Secret;
 use kit::telemetry::LogFormat;
-use mailbox::database::PoolLimits;
-use mailbox::maintain::Keep;
-use relay::{Broker, RelaySettings};
+pub use mailbox::service::Role;
+use relay::RelaySettings;
 use serde::{Deserialize, Serialize};
-use sqlx::postgres::PgConnectOptions;
 
+use crate::services::SERVICES;
+
+/// All settings. A field of a struct type is a section, such as `[hub]`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Where to answer.
+    /// The address of the HTTP server.
     pub listen: SocketAddr,
-    /// What an instance keeps: the private PostgreSQL, the secret key.
+    /// The data folder: the private PostgreSQL and the secret key.
     pub data_dir: PathBuf,
 
-    /// PostgreSQL in place of the private one.
+    /// The PostgreSQL to use instead of the private one.
     pub database_url: Option<Secret<String>>,
-    /// Where `database_url` is a pooler: past it, for everything but requests.
+    /// PostgreSQL itself, when `database_url` is a pooler. Everything but requests uses it.
     pub database_direct_url: Option<Secret<String>>,
-    /// A copy of the database to read feeds from.
+    /// A streaming replica of the database, from which the feeds of events are read.
     pub replica_url: Option<Secret<String>>,
     pub amqp_url: Option<Secret<String>>,
     pub redis_url: Option<Secret<String>>,
-    /// What our keys begin with, for a Redis that others use, too.
+    /// The prefix of all Redis keys, for a Redis that several installations use.
     pub redis_prefix: String,
     pub smtp_url: Option<Secret<String>>,
 
-    /// Empty: all.
+    /// The services to run. Empty: all.
     pub services: Vec<String>,
-    /// Empty: all.
+    /// The roles of this process. Empty: all.
     pub roles: Vec<Role>,
-    /// How services' messages come to each other.
+    /// How messages reach the services.
     pub bus: Bus,
 
     pub relay: RelaySettings,
     pub hub: HubSettings,
     pub events: EventsSettings,
-    /// How long a process that no longer answers keeps its share of the work.
+    /// How long a process that no longer responds keeps its leases.
     pub lease_ms: u32,
-    /// How long the log is kept, and how long a consumer that is behind can hold it.
+    /// How long the log retains a message.
     pub log_days: u32,
+    /// How long retention waits for a consumer that is behind; then the consumer lapses.
     pub behind_days: u32,
 
-    /// An admin key to accept from the start.
+    /// An admin key that is valid from the start.
     pub admin_key: Option<Secret<String>>,
-    /// 32 bytes in base64, the same for all replicas; made and kept in the data folder when absent.
+    /// 32 bytes in base64, the same for all replicas. Absent: generated and stored in the data folder.
     pub secret_key: Option<Secret<String>>,
-    /// Keys that it replaced: what they signed stays good.
+    /// Former secret keys. What they signed or encrypted stays valid.
     pub secret_keys_previous: Vec<Secret<String>>,
-    /// Issuers whose users may call, besides our own.
+    /// Further issuers whose users may call the API.
     pub issuers: Vec<Issuer>,
 
     pub pool_min: u32,
     pub pool_max: u32,
-    /// For work in the background, besides.
+    /// The size of the separate pool for background work.
     pub worker_pool_max: u32,
     pub statement_timeout_ms: u32,
-    /// Requests a second for each caller; 0 for no limit.
+    /// Requests per second for each caller. 0: no limit.
     pub rate_limit_per_second: u32,
     pub connections_max: u32,
     pub body_bytes_max: u32,
@@ -80,40 +79,25 @@ pub struct Settings {
     pub request_timeout_ms: u32,
     pub drain_timeout_ms: u32,
 
-    /// A level, or levels by target.
+    /// The log level, or levels by target.
     pub log: String,
     pub log_format: LogFormat,
-    /// Where to send traces (OTLP over HTTP).
+    /// The address that traces are sent to (OTLP over HTTP).
     pub otlp_endpoint: Option<String>,
-}
-
-/// What a process does; any set of them, in any number of replicas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    Api,
-    Relay,
-    Consume,
-    Fanout,
-    Dispatch,
-    Maintain,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bus {
-    /// All services are in one database, and read its log.
+    /// All services share one database and read its log.
     #[default]
     Postgres,
-    /// The relay publishes the log, and services read queues: each may have a database of its own.
+    /// The relay publishes the log and services read queues, so each service may have its own database.
     Rabbitmq,
 }
 
-/// The private PostgreSQL takes 100 connections, some of them for operators.
-const EMBEDDED_POOL_MAX: u32 = 80;
-
-/// The services in this binary, in the order in which they stand on each other.
-pub const SERVICES: [&str; 3] = ["hub", "events", "joins"];
+/// The largest total of both pools with the private PostgreSQL, which accepts 100 connections; the rest is for operators.
+const PRIVATE_DATABASE_POOL_MAX: u32 = 80;
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -160,18 +144,20 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What types cannot say.
-    pub fn check(&self) -> Result<(), BadSetting> {
+    /// Checks what the types cannot express. Fails with the name of the invalid setting and the values it accepts.
+    pub fn check(&self) -> Result<(), InvalidSetting> {
         if self.pool_max == 0 || self.pool_min > self.pool_max {
-            return Err(BadSetting::new("pool_max", "takes a number from 1, and not below pool_min"));
+            return Err(InvalidSetting::new("pool_max", "accepts a number from 1, not below pool_min"));
         }
         if self.worker_pool_max == 0 {
-            return Err(BadSetting::new("worker_pool_max", "takes a number from 1"));
+            return Err(InvalidSetting::new("worker_pool_max", "accepts a number from 1"));
         }
         let connections = self.pool_max.saturating_add(self.worker_pool_max);
-        if self.database_url.is_none() && connections > EMBEDDED_POOL_MAX {
-            let takes = format!("takes, with worker_pool_max, at most {EMBEDDED_POOL_MAX} with the private PostgreSQL");
-            return Err(BadSetting::new("pool_max", takes));
+        if self.database_url.is_none() && connections > PRIVATE_DATABASE_POOL_MAX {
+            let accepts = format!(
+                "accepts, together with worker_pool_max, at most {PRIVATE_DATABASE_POOL_MAX} with the private PostgreSQL"
+            );
+            return Err(InvalidSetting::new("pool_max", accepts));
         }
         for (name, value) in [
             ("statement_timeout_ms", self.statement_timeout_ms),
@@ -184,34 +170,37 @@ impl Settings {
             ("request_timeout_ms", self.request_timeout_ms),
         ] {
             if !(1..=i32::MAX as u32).contains(&value) {
-                return Err(BadSetting::new(name, format!("takes a number from 1 to {}", i32::MAX)));
+                return Err(InvalidSetting::new(name, format!("accepts a number from 1 to {}", i32::MAX)));
             }
         }
         if self.lease_ms < 1_000 {
-            return Err(BadSetting::new("lease_ms", "takes a number from 1000"));
+            return Err(InvalidSetting::new("lease_ms", "accepts a number from 1000"));
         }
         if self.behind_days < self.log_days {
-            return Err(BadSetting::new("behind_days", "takes a number not below log_days"));
+            return Err(InvalidSetting::new("behind_days", "accepts a number not below log_days"));
         }
         if self.bus == Bus::Rabbitmq && self.amqp_url.is_none() {
-            return Err(BadSetting::new("bus", "takes rabbitmq together with amqp_url, else postgres"));
+            return Err(InvalidSetting::new("bus", "accepts rabbitmq only together with amqp_url; otherwise postgres"));
         }
-        self.relay.check().map_err(|(setting, takes)| BadSetting::new(setting, takes))?;
-        self.webhook_client()?;
-        self.events.check().map_err(|(setting, takes)| BadSetting::new(setting, takes))?;
+        self.relay.check().map_err(|(setting, accepts)| InvalidSetting::new(setting, accepts))?;
+        SERVICES.iter().try_for_each(|service| service.check(self))?;
         self.redis_client()?;
         if self.database_direct_url.is_some() && self.database_url.is_none() {
-            return Err(BadSetting::new(
+            return Err(InvalidSetting::new(
                 "database_direct_url",
-                "goes together with database_url, the pooler in front of it",
+                "requires database_url, the address of the pooler in front of it",
             ));
         }
         self.database()?;
         self.pooler()?;
         self.replica()?;
-        if let Some(unknown) = self.services.iter().find(|name| !SERVICES.contains(&name.as_str())) {
-            let known = SERVICES.join(", ");
-            return Err(BadSetting::new("services", format!("has no service `{unknown}`; there are: {known}")));
+        let known: Vec<&str> = SERVICES.iter().map(|service| service.name()).collect();
+        if let Some(unknown) = self.services.iter().find(|name| !known.contains(&name.as_str())) {
+            let known = known.join(", ");
+            return Err(InvalidSetting::new(
+                "services",
+                format!("there is no service `{unknown}`; it accepts: {known}"),
+            ));
         }
         if let Some(key) = &self.admin_key {
             check_admin_key(key.reveal())?;
@@ -219,133 +208,22 @@ impl Settings {
         self.master_key_given()?;
         self.previous_master_keys().map(drop)
     }
-
-    /// The key from the settings, if there is one.
-    pub fn master_key_given(&self) -> Result<Option<MasterKey>, BadSetting> {
-        let parse = |key: &Secret<String>| key.reveal().parse().map_err(|error| BadSetting::new("secret_key", error));
-        self.secret_key.as_ref().map(parse).transpose()
-    }
-
-    pub fn previous_master_keys(&self) -> Result<Vec<MasterKey>, BadSetting> {
-        let parse =
-            |key: &Secret<String>| key.reveal().parse().map_err(|error| BadSetting::new("secret_keys_previous", error));
-        self.secret_keys_previous.iter().map(parse).collect()
-    }
-
-    pub fn has_service(&self, name: &str) -> bool {
-        self.services.is_empty() || self.services.iter().any(|service| service == name)
-    }
-
-    /// What webhooks are sent with.
-    pub fn webhook_client(&self) -> Result<hub::client::Client, BadSetting> {
-        let tries_on_this_machine = self.database_url.is_none();
-        self.hub.client(tries_on_this_machine).map_err(|(setting, takes)| BadSetting::new(setting, takes))
-    }
-
-    pub fn has_role(&self, role: Role) -> bool {
-        self.roles.is_empty() || self.roles.contains(&role)
-    }
-
-    pub fn pool_limits(&self) -> PoolLimits {
-        PoolLimits {
-            connections_min: self.pool_min,
-            connections_max: self.pool_max,
-            statement_timeout: millis(self.statement_timeout_ms),
-            ..PoolLimits::default()
-        }
-    }
-
-    /// The broker, if there is one; it connects when it is first used.
-    pub fn broker(&self) -> Result<Option<Arc<Broker>>, BadSetting> {
-        let broker = self.amqp_url.clone().map(Broker::new).transpose();
-        Ok(broker.map_err(|error| BadSetting::new("amqp_url", error))?.map(Arc::new))
-    }
-
-    /// Redis, if there is one; it connects when it is first used.
-    pub fn redis_client(&self) -> Result<Option<redis::Client>, BadSetting> {
-        let takes = "takes an address such as redis://host:6379/0";
-        let open = |url: &Secret<String>| redis::Client::open(url.reveal().as_str());
-        self.redis_url.as_ref().map(open).transpose().map_err(|_| BadSetting::new("redis_url", takes))
-    }
-
-    /// PostgreSQL itself, unless it is our private one.
-    pub fn database(&self) -> Result<Option<PgConnectOptions>, BadSetting> {
-        match &self.database_direct_url {
-            Some(_) => database_at(self.database_setting(), &self.database_direct_url),
-            None => database_at(self.database_setting(), &self.database_url),
-        }
-    }
-
-    /// The setting that leads to PostgreSQL itself.
-    pub fn database_setting(&self) -> &'static str {
-        if self.database_direct_url.is_some() { "database_direct_url" } else { "database_url" }
-    }
-
-    /// The pooler that requests go through, if there is one.
-    pub fn pooler(&self) -> Result<Option<PgConnectOptions>, BadSetting> {
-        match &self.database_direct_url {
-            Some(_) => database_at("database_url", &self.database_url),
-            None => Ok(None),
-        }
-    }
-
-    /// The replica that feeds are read from, if there is one.
-    pub fn replica(&self) -> Result<Option<PgConnectOptions>, BadSetting> {
-        database_at("replica_url", &self.replica_url)
-    }
-
-    pub fn keep(&self) -> Keep {
-        Keep { log_days: self.log_days, behind_days: self.behind_days }
-    }
-
-    pub fn lease_time(&self) -> Duration {
-        millis(self.lease_ms)
-    }
-
-    pub fn request_limits(&self) -> RequestLimits {
-        RequestLimits {
-            body_bytes_max: self.body_bytes_max as usize,
-            body_time_max: millis(self.body_timeout_ms),
-            request_time_max: millis(self.request_timeout_ms),
-        }
-    }
-
-    pub fn serve_limits(&self) -> ServeLimits {
-        ServeLimits {
-            connections_max: self.connections_max as usize,
-            head_time_max: millis(self.head_timeout_ms),
-            write_time_max: millis(self.write_timeout_ms),
-            drain_time_max: millis(self.drain_timeout_ms),
-        }
-    }
-
-    pub fn rate_limit(&self) -> Option<NonZeroU32> {
-        NonZeroU32::new(self.rate_limit_per_second)
-    }
 }
 
-fn database_at(setting: &str, url: &Option<Secret<String>>) -> Result<Option<PgConnectOptions>, BadSetting> {
-    let Some(url) = url.as_ref().map(Secret::reveal) else { return Ok(None) };
-    let is_address = url.starts_with("postgres://") || url.starts_with("postgresql://");
-    // Not the parser's own words: they may quote the password.
-    match url.parse::<PgConnectOptions>() {
-        // PgBouncer refuses it, and PostgreSQL shows all digits anyway.
-        Ok(options) if is_address => Ok(Some(options.extra_float_digits(None))),
-        _ => Err(BadSetting::new(setting, "takes an address such as postgres://user:password@host:5432/name")),
-    }
-}
-
-fn check_admin_key(key: &str) -> Result<(), BadSetting> {
+fn check_admin_key(key: &str) -> Result<(), InvalidSetting> {
     let plain = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
     if plain && (24..=128).contains(&key.len()) {
         return Ok(());
     }
-    Err(BadSetting::new("admin_key", "takes 24 to 128 of A-Z, a-z, 0-9, _ and -; make them random, with pbx_ in front"))
+    Err(InvalidSetting::new(
+        "admin_key",
+        "accepts 24 to 128 characters of A-Z, a-z, 0-9, _ and -; use pbx_ followed by random characters",
+    ))
 }
 
 fn default_data_dir() -> PathBuf {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    // Not root's home: PostgreSQL runs as another user then, who cannot reach it.
+    // The user `postgres`, which runs the private PostgreSQL then, cannot reach the home folder of root.
     if nix::unistd::geteuid().is_root() {
         return PathBuf::from("/var/lib/pillarbox");
     }
@@ -353,14 +231,10 @@ fn default_data_dir() -> PathBuf {
     share.map_or_else(|| PathBuf::from("pillarbox-data"), |share| share.join("pillarbox"))
 }
 
-/// The file that is read when it is there and none is named.
+/// The settings file that is read when none is named. `None` if it does not exist.
 pub fn default_file() -> Option<&'static Path> {
     let file = Path::new("pillarbox.toml");
     file.exists().then_some(file)
-}
-
-fn millis(count: u32) -> Duration {
-    Duration::from_millis(u64::from(count))
 }
 
 #[cfg(test)]
@@ -368,12 +242,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_good() {
+    fn the_defaults_are_valid() {
         Settings::default().check().unwrap();
     }
 
     #[test]
-    fn a_bad_value_is_refused_by_name_and_a_secret_is_not_shown() {
+    fn an_invalid_value_is_named_and_a_secret_is_not_shown() {
         let refused = |change: fn(&mut Settings)| {
             let mut settings = Settings::default();
             change(&mut settings);

@@ -1,17 +1,18 @@
-//! `cursors` and `parity`: how far the consumers of the log are.
+//! `cursors` and `parity`: the consumers of the log and their lag.
 
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
-use mailbox::moment::Moment;
-use mailbox::status::{self, ConsumerStatus};
+use mailbox::log::Snapshot;
+use mailbox::operations::status::{self, ConsumerStatus};
 
-use super::operate::{connect, say};
-use super::status::{Reader, readers};
-use super::{Failure, ready, table, when};
+use super::admin::connect;
+use super::status::{Consumer, load_consumers};
+use super::table::{self, print_line};
+use super::{Failure, readyz, time};
 use crate::operator::{self, flow};
 use crate::settings::Settings;
 
-/// The two consumers of dual publish: mails' events to their new exchange, and to their old one.
+/// The two routes of dual publish, which send the same messages: to the new exchange, and to the legacy exchange.
 const NEW: &str = "relay.email";
 const LEGACY: &str = "relay.legacy";
 
@@ -19,33 +20,33 @@ const LEGACY: &str = "relay.legacy";
 pub(super) struct Cursors {
     #[command(subcommand)]
     command: Option<Command>,
-    /// A line of JSON each, for machines
+    /// Print lines of JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// List the consumers: how far they are, who works for them, what went wrong
+    /// List the consumers with their lag, shard workers and failures
     List {
-        /// A line of JSON each, for machines
+        /// Print lines of JSON
         #[arg(long)]
         json: bool,
     },
-    /// Let a consumer go on from now, or from a time; one that has lapsed is well again
+    /// Reset a consumer to now, or to a time; a lapsed consumer resumes
     Reset {
-        /// The consumer, as `pillarbox cursors` names it
+        /// The name of the consumer, as shown by `pillarbox cursors`
         name: String,
-        /// Read again what was posted since and has not taken effect: RFC 3339, or back from now (30m, 2h, 7d)
-        #[arg(long, value_name = "TIME", value_parser = when::time)]
+        /// Read again what was posted since and has not taken effect: RFC 3339, or a duration before now (30m, 2h, 7d)
+        #[arg(long, value_name = "TIME", value_parser = time::parse)]
         from: Option<DateTime<Utc>>,
-        /// Yes, pass over what it has not read
+        /// Confirm that unread messages are skipped
         #[arg(long)]
         yes: bool,
     },
-    /// Forget a consumer that nobody works for; what it had parked becomes dead letters
+    /// Drop a consumer that no process runs; its parked messages become dead letters
     Drop {
-        /// The consumer, as `pillarbox cursors` names it
+        /// The name of the consumer, as shown by `pillarbox cursors`
         name: String,
     },
 }
@@ -55,21 +56,21 @@ pub(super) async fn run(settings: &Settings, cursors: Cursors) -> Result<(), Fai
         None => list(settings, cursors.json).await,
         Some(Command::List { json }) => list(settings, json || cursors.json).await,
         Some(Command::Reset { name, from, yes }) => reset(settings, &name, from, yes).await,
-        Some(Command::Drop { name }) => forget(settings, &name).await,
+        Some(Command::Drop { name }) => drop_consumer(settings, &name).await,
     }
 }
 
 async fn list(settings: &Settings, json: bool) -> Result<(), Failure> {
-    let consumers = readers(&connect(settings)?, &ready::ask_local(settings).await?).await?;
+    let consumers = load_consumers(&connect(settings)?, &readyz::load_local(settings).await?).await?;
     match json {
-        true => consumers.iter().try_for_each(table::json)?,
+        true => consumers.iter().try_for_each(table::print_json)?,
         false => print(&consumers)?,
     }
     Ok(())
 }
 
-pub(super) fn print(consumers: &[Reader]) -> std::io::Result<()> {
-    let row = |Reader { state, status: consumer }: &Reader| {
+pub(super) fn print(consumers: &[Consumer]) -> std::io::Result<()> {
+    let row = |Consumer { state, status: consumer }: &Consumer| {
         let workers = consumer.workers.iter().map(|worker| format!("{} ({})", worker.name, worker.shards));
         [
             consumer.consumer.clone(),
@@ -79,9 +80,9 @@ pub(super) fn print(consumers: &[Reader]) -> std::io::Result<()> {
             consumer.parked.to_string(),
             consumer.dead.to_string(),
             consumer.replays.to_string(),
-            state.as_str().to_owned(),
+            state.to_string(),
             match consumer.workers.is_empty() {
-                true => "nobody".to_owned(),
+                true => "none".to_owned(),
                 false => workers.collect::<Vec<_>>().join(", "),
             },
         ]
@@ -94,73 +95,80 @@ pub(super) fn print(consumers: &[Reader]) -> std::io::Result<()> {
 async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes: bool) -> Result<(), Failure> {
     let pool = connect(settings)?;
     let consumers = status::consumers(&pool).await?;
-    let unread = consumers.iter().find(|one| one.consumer == name).map_or(0, |one| one.lag_messages);
+    let unread =
+        consumers.iter().find(|consumer| consumer.consumer == name).map_or(0, |consumer| consumer.lag_messages);
     if unread > 0 && from.is_none() && !yes {
         return Err(Failure::Other(format!(
-            "{name} has not read the last {unread} messages of the log, and would pass over them; to do it, add --yes, or \
-             --from TIME to read again from there"
+            "{name} has not read the last {unread} messages of the log and would skip them; add --yes to confirm, or --from TIME \
+             to read from a time"
         )));
     }
-    let moment = Moment::now(&mut *pool.acquire().await?).await?;
+    let snapshot = Snapshot::now(&mut *pool.acquire().await?).await?;
     let mut tx = pool.begin().await?;
-    flow::reset(&mut tx, name, from, (&moment, Utc::now())).await.map_err(|error| match error {
+    flow::reset(&mut tx, name, from, (&snapshot, Utc::now())).await.map_err(|error| match error {
         operator::Error::FromInTheFuture => Failure::Other(format!("--from {error}")),
         _ => error.into(),
     })?;
     tx.commit().await?;
-    say(&match from {
+    print_line(&match from {
         None => {
-            format!("{name} goes on with what is posted from now on; {unread} messages of the log are passed over.")
+            format!(
+                "{name} continues with messages that are posted from now on; {unread} messages of the log are skipped."
+            )
         }
-        Some(from) => format!("{name} goes on from now, and reads again what was posted since {}.", table::time(from)),
+        Some(from) => {
+            format!("{name} continues from now and reads again what was posted since {}.", table::format_time(from))
+        }
     })?;
     Ok(())
 }
 
-async fn forget(settings: &Settings, name: &str) -> Result<(), Failure> {
+async fn drop_consumer(settings: &Settings, name: &str) -> Result<(), Failure> {
     let mut tx = connect(settings)?.begin().await?;
-    flow::forget(&mut tx, name).await?;
+    flow::drop_consumer(&mut tx, name).await?;
     tx.commit().await?;
-    say(&format!("{name} is forgotten; what it had parked is among the dead letters."))?;
+    print_line(&format!("{name} is dropped; its parked messages are dead letters now."))?;
     Ok(())
 }
 
-/// Whether the old way of mails' events keeps up with the new one; with `is_check` it fails when it does not.
+/// Prints whether the legacy exchange has received everything that the new one has. With `is_check`, fails if it has not.
 pub(super) async fn parity(settings: &Settings, is_check: bool) -> Result<(), Failure> {
     let consumers = status::consumers(&connect(settings)?).await?;
     let of = |name: &str| consumers.iter().find(|consumer| consumer.consumer == name);
-    let found = match (of(NEW), of(LEGACY)) {
+    let result = match (of(NEW), of(LEGACY)) {
         (Some(new), Some(legacy)) => {
             print_parity(new, legacy)?;
-            level(new, legacy)
+            compare(new, legacy)
         }
         (_, None) => {
-            Err("relay.legacy is not registered: dual publish was never on here, or its cursor was dropped.\n\
-                          Switch it on with relay.enable_dual_publish = true, on the processes with the role relay."
+            Err("relay.legacy is not registered: dual publish was never enabled here, or the consumer was dropped.\n\
+                          To enable it, set relay.enable_dual_publish = true for the processes with the role relay."
                 .to_owned())
         }
         (None, Some(_)) => Err("relay.email is not registered: the shipped route `email` never ran here, so there is \
                                 nothing to compare."
             .to_owned()),
     };
-    match (found, is_check) {
-        (Err(told), true) => return Err(Failure::Other(told)),
-        (Ok(told) | Err(told), _) => say(&told)?,
+    match (result, is_check) {
+        (Err(text), true) => return Err(Failure::Other(text)),
+        (Ok(text) | Err(text), _) => print_line(&text)?,
     }
     if of(LEGACY).is_some_and(|legacy| legacy.workers.is_empty()) && of(NEW).is_some() {
-        say(
-            "Nobody works for relay.legacy: with dual publish on again it goes on where it stopped; to end it for good, \
-             `pillarbox cursors drop relay.legacy`.",
+        print_line(
+            "No process runs relay.legacy. When dual publish is enabled again, it continues where it stopped; to remove it for \
+             good, run `pillarbox cursors drop relay.legacy`.",
         )?;
     }
     Ok(())
 }
 
-/// What to tell: that the old exchange has all that the new one has, or what it lacks.
-fn level(new: &ConsumerStatus, legacy: &ConsumerStatus) -> Result<String, String> {
+/// Fails with a description of what the legacy exchange lacks.
+fn compare(new: &ConsumerStatus, legacy: &ConsumerStatus) -> Result<String, String> {
     match (new.read_to - legacy.read_to, legacy.parked + legacy.dead) {
-        (..=0, 0) => Ok("The legacy exchange has all that the new one has.".to_owned()),
-        (..=0, stuck) => Err(format!("The legacy exchange is level, but {stuck} of its messages are parked or dead.")),
+        (..=0, 0) => Ok("The legacy exchange has received everything that the new one has.".to_owned()),
+        (..=0, stuck) => {
+            Err(format!("The legacy exchange is not behind, but {stuck} of its messages are parked or dead."))
+        }
         (behind, stuck) => {
             Err(format!("The legacy exchange is behind by {behind} messages of the log; {stuck} are parked or dead."))
         }

@@ -1,201 +1,140 @@
-//! `dead-letters`: messages that were given up.
+//! `dead-letters`: messages that consumers gave up after their retries.
 
-use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
-use kit::auth::Tenant;
-use mailbox::dead_letter::{self, Bulk, DeadLetter, Which};
+use mailbox::operations::dead_letters::{self, Bulk};
 use sqlx::PgPool;
 
-use super::operate::{connect, say};
-use super::{Failure, table, when};
-use crate::operator::{DeadLetterView, flow};
+use super::Failure;
+use super::admin::connect;
+use super::table::{self, print_line};
+use crate::operator::filters::{DEAD_LETTER_SELECTION, DeadLetterFilters, DeadLetterSelection};
+use crate::operator::{self, DeadLetterView, flow};
 use crate::settings::Settings;
-
-const PAGE: i64 = 100;
-
-const FILTERS: [&str; 5] = ["consumer", "topic", "tenant", "from", "to"];
-const FILTERS_OR_ALL: [&str; 6] = ["consumer", "topic", "tenant", "from", "to", "all"];
 
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// List them, oldest first
     List {
         #[command(flatten)]
-        filters: Filters,
-        /// A line of JSON each, for machines
+        filters: DeadLetterFilters,
+        /// Print lines of JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show one as JSON, with its content
+    /// Show one as JSON, with its headers and payload
     Show {
-        /// The number in ID of `pillarbox dead-letters list`
+        /// The number in the column ID of `pillarbox dead-letters list`
         id: i64,
     },
-    /// Give them to their consumers again, with all their retries
+    /// Retry one or many, with the full number of retries
     Retry {
         #[command(flatten)]
-        chosen: Chosen,
+        target: Target,
     },
-    /// Throw them away
+    /// Discard one or many
     Discard {
         #[command(flatten)]
-        chosen: Chosen,
-        /// With --all: yes, all of them
+        target: Target,
+        /// Confirm --all
         #[arg(long)]
         yes: bool,
     },
 }
 
+/// One dead letter, or a selection.
 #[derive(Args)]
-pub(super) struct Filters {
-    /// Only this consumer's
-    #[arg(long, value_name = "NAME")]
-    consumer: Option<String>,
-    /// Only this topic and what is below it
-    #[arg(long, value_name = "NAME")]
-    topic: Option<String>,
-    /// Only this tenant's
-    #[arg(long, value_name = "NAME")]
-    tenant: Option<Tenant>,
-    /// Given up then or later: RFC 3339, or back from now (30m, 2h, 7d)
-    #[arg(long, value_name = "TIME", value_parser = when::time)]
-    from: Option<DateTime<Utc>>,
-    /// Given up before then
-    #[arg(long, value_name = "TIME", value_parser = when::time)]
-    to: Option<DateTime<Utc>>,
-}
-
-/// One, those that filters mean, or all.
-#[derive(Args)]
-pub(super) struct Chosen {
-    /// The number in ID of `pillarbox dead-letters list`
-    #[arg(conflicts_with_all = FILTERS_OR_ALL)]
+pub(super) struct Target {
+    /// The number in the column ID of `pillarbox dead-letters list`
+    #[arg(conflicts_with_all = DEAD_LETTER_SELECTION)]
     id: Option<i64>,
     #[command(flatten)]
-    filters: Filters,
-    /// All of them
-    #[arg(long, conflicts_with_all = FILTERS)]
-    all: bool,
-}
-
-impl Chosen {
-    fn check(&self) -> Result<(), Failure> {
-        let Filters { consumer, topic, tenant, from, to } = &self.filters;
-        let has_filter = consumer.is_some() || topic.is_some() || tenant.is_some() || from.is_some() || to.is_some();
-        match self.id.is_some() || has_filter || self.all {
-            true => Ok(()),
-            false => Err(Failure::Other("say which: an ID, a filter such as --consumer NAME, or --all".to_owned())),
-        }
-    }
-}
-
-impl Filters {
-    fn which(self) -> Which {
-        Which {
-            consumer: self.consumer,
-            topic: self.topic,
-            tenant: self.tenant.map(String::from),
-            from: self.from,
-            to: self.to,
-            ..Which::default()
-        }
-    }
+    selection: DeadLetterSelection,
 }
 
 pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Failure> {
     match command {
-        Command::List { filters, json } => list(&connect(settings)?, &filters.which(), json).await,
+        Command::List { filters, json } => list(&connect(settings)?, filters, json).await,
         Command::Show { id } => {
             let dead = flow::dead_letter(&mut *connect(settings)?.acquire().await?, id).await?;
-            let shown = serde_json::to_string_pretty(&DeadLetterView::whole(dead)).map_err(std::io::Error::from)?;
-            Ok(say(&shown)?)
+            let text = serde_json::to_string_pretty(&DeadLetterView::full(dead)).map_err(std::io::Error::from)?;
+            Ok(print_line(&text)?)
         }
-        Command::Retry { chosen } => {
-            chosen.check()?;
-            retry(&connect(settings)?, chosen).await
-        }
-        Command::Discard { chosen, yes } => {
-            chosen.check()?;
-            if chosen.all && !yes {
-                let detail = "this throws every dead letter of every consumer away; to do it, add --yes";
+        Command::Retry { target } => retry(settings, target).await,
+        Command::Discard { target, yes } => {
+            if target.selection.is_all() && !yes {
+                let detail = "this discards every dead letter of every consumer; add --yes to confirm";
                 return Err(Failure::Other(detail.to_owned()));
             }
-            discard(&connect(settings)?, chosen).await
+            discard(settings, target).await
         }
     }
 }
 
-async fn list(db: &PgPool, which: &Which, json: bool) -> Result<(), Failure> {
-    let mut rows = Vec::new();
-    let mut after = None;
-    loop {
-        let page = dead_letter::list(db, which, after, PAGE).await?;
-        let is_last = page.len() < PAGE as usize;
-        after = page.last().map(|last| last.id);
-        for dead in page {
-            match json {
-                true => table::json(&DeadLetterView::brief(dead))?,
-                false => rows.push(row(&dead)),
-            }
-        }
-        if is_last {
-            break;
-        }
-    }
-    if !json && rows.is_empty() {
-        say("No dead letters of the log's consumers. Those of webhooks: GET /hub/v1/dead-letters.")?;
-    } else if !json {
-        table::print(["ID", "CONSUMER", "DIED", "ATTEMPTS", "TOPIC", "EVENT", "ERROR"], &rows)?;
-    }
-    Ok(())
+async fn list(db: &PgPool, filters: DeadLetterFilters, json: bool) -> Result<(), Failure> {
+    let heads = ["ID", "CONSUMER", "DIED", "ATTEMPTS", "TOPIC", "EVENT", "ERROR"];
+    let if_empty =
+        "The log's consumers have no dead letters. For the dead letters of webhooks: GET /hub/v1/dead-letters.";
+    let query = filters.into_query();
+    let load = async |after, limit| {
+        let page = dead_letters::list(db, &query, after, limit).await?;
+        Ok(page.into_iter().map(DeadLetterView::brief).collect())
+    };
+    table::print_list(json, heads, Some(if_empty), id_and_row, load).await
 }
 
-fn row(dead: &DeadLetter) -> [String; 7] {
-    [
+fn id_and_row(dead: &DeadLetterView) -> (i64, [String; 7]) {
+    let row = [
         dead.id.to_string(),
         dead.consumer.clone(),
-        table::time(dead.died_at),
+        table::format_time(dead.died_at),
         dead.attempts.to_string(),
-        dead.message.topic.clone(),
-        contracts::EventId(dead.message.message_id).to_string(),
-        table::shown(&dead.last_error),
-    ]
+        dead.message.topic().to_owned(),
+        dead.message.event_id().to_string(),
+        table::shorten(&dead.last_error),
+    ];
+    (dead.id, row)
 }
 
-async fn retry(db: &PgPool, chosen: Chosen) -> Result<(), Failure> {
-    if let Some(id) = chosen.id {
-        let mut tx = db.begin().await?;
+async fn retry(settings: &Settings, target: Target) -> Result<(), Failure> {
+    if let Some(id) = target.id {
+        let mut tx = connect(settings)?.begin().await?;
         flow::retry_dead_letter(&mut tx, id).await?;
         tx.commit().await?;
-        say(&format!("Dead letter {id} is parked, and due now."))?;
-        return Ok(());
+        return Ok(print_line(&format!("Dead letter {id} is parked again, and due now."))?);
     }
-    let which = chosen.filters.which();
-    let done = dead_letter::retry_many(db, &which).await?;
-    tell("are parked, and due now", done)?;
-    let left = dead_letter::without_consumer(db, &which).await?;
-    for (consumer, count) in left {
-        say(&format!(
-            "{count} of {consumer} cannot be retried: it is no consumer of the log, or is not there any more."
+    let query = target.selection.into_query().map_err(explain)?;
+    let db = connect(settings)?;
+    print_result("are parked again, and due now", dead_letters::retry_many(&db, &query).await?)?;
+    for (consumer, count) in dead_letters::without_consumer(&db, &query).await? {
+        print_line(&format!(
+            "{count} of {consumer} cannot be retried: it is not a consumer of the log, or it no longer exists."
         ))?;
     }
     Ok(())
 }
 
-async fn discard(db: &PgPool, chosen: Chosen) -> Result<(), Failure> {
-    if let Some(id) = chosen.id {
-        let mut tx = db.begin().await?;
+async fn discard(settings: &Settings, target: Target) -> Result<(), Failure> {
+    if let Some(id) = target.id {
+        let mut tx = connect(settings)?.begin().await?;
         flow::discard_dead_letter(&mut tx, id).await?;
         tx.commit().await?;
-        say(&format!("Dead letter {id} is gone."))?;
-        return Ok(());
+        return Ok(print_line(&format!("Dead letter {id} is discarded."))?);
     }
-    let done = dead_letter::discard_many(db, &chosen.filters.which()).await?;
-    tell("are gone", done)
+    let query = target.selection.into_query().map_err(explain)?;
+    print_result("are discarded", dead_letters::discard_many(&connect(settings)?, &query).await?)
 }
 
-fn tell(what: &str, Bulk { count, more }: Bulk) -> Result<(), Failure> {
-    let more = if more { "; there are more: run it again" } else { "" };
-    say(&format!("{count} dead letters {what}{more}."))?;
-    Ok(())
+/// Names the options of the command line instead of the fields of the HTTP API.
+fn explain(error: operator::Error) -> Failure {
+    match error {
+        operator::Error::NoFilter => {
+            Failure::Other("select dead letters: give an ID, a filter such as --consumer NAME, or --all".to_owned())
+        }
+        error => error.into(),
+    }
+}
+
+fn print_result(result: &str, Bulk { count, more }: Bulk) -> Result<(), Failure> {
+    let more = if more { "; there are more: run the command again" } else { "" };
+    Ok(print_line(&format!("{count} dead letters {result}{more}."))?)
 }

@@ -1,35 +1,33 @@
-//! `parked`: messages that wait for another try.
+//! `parked`: messages that failed and wait for their retry.
 
 use clap::Subcommand;
-use mailbox::parked;
-use sqlx::PgPool;
+use mailbox::operations::parked;
 
-use super::operate::{connect, say};
-use super::{Failure, table};
+use super::Failure;
+use super::admin::connect;
+use super::table::{self, print_line};
+use crate::operator::filters::ConsumerFilter;
 use crate::operator::{ParkedView, flow};
 use crate::settings::Settings;
 
-const PAGE: i64 = 100;
-
 #[derive(Subcommand)]
 pub(super) enum Command {
-    /// List them, in the order of parking
+    /// List them in the order in which they were parked
     List {
-        /// Only this consumer's
-        #[arg(long, value_name = "NAME")]
-        consumer: Option<String>,
-        /// A line of JSON each, for machines
+        #[command(flatten)]
+        filter: ConsumerFilter,
+        /// Print lines of JSON
         #[arg(long)]
         json: bool,
     },
-    /// Try one at once
+    /// Retry one now
     Retry {
-        /// The number in PLACE of `pillarbox parked list`
+        /// The number in the column PLACE of `pillarbox parked list`
         place: i64,
     },
-    /// Throw one away, and let what waits behind it go on
+    /// Discard one; later messages of its key continue
     Discard {
-        /// The number in PLACE of `pillarbox parked list`
+        /// The number in the column PLACE of `pillarbox parked list`
         place: i64,
     },
 }
@@ -37,60 +35,44 @@ pub(super) enum Command {
 pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Failure> {
     let db = connect(settings)?;
     match command {
-        Command::List { consumer, json } => list(&db, consumer.as_deref(), json).await,
+        Command::List { filter, json } => {
+            let heads = ["PLACE", "CONSUMER", "KEY", "TOPIC", "EVENT", "ATTEMPTS", "NEXT", "ERROR"];
+            let load = async |after, limit| {
+                let page = parked::list(&db, filter.consumer.as_deref(), after, limit).await?;
+                Ok(page.into_iter().map(ParkedView::from).collect())
+            };
+            table::print_list(json, heads, None, id_and_row, load).await
+        }
         Command::Retry { place } => {
             let mut tx = db.begin().await?;
             flow::retry_parked(&mut tx, place).await?;
             tx.commit().await?;
-            Ok(say(&format!("Place {place} is due; its owner tries it within seconds."))?)
+            Ok(print_line(&format!("Place {place} is due; the shard worker retries it within seconds."))?)
         }
         Command::Discard { place } => {
             let mut tx = db.begin().await?;
             flow::discard_parked(&mut tx, place).await?;
             tx.commit().await?;
-            Ok(say(&format!("Place {place} is discarded; its owner passes it when its turn comes."))?)
+            Ok(print_line(&format!("Place {place} is discarded; the shard worker removes it when its turn comes."))?)
         }
     }
 }
 
-async fn list(db: &PgPool, consumer: Option<&str>, json: bool) -> Result<(), Failure> {
-    let mut rows = Vec::new();
-    let mut after = None;
-    loop {
-        let page = parked::list(db, consumer, after, PAGE).await?;
-        let is_last = page.len() < PAGE as usize;
-        after = page.last().map(|last| last.place);
-        for parked in page.into_iter().map(ParkedView::from) {
-            match json {
-                true => table::json(&parked)?,
-                false => rows.push(row(&parked)),
-            }
-        }
-        if is_last {
-            break;
-        }
-    }
-    if !json {
-        let heads = ["PLACE", "CONSUMER", "KEY", "TOPIC", "EVENT", "ATTEMPTS", "NEXT", "ERROR"];
-        table::print(heads, &rows)?;
-    }
-    Ok(())
-}
-
-fn row(parked: &ParkedView) -> [String; 8] {
+fn id_and_row(parked: &ParkedView) -> (i64, [String; 8]) {
     let next = match (parked.discarded, parked.next_at) {
         (true, _) => "discarded".to_owned(),
-        (false, Some(at)) => table::time(at),
-        (false, None) => "behind its key".to_owned(),
+        (false, Some(at)) => table::format_time(at),
+        (false, None) => "blocked by its key".to_owned(),
     };
-    [
+    let row = [
         parked.place.to_string(),
         parked.consumer.clone(),
-        table::shown(parked.message.key().unwrap_or("-")),
+        table::shorten(parked.message.key().unwrap_or("-")),
         parked.message.topic().to_owned(),
         parked.message.event_id().to_string(),
         parked.attempts.to_string(),
         next,
-        table::shown(parked.last_error.as_deref().unwrap_or("-")),
-    ]
+        table::shorten(parked.last_error.as_deref().unwrap_or("-")),
+    ];
+    (parked.place, row)
 }

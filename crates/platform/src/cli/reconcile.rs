@@ -1,60 +1,62 @@
-//! Comparing the counts of events and joins, on demand.
+//! `reconcile`: compares the counts of events with the registrations themselves.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use chrono::Utc;
 use clap::Args;
-use events::reconcile::{Asked, begin, progress};
+use events::reconcile::{ReconcileOptions, begin, progress};
 
 use super::Failure;
-use super::operate::{connect, say};
+use super::admin::connect;
+use super::table::print_line;
 use crate::settings::Settings;
 
-const LOOK_PAUSE: Duration = Duration::from_millis(200);
+/// Time between two progress checks.
+const POLL_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Args)]
 pub(super) struct Reconcile {
-    /// Only look, repair nothing
+    /// Report differences without repairing them
     #[arg(long)]
     dry_run: bool,
-    /// Take no version on trust, and say every event again under a new one: after one of the databases was set back
+    /// Ignore versions, and publish every event again under a new version. Use it after one of the databases was restored
     #[arg(long)]
     force: bool,
-    /// How long to wait for the answers
+    /// How long to wait for the responses
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
     wait_seconds: u32,
 }
 
-/// Starts a run and waits for its end; fails when it gets no answer.
-pub(super) async fn run(settings: &Settings, asked: Reconcile) -> Result<ExitCode, Failure> {
+/// Starts a run and waits for its end. Fails when the services do not respond in time.
+pub(super) async fn run(settings: &Settings, args: Reconcile) -> Result<ExitCode, Failure> {
     let db = connect(settings)?;
-    let begun = begin(&db, Asked { dry_run: asked.dry_run, force: asked.force }, Utc::now()).await;
+    let begun = begin(&db, ReconcileOptions { dry_run: args.dry_run, force: args.force }, Utc::now()).await;
     let run = begun.map_err(|error| Failure::Other(error.to_string()))?;
-    let (patience, started) = (Duration::from_secs(u64::from(asked.wait_seconds)), Instant::now());
+    let (time_max, started) = (Duration::from_secs(u64::from(args.wait_seconds)), Instant::now());
     let mut seen = None;
     loop {
-        let now = progress(&db, run).await?.ok_or_else(|| Failure::Other("the run is gone".to_owned()))?;
+        let now = progress(&db, run).await?.ok_or_else(|| Failure::Other("the run no longer exists".to_owned()))?;
         if seen != Some(now.answered) {
-            eprintln!("{} of {} parts are answered", now.answered, now.parts.unwrap_or_default());
+            eprintln!("{} of {} parts have a response", now.answered, now.parts.unwrap_or_default());
             seen = Some(now.answered);
         }
         if now.finished_at.is_some() {
-            say(&format!(
+            print_line(&format!(
                 "events: {} checked, {} drifted, {} repaired; joins: {} drifted, {} repaired",
                 now.checked, now.drifted, now.repaired, now.joins_drifted, now.joins_repaired
             ))?;
             return Ok(ExitCode::SUCCESS);
         }
-        if started.elapsed() >= patience {
+        if started.elapsed() >= time_max {
             let missing = now.parts.unwrap_or_default() - now.answered;
             eprintln!(
-                "error: {missing} parts got no answer within {} s: do `events` and `joins` run with the role `consume`? \
-                 What is answered later is taken over then, too.",
-                asked.wait_seconds
+                "error: {missing} parts got no response within {} s: check that `events` and `joins` run with the role `consume`. \
+                 Later responses are still applied.",
+                args.wait_seconds
             );
             return Ok(ExitCode::FAILURE);
         }
-        tokio::time::sleep(LOOK_PAUSE).await;
+        tokio::time::sleep(POLL_PAUSE).await;
     }
 }

@@ -4,17 +4,19 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
-use mailbox::home::Recover;
-use mailbox::replay::{self, Request};
-use mailbox::status;
+use mailbox::operations::recovery::Recovery;
+use mailbox::operations::replays::{self, Request};
+use mailbox::operations::status;
 use sqlx::PgPool;
 
-use super::operate::{connect, say};
-use super::{Failure, table, when};
+use super::admin::connect;
+use super::table::{self, print_line};
+use super::{Failure, time};
+use crate::operator::filters::ConsumerFilter;
 use crate::operator::flow;
 use crate::settings::Settings;
 
-const PAGE: i64 = 100;
+/// Time between two progress checks of `--wait`.
 const PAUSE: Duration = Duration::from_millis(300);
 
 #[derive(Args)]
@@ -22,48 +24,48 @@ const PAUSE: Duration = Duration::from_millis(300);
 pub(super) struct Replay {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Who reads it again; `pillarbox cursors` lists them
+    /// The consumer that reads again; `pillarbox cursors` lists the consumers
     #[arg(long, value_name = "NAME", required = true)]
     consumer: Option<String>,
-    /// What was posted then or later: RFC 3339, or back from now (30m, 2h, 7d)
-    #[arg(long, value_name = "TIME", value_parser = when::time, required = true)]
+    /// Messages posted at this time or later: RFC 3339, or a duration before now (30m, 2h, 7d)
+    #[arg(long, value_name = "TIME", value_parser = time::parse, required = true)]
     from: Option<DateTime<Utc>>,
-    /// What was posted before then [default: now]
-    #[arg(long, value_name = "TIME", value_parser = when::time)]
+    /// Messages posted before this time [default: now]
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
     to: Option<DateTime<Utc>>,
-    /// Repeat what has taken effect already, too
+    /// Process messages again that have already taken effect
     #[arg(long)]
     again: bool,
-    /// Show how far it is until all is read; interrupted, the replay goes on. Webhooks may still be on their way then
+    /// Show the progress until all messages are read. The replay continues if this command is interrupted. Webhooks may still
+    /// be in flight at the end
     #[arg(long)]
     wait: bool,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// List replays, newest first, with how far they have come
+    /// List replays with their progress, newest first
     List {
-        /// Only this consumer's
-        #[arg(long, value_name = "NAME")]
-        consumer: Option<String>,
-        /// A line of JSON each, for machines
+        #[command(flatten)]
+        filter: ConsumerFilter,
+        /// Print lines of JSON
         #[arg(long)]
         json: bool,
     },
-    /// Call one off; what it has repeated stays repeated
+    /// Cancel one; messages that it has already processed stay processed
     Cancel {
-        /// The number in ID of `pillarbox replay list`
+        /// The number in the column ID of `pillarbox replay list`
         id: i64,
     },
 }
 
 #[derive(Args)]
 #[group(required = true, multiple = false)]
-pub(super) struct Way {
-    /// Everyone reads again what was posted since: RFC 3339, or back from now (30m, 2h, 7d)
-    #[arg(long, value_name = "TIME", value_parser = when::time)]
+pub(super) struct RecoverArgs {
+    /// All consumers read again what was posted since: RFC 3339, or a duration before now (30m, 2h, 7d)
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
     from: Option<DateTime<Utc>>,
-    /// Nothing that was restored is sent; what was parked, and webhooks that waited, become dead letters
+    /// Send nothing that was restored; parked messages and pending webhooks become dead letters
     #[arg(long)]
     skip: bool,
 }
@@ -71,26 +73,26 @@ pub(super) struct Way {
 pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Failure> {
     let db = connect(settings)?;
     match replay {
-        Replay { command: Some(Command::List { consumer, json }), .. } => list(&db, consumer.as_deref(), json).await,
+        Replay { command: Some(Command::List { filter, json }), .. } => list(&db, filter, json).await,
         Replay { command: Some(Command::Cancel { id }), .. } => cancel(&db, id).await,
         Replay { command: None, consumer: Some(consumer), from: Some(from), to, again, wait } => {
             let to = to.unwrap_or_else(Utc::now);
-            ask(&db, &Request { consumer, from, to, again }, wait).await
+            request_replay(&db, &Request { consumer, from, to, again }, wait).await
         }
-        Replay { command: None, .. } => Err(Failure::Other("a replay takes --consumer and --from".to_owned())),
+        Replay { command: None, .. } => Err(Failure::Other("a replay requires --consumer and --from".to_owned())),
     }
 }
 
-async fn ask(db: &PgPool, request: &Request, is_waited_for: bool) -> Result<(), Failure> {
+async fn request_replay(db: &PgPool, request: &Request, waits: bool) -> Result<(), Failure> {
     if request.to <= request.from {
         return Err(Failure::Other("--to must be a time after --from".to_owned()));
     }
     let mut tx = db.begin().await?;
-    let id = flow::replay(&mut tx, request).await?;
+    let id = flow::request_replay(&mut tx, request).await?;
     tx.commit().await?;
-    let (from, to) = (table::time(request.from), table::time(request.to));
-    say(&format!("Replay {id}: {} reads {from} to {to} again.", request.consumer))?;
-    match is_waited_for {
+    let (from, to) = (table::format_time(request.from), table::format_time(request.to));
+    print_line(&format!("Replay {id}: {} reads {from} to {to} again.", request.consumer))?;
+    match waits {
         true => wait(db, id).await,
         false => Ok(()),
     }
@@ -100,68 +102,54 @@ async fn cancel(db: &PgPool, id: i64) -> Result<(), Failure> {
     let mut tx = db.begin().await?;
     let is_canceled = flow::cancel_replay(&mut tx, id).await?;
     tx.commit().await?;
-    say(&match is_canceled {
-        true => format!("Replay {id} is canceled; what it has repeated stays repeated."),
+    print_line(&match is_canceled {
+        true => format!("Replay {id} is canceled; messages that it has already processed stay processed."),
         false => format!("Replay {id} had ended already; nothing is changed."),
     })?;
     Ok(())
 }
 
-async fn list(db: &PgPool, consumer: Option<&str>, json: bool) -> Result<(), Failure> {
-    let mut rows = Vec::new();
-    let mut before = None;
-    loop {
-        let page = replay::list(db, consumer, before, PAGE).await?;
-        let is_last = page.len() < PAGE as usize;
-        before = page.last().map(|last| last.id);
-        for replay in page {
-            match json {
-                true => table::json(&replay)?,
-                false => rows.push(row(&replay)),
-            }
-        }
-        if is_last {
-            break;
-        }
-    }
-    if !json {
-        table::print(["ID", "CONSUMER", "FROM", "TO", "AGAIN", "REQUESTED", "STATE"], &rows)?;
-    }
-    Ok(())
+async fn list(db: &PgPool, filter: ConsumerFilter, json: bool) -> Result<(), Failure> {
+    let heads = ["ID", "CONSUMER", "FROM", "TO", "AGAIN", "REQUESTED", "STATE"];
+    let load = async |before, limit| replays::list(db, filter.consumer.as_deref(), before, limit).await;
+    table::print_list(json, heads, None, id_and_row, load).await
 }
 
-fn row(replay: &replay::Replay) -> [String; 7] {
-    let so_far = format!("{} of {} shards done", replay.shards_done, replay.shards);
-    [
+fn id_and_row(replay: &replays::Replay) -> (i64, [String; 7]) {
+    let progress = format!("{} of {} shards done", replay.shards_done, replay.shards);
+    let row = [
         replay.id.to_string(),
         replay.consumer.clone(),
-        table::time(replay.from),
-        table::time(replay.to),
+        table::format_time(replay.from),
+        table::format_time(replay.to),
         if replay.again { "yes" } else { "no" }.to_owned(),
-        table::time(replay.requested_at),
+        table::format_time(replay.requested_at),
         match replay.canceled_at {
-            Some(_) => format!("canceled, {so_far}"),
+            Some(_) => format!("canceled, {progress}"),
             None if replay.is_done() => "done".to_owned(),
-            None => so_far,
+            None => progress,
         },
-    ]
+    ];
+    (replay.id, row)
 }
 
 async fn wait(db: &PgPool, id: i64) -> Result<(), Failure> {
-    let mut told = None;
+    let mut printed = None;
     loop {
-        let Some(replay) = replay::find(db, id).await? else {
-            return Err(Failure::Other(format!("replay {id} is gone: its consumer was dropped, or the log recovered")));
+        let Some(replay) = replays::find(db, id).await? else {
+            return Err(Failure::Other(format!(
+                "replay {id} no longer exists: its consumer was dropped, or the log was recovered"
+            )));
         };
-        if told.is_none() {
+        if printed.is_none() {
             let consumers = status::consumers(db).await?;
-            if consumers.iter().any(|one| one.consumer == replay.consumer && one.workers.is_empty()) {
-                say(&format!("Nobody works for {}: it begins when somebody does.", replay.consumer))?;
+            if consumers.iter().any(|consumer| consumer.consumer == replay.consumer && consumer.workers.is_empty()) {
+                print_line(&format!("No process runs {}; the replay begins when one does.", replay.consumer))?;
             }
         }
-        if told != Some(replay.shards_done) {
-            say(&format!("{} of {} shards done", replay.shards_done, replay.shards))?;
-            told = Some(replay.shards_done);
+        if printed != Some(replay.shards_done) {
+            print_line(&format!("{} of {} shards done", replay.shards_done, replay.shards))?;
+            printed = Some(replay.shards_done);
         }
         if replay.is_done() {
             return Ok(());
@@ -173,28 +161,31 @@ async fn wait(db: &PgPool, id: i64) -> Result<(), Failure> {
     }
 }
 
-pub(super) async fn recover(settings: &Settings, way: Way) -> Result<(), Failure> {
+/// Resumes the consumers of a restored database, and prints what they do.
+pub(super) async fn recover(settings: &Settings, args: RecoverArgs) -> Result<(), Failure> {
     let db = connect(settings)?;
-    let (way, told) = match way.from {
+    let (way, effect) = match args.from {
         Some(from) => {
-            let told = format!("every consumer reads again what was posted since {}", table::time(from));
-            (Recover::From(from), told)
+            let effect = format!("every consumer reads again what was posted since {}", table::format_time(from));
+            (Recovery::From(from), effect)
         }
-        None => (Recover::Skip, "nothing that was restored is sent, and what was parked is a dead letter".to_owned()),
+        None => {
+            (Recovery::Skip, "nothing that was restored is sent, and parked messages are dead letters now".to_owned())
+        }
     };
-    let Some(set_aside) = flow::recover(&db, way, Utc::now()).await? else {
-        say("This database was not restored or copied; nothing is changed.")?;
+    let Some(skipped) = flow::recover(&db, way, Utc::now()).await? else {
+        print_line("This database was not restored or copied; nothing is changed.")?;
         return Ok(());
     };
-    say(&format!("Recovered: {told}."))?;
-    if set_aside > 0 {
-        say(&format!("{set_aside} webhooks that waited are among the hub's dead letters."))?;
+    print_line(&format!("Recovered: {effect}."))?;
+    if skipped > 0 {
+        print_line(&format!("{skipped} pending webhooks are dead letters of the hub now."))?;
     }
     let consumers = status::consumers(&db).await?;
     let names: Vec<&str> = consumers.iter().map(|consumer| consumer.consumer.as_str()).collect();
-    say(&match names.as_slice() {
+    print_line(&match names.as_slice() {
         [] => "There are no consumers yet.".to_owned(),
-        names => format!("They go on within seconds: {}.", names.join(", ")),
+        names => format!("These consumers resume within seconds: {}.", names.join(", ")),
     })?;
     Ok(())
 }

@@ -1,10 +1,11 @@
-//! `up` and `serve`: start, wait for the signal, drain.
+//! `up` and `serve`: start the process, wait for the stop signal, drain.
 
 use std::io::Write;
 
-use kit::config::BadSetting;
+use kit::config::InvalidSetting;
 use kit::telemetry;
-use mailbox::{database, replica, status};
+use mailbox::operations::status;
+use mailbox::{consumers, database};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
@@ -12,22 +13,25 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Failure;
-use super::operate::{database_options, master_keys};
+use super::admin::{database_options, master_keys};
 use crate::app::{self, Running};
 use crate::data_dir::DataDir;
 use crate::embedded::{self, Embedded};
+use crate::pools::check_reachable;
+use crate::services::SERVICES;
 use crate::settings::{Role, Settings};
 
+/// Runs with the private PostgreSQL unless `database_url` is set. Migrates the database first.
 pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
     let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
-    let settings = &fit_file_handles(settings);
+    let settings = &limit_connections(settings);
     let mut stop = StopSignal::listen()?;
     let listener = bind(settings).await?;
     let data_dir = DataDir::at(&settings.data_dir)?;
     let mut lock = data_dir.lock()?;
     let address = listener.local_addr().map_err(sqlx::Error::Io)?;
-    let described = lock.describe(&format!("process {} at http://{address}", std::process::id()));
-    described.map_err(|error| Failure::Other(format!("{}: {error}", data_dir.path().display())))?;
+    let written = lock.write_description(&format!("process {} at http://{address}", std::process::id()));
+    written.map_err(|error| Failure::Other(format!("{}: {error}", data_dir.path().display())))?;
     let master_keys = master_keys(settings, &data_dir)?;
 
     let embedded = match settings.database_url {
@@ -42,81 +46,77 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
         if let Some(embedded) = &embedded {
             embedded.wait_until_ready().await?;
         }
-        app::reach(settings, &options).await?;
+        check_reachable(settings, &options).await?;
         database::migrate(&options).await?;
         if embedded.is_some() {
-            // The folder is locked, and its PostgreSQL has just been started: who held a lease there is dead.
+            // The data folder is locked and its PostgreSQL has just started, so every process that held a lease is dead.
             let mut database = PgConnection::connect_with(&options).await?;
-            replica::end_all(&mut database).await?;
+            consumers::end_all_leases(&mut database).await?;
             database.close().await?;
         }
-        Ok(app::start(settings, listener, options.clone(), &master_keys).await?)
+        Ok(app::start(settings, SERVICES, listener, options.clone(), &master_keys).await?)
     };
-    let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, embedded.is_some())).await;
+    let result = run(starting, &mut stop, |running| greet(running, &data_dir, embedded.is_some())).await;
     if let Some(embedded) = embedded {
         embedded.stop().await;
     }
     drop(lock);
     traces.flush().await;
-    outcome
+    result
 }
 
+/// Runs on an existing, migrated database.
 pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
     let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
     if settings.database_url.is_none() {
-        let takes = "is needed by `serve` (--database-url postgres://user:password@host/name); `pillarbox up` brings a database of its own";
-        return Err(BadSetting::new("database_url", takes).into());
+        let detail = "is required by `serve` (--database-url postgres://user:password@host/name); `pillarbox up` starts a private \
+                      PostgreSQL instead";
+        return Err(InvalidSetting::new("database_url", detail).into());
     }
-    let settings = &fit_file_handles(settings);
+    let settings = &limit_connections(settings);
     let mut stop = StopSignal::listen()?;
     let listener = bind(settings).await?;
     let data_dir = DataDir::at(&settings.data_dir)?;
     let master_keys = master_keys(settings, &data_dir)?;
     let options = database_options(settings, &data_dir)?;
     let starting = async {
-        app::reach(settings, &options).await?;
-        let running = app::start(settings, listener, options.clone(), &master_keys).await?;
-        if let Err(error) = tell_of_idle_roles(settings, &options).await {
-            tracing::debug!(%error, "could not look which roles nobody has");
+        check_reachable(settings, &options).await?;
+        let running = app::start(settings, SERVICES, listener, options.clone(), &master_keys).await?;
+        if let Err(error) = warn_of_idle_roles(settings, &options).await {
+            tracing::debug!(%error, "could not check which roles no process runs");
         }
         Ok(running)
     };
-    let outcome = run(starting, &mut stop, |running| greet(running, &data_dir, false)).await;
+    let result = run(starting, &mut stop, |running| greet(running, &data_dir, false)).await;
     traces.flush().await;
-    outcome
+    result
 }
 
-/// Says which roles nobody has so far, neither this process nor another: an API alone takes what nobody delivers.
-async fn tell_of_idle_roles(settings: &Settings, options: &PgConnectOptions) -> sqlx::Result<()> {
+/// Logs a warning if the enabled services need roles that no process runs. An API without them accepts messages that nothing
+/// delivers.
+async fn warn_of_idle_roles(settings: &Settings, options: &PgConnectOptions) -> sqlx::Result<()> {
     let mut database = PgConnection::connect_with(options).await?;
-    let at_work = status::at_work(&mut database).await?;
+    let running = status::active_names(&mut database).await?;
     database.close().await?;
-    let mut idle: Vec<&str> = [
-        ("consume", Role::Consume, "events", "events.counts"),
-        ("consume", Role::Consume, "joins", "joins.events"),
-        ("fanout", Role::Fanout, "hub", "hub.fanout"),
-        ("dispatch", Role::Dispatch, "hub", "hub.dispatch"),
-    ]
-    .into_iter()
-    .filter(|(_, role, service, work)| {
-        !settings.has_role(*role) && settings.has_service(service) && !at_work.contains(*work)
-    })
-    .map(|(name, ..)| name)
-    .collect();
+    let roles = settings.roles();
+    let services = SERVICES.iter().filter(|service| settings.has_service(service.name()));
+    let work = services.flat_map(|service| service.work());
+    let is_idle = |(role, name): &&(Role, &str)| !roles.contains(*role) && !running.contains(*name);
+    let mut idle: Vec<Role> = work.filter(is_idle).map(|(role, _)| *role).collect();
+    idle.sort();
     idle.dedup();
-    if settings.amqp_url.is_some()
-        && !settings.has_role(Role::Relay)
-        && !at_work.iter().any(|one| one.starts_with("relay."))
-    {
-        idle.push("relay");
+    let has_relay = roles.contains(Role::Relay) || running.iter().any(|name| name.starts_with("relay."));
+    if settings.amqp_url.is_some() && !has_relay {
+        idle.push(Role::Relay);
     }
     if !idle.is_empty() {
-        tracing::warn!("nobody runs the roles {} so far: until a process does, their messages wait", idle.join(", "));
+        let idle = idle.iter().map(Role::to_string).collect::<Vec<_>>().join(", ");
+        tracing::warn!("no process runs the roles {idle} yet: their messages wait until one does");
     }
     Ok(())
 }
 
-/// Starts, greets, waits for the signal, drains. Stopped while it starts, it just ends.
+/// Starts, prints the greeting, waits for the stop signal and drains. A stop signal during the start ends it at once.
 async fn run(
     starting: impl Future<Output = Result<Running, Failure>>,
     stop: &mut StopSignal,
@@ -125,16 +125,16 @@ async fn run(
     let running = tokio::select! {
         started = starting => started?,
         () = stop.wait() => {
-            tracing::info!("stopped before it was ready");
+            tracing::info!("stopped before the process was ready");
             return Ok(());
         }
     };
     greet(&running);
     stop.wait().await;
-    tracing::info!("stopping: finishing what is in flight");
+    tracing::info!("stopping: finishing requests and batches in flight");
     tokio::select! {
         () = running.stop() => {}
-        () = stop.wait() => tracing::warn!("asked again: not waiting any longer"),
+        () = stop.wait() => tracing::warn!("second stop signal: not waiting any longer"),
     }
     Ok(())
 }
@@ -151,7 +151,7 @@ async fn bind(settings: &Settings) -> Result<TcpListener, Failure> {
     bound.await.map_err(|error: std::io::Error| {
         let advice = match error.kind() {
             std::io::ErrorKind::AddrInUse => {
-                "another program listens there: stop it, or choose another --listen ADDR:PORT"
+                "another program uses this address: stop it, or choose another --listen ADDR:PORT"
             }
             _ => "choose another --listen ADDR:PORT",
         };
@@ -159,21 +159,23 @@ async fn bind(settings: &Settings) -> Result<TcpListener, Failure> {
     })
 }
 
-/// Each connection is a file handle, and the database needs some, too: strangers must not take them all.
-fn fit_file_handles(settings: &Settings) -> Settings {
-    const OTHERS: u64 = 64;
+/// Lowers `connections_max` to what the limit on open files allows. Each connection needs a file descriptor, and clients must
+/// not use up those of the database connections.
+fn limit_connections(settings: &Settings) -> Settings {
+    /// Reserved for files, the broker, Redis and webhooks.
+    const RESERVED: u64 = 64;
     let mut settings = settings.clone();
-    let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return settings };
-    let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most); // then the lower limit holds
-    let free = most.saturating_sub(u64::from(settings.pool_max + settings.worker_pool_max) + OTHERS).max(1);
+    let Ok((_, limit)) = getrlimit(Resource::RLIMIT_NOFILE) else { return settings };
+    let _ = setrlimit(Resource::RLIMIT_NOFILE, limit, limit); // on failure, the lower limit stays
+    let free = limit.saturating_sub(u64::from(settings.pool_max + settings.worker_pool_max) + RESERVED).max(1);
     if u64::from(settings.connections_max) > free {
-        tracing::warn!(connections_max = free, "fewer connections than set: this process may open {most} files");
+        tracing::warn!(connections_max = free, "lowered connections_max: this process may open only {limit} files");
         settings.connections_max = free as u32;
     }
     settings
 }
 
-/// Tells a person where it is. On standard output: the log goes to standard error, and the key must not be in it.
+/// Prints the addresses and the first admin key on standard output. The log goes to standard error and must not contain the key.
 fn greet(running: &Running, data_dir: &DataDir, has_embedded: bool) {
     let address = running.address;
     let mut text = format!("Pillarbox is listening on http://{address}\n  docs      http://{address}/docs\n");
@@ -182,17 +184,17 @@ fn greet(running: &Running, data_dir: &DataDir, has_embedded: bool) {
         text += &format!("  database  {}\n", embedded::address(data_dir));
     }
     if let Some(key) = &running.first_admin_key {
-        text += &format!("  admin key {}\n            (shown this once; only its hash is kept)\n", key.reveal());
+        text += &format!("  admin key {}\n            (shown only once; only its hash is stored)\n", key.reveal());
     }
     let mut out = std::io::stdout().lock();
-    let shown = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    if let (Err(error), Some(_)) = (shown, &running.first_admin_key) {
-        tracing::error!(%error, "the first admin key could not be shown; make one with `pillarbox key create --role admin`");
+    let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let (Err(error), Some(_)) = (printed, &running.first_admin_key) {
+        tracing::error!(%error, "could not print the first admin key; create another with `pillarbox key create --role admin`");
     }
     tracing::info!(%address, "ready");
 }
 
-/// SIGTERM, Ctrl-C or a closed terminal, from the moment it is made.
+/// Receives SIGTERM, Ctrl-C and a closed terminal, from its creation on.
 struct StopSignal {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,

@@ -1,133 +1,123 @@
-//! `status`: what runs, what it depends on, and how far the consumers are.
+//! `status`: the server, its dependencies and the consumers of the log.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use kit::health::{Health, Kind, State};
-use mailbox::dead_letter::{self, Which};
-use mailbox::status::{self, ConsumerStatus};
-use mailbox::{database, home};
+use mailbox::database::{self, cluster_identity};
+use mailbox::operations::dead_letters::{self, Selection};
+use mailbox::operations::status::{self, ConsumerStatus};
 use serde::Serialize;
 use sqlx::PgPool;
+use strum::Display;
 
-use super::operate::{database_options, pool, say};
-use super::{Failure, cursors, ready, table};
+use super::admin::{database_options, pool};
+use super::table::{self, print_line};
+use super::{Failure, cursors, readyz};
 use crate::checks::Checks;
 use crate::data_dir::DataDir;
 use crate::embedded;
 use crate::settings::Settings;
 
-/// From here on a consumer is behind; the runbook's alert has the same number.
+/// A consumer with a larger lag is behind. The alert in the runbook uses the same number.
 const BEHIND_SECONDS: f64 = 60.0;
 
 #[derive(Serialize)]
 struct Report {
     data: String,
-    /// Who serves from the data folder; not looked for when the database is another.
+    /// The server that uses the data folder. Absent when `database_url` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     database: Option<String>,
-    /// Every server that is depended on, and tasks that fail.
+    /// All dependencies, and the tasks that fail.
     checks: Vec<State>,
     lacks_migrations: Vec<i64>,
     is_restored: bool,
-    consumers: Vec<Reader>,
-    /// Of queues that are read in, and of consumers that are gone: how many.
+    consumers: Vec<Consumer>,
+    /// The number of dead letters by name, for intake queues and for consumers that no longer exist.
     other_dead_letters: BTreeMap<String, i64>,
 }
 
-/// A consumer, and in a word how it is.
+/// A consumer with its state.
 #[derive(Serialize)]
-pub(super) struct Reader {
-    pub(super) state: Condition,
+pub(super) struct Consumer {
+    pub(super) state: ConsumerState,
     #[serde(flatten)]
     pub(super) status: ConsumerStatus,
 }
 
-/// Of several that hold, the last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// The state of a consumer. If several apply, it is the last of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Display)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Condition {
+#[strum(serialize_all = "lowercase")]
+pub(super) enum ConsumerState {
     Good,
-    /// Something waits for another try.
+    /// It has parked messages.
     Parked,
-    /// The oldest message that it has not read is more than a minute old.
+    /// Its oldest unread message is more than a minute old.
     Behind,
-    /// It fails as a whole, and tries again.
+    /// Its shard worker fails and retries.
     Stalled,
-    /// No process works for it.
+    /// No process runs it.
     Nobody,
-    /// It was behind for too long, and waits for an operator.
+    /// It was behind for too long, and an operator must reset or drop it.
     Lapsed,
 }
 
-impl Condition {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Condition::Good => "good",
-            Condition::Parked => "parked",
-            Condition::Behind => "behind",
-            Condition::Stalled => "stalled",
-            Condition::Nobody => "nobody",
-            Condition::Lapsed => "lapsed",
-        }
-    }
-}
-
-impl Reader {
+impl Consumer {
     fn is_behind(&self) -> bool {
         self.status.lag_seconds > BEHIND_SECONDS
     }
 
-    /// Whether somebody should look at once: what is parked is tried again, and a consumer that has read all may be alone.
-    fn is_bad(&self) -> bool {
-        self.is_behind() || matches!(self.state, Condition::Lapsed | Condition::Stalled)
+    /// Whether an operator should act. Parked messages are retried, and a consumer without lag needs no process.
+    fn needs_attention(&self) -> bool {
+        self.is_behind() || matches!(self.state, ConsumerState::Lapsed | ConsumerState::Stalled)
     }
 }
 
-/// Fails when something required is down, or a consumer should be looked at.
+/// Prints the status. Returns a failure when a required dependency is down or a consumer needs attention.
 pub(super) async fn run(settings: &Settings, json: bool) -> Result<ExitCode, Failure> {
-    let report = look(settings).await?;
+    let report = load(settings).await?;
     match json {
-        true => table::json(&report)?,
+        true => table::print_json(&report)?,
         false => print(&report)?,
     }
-    let is_bad = report.checks.iter().any(|check| check.required && !check.up)
+    let needs_attention = report.checks.iter().any(|check| check.required && !check.up)
         || report.is_restored
-        || report.consumers.iter().any(Reader::is_bad);
-    Ok(if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        || report.consumers.iter().any(Consumer::needs_attention);
+    Ok(if needs_attention { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The consumers, with what the server of the data folder says of their tasks.
-pub(super) async fn readers(db: &PgPool, checks: &[State]) -> Result<Vec<Reader>, Failure> {
-    let fails = |consumer: &str| {
+/// Loads the consumers. `checks` are those of a running server; they show which consumers stall.
+pub(super) async fn load_consumers(db: &PgPool, checks: &[State]) -> Result<Vec<Consumer>, Failure> {
+    let is_stalled = |consumer: &str| {
         let of = |check: &State| check.name.split_once('/').is_some_and(|(name, _)| name == consumer);
         checks.iter().any(|check| !check.up && check.kind == Kind::Task && of(check))
     };
-    let condition = |status: &ConsumerStatus| match () {
-        () if status.lapsed_at.is_some() => Condition::Lapsed,
-        () if status.workers.is_empty() => Condition::Nobody,
-        () if fails(&status.consumer) => Condition::Stalled,
-        () if status.lag_seconds > BEHIND_SECONDS => Condition::Behind,
-        () if status.parked > 0 => Condition::Parked,
-        () => Condition::Good,
+    let state = |status: &ConsumerStatus| match () {
+        () if status.lapsed_at.is_some() => ConsumerState::Lapsed,
+        () if status.workers.is_empty() => ConsumerState::Nobody,
+        () if is_stalled(&status.consumer) => ConsumerState::Stalled,
+        () if status.lag_seconds > BEHIND_SECONDS => ConsumerState::Behind,
+        () if status.parked > 0 => ConsumerState::Parked,
+        () => ConsumerState::Good,
     };
     let consumers = status::consumers(db).await?;
-    Ok(consumers.into_iter().map(|status| Reader { state: condition(&status), status }).collect())
+    Ok(consumers.into_iter().map(|status| Consumer { state: state(&status), status }).collect())
 }
 
-async fn look(settings: &Settings) -> Result<Report, Failure> {
+async fn load(settings: &Settings) -> Result<Report, Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     let is_local = settings.database_url.is_none();
-    let holder = data_dir.holder().filter(|_| is_local);
+    let server = data_dir.holder().filter(|_| is_local);
     let db = pool(database_options(settings, &data_dir)?);
     let health = Health::default();
     Checks::new(settings, &db, None, settings.broker()?, &health)?.run().await;
-    let seen_here = health.report();
+    let local_checks = health.report();
     let mut report = Report {
         data: data_dir.path().display().to_string(),
-        server: is_local.then(|| holder.clone().unwrap_or_else(|| "not running from this data folder".to_owned())),
+        server: is_local.then(|| server.clone().unwrap_or_else(|| "not running in this data folder".to_owned())),
         database: is_local.then(|| embedded::address(&data_dir)),
         checks: Vec::new(),
         lacks_migrations: Vec::new(),
@@ -135,28 +125,29 @@ async fn look(settings: &Settings) -> Result<Report, Failure> {
         consumers: Vec::new(),
         other_dead_letters: BTreeMap::new(),
     };
-    // What the server says counts: it may have other settings than this command, and it is what does the work.
-    if let Some(holder) = &holder {
-        report.checks = ready::ask(holder).await;
+    // The checks of the server take precedence: it does the work, and its settings may differ from those of this command.
+    if let Some(server) = &server {
+        report.checks = readyz::load(server).await;
     }
     let is_known = |check: &State| report.checks.iter().any(|known| known.name == check.name);
-    let others: Vec<State> = seen_here.iter().filter(|check| !is_known(check)).cloned().collect();
+    let others: Vec<State> = local_checks.iter().filter(|check| !is_known(check)).cloned().collect();
     report.checks.extend(others);
     report.checks.retain(|check| check.kind == Kind::Dependency || !check.up);
-    if seen_here.iter().any(|check| check.required && !check.up) {
+    if local_checks.iter().any(|check| check.required && !check.up) {
         return Ok(report);
     }
     report.lacks_migrations = database::missing_migrations(&db).await?;
     if report.lacks_migrations.is_empty() {
-        report.is_restored = home::is_restored(&mut *db.acquire().await?).await?;
-        report.consumers = readers(&db, &report.checks).await?;
-        report.other_dead_letters = dead_letter::without_consumer(&db, &Which::default()).await?.into_iter().collect();
+        report.is_restored = cluster_identity::is_restored(&mut *db.acquire().await?).await?;
+        report.consumers = load_consumers(&db, &report.checks).await?;
+        report.other_dead_letters =
+            dead_letters::without_consumer(&db, &Selection::default()).await?.into_iter().collect();
     }
     Ok(report)
 }
 
 fn print(report: &Report) -> std::io::Result<()> {
-    let line = |name: &str, text: &str| say(&format!("{name:9} {text}"));
+    let line = |name: &str, text: &str| print_line(&format!("{name:9} {text}"));
     line("data", &report.data)?;
     for (name, text) in [("server", &report.server), ("database", &report.database)] {
         if let Some(text) = text {
@@ -173,31 +164,32 @@ fn print(report: &Report) -> std::io::Result<()> {
         "schema",
         &match report.lacks_migrations.as_slice() {
             [] => "up to date".to_owned(),
-            missing => format!("lacks migrations {missing:?}: `pillarbox migrate` applies them"),
+            missing => format!("lacks the migrations {missing:?}: `pillarbox migrate` applies them"),
         },
     )?;
     if report.is_restored {
-        line("log", "restored or copied: nothing is sent until `pillarbox recover --from TIME` or `--skip`")?;
+        line("log", "restored or copied: nothing is sent until you run `pillarbox recover --from TIME` or `--skip`")?;
     }
-    let named = |condition| report.consumers.iter().filter(move |one| one.state == condition);
-    for Reader { status: ConsumerStatus { consumer, .. }, .. } in named(Condition::Lapsed) {
+    let in_state = |state| report.consumers.iter().filter(move |consumer| consumer.state == state);
+    for Consumer { status: ConsumerStatus { consumer, .. }, .. } in in_state(ConsumerState::Lapsed) {
         line(
             "lapsed",
             &format!("{consumer}: `pillarbox cursors reset {consumer}` or `pillarbox cursors drop {consumer}`"),
         )?;
     }
-    let idle: Vec<&str> =
-        named(Condition::Nobody).filter(|one| one.is_behind()).map(|one| &*one.status.consumer).collect();
+    let idle: Vec<&str> = in_state(ConsumerState::Nobody)
+        .filter(|consumer| consumer.is_behind())
+        .map(|consumer| &*consumer.status.consumer)
+        .collect();
     if !idle.is_empty() {
-        let advice =
-            "start a process with their role and settings, or `pillarbox cursors drop NAME` what is not needed";
-        line("nobody", &format!("works for {}: {advice}", idle.join(", ")))?;
+        let advice = "start a process with their role and settings, or drop them with `pillarbox cursors drop NAME`";
+        line("idle", &format!("no process runs {}: {advice}", idle.join(", ")))?;
     }
     for (consumer, count) in &report.other_dead_letters {
         line("dead", &format!("{count} of {consumer}: `pillarbox dead-letters list --consumer {consumer}`"))?;
     }
     if !report.consumers.is_empty() {
-        say("")?;
+        print_line("")?;
         cursors::print(&report.consumers)?;
     }
     Ok(())

@@ -1,8 +1,47 @@
-//! Tables for people: aligned, on standard output.
+//! Output on standard output: aligned tables for people, lines of JSON for programs.
 
 use std::io::Write;
 
-/// Lines it up; numbers are right-aligned, the last column is as long as it is.
+use serde::Serialize;
+
+use super::Failure;
+
+/// Rows that a paginated list loads at a time.
+const PAGE_ROWS: i64 = 100;
+
+/// Prints a list, page by page: lines of JSON, or one table. `load` returns up to the given number of rows after the given id;
+/// `if_empty` replaces a table without rows.
+pub(super) async fn print_list<T: Serialize, const N: usize>(
+    json: bool,
+    heads: [&str; N],
+    if_empty: Option<&str>,
+    id_and_row: fn(&T) -> (i64, [String; N]),
+    mut load: impl AsyncFnMut(Option<i64>, i64) -> sqlx::Result<Vec<T>>,
+) -> Result<(), Failure> {
+    let (mut rows, mut last_id) = (Vec::new(), None);
+    loop {
+        let page = load(last_id, PAGE_ROWS).await?;
+        for item in &page {
+            let (id, row) = id_and_row(item);
+            last_id = Some(id);
+            match json {
+                true => print_json(item)?,
+                false => rows.push(row),
+            }
+        }
+        if page.len() < PAGE_ROWS as usize {
+            break;
+        }
+    }
+    match (json, if_empty) {
+        (true, _) => {}
+        (false, Some(text)) if rows.is_empty() => print_line(text)?,
+        (false, _) => print(heads, &rows)?,
+    }
+    Ok(())
+}
+
+/// Prints a table. Columns of numbers are right-aligned; the last column is not padded.
 pub(super) fn print<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> std::io::Result<()> {
     let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).chain([heads[at].len()]).max().unwrap_or(0);
     let is_number = |at: usize| !rows.is_empty() && rows.iter().all(|row| row[at].parse::<f64>().is_ok());
@@ -19,8 +58,8 @@ pub(super) fn print<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> s
     Ok(())
 }
 
-/// On one line, without what would act on a terminal, and not too long.
-pub(super) fn shown(text: &str) -> String {
+/// Shortens a text for a table cell, and removes control characters.
+pub(super) fn shorten(text: &str) -> String {
     const CHARS_MAX: usize = 80;
     let plain = plain(text);
     match plain.char_indices().nth(CHARS_MAX) {
@@ -29,18 +68,23 @@ pub(super) fn shown(text: &str) -> String {
     }
 }
 
-/// Without what would act on a terminal, or begin a line.
+/// Replaces control characters, which could act on the terminal or break the line.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-pub(super) fn time(at: chrono::DateTime<chrono::Utc>) -> String {
+pub(super) fn format_time(at: chrono::DateTime<chrono::Utc>) -> String {
     at.format("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
-/// A JSON value on one line, for machines.
-pub(super) fn json(value: &impl serde::Serialize) -> std::io::Result<()> {
+/// Prints a value as one line of JSON.
+pub(super) fn print_json(value: &impl Serialize) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, value)?;
     writeln!(out)
+}
+
+/// Prints one line. `println!` would panic when the reader has closed the pipe.
+pub(super) fn print_line(line: &str) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{line}")
 }

@@ -1,21 +1,21 @@
-//! `tail`: the log, as it grows.
+//! `tail`: prints the log and follows it.
 
 use std::io::Write;
 use std::time::Duration;
 
-use mailbox::filter::{Filter, Matching};
-use mailbox::log::{Message, Reader};
-use mailbox::moment::Moment;
+use mailbox::log::{Filter, Message, MessagePattern, Reader, Snapshot};
 
 use super::Failure;
-use super::operate::connect;
+use super::admin::connect;
 use crate::operator::MessageView;
 use crate::settings::Settings;
 
-/// A long log is printed as it is read.
+/// Messages per read, so that a long log is printed while it is read.
 const CHUNK: u32 = 1_000;
+/// Time between two polls for new messages.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Prints messages as lines of JSON until it is stopped, or with `once` until the end of the log.
 pub(super) async fn tail(
     settings: &Settings,
     from_beginning: bool,
@@ -24,10 +24,10 @@ pub(super) async fn tail(
 ) -> Result<(), Failure> {
     let pool = connect(settings)?;
     let mut db = pool.acquire().await?;
-    let start = if from_beginning { Moment::beginning(&mut db).await? } else { Moment::now(&mut db).await? };
+    let start = if from_beginning { Snapshot::beginning(&mut db).await? } else { Snapshot::now(&mut db).await? };
     let filter = match topic {
         Some(topic) => {
-            let under = Matching::topic(&format!("{topic}.#"));
+            let under = MessagePattern::topic(&format!("{topic}.#"));
             under.check().map_err(Failure::Other)?;
             Filter::matching(&under)
         }
@@ -35,10 +35,10 @@ pub(super) async fn tail(
     };
     let mut reader = Reader::of_all_shards(filter, &start);
     loop {
-        reader.open(&Moment::now(&mut db).await?);
+        reader.open(&Snapshot::now(&mut db).await?);
         while !reader.is_done() {
             if print(reader.read(&mut db, CHUNK).await?).is_err() {
-                return Ok(()); // whoever read it has enough
+                return Ok(()); // the reader has closed the pipe
             }
         }
         if once {
@@ -51,7 +51,7 @@ pub(super) async fn tail(
 fn print(messages: Vec<Message>) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     for message in messages {
-        serde_json::to_writer(&mut out, &MessageView::whole(message))?;
+        serde_json::to_writer(&mut out, &MessageView::full(message))?;
         out.write_all(b"\n")?;
     }
     out.flush()

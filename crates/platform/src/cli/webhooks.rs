@@ -1,4 +1,4 @@
-//! Trying webhooks by hand: send an event, and listen for what comes of it.
+//! `send` and `listen`: try webhooks by hand.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use chrono::{SecondsFormat, Utc};
 use clap::Args;
-use hub::address::{Allowed, Network};
-use hub::client::{Client, ClientSettings, Outgoing};
+use hub::address::{AllowedNetworks, Network};
+use hub::client::{Client, ClientSettings, WebhookRequest};
 use hub::signature::Verifier;
 use hub::target::Target;
 use kit::secret::Secret;
@@ -20,49 +20,50 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::Failure;
-use super::operate::say;
+use super::table::print_line;
 use crate::settings::Settings;
 
+/// Timeout of the request of `send`.
 const SEND_TIME_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Args)]
 pub(super) struct Send {
     /// The type of the event, such as order.paid
     event_type: String,
-    /// Its payload: any JSON
+    /// The payload: any JSON
     #[arg(default_value = "{}")]
     payload: String,
-    /// Events of one key arrive in order
+    /// The ordering key; events with the same key are delivered in order
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
-    /// Repeating it with the same key does nothing more
+    /// A repeated request with the same idempotency key has no further effect
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// The server [default: where this installation listens]
+    /// The address of the server [default: the setting listen]
     #[arg(long, value_name = "URL")]
     server: Option<String>,
-    /// The API key to call with [default: the setting admin_key]
+    /// The API key [default: the setting admin_key]
     #[arg(long, value_name = "KEY", env = "PILLARBOX_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
 }
 
 #[derive(Args)]
 pub(super) struct Listen {
-    /// Where on this machine to listen; 0 takes a free port
+    /// The port on this machine; 0 selects a free port
     #[arg(long, default_value_t = 9000)]
     port: u16,
-    /// The subscriber's secret (whsec_…, or whpk_…): signatures are verified, and what is not signed with it is refused
+    /// The subscriber's secret (whsec_… or whpk_…); requests without a valid signature are refused
     #[arg(long, value_name = "SECRET", env = "PILLARBOX_WEBHOOK_SECRET", hide_env_values = true)]
     secret: Option<String>,
-    /// What to answer
+    /// The status code of the responses
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(200..=599))]
     status: u16,
-    /// End after so many
+    /// Stop after this number of requests
     #[arg(long, value_name = "COUNT")]
     count: Option<usize>,
 }
 
-/// Posts an event as a producer does, by HTTP.
+/// Posts an event over HTTP, as a producer does.
 pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure> {
     let payload: Box<RawValue> = serde_json::from_str(&send.payload)
         .map_err(|error| Failure::Other(format!("the payload is not JSON: {error}")))?;
@@ -72,7 +73,7 @@ pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure>
     let key = send.api_key.map(Secret::new).or_else(|| settings.admin_key.clone());
     let key = key.ok_or_else(|| {
         Failure::Other(
-            "give an API key: --api-key or PILLARBOX_API_KEY (`pillarbox key create --role ingest`)".to_owned(),
+            "an API key is required: set --api-key or PILLARBOX_API_KEY (create one with `pillarbox key create --role ingest`)".to_owned(),
         )
     })?;
     let mut headers = HeaderMap::new();
@@ -85,82 +86,87 @@ pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure>
     if let Some(key) = send.key {
         event["ordering_key"] = key.into();
     }
-    // Its own server may be anywhere: the guard is for addresses that others choose.
+    // The guard against private addresses is for subscribers; the user may send to any server.
     let anywhere = ["0.0.0.0/0", "::/0"].into_iter().filter_map(|network| network.parse::<Network>().ok());
-    let client = Client::new(ClientSettings { allowed_networks: Allowed::new(anywhere), ..ClientSettings::default() });
+    let client =
+        Client::new(ClientSettings { allowed_networks: AllowedNetworks::new(anywhere), ..ClientSettings::default() });
     let client = client.map_err(Failure::Other)?;
     let body = Bytes::from(event.to_string());
-    let sent = client.post(Outgoing { target: &target, headers, body, timeout: SEND_TIME_MAX }).await;
-    let answer = sent.map_err(|failure| {
-        Failure::Other(format!("{server}: {failure}; start it with `pillarbox up`, or name another with --server URL"))
+    let sent = client.post(WebhookRequest { target: &target, headers, body, timeout: SEND_TIME_MAX }).await;
+    let response = sent.map_err(|failure| {
+        Failure::Other(format!(
+            "{server}: {failure}; start the server with `pillarbox up`, or give another with --server URL"
+        ))
     })?;
-    match answer.status {
-        StatusCode::ACCEPTED => Ok(say(&answer.excerpt)?),
-        status => Err(Failure::Other(format!("{server} answered {status}: {}", told(&answer.excerpt)))),
+    match response.status {
+        StatusCode::ACCEPTED => Ok(print_line(&response.excerpt)?),
+        status => Err(Failure::Other(format!("{server} responded with {status}: {}", problem_text(&response.excerpt)))),
     }
 }
 
-/// What a problem says, and of which fields; another answer as it is.
-fn told(answer: &str) -> String {
-    let problem: Value = serde_json::from_str(answer).unwrap_or_default();
-    let Some(detail) = problem["detail"].as_str() else { return answer.to_owned() };
+/// The detail and the field errors of a problem document; any other response unchanged.
+fn problem_text(response: &str) -> String {
+    let problem: Value = serde_json::from_str(response).unwrap_or_default();
+    let Some(detail) = problem["detail"].as_str() else { return response.to_owned() };
     let fields = problem["errors"].as_array().into_iter().flatten();
     let field = |error: &Value| Some(format!("; {}: {}", error["pointer"].as_str()?, error["detail"].as_str()?));
-    fields.filter_map(field).fold(detail.to_owned(), |told, field| told + &field)
+    fields.filter_map(field).fold(detail.to_owned(), |text, field| text + &field)
 }
 
 fn header_value(flag: &str, text: &str) -> Result<HeaderValue, Failure> {
-    let mut value = HeaderValue::from_str(text).map_err(|_| Failure::Other(format!("{flag} takes printable ASCII")))?;
+    let mut value = HeaderValue::from_str(text)
+        .map_err(|_| Failure::Other(format!("{flag} accepts printable ASCII characters")))?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-struct Listening {
+/// The state of the webhook endpoint.
+struct Endpoint {
     verifier: Option<Verifier>,
     status: StatusCode,
-    heard: tokio::sync::mpsc::Sender<()>,
+    received: tokio::sync::mpsc::Sender<()>,
 }
 
-/// Prints what comes as lines of JSON, until it is stopped.
+/// Prints the received webhooks as lines of JSON until it is stopped.
 pub(super) async fn listen(listen: Listen) -> Result<(), Failure> {
     let verifier = listen.secret.as_deref().map(Verifier::parse).transpose();
     let verifier = verifier.map_err(|_| {
         Failure::Other(
-            "--secret takes the subscriber's secret: whsec_… or whpk_… and base64, as it was shown".to_owned(),
+            "--secret accepts the subscriber's secret as it was shown: whsec_… or whpk_… followed by base64".to_owned(),
         )
     })?;
     let listener = TcpListener::bind(("127.0.0.1", listen.port))
         .await
-        .map_err(|error| Failure::Other(format!("port {}: {error}; --port takes another", listen.port)))?;
+        .map_err(|error| Failure::Other(format!("port {}: {error}; choose another with --port", listen.port)))?;
     let address = listener.local_addr()?;
-    eprintln!("Listening on http://{address}: make a subscriber with this url. Ctrl-C ends it.");
+    eprintln!("Listening on http://{address}. Create a subscriber with this url. Press Ctrl-C to stop.");
     if verifier.is_none() {
-        eprintln!("Signatures are not verified: give the subscriber's secret with --secret.");
+        eprintln!("Signatures are not verified; give the subscriber's secret with --secret.");
     }
     let status = StatusCode::from_u16(listen.status).unwrap_or(StatusCode::OK);
-    let (heard, mut hearing) = tokio::sync::mpsc::channel(1);
-    let router = Router::new().fallback(hear).with_state(Arc::new(Listening { verifier, status, heard }));
-    let enough = async {
+    let (received, mut requests) = tokio::sync::mpsc::channel(1);
+    let router = Router::new().fallback(receive).with_state(Arc::new(Endpoint { verifier, status, received }));
+    let limit_reached = async {
         match listen.count {
             Some(count) => {
                 for _ in 0..count {
-                    hearing.recv().await;
+                    requests.recv().await;
                 }
             }
-            None => while hearing.recv().await.is_some() {},
+            None => while requests.recv().await.is_some() {},
         }
     };
     tokio::select! {
         served = async { axum::serve(listener, router).await } => served?,
-        () = enough => {}
+        () = limit_reached => {}
         stopped = tokio::signal::ctrl_c() => stopped?,
     }
     Ok(())
 }
 
-async fn hear(State(listening): State<Arc<Listening>>, headers: HeaderMap, body: Bytes) -> StatusCode {
+async fn receive(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body: Bytes) -> StatusCode {
     let now = Utc::now();
-    let verified = listening.verifier.as_ref().map(|verifier| verifier.verify(&headers, &body, now.timestamp()));
+    let verified = endpoint.verifier.as_ref().map(|verifier| verifier.verify(&headers, &body, now.timestamp()));
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let line = json!({
         "at": now.to_rfc3339_opts(SecondsFormat::Millis, true),
@@ -175,10 +181,10 @@ async fn hear(State(listening): State<Arc<Listening>>, headers: HeaderMap, body:
         "body": serde_json::from_slice::<Value>(&body).unwrap_or_else(|_| String::from_utf8_lossy(&body).into()),
     });
     let printed = writeln!(std::io::stdout(), "{line}");
-    let _ = listening.heard.send(()).await;
+    let _ = endpoint.received.send(()).await;
     match (verified, printed) {
         (Some(Err(_)), _) => StatusCode::UNAUTHORIZED,
         (_, Err(_)) => StatusCode::INTERNAL_SERVER_ERROR,
-        _ => listening.status,
+        _ => endpoint.status,
     }
 }

@@ -1,4 +1,4 @@
-//! Finding PostgreSQL's binaries.
+//! Finds the binaries of PostgreSQL.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,15 +8,15 @@ use std::process::Command;
 
 use super::{Account, EmbeddedError};
 
-/// The binaries of one version.
+/// The folder with the binaries of one version.
 #[derive(Debug, Clone)]
 pub(super) struct Install {
     bin: PathBuf,
     pub(super) major: String,
 }
 
-/// The version that the cluster needs; for a new cluster the first found: PATH, then the distribution's places with the
-/// newest first.
+/// The version that created the cluster. For a new cluster: the first on PATH, else the newest that the distribution installed.
+/// Fails if there is none.
 pub(super) fn find(cluster: &Path) -> Result<Install, EmbeddedError> {
     choose(candidate_dirs().into_iter().filter_map(Install::at).collect(), cluster)
 }
@@ -37,9 +37,9 @@ fn choose(candidates: Vec<Install>, cluster: &Path) -> Result<Install, EmbeddedE
 }
 
 impl Install {
-    /// A folder counts when it has what we start, and the server says its version.
+    /// `None` if the folder lacks a binary, or the server does not print its version.
     fn at(bin: PathBuf) -> Option<Install> {
-        // PATH may hold a link to one binary alone; its folder has the others.
+        // PATH may contain a link to a single binary; the folder of its target has the others.
         let bin = fs::canonicalize(bin.join("postgres")).ok()?.parent()?.to_owned();
         if !bin.join("initdb").is_file() {
             return None;
@@ -54,9 +54,9 @@ impl Install {
 
     pub(super) fn command(&self, tool: &str, account: Option<&Account>) -> Command {
         let mut command = Command::new(self.bin.join(tool));
-        // Our environment holds secrets, which are none of its user's business, and perhaps PGDATA of another server.
+        // Our environment contains secrets, and perhaps the PGDATA of another server.
         command.env_clear().env("PATH", "/usr/bin:/bin").env("LANG", "C.UTF-8").current_dir("/");
-        // A group of its own: Ctrl-C reaches us, and we end it when the requests in flight are done.
+        // A separate process group: Ctrl-C reaches only this process, which stops PostgreSQL after draining its requests.
         command.process_group(0);
         if let Some(account) = account {
             command.uid(account.uid.as_raw()).gid(account.gid.as_raw());
@@ -88,13 +88,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_postgresql_is_told_what_to_install() {
+    fn the_error_without_postgresql_says_what_to_install() {
         let error = choose(Vec::new(), Path::new("/nowhere")).unwrap_err().to_string();
         assert!(error.contains("apt-get install postgresql") && error.contains("--database-url"), "{error}");
     }
 
     #[test]
-    fn a_cluster_gets_the_version_that_made_it() {
+    fn a_cluster_runs_on_the_version_that_created_it() {
         let install = |major: &str| Install { bin: PathBuf::from(major), major: major.to_owned() };
         let cluster = std::env::temp_dir().join(format!("pillarbox-cluster-{}", uuid::Uuid::new_v4()));
         fs::create_dir(&cluster).unwrap();

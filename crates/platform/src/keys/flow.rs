@@ -1,3 +1,5 @@
+//! Use cases of API keys, one transaction each.
+
 use chrono::{DateTime, Utc};
 use kit::auth::{Role, Tenant};
 use kit::secret::{MasterKey, Secret, digest, random_text};
@@ -10,15 +12,15 @@ const PREFIX: &str = "pbx_";
 const RANDOM_CHARS: usize = 40;
 const HINT_CHARS: usize = PREFIX.len() + 4;
 
-/// Makes a key. The second value is the key itself: this is the only time it is seen.
+/// Creates a key. The second value is the key itself; it is not stored. Fails when the name or the expiry is invalid.
 pub async fn create(db: &mut PgConnection, new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
-    let (key, secret) = make(new, now)?;
+    let (key, secret) = generate(new, now)?;
     store::insert(db, &key, digest(secret.reveal())).await?;
-    tracing::info!(key = %key.id, role = %key.role, tenant = key.tenant.as_str(), "made an API key");
+    tracing::info!(key = %key.id, role = %key.role, tenant = key.tenant.as_str(), "created an API key");
     Ok((key, secret))
 }
 
-/// Newest first, behind `before`; of one tenant, or of all.
+/// Lists keys older than `before`, newest first. Without a tenant: the keys of all tenants.
 pub async fn list(
     db: &PgPool,
     tenant: Option<&Tenant>,
@@ -28,7 +30,7 @@ pub async fn list(
     Ok(store::list(&mut *db.acquire().await?, tenant.map(Tenant::as_str), before, i64::from(limit)).await?)
 }
 
-/// Repeating it changes nothing.
+/// Revokes a key. A repeated call changes nothing. Fails if the key does not exist in the tenant.
 pub async fn revoke(db: &PgPool, id: Uuid, tenant: Option<&Tenant>, now: DateTime<Utc>) -> Result<(), Error> {
     if !store::revoke(&mut *db.acquire().await?, id, tenant.map(Tenant::as_str), now).await? {
         return Err(Error::NotFound);
@@ -37,9 +39,9 @@ pub async fn revoke(db: &PgPool, id: Uuid, tenant: Option<&Tenant>, now: DateTim
     Ok(())
 }
 
-/// What a start needs of the database: that it belongs to this secret key, and that somebody can administer it. Returns
-/// the first admin key if this start made it.
-pub async fn settle_installation(
+/// Records the secret key of the installation and ensures that there is an admin key. Returns the first admin key if this call
+/// created it. Fails when the database belongs to another secret key.
+pub async fn claim_installation(
     db: &PgPool,
     keys: &[MasterKey],
     admin_key_given: bool,
@@ -56,10 +58,10 @@ pub async fn settle_installation(
         store::set_fingerprint(&mut tx, current).await?;
     }
     let mut first = None;
-    if !admin_key_given && !store::any_admin(&mut tx, now).await? {
+    if !admin_key_given && !store::has_admin_key(&mut tx, now).await? {
         let new =
             NewKey { name: "first admin".to_owned(), role: Role::Admin, tenant: Tenant::main(), expires_at: None };
-        let (key, secret) = make(new, now)?;
+        let (key, secret) = generate(new, now)?;
         store::insert(&mut tx, &key, digest(secret.reveal())).await?;
         first = Some(secret);
     }
@@ -67,11 +69,11 @@ pub async fn settle_installation(
     Ok(first)
 }
 
-fn make(new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
-    // Names are printed on operators' screens, where a control character would act.
+fn generate(new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
+    // Names are printed on terminals, where control characters could act.
     let printable = !new.name.trim().is_empty() && !new.name.chars().any(char::is_control);
     if !printable || new.name.chars().count() > 100 {
-        return Err(Error::BadName);
+        return Err(Error::InvalidName);
     }
     if new.expires_at.is_some_and(|at| at <= now) {
         return Err(Error::ExpiresInThePast);

@@ -1,13 +1,15 @@
+//! The HTTP API of API keys, under `/admin/v1/keys`.
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use chrono::{DateTime, Utc};
 use kit::auth::{Caller, Role, Tenant};
 use kit::extract::Path;
-use kit::idempotency::{Answer, JsonBody, Mutation};
+use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
-use mailbox::idempotency::{self, Keep};
+use mailbox::idempotency::{self, StoreResponse};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -24,11 +26,11 @@ pub(crate) fn router() -> OpenApiRouter<App> {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateKey {
-    /// What it is for.
+    /// A name that tells what the key is used for.
     #[schema(min_length = 1, max_length = 100, example = "orders service")]
     name: String,
     role: Role,
-    /// Your own when absent.
+    /// Absent: the tenant of the caller.
     tenant: Option<Tenant>,
     #[serde(default, deserialize_with = "kit::instant::optional")]
     expires_at: Option<DateTime<Utc>>,
@@ -46,7 +48,7 @@ struct CreatedKey {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct KeyFilters {
-    /// Only this tenant's.
+    /// Only keys of this tenant.
     tenant: Option<Tenant>,
 }
 
@@ -58,32 +60,32 @@ async fn list(
     caller: Caller,
     Listing { filters, limit, cursor }: Listing<KeyFilters>,
 ) -> Result<Page<ApiKey>, Problem> {
-    let tenant = governed(&caller, filters.tenant)?;
+    let tenant = managed_tenant(&caller, filters.tenant)?;
     let scope = format!("keys?tenant={}", tenant.as_ref().map_or("*", Tenant::as_str));
-    let before = cursor.map(|cursor| app.cursor_key.open(&scope, &cursor)).transpose()?;
+    let before = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
     let keys = flow::list(&app.db, tenant.as_ref(), before, limit + 1).await?;
     Ok(Page::cut(keys, limit, &app.cursor_key, &scope, |key| key.id))
 }
 
-/// Make an API key; the answer is the only place that shows it
+/// Create an API key; only the response shows it
 #[utoipa::path(post, path = "/admin/v1/keys", tag = "admin", request_body = CreateKey,
-    params(("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")), security(("bearer" = [])),
+    params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect")), security(("bearer" = [])),
     responses((status = 201, body = CreatedKey)))]
 async fn create(
     State(app): State<App>,
     caller: Caller,
     request: Mutation<JsonBody<CreateKey>>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     caller.require(Role::Admin)?;
     let Mutation { body: JsonBody(body), identity } = request;
     let tenant = body.tenant.unwrap_or_else(|| caller.tenant.clone());
-    governed(&caller, Some(tenant.clone()))?;
+    managed_tenant(&caller, Some(tenant.clone()))?;
     let new = NewKey { name: body.name, role: body.role, tenant, expires_at: body.expires_at };
     let now = app.clock.now();
-    idempotency::once(&app.db, identity.as_ref(), Keep::NoAnswer, now, |tx| {
+    idempotency::run_once(&app.db, identity.as_ref(), StoreResponse::WithoutBody, now, |tx| {
         Box::pin(async move {
             let (details, secret) = flow::create(tx, new, now).await?;
-            Ok(Answer::json(StatusCode::CREATED, &CreatedKey { key: secret.reveal().clone(), details }))
+            Ok(StoredResponse::json(StatusCode::CREATED, &CreatedKey { key: secret.reveal().clone(), details }))
         })
     })
     .await
@@ -91,20 +93,23 @@ async fn create(
 
 /// Revoke an API key
 #[utoipa::path(delete, path = "/admin/v1/keys/{id}", tag = "admin", params(("id" = Uuid, Path)), security(("bearer" = [])),
-    responses((status = 204, description = "It is revoked, now or before"), (status = 404, description = "There is no such key")))]
+    responses((status = 204, description = "The key is revoked"), (status = 404, description = "The key does not exist")))]
 async fn revoke(State(app): State<App>, caller: Caller, Path(id): Path<Uuid>) -> Result<impl IntoResponse, Problem> {
-    let tenant = governed(&caller, None)?;
+    let tenant = managed_tenant(&caller, None)?;
     flow::revoke(&app.db, id, tenant.as_ref(), app.clock.now()).await?;
-    app.keys.forget_all();
+    app.keys.clear();
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The tenant whose keys the caller may manage and asks for; None is all of them.
-fn governed(caller: &Caller, asked: Option<Tenant>) -> Result<Option<Tenant>, Problem> {
+/// The requested tenant, if the caller may manage its keys. `None`: all tenants. Fails for callers without the role `admin` and
+/// for admins of other tenants.
+fn managed_tenant(caller: &Caller, requested: Option<Tenant>) -> Result<Option<Tenant>, Problem> {
     caller.require(Role::Admin)?;
-    match asked {
-        asked if caller.is_operator() => Ok(asked),
-        Some(other) if other != caller.tenant => Err(Problem::forbidden("this key manages its own tenant only")),
+    match requested {
+        requested if caller.is_operator() => Ok(requested),
+        Some(other) if other != caller.tenant => {
+            Err(Problem::forbidden("an admin of this tenant manages only the keys of this tenant"))
+        }
         _ => Ok(Some(caller.tenant.clone())),
     }
 }

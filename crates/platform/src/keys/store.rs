@@ -1,3 +1,5 @@
+//! SQL of API keys.
+
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
@@ -25,8 +27,8 @@ pub(super) async fn insert(db: &mut PgConnection, key: &ApiKey, digest: [u8; 32]
     .map(drop)
 }
 
-/// The key that is good at `now`.
-pub(super) async fn find_good(
+/// The key with this digest, if it is neither revoked nor expired at `now`.
+pub(super) async fn find_valid(
     db: &mut PgConnection,
     digest: [u8; 32],
     now: DateTime<Utc>,
@@ -42,7 +44,7 @@ pub(super) async fn find_good(
     row.as_ref().map(key).transpose()
 }
 
-/// Newest first; of one tenant, or of all.
+/// Lists keys older than `before`, newest first. Without a tenant: the keys of all tenants.
 pub(super) async fn list(
     db: &mut PgConnection,
     tenant: Option<&str>,
@@ -62,7 +64,7 @@ pub(super) async fn list(
     rows.iter().map(key).collect()
 }
 
-/// False if there is no such key within the tenant; the first revocation's time stays.
+/// Revokes a key; a second revocation does not change its time. Returns false if the key does not exist in the tenant.
 pub(super) async fn revoke(
     db: &mut PgConnection,
     id: Uuid,
@@ -81,8 +83,8 @@ pub(super) async fn revoke(
     Ok(done.rows_affected() > 0)
 }
 
-/// Whether there is a key, good at `now`, that operates the installation.
-pub(super) async fn any_admin(db: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<bool> {
+/// Whether a valid admin key of the tenant `main` exists.
+pub(super) async fn has_admin_key(db: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<bool> {
     sqlx::query_scalar(
         "select exists (
              select from pillarbox_platform.api_key
@@ -93,7 +95,8 @@ pub(super) async fn any_admin(db: &mut PgConnection, now: DateTime<Utc>) -> sqlx
     .await
 }
 
-/// Makes the installation's row if there is none, and locks it: first starts take turns.
+/// Inserts the row of the installation if there is none, locks it and returns its fingerprint. The lock serialises concurrent
+/// first starts.
 pub(super) async fn lock_installation(
     db: &mut PgConnection,
     fingerprint: &str,

@@ -1,128 +1,135 @@
+//! The operator's actions. Each runs in the caller's transaction; the HTTP API and the command line share them.
+
 use chrono::{DateTime, Utc};
-use mailbox::cursor::{self, Dropped};
-use mailbox::dead_letter::{self, DeadLetter, Which};
-use mailbox::home::{self, Recover};
-use mailbox::moment::Moment;
-use mailbox::parked::{self, Retried};
-use mailbox::replay::{self, Canceled, Request};
-use mailbox::{browse, status};
+use mailbox::database::cluster_identity;
+use mailbox::log::Snapshot;
+use mailbox::operations::cursors::{self, DeleteResult};
+use mailbox::operations::dead_letters::{self, DeadLetter, Selection};
+use mailbox::operations::parked::{self, RetryResult};
+use mailbox::operations::recovery::{self, Recovery};
+use mailbox::operations::replays::{self, CancelResult, Request};
+use mailbox::operations::{browse, status};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
 use super::{Error, MessageView, MessageWithOutcomes};
 
+/// The message with its status for each consumer. Fails if the log does not have it.
 pub(crate) async fn message(db: &PgPool, id: Uuid) -> Result<MessageWithOutcomes, Error> {
     let mut db = db.acquire().await?;
     let message = browse::find(&mut db, id).await?.ok_or(Error::NoMessage)?;
-    let consumers = status::of_message(&mut *db, &message).await?;
-    Ok(MessageWithOutcomes { message: MessageView::whole(message), consumers })
+    let consumers = status::message_statuses(&mut *db, &message).await?;
+    Ok(MessageWithOutcomes { message: MessageView::full(message), consumers })
 }
 
-/// `now` is a moment from before the transaction: there is none inside one.
+/// Moves a consumer to the end of the log; it reads again what was posted since `from`. Fails if there is no such consumer.
+///
+/// The caller takes the snapshot before the transaction, because none can be taken inside one.
 pub(crate) async fn reset(
     tx: &mut PgConnection,
     consumer: &str,
     from: Option<DateTime<Utc>>,
-    (moment, now): (&Moment, DateTime<Utc>),
+    (snapshot, now): (&Snapshot, DateTime<Utc>),
 ) -> Result<(), Error> {
     if from.is_some_and(|from| from >= now) {
         return Err(Error::FromInTheFuture);
     }
-    if !cursor::reset_in(tx, consumer, from, moment).await? {
+    if !cursors::reset_in(tx, consumer, from, snapshot).await? {
         return Err(Error::NoConsumer);
     }
-    tracing::info!(consumer, ?from, "an operator has reset a consumer");
+    tracing::info!(consumer, ?from, "an operator reset a consumer");
     Ok(())
 }
 
-/// Lets a restored log go on; returns how many webhooks that waited are dead letters now, or None if it was not restored.
-pub(crate) async fn recover(db: &PgPool, way: Recover, now: DateTime<Utc>) -> Result<Option<u64>, Error> {
-    home::settle(db).await?;
+/// Resumes the consumers of a restored database. Returns the number of pending hub messages that became dead letters, or
+/// `None` if the database was not restored.
+pub(crate) async fn recover(db: &PgPool, way: Recovery, now: DateTime<Utc>) -> Result<Option<u64>, Error> {
+    cluster_identity::check(db).await?;
     let mut tx = db.begin().await?;
-    if !home::recover_in(&mut tx, way).await? {
+    if !recovery::recover_in(&mut tx, way).await? {
         return Ok(None);
     }
-    let set_aside = match way {
-        Recover::From(_) => 0,
-        Recover::Skip => hub::set_aside(&mut tx, now).await?,
+    let skipped = match way {
+        Recovery::From(_) => 0,
+        Recovery::Skip => hub::dead_letter_backlog(&mut tx, now).await?,
     };
     tx.commit().await?;
-    tracing::info!(?way, set_aside, "an operator has recovered the log");
-    Ok(Some(set_aside))
+    tracing::info!(?way, skipped, "an operator recovered the log");
+    Ok(Some(skipped))
 }
 
-pub(crate) async fn forget(tx: &mut PgConnection, consumer: &str) -> Result<(), Error> {
-    match cursor::forget_in(tx, consumer).await? {
-        Dropped::Yes => {
-            tracing::info!(consumer, "an operator has dropped a consumer");
+/// Drops a consumer; its parked messages become dead letters. Fails if it does not exist or is in use.
+pub(crate) async fn drop_consumer(tx: &mut PgConnection, consumer: &str) -> Result<(), Error> {
+    match cursors::delete_in(tx, consumer).await? {
+        DeleteResult::Deleted => {
+            tracing::info!(consumer, "an operator dropped a consumer");
             Ok(())
         }
-        Dropped::Unknown => Err(Error::NoConsumer),
-        Dropped::InUse => Err(Error::ConsumerInUse(consumer.to_owned())),
+        DeleteResult::NotFound => Err(Error::NoConsumer),
+        DeleteResult::InUse => Err(Error::ConsumerInUse(consumer.to_owned())),
     }
 }
 
+/// Makes a parked message due now. Fails if it waits behind an earlier message of its key.
 pub(crate) async fn retry_parked(tx: &mut PgConnection, place: i64) -> Result<(), Error> {
     match parked::retry(tx, place).await? {
-        Retried::Yes => Ok(()),
-        Retried::Unknown => Err(Error::NotParked),
-        Retried::Behind(earlier) => Err(Error::ParkedBehind(earlier)),
+        RetryResult::Scheduled => Ok(()),
+        RetryResult::NotFound => Err(Error::NotParked),
+        RetryResult::Behind(earlier) => Err(Error::ParkedBehind(earlier)),
     }
 }
 
+/// Marks a parked message as discarded; the shard worker removes it when its turn comes.
 pub(crate) async fn discard_parked(tx: &mut PgConnection, place: i64) -> Result<(), Error> {
     if !parked::discard(tx, place).await? {
         return Err(Error::NotParked);
     }
-    tracing::info!(place, "an operator has discarded a parked message");
+    tracing::info!(place, "an operator discarded a parked message");
     Ok(())
 }
 
 pub(crate) async fn dead_letter(db: &mut PgConnection, id: i64) -> Result<DeadLetter, Error> {
-    let which = Which { id: Some(id), ..Which::default() };
-    dead_letter::list(db, &which, None, 1).await?.pop().ok_or(Error::NoDeadLetter)
+    let which = Selection { id: Some(id), ..Selection::default() };
+    dead_letters::list(db, &which, None, 1).await?.pop().ok_or(Error::NoDeadLetter)
 }
 
+/// Parks a dead letter again, due now, with all of its retries. Fails if its consumer no longer exists.
 pub(crate) async fn retry_dead_letter(tx: &mut PgConnection, id: i64) -> Result<(), Error> {
-    let which = Which { id: Some(id), ..Which::default() };
-    if dead_letter::retry(&mut *tx, &which, 1).await? == 0 {
-        // It is not there, or nobody is there to take it.
-        return Err(Error::ConsumerGone(dead_letter(tx, id).await?.consumer));
+    let which = Selection { id: Some(id), ..Selection::default() };
+    if dead_letters::retry(&mut *tx, &which, 1).await? == 0 {
+        // Either the dead letter does not exist, which this reports, or its consumer does not.
+        return Err(Error::ConsumerDropped(dead_letter(tx, id).await?.consumer));
     }
     Ok(())
 }
 
 pub(crate) async fn discard_dead_letter(tx: &mut PgConnection, id: i64) -> Result<(), Error> {
-    let which = Which { id: Some(id), ..Which::default() };
-    if dead_letter::discard(tx, &which, 1).await? == 0 {
+    let which = Selection { id: Some(id), ..Selection::default() };
+    if dead_letters::discard(tx, &which, 1).await? == 0 {
         return Err(Error::NoDeadLetter);
     }
-    tracing::info!(id, "an operator has discarded a dead letter");
+    tracing::info!(id, "an operator discarded a dead letter");
     Ok(())
 }
 
-pub(crate) async fn replay(tx: &mut PgConnection, request: &Request) -> Result<i64, Error> {
+/// Requests a replay and returns its id. Fails if the range is empty or there is no such consumer.
+pub(crate) async fn request_replay(tx: &mut PgConnection, request: &Request) -> Result<i64, Error> {
     if request.to <= request.from {
         return Err(Error::ToNotAfterFrom);
     }
-    let id = replay::request_in(tx, request).await?.ok_or(Error::NoConsumer)?;
-    tracing::info!(
-        consumer = request.consumer,
-        replay = id,
-        again = request.again,
-        "an operator has asked for a replay"
-    );
+    let id = replays::request_in(tx, request).await?.ok_or(Error::NoConsumer)?;
+    tracing::info!(consumer = request.consumer, replay = id, again = request.again, "an operator requested a replay");
     Ok(id)
 }
 
-/// False if it had ended before.
+/// Cancels a replay. Returns false if it had already ended.
 pub(crate) async fn cancel_replay(tx: &mut PgConnection, id: i64) -> Result<bool, Error> {
-    match replay::cancel(tx, id).await? {
-        Canceled::Yes => {
-            tracing::info!(replay = id, "an operator has canceled a replay");
+    match replays::cancel(tx, id).await? {
+        CancelResult::Canceled => {
+            tracing::info!(replay = id, "an operator canceled a replay");
             Ok(true)
         }
-        Canceled::HadEnded => Ok(false),
-        Canceled::Unknown => Err(Error::NoReplay),
+        CancelResult::AlreadyEnded => Ok(false),
+        CancelResult::NotFound => Err(Error::NoReplay),
     }
 }

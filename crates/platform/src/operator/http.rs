@@ -1,5 +1,5 @@
-//! Under `/admin/v1`. Every handler takes an [`kit::auth::Operator`]; what changes something in one transaction takes an
-//! `Idempotency-Key`.
+//! The operator's HTTP API, under `/admin/v1`. Every handler requires an [`kit::auth::Operator`]. A change that is one
+//! transaction accepts an `Idempotency-Key`.
 
 mod consumers;
 mod dead_letters;
@@ -7,9 +7,9 @@ mod log;
 mod parked;
 mod replays;
 
-use kit::idempotency::{Answer, Identity};
+use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use mailbox::idempotency::{self, Effect, Keep};
+use mailbox::idempotency::{self, Effect, StoreResponse};
 use sqlx::{Postgres, Transaction};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -24,15 +24,15 @@ pub(crate) fn router() -> OpenApiRouter<App> {
         .merge(replays::router())
 }
 
-/// Does it once for each `Idempotency-Key`.
-async fn once<F>(app: &App, identity: Option<&Identity>, effect: F) -> Result<Answer, Problem>
+/// Runs `effect` in a transaction, once for each `Idempotency-Key`; a repeated request gets the stored response.
+async fn run_once<F>(app: &App, identity: Option<&RequestIdentity>, effect: F) -> Result<StoredResponse, Problem>
 where
     F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
 {
-    idempotency::once(&app.db, identity, Keep::Answer, app.clock.now(), effect).await
+    idempotency::run_once(&app.db, identity, StoreResponse::WithBody, app.clock.now(), effect).await
 }
 
-/// What a page's cursor belongs to: a list and its filters.
+/// The scope of a page cursor: a list and its filters. A cursor is refused in any other scope.
 fn scope(list: &str, filters: &impl std::fmt::Debug) -> String {
     format!("{list}?{filters:?}")
 }

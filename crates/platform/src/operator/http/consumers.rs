@@ -1,23 +1,25 @@
+//! `/admin/v1/consumers`: the consumers of the log.
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use kit::auth::Operator;
 use kit::extract::{Json, Path};
-use kit::idempotency::{Answer, JsonBody, Mutation};
+use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::problem::Problem;
-use mailbox::moment::Moment;
-use mailbox::status::{self, ConsumerStatus};
+use mailbox::log::Snapshot;
+use mailbox::operations::status::{self, ConsumerStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::once;
+use super::run_once;
 use crate::app::App;
 use crate::operator::{Error, flow};
 
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(reset)).routes(routes!(forget))
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(reset)).routes(routes!(drop_consumer))
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -28,60 +30,61 @@ struct Consumers {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Reset {
-    /// Read again what was posted since, and has not taken effect. Absent: go on with what is posted from now on.
+    /// The consumer reads again what was posted since this time and has not taken effect. Absent: it continues with messages
+    /// that are posted from now on.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     from: Option<DateTime<Utc>>,
 }
 
-/// List the consumers of the log: how far they are, who works for them, what went wrong
+/// List the consumers of the log with their lag, shard workers and failures
 #[utoipa::path(get, path = "/admin/v1/consumers", tag = "operator", security(("bearer" = [])),
     responses((status = 200, body = Consumers)))]
 async fn list(State(app): State<App>, _: Operator) -> Result<Json<Consumers>, Problem> {
     Ok(Json(Consumers { items: status::consumers(&app.db).await.map_err(Error::Database)? }))
 }
 
-/// Let a consumer go on from now, or from a time; one that has lapsed is well again
+/// Reset a consumer to now or to a time; a lapsed consumer resumes
 #[utoipa::path(post, path = "/admin/v1/consumers/{name}/reset", tag = "operator", request_body = Reset,
     params(("name" = String, Path),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
     security(("bearer" = [])),
-    responses((status = 204, description = "It goes on from there"), (status = 404, description = "There is no such consumer")))]
+    responses((status = 204, description = "The consumer is reset"), (status = 404, description = "The consumer does not exist")))]
 async fn reset(
     State(app): State<App>,
     _: Operator,
     Path(name): Path<String>,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<Reset>>,
-) -> Result<Answer, Problem> {
+) -> Result<StoredResponse, Problem> {
     let now = app.clock.now();
     let mut db = app.db.acquire().await.map_err(Error::Database)?;
-    let moment = Moment::now(&mut db).await.map_err(Error::Database)?;
+    let snapshot = Snapshot::now(&mut db).await.map_err(Error::Database)?;
     drop(db);
-    once(&app, identity.as_ref(), |tx| {
+    run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
-            flow::reset(tx, &name, body.from, (&moment, now)).await?;
-            Ok(Answer::empty(StatusCode::NO_CONTENT))
+            flow::reset(tx, &name, body.from, (&snapshot, now)).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
         })
     })
     .await
 }
 
-/// Forget a consumer that nobody works for; what it had parked becomes dead letters
+/// Drop a consumer that no process runs; its parked messages become dead letters
 #[utoipa::path(delete, path = "/admin/v1/consumers/{name}", tag = "operator",
     params(("name" = String, Path),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
     security(("bearer" = [])),
-    responses((status = 204, description = "It is forgotten"), (status = 404, description = "There is no such consumer"),
-        (status = 409, description = "Somebody works for it")))]
-async fn forget(
+    responses((status = 204, description = "The consumer is dropped"), (status = 404, description = "The consumer does not exist"),
+        (status = 409, description = "A running process uses the consumer")))]
+async fn drop_consumer(
     State(app): State<App>,
     _: Operator,
     Path(name): Path<String>,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
-    once(&app, identity.as_ref(), |tx| {
+) -> Result<StoredResponse, Problem> {
+    run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
-            flow::forget(tx, &name).await?;
-            Ok(Answer::empty(StatusCode::NO_CONTENT))
+            flow::drop_consumer(tx, &name).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
         })
     })
     .await

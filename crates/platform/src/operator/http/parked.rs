@@ -1,90 +1,83 @@
+//! `/admin/v1/parked`: messages that failed and wait for their retry.
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use kit::auth::Operator;
 use kit::extract::Path;
-use kit::idempotency::{Answer, Mutation};
+use kit::idempotency::{Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
-use mailbox::parked;
-use serde::Deserialize;
-use utoipa::IntoParams;
+use mailbox::operations::parked;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{once, scope};
+use super::{run_once, scope};
 use crate::app::App;
+use crate::operator::filters::ConsumerFilter;
 use crate::operator::{Error, ParkedView, flow};
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(retry)).routes(routes!(discard))
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct ParkedFilters {
-    /// Only this consumer's.
-    consumer: Option<String>,
-}
-
-/// List parked messages, in the order of parking
-#[utoipa::path(get, path = "/admin/v1/parked", tag = "operator", params(Listing<ParkedFilters>), security(("bearer" = [])),
+/// List parked messages in the order in which they were parked
+#[utoipa::path(get, path = "/admin/v1/parked", tag = "operator", params(Listing<ConsumerFilter>), security(("bearer" = [])),
     responses((status = 200, body = Page<ParkedView>)))]
 async fn list(
     State(app): State<App>,
     _: Operator,
-    Listing { filters, limit, cursor }: Listing<ParkedFilters>,
+    Listing { filters, limit, cursor }: Listing<ConsumerFilter>,
 ) -> Result<Page<ParkedView>, Problem> {
     let scope = scope("parked", &filters);
-    let after = cursor.map(|cursor| app.cursor_key.open(&scope, &cursor)).transpose()?;
+    let after = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
     let parked = parked::list(&app.db, filters.consumer.as_deref(), after, i64::from(limit) + 1).await;
-    let page = Page::cut(parked.map_err(Error::Database)?, limit, &app.cursor_key, &scope, |parked| parked.place);
+    let page = Page::cut(parked.map_err(Error::Database)?, limit, &app.cursor_key, &scope, |parked| parked.id);
     Ok(page.map(ParkedView::from))
 }
 
-/// Try a parked message at once
+/// Retry a parked message now
 ///
-/// It is due then, and its owner tries it within seconds. One that waits behind an earlier message of its key is refused:
-/// the earlier one comes first.
+/// The message becomes due, and the shard worker retries it within seconds. A message that waits behind an earlier message of
+/// its key is refused: the earlier message must be retried or discarded first.
 #[utoipa::path(post, path = "/admin/v1/parked/{place}/retry", tag = "operator",
     params(("place" = i64, Path),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
     security(("bearer" = [])),
-    responses((status = 202, description = "It is due"), (status = 404, description = "Nothing is parked there"),
-        (status = 409, description = "An earlier message of its key comes first")))]
+    responses((status = 202, description = "The message is due"), (status = 404, description = "No parked message has this number"),
+        (status = 409, description = "An earlier message of the same key is parked")))]
 async fn retry(
     State(app): State<App>,
     _: Operator,
     Path(place): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
-    once(&app, identity.as_ref(), |tx| {
+) -> Result<StoredResponse, Problem> {
+    run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             flow::retry_parked(tx, place).await?;
-            Ok(Answer::empty(StatusCode::ACCEPTED))
+            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
         })
     })
     .await
 }
 
-/// Throw a parked message away
+/// Discard a parked message
 ///
-/// Its owner passes it, within seconds or, if it waits behind others of its key, when its turn comes.
+/// The shard worker removes it within seconds or, if it waits behind other messages of its key, when its turn comes.
 #[utoipa::path(post, path = "/admin/v1/parked/{place}/discard", tag = "operator",
     params(("place" = i64, Path),
-        ("idempotency-key" = Option<String>, Header, description = "Repeating a request with the same key does nothing more")),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
     security(("bearer" = [])),
-    responses((status = 202, description = "It is discarded"), (status = 404, description = "Nothing is parked there")))]
+    responses((status = 202, description = "The message is discarded"), (status = 404, description = "No parked message has this number")))]
 async fn discard(
     State(app): State<App>,
     _: Operator,
     Path(place): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
-) -> Result<Answer, Problem> {
-    once(&app, identity.as_ref(), |tx| {
+) -> Result<StoredResponse, Problem> {
+    run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             flow::discard_parked(tx, place).await?;
-            Ok(Answer::empty(StatusCode::ACCEPTED))
+            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
         })
     })
     .await

@@ -1,4 +1,4 @@
-//! Asking a server that runs how it is.
+//! Loads the health checks of a running server from its `/readyz`.
 
 use std::time::Duration;
 
@@ -10,35 +10,40 @@ use tokio::net::TcpStream;
 
 use super::Failure;
 use crate::data_dir::DataDir;
-use crate::edges::Report;
+use crate::server_routes::Report;
 use crate::settings::Settings;
 
+/// Timeout of the request.
 const TIME_MAX: Duration = Duration::from_secs(3);
+/// Largest response that is read.
 const BYTES_MAX: usize = 1 << 20;
 
-/// What `/readyz` of the server that runs from the data folder says; nothing when none does, or the database is another.
-pub(super) async fn ask_local(settings: &Settings) -> Result<Vec<State>, Failure> {
-    let holder = DataDir::at(&settings.data_dir)?.holder().filter(|_| settings.database_url.is_none());
-    Ok(match holder {
-        Some(holder) => ask(&holder).await,
+/// The checks of the server that uses the data folder. Empty when none does, or when `database_url` is set.
+pub(super) async fn load_local(settings: &Settings) -> Result<Vec<State>, Failure> {
+    let server = DataDir::at(&settings.data_dir)?.holder().filter(|_| settings.database_url.is_none());
+    Ok(match server {
+        Some(server) => load(&server).await,
         None => Vec::new(),
     })
 }
 
-/// The same of the holder of a data folder, as it described itself. That it does not answer is a state, too.
-pub(super) async fn ask(holder: &str) -> Vec<State> {
-    let silent = |error: String| {
-        let error = format!("{holder} does not answer at /readyz: {error}");
+/// The checks of a server, given its description in the lock file of the data folder. A server that does not respond is
+/// reported as a failed check.
+pub(super) async fn load(server: &str) -> Vec<State> {
+    let unreachable = |error: String| {
+        let error = format!("{server} does not respond at /readyz: {error}");
         vec![State { name: "readyz".to_owned(), kind: Kind::Dependency, required: true, up: false, error: Some(error) }]
     };
-    let Some((_, address)) = holder.rsplit_once("http://") else { return silent("it does not say where".to_owned()) };
+    let Some((_, address)) = server.rsplit_once("http://") else {
+        return unreachable("its address is unknown".to_owned());
+    };
     match tokio::time::timeout(TIME_MAX, get(address)).await {
         Ok(Ok(body)) => match serde_json::from_slice::<Report>(&body) {
             Ok(report) => report.checks,
-            Err(error) => silent(error.to_string()),
+            Err(error) => unreachable(error.to_string()),
         },
-        Ok(Err(error)) => silent(error.to_string()),
-        Err(_) => silent(format!("not within {} s", TIME_MAX.as_secs())),
+        Ok(Err(error)) => unreachable(error.to_string()),
+        Err(_) => unreachable(format!("no response within {} s", TIME_MAX.as_secs())),
     }
 }
 

@@ -1,22 +1,22 @@
-//! Times as people type them.
+//! Parses times on the command line.
 
 use chrono::{DateTime, Duration, Utc};
 
-/// RFC 3339, or a duration back from now.
-pub(super) fn time(text: &str) -> Result<DateTime<Utc>, String> {
-    before(text, Utc::now())
+/// Parses an RFC 3339 time, or a duration before now. Fails with the accepted formats.
+pub(crate) fn parse(text: &str) -> Result<DateTime<Utc>, String> {
+    parse_relative_to(text, Utc::now())
 }
 
-fn before(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, String> {
+fn parse_relative_to(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, String> {
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
         return Ok(time.to_utc());
     }
-    ago(text).and_then(|ago| now.checked_sub_signed(ago)).ok_or_else(|| {
-        "takes a time such as 2026-01-31T08:00:00Z, or a duration back from now such as 30m, 2h or 7d".to_owned()
+    duration(text).and_then(|duration| now.checked_sub_signed(duration)).ok_or_else(|| {
+        "accepts a time such as 2026-01-31T08:00:00Z, or a duration before now such as 30m, 2h or 7d".to_owned()
     })
 }
 
-fn ago(text: &str) -> Option<Duration> {
+fn duration(text: &str) -> Option<Duration> {
     let (at, _) = text.char_indices().last()?;
     let count: i64 = text[..at].parse().ok().filter(|count| *count >= 0)?;
     match &text[at..] {
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_a_moment_or_a_duration_back_from_now() {
+    fn a_time_is_absolute_or_a_duration_before_now() {
         let now = "2026-02-01T12:00:00Z".parse().unwrap();
         for (text, expected) in [
             ("2026-01-31T08:00:00Z", "2026-01-31T08:00:00Z"),
@@ -43,10 +43,10 @@ mod tests {
             ("2h", "2026-02-01T10:00:00Z"),
             ("7d", "2026-01-25T12:00:00Z"),
         ] {
-            assert_eq!(before(text, now), Ok(expected.parse().unwrap()), "{text}");
+            assert_eq!(parse_relative_to(text, now), Ok(expected.parse().unwrap()), "{text}");
         }
         for text in ["", "h", "2", "2w", "-2h", "yesterday", "2026-01-31", "2é", "99999999999999999d"] {
-            assert!(before(text, now).unwrap_err().contains("2h"), "{text}");
+            assert!(parse_relative_to(text, now).unwrap_err().contains("2h"), "{text}");
         }
     }
 }

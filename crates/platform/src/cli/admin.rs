@@ -1,34 +1,34 @@
-//! The commands for operators: they run beside a server and end.
+//! `migrate`, `token` and `key`, and how a command finds its database and its secret key.
 
-use std::io::Write;
 use std::time::Duration;
 
 use chrono::Utc;
 use kit::auth::{Role, Tenant, TokenSigner};
-use kit::config::BadSetting;
+use kit::config::InvalidSetting;
 use kit::secret::MasterKey;
 use mailbox::database::{self, PoolLimits};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
-use super::{Failure, table};
-use crate::app;
+use super::Failure;
+use super::table::{self, print_line};
 use crate::data_dir::DataDir;
 use crate::embedded;
 use crate::keys::{NewKey, flow};
+use crate::pools::check_reachable;
 use crate::settings::Settings;
 
 pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
     let options = database_options(settings, &data_dir)?;
-    app::reach(settings, &options).await?;
+    check_reachable(settings, &options).await?;
     let applied = database::migrate(&options).await?;
-    say(&match applied.as_slice() {
+    print_line(&match applied.as_slice() {
         [] => "The database's schema is up to date.".to_owned(),
-        [only] => format!("Migration {only} is applied: the database's schema is up to date."),
-        [first, .., last] => format!("Migrations {first} to {last} are applied: the database's schema is up to date."),
+        [only] => format!("Migration {only} is applied. The database's schema is up to date."),
+        [first, .., last] => format!("Migrations {first} to {last} are applied. The database's schema is up to date."),
     })?;
     Ok(())
 }
@@ -40,7 +40,7 @@ pub(super) fn token(settings: &Settings, user: Uuid, role: Option<Role>, ttl_sec
     };
     let ttl = Duration::from_secs(u64::from(ttl_seconds));
     let token = TokenSigner::new(&master).sign(user, role, Utc::now(), ttl);
-    say(&token.map_err(|error| Failure::Other(format!("signing: {error}")))?)?;
+    print_line(&token.map_err(|error| Failure::Other(format!("signing: {error}")))?)?;
     Ok(())
 }
 
@@ -48,14 +48,19 @@ pub(super) async fn create_key(settings: &Settings, role: Role, tenant: Tenant, 
     let db = connect(settings)?;
     let new = NewKey { name, role, tenant, expires_at: None };
     let (key, secret) = flow::create(&mut *db.acquire().await?, new, Utc::now()).await?;
-    // The key alone on standard output, so that a script can take it.
-    say(secret.reveal()).map_err(|error| {
+    // Standard output has only the key, so that a script can read it.
+    print_line(secret.reveal()).map_err(|error| {
         let id = key.id;
         Failure::Other(format!(
-            "the key was made, but could not be shown ({error}); revoke it: pillarbox key revoke {id}"
+            "the key was created but could not be printed ({error}); revoke it with `pillarbox key revoke {id}`"
         ))
     })?;
-    eprintln!("key {} with the role {} in tenant {}; it is not shown again", key.id, key.role, key.tenant.as_str());
+    eprintln!(
+        "Created key {} with the role {} in the tenant {}. It is not shown again.",
+        key.id,
+        key.role,
+        key.tenant.as_str()
+    );
     Ok(())
 }
 
@@ -63,7 +68,7 @@ pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>, json:
     const PAGE: u32 = 100;
     let db = connect(settings)?;
     if !json {
-        say(&format!(
+        print_line(&format!(
             "{:36}  {:8}  {:6}  {:12}  {:20}  {:7}  NAME",
             "ID", "HINT", "ROLE", "TENANT", "CREATED", "STATE"
         ))?;
@@ -73,17 +78,20 @@ pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>, json:
         let keys = flow::list(&db, tenant.as_ref(), before, PAGE).await?;
         for key in &keys {
             if json {
-                table::json(key)?;
+                table::print_json(key)?;
                 continue;
             }
             let state = match () {
                 () if key.revoked_at.is_some() => "revoked",
                 () if key.expires_at.is_some_and(|at| at <= Utc::now()) => "expired",
-                () => "good",
+                () => "valid",
             };
             let created = key.created_at.format("%Y-%m-%d %H:%M:%SZ");
             let (role, tenant) = (key.role.as_str(), key.tenant.as_str());
-            say(&format!("{}  {:8}  {role:6}  {tenant:12}  {created}  {state:7}  {}", key.id, key.hint, key.name))?;
+            print_line(&format!(
+                "{}  {:8}  {role:6}  {tenant:12}  {created}  {state:7}  {}",
+                key.id, key.hint, key.name
+            ))?;
         }
         match keys.last() {
             Some(last) if keys.len() == PAGE as usize => before = Some(last.id),
@@ -94,11 +102,11 @@ pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>, json:
 
 pub(super) async fn revoke_key(settings: &Settings, id: Uuid) -> Result<(), Failure> {
     flow::revoke(&connect(settings)?, id, None, Utc::now()).await?;
-    say(&format!("Key {id} is revoked; servers refuse it within 2 s."))?;
+    print_line(&format!("Key {id} is revoked; all servers refuse it within 2 s."))?;
     Ok(())
 }
 
-/// The current key first, then those it replaced.
+/// The current secret key first, then the former ones. Creates the key in the data folder if there is none.
 pub(super) fn master_keys(settings: &Settings, data_dir: &DataDir) -> Result<Vec<MasterKey>, Failure> {
     let current = match settings.master_key_given()? {
         Some(key) => key,
@@ -109,20 +117,23 @@ pub(super) fn master_keys(settings: &Settings, data_dir: &DataDir) -> Result<Vec
     Ok(keys)
 }
 
-pub(super) fn database_options(settings: &Settings, data_dir: &DataDir) -> Result<PgConnectOptions, BadSetting> {
+/// PostgreSQL itself: the configured one, or the private one of the data folder.
+pub(super) fn database_options(settings: &Settings, data_dir: &DataDir) -> Result<PgConnectOptions, InvalidSetting> {
     Ok(settings.database()?.unwrap_or_else(|| embedded::connect_options(data_dir)))
 }
 
+/// Fails when the command needs the private PostgreSQL and no server runs it.
 fn require_database(settings: &Settings, data_dir: &DataDir) -> Result<(), Failure> {
     if settings.database_url.is_some() || data_dir.holder().is_some() {
         return Ok(());
     }
     let folder = data_dir.path().display();
     Err(Failure::Other(format!(
-        "no server runs from {folder}: start `pillarbox up` with this --data-dir first, or give --database-url"
+        "no server runs in the data folder {folder}: start `pillarbox up` with this --data-dir first, or set --database-url"
     )))
 }
 
+/// A pool for one command. Fails when there is no database to connect to.
 pub(super) fn connect(settings: &Settings) -> Result<PgPool, Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
@@ -131,9 +142,4 @@ pub(super) fn connect(settings: &Settings) -> Result<PgPool, Failure> {
 
 pub(super) fn pool(options: PgConnectOptions) -> PgPool {
     database::pool(options, PoolLimits { connections_min: 0, connections_max: 2, ..PoolLimits::default() })
-}
-
-/// One line on standard output; `println!` would panic when nobody reads it.
-pub(super) fn say(line: &str) -> Result<(), std::io::Error> {
-    writeln!(std::io::stdout(), "{line}")
 }

@@ -1,4 +1,5 @@
-//! The routes that are about the server itself. Open to all: they show no tenant's data.
+//! The routes about the server itself: health, readiness, metrics and the API documentation. They need no authentication,
+//! because they show no tenant's data.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
@@ -16,7 +17,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::app::{App, api_description};
+use crate::app::App;
 
 pub(crate) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -40,11 +41,11 @@ struct Alive {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum Readiness {
-    /// Everything is there.
+    /// All dependencies are up.
     Ready,
-    /// It serves, but something that it can do without for a while is down.
+    /// The process serves requests, but an optional dependency is down.
     Degraded,
-    /// It cannot serve.
+    /// The process cannot serve requests.
     Unready,
 }
 
@@ -54,16 +55,16 @@ pub(crate) struct Report {
     pub(crate) checks: Vec<Condition>,
 }
 
-/// Is the process alive?
+/// Check that the process is alive
 #[utoipa::path(get, path = "/healthz", tag = "server", responses((status = 200, body = Alive)))]
 async fn healthz() -> Json<Alive> {
     Json(Alive { status: "alive", version: env!("CARGO_PKG_VERSION") })
 }
 
-/// Can it serve, and what is down?
+/// Check that the process can serve requests, and list its dependencies
 #[utoipa::path(get, path = "/readyz", tag = "server", responses(
-    (status = 200, body = Report, description = "It serves; `degraded` names what is down meanwhile"),
-    (status = 503, body = Report, description = "It cannot serve: something required is down")))]
+    (status = 200, body = Report, description = "The process serves requests; with the status `degraded`, `checks` shows which dependency is down"),
+    (status = 503, body = Report, description = "The process cannot serve requests: a required dependency is down")))]
 async fn readyz(State(app): State<App>) -> (StatusCode, Json<Report>) {
     let checks = app.health.report();
     let status = match () {
@@ -75,7 +76,7 @@ async fn readyz(State(app): State<App>) -> (StatusCode, Json<Report>) {
     (code, Json(Report { status, checks }))
 }
 
-/// Metrics for Prometheus
+/// Get the metrics for Prometheus
 #[utoipa::path(get, path = "/metrics", tag = "server",
     responses((status = 200, body = String, content_type = "text/plain; version=0.0.4")))]
 async fn metrics(State(app): State<App>) -> Response {
@@ -83,14 +84,14 @@ async fn metrics(State(app): State<App>) -> Response {
     ([(header::CONTENT_TYPE, content_type)], app.metrics.render()).into_response()
 }
 
-/// This API's description
+/// Get the OpenAPI description of this API
 #[utoipa::path(get, path = "/openapi.json", tag = "server", responses((status = 200, body = Object)))]
-async fn openapi() -> Response {
-    static TEXT: LazyLock<String> = LazyLock::new(|| api_description().to_json().unwrap_or_default());
-    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], TEXT.as_str()).into_response()
+async fn openapi(State(app): State<App>) -> Response {
+    let json = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, json)], app.description()).into_response()
 }
 
-/// The description, rendered; everything it needs is in the binary.
+/// The rendered API documentation. The binary contains all of its files.
 async fn docs(Path(file): Path<String>) -> Result<Response, Problem> {
     static CONFIG: LazyLock<Arc<utoipa_swagger_ui::Config<'static>>> = LazyLock::new(|| {
         Arc::new(
@@ -98,15 +99,15 @@ async fn docs(Path(file): Path<String>) -> Result<Response, Problem> {
         )
     });
     let found = utoipa_swagger_ui::serve(&file, CONFIG.clone()).map_err(|error| Problem::internal(&error))?;
-    let file = found.ok_or_else(|| Problem::not_found("unknown-route", "there is no such page"))?;
+    let file = found.ok_or_else(|| Problem::not_found("unknown-route", "there is no such documentation page"))?;
     let content_type = file.content_type.parse().map_err(|error| Problem::internal(&error))?;
-    // The page talks to this server alone.
+    // The page may load resources from this server only.
     let policy = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'";
     let headers = HeaderMap::from_iter([
         (header::CONTENT_TYPE, content_type),
         (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy)),
     ]);
-    // In the binary already: no copy, however many ask.
+    // Files are part of the binary and served without a copy, except for the page whose title is replaced.
     let bytes = match file.bytes {
         Cow::Borrowed(bytes) if file.content_type.starts_with("text/html") => {
             let page = String::from_utf8_lossy(bytes).replace("<title>Swagger UI</title>", "<title>Pillarbox</title>");

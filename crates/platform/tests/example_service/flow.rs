@@ -1,0 +1,33 @@
+//! Use cases of the greetings service, one transaction each.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use kit::worker::Round;
+use mailbox::log::{Post, PostError, Source, post};
+use serde_json::value::to_raw_value;
+use sqlx::{PgPool, Postgres, Transaction};
+use uuid::Uuid;
+
+use super::contract::{GreetingReceived, RECEIVED, SOURCE};
+use super::store;
+
+/// How long an answered greeting is retained.
+const RETENTION: TimeDelta = TimeDelta::days(1);
+
+/// Stores a greeting and publishes it, both in the caller's transaction. Returns its id.
+pub(super) async fn receive(
+    tx: &mut Transaction<'_, Postgres>,
+    name: &str,
+    now: DateTime<Utc>,
+) -> Result<Uuid, PostError> {
+    let id = Uuid::now_v7();
+    store::insert(tx, id, name, now).await?;
+    let payload = to_raw_value(&GreetingReceived { id }).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    post(tx, &Source::new(SOURCE), &Post::new(RECEIVED, payload).with_key(id.to_string())).await?;
+    Ok(id)
+}
+
+/// Deletes answered greetings after their retention.
+pub(super) async fn remove_old(db: &PgPool, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
+    store::delete_answered(&mut *db.acquire().await?, now - RETENTION).await?;
+    Ok(Round::Idle)
+}

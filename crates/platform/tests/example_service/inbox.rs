@@ -1,0 +1,33 @@
+//! The message handler of the greetings service. The inbox makes sure that it processes each message once.
+
+use std::sync::Arc;
+
+use mailbox::consumers::{Handler, HandlerFuture, StartAt, Subscription};
+use mailbox::log::{Message, MessagePattern};
+use sqlx::{Postgres, Transaction};
+
+use super::contract::{GreetingReceived, RECEIVED, SOURCE};
+use super::store;
+
+pub(super) const CONSUMER: &str = "greetings.answer";
+
+pub(super) fn subscription() -> Subscription {
+    let (sources, topics) = (vec![SOURCE.to_owned()], vec![RECEIVED.to_owned()]);
+    Subscription {
+        consumer: CONSUMER,
+        matching: MessagePattern { sources, topics, ..MessagePattern::default() },
+        start: StartAt::Beginning,
+        handler: Arc::new(AnswerGreeting),
+    }
+}
+
+struct AnswerGreeting;
+
+impl Handler for AnswerGreeting {
+    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> HandlerFuture<'t> {
+        Box::pin(async move {
+            let received: GreetingReceived = serde_json::from_str(message.payload.get())?;
+            Ok(store::mark_answered(tx, received.id).await?)
+        })
+    }
+}

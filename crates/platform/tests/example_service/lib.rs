@@ -1,0 +1,55 @@
+//! Greetings: the smallest complete service.
+//!
+//! Owns the schema `pillarbox_greetings`. Publishes `greeting.received`, and consumes it to answer the greeting.
+
+pub mod contract;
+mod flow;
+mod http;
+mod inbox;
+mod store;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kit::clock::Clock;
+use kit::config::InvalidSetting;
+use mailbox::consumers::{Runtime, Subscription};
+use mailbox::log::Watcher;
+use mailbox::service::{Role, Service, ServiceContext};
+use sqlx::PgPool;
+use utoipa_axum::router::OpenApiRouter;
+
+/// Time between two runs of the retention task.
+const RETENTION_PAUSE: Duration = Duration::from_secs(1);
+
+pub struct Greetings {
+    db: PgPool,
+    clock: Clock,
+    watcher: Watcher,
+}
+
+impl Service for Greetings {
+    const NAME: &'static str = "greetings";
+    const DESCRIPTION: &'static str = "Greetings. Requires a user's token.";
+    const WORK: &'static [(Role, &'static str)] = &[(Role::Consume, inbox::CONSUMER)];
+    type Settings = ();
+
+    fn build(context: &ServiceContext, (): &()) -> Result<Greetings, InvalidSetting> {
+        let (db, clock, watcher) = (context.db.clone(), context.clock.clone(), context.watcher.clone());
+        Ok(Greetings { db, clock, watcher })
+    }
+
+    fn routes() -> OpenApiRouter<Arc<Greetings>> {
+        http::router()
+    }
+
+    fn subscriptions(&self) -> Vec<Subscription> {
+        vec![inbox::subscription()]
+    }
+
+    fn start_maintenance(&self, runtime: &Runtime) {
+        let worker = runtime.worker("greetings.retention".to_owned(), RETENTION_PAUSE);
+        let (db, clock) = (runtime.db().clone(), self.clock.clone());
+        runtime.spawn(async move { worker.run(|| flow::remove_old(&db, clock.now())).await });
+    }
+}
