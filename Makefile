@@ -2,43 +2,51 @@
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
+# Tests wait for servers most of the time, so more of them run than there are cores.
+export RUST_TEST_THREADS ?= 6
+# Each test appends its duration to this file.
+DURATIONS := $(TARGET)/test-durations
+
 .DEFAULT_GOAL := help
 .PHONY: help run release test check soak bench servers clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# `exec`, so that Ctrl-C and SIGTERM reach Pillarbox itself and it drains.
-# Not optimised: it is ready in a third of the time, and shares what `make test` built.
-run: ## build and run Pillarbox with a PostgreSQL of its own (ARGS="--flags")
+# `exec`, so that Ctrl-C and SIGTERM reach Pillarbox itself and it finishes its work in progress.
+# A debug build: it is ready in a third of the time, and shares its artifacts with `make test`.
+run: ## build and run Pillarbox with an embedded PostgreSQL (ARGS="--flags")
 	@scripts/setup run
 	cargo build --locked --package pillarbox
 	@exec $(TARGET)/debug/pillarbox $(ARGS)
 
-release: ## build what you deploy: target/release/pillarbox
+release: ## build the binary for deployment: target/release/pillarbox
 	cargo build --release --locked --package pillarbox
 
-test: ## everything that CI checks: format, lints, all tests on real servers
+test: ## run all checks of CI: format, lints, and all tests on real servers
 	@scripts/setup test
 	@$(MAKE) --no-print-directory check
-	scripts/with-servers cargo test --workspace --locked
+	@rm -f $(DURATIONS)
+	PBX_TEST_DURATIONS=$(abspath $(DURATIONS)) scripts/with-servers cargo test --workspace --locked
+	@echo 'The ten slowest tests, in seconds:'
+	@sort -rn $(DURATIONS) | head -n 10
 
-check: ## format and lints only, no servers
+check: ## check format and lints only, without servers
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-soak: ## the same tests, longer and larger
+soak: ## run the same tests for longer and with larger sizes
 	@scripts/setup test
 	PBX_SOAK=1 scripts/with-servers cargo test --release --workspace --locked
 
-bench: ## measure (BENCH_ARGS="--flags")
+bench: ## run the benchmarks (BENCH_ARGS="--flags")
 	@scripts/setup test
 	cargo build --release --locked --package pillarbox --package pillarbox-bench
 	PBX_TEST_FSYNC=on scripts/with-servers $(TARGET)/release/pillarbox-bench $(BENCH_ARGS)
 
-servers: ## a shell next to the test servers, for running one test again and again
+servers: ## open a shell with running test servers, to run one test repeatedly
 	@scripts/setup test
 	@scripts/with-servers $${SHELL:-bash}
 
-clean: ## remove everything that was built
+clean: ## remove all build artifacts
 	cargo clean

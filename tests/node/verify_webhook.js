@@ -1,6 +1,7 @@
-// A receiver in another language, with the Standard Webhooks library of npm: it verifies what was signed by ours.
+// A receiver in another language: it verifies signatures with the Standard Webhooks library of npm.
 //
-// Reads `{secrets, stranger, headers, body}` as JSON from standard input; each of the secrets has to fit, the stranger not.
+// Reads `{secrets, stranger, headers, body}` as JSON from standard input. Each of the secrets must verify, and the secret
+// `stranger` must not.
 
 const assert = require("node:assert");
 const fs = require("node:fs");

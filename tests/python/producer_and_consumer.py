@@ -1,6 +1,6 @@
-"""A service that is not ours, in another language: it posts in its own transaction, and reads from the broker.
+"""A service in another language: it posts in its own transaction and consumes from the broker.
 
-Takes what it needs from the environment: POSTGRES_URL, AMQP_URL, QUEUE. Prints the envelope that it received.
+Reads POSTGRES_URL, AMQP_URL and QUEUE from the environment. Prints the envelope that it received.
 """
 
 import os
@@ -11,13 +11,13 @@ import psycopg
 
 
 def post():
-    """A reservation and the message about it commit together; one that is rolled back leaves nothing."""
+    """Commits a reservation together with its message, after a transaction that is rolled back."""
     with psycopg.connect(os.environ["POSTGRES_URL"]) as db:
         db.execute("set role pillarbox_producer")
         try:
             with db.transaction():
                 send(db, {"seats": -1})
-                raise ValueError("the business says no")
+                raise ValueError("roll back")
         except ValueError:
             pass
         with db.transaction():
@@ -40,7 +40,7 @@ def receive():
     channel = connection.channel()
     for method, properties, body in channel.consume(os.environ["QUEUE"], inactivity_timeout=60):
         if method is None:
-            sys.exit("nothing came")
+            sys.exit("no message arrived within 60 s")
         channel.basic_ack(method.delivery_tag)
         channel.cancel()
         connection.close()

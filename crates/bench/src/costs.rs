@@ -1,4 +1,4 @@
-//! What a thing costs: CPU of every process, and WAL. Steadier than rates.
+//! The cost of an operation: CPU time of every process, and WAL bytes. Costs vary less than rates.
 
 use sqlx::PgPool;
 
@@ -6,7 +6,7 @@ use crate::Outcome;
 use crate::report::Report;
 use crate::server::{Server, cpu_in};
 
-/// Seconds of CPU that the server, PostgreSQL and this process have used, and bytes of WAL.
+/// CPU seconds that the server, PostgreSQL and this process have used, and bytes of WAL.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Used {
     cpu: [f64; 3],
@@ -37,23 +37,23 @@ impl Costs {
         let [server, postgres, bench, wal] = self.0;
         report.add(&format!("{what}, CPU of the server"), "us", server);
         report.add(&format!("{what}, CPU of PostgreSQL"), "us", postgres);
-        report.add(&format!("{what}, CPU of the load"), "us", bench);
+        report.add(&format!("{what}, CPU of the load generator"), "us", bench);
         report.add(&format!("{what}, WAL"), "B", wal);
     }
 }
 
-/// A process and its children: PostgreSQL has one for each connection.
+/// A process and its children: PostgreSQL has one per connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Family(u32);
 
 impl Family {
-    /// The PostgreSQL behind this pool, on this machine.
+    /// The PostgreSQL server of this pool, which must run on this machine.
     pub(crate) async fn of_postgres(db: &PgPool) -> Outcome<Family> {
         let backend: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(db).await?;
         Ok(Family(parent_in(&std::fs::read_to_string(format!("/proc/{backend}/stat"))?)?))
     }
 
-    /// Of those that have ended, too.
+    /// The CPU seconds of the process and its children, including children that have exited.
     pub(crate) fn cpu_seconds(&self) -> Outcome<f64> {
         let mut seconds = cpu_in(&std::fs::read_to_string(format!("/proc/{}/stat", self.0))?)?;
         for entry in std::fs::read_dir("/proc")? {
@@ -67,6 +67,6 @@ impl Family {
 }
 
 fn parent_in(stat: &str) -> Outcome<u32> {
-    let (_, fields) = stat.rsplit_once(')').ok_or("not a stat")?;
+    let (_, fields) = stat.rsplit_once(')').ok_or("invalid /proc stat line")?;
     Ok(fields.split_whitespace().nth(1).ok_or("no parent")?.parse()?)
 }

@@ -1,5 +1,5 @@
-//! Feeds of many events: the first page, one far behind it, filtered, searched; and a page that was made before, next to the
-//! emptiest answer of the same server.
+//! The events feed with many events: first pages, deep pages, filters and searches; and cached pages compared with
+//! `/healthz` of the same server.
 
 mod fixture;
 
@@ -16,7 +16,7 @@ use fixture::Fixture;
 
 const CONNECTIONS: usize = 32;
 const RUN: Duration = Duration::from_secs(2);
-/// Pages of a run; each is asked for once, so none is a copy.
+/// Pages of a run. Each is requested once, so that none is cached.
 const PAGES: usize = 50;
 const DEPTH: u64 = 100_000;
 const WALK_LIMIT: u64 = 100;
@@ -29,53 +29,55 @@ pub(crate) enum Part {
     Filtered,
     /// First pages of a search, between runs of first pages
     Searched,
-    /// First pages of what is trending, between runs of first pages
+    /// First pages of the trending order, between runs of first pages
     Trending,
-    /// A page that was made before, between runs of /healthz
+    /// A cached page, between runs of /healthz
     Cached,
 }
 
 pub(crate) async fn measure(pillarbox: &Path, pairs: usize, only: &[Part], events: u64) -> Outcome<Report> {
     let mut report = Report::default();
     let fixture = Fixture::new(pillarbox, events).await?;
-    let asked = Questions::default();
+    let queries = Queries::default();
     for part in Part::value_variants() {
         if !only.is_empty() && !only.contains(part) {
             continue;
         }
         match part {
-            Part::Deep => deep(&fixture, &asked, pairs, events, &mut report).await?,
+            Part::Deep => deep(&fixture, &queries, pairs, events, &mut report).await?,
             Part::Filtered => {
-                beside_first(&fixture, &asked, pairs, "filtered", "&city=city%207&category=kind%203", &mut report)
+                beside_first(&fixture, &queries, pairs, "filtered", "&city=city%207&category=kind%203", &mut report)
                     .await?
             }
-            Part::Searched => beside_first(&fixture, &asked, pairs, "searched", "&q=word7", &mut report).await?,
-            Part::Trending => beside_first(&fixture, &asked, pairs, "trending", "&sort=trending", &mut report).await?,
+            Part::Searched => beside_first(&fixture, &queries, pairs, "searched", "&q=word7", &mut report).await?,
+            Part::Trending => {
+                beside_first(&fixture, &queries, pairs, "trending", "&sort=trending", &mut report).await?
+            }
             Part::Cached => cached(&fixture, pairs, &mut report).await?,
         }
     }
-    report.add("memory of the server, at most", "MiB", vec![fixture.end().await?]);
+    report.add("peak memory of the server", "MiB", vec![fixture.end().await?]);
     Ok(report)
 }
 
-/// Each question is another one, by an end that all events are before.
+/// Creates a different query each time, with an end time after all events.
 #[derive(Default)]
-struct Questions(AtomicU64);
+struct Queries(AtomicU64);
 
-impl Questions {
+impl Queries {
     fn next(&self) -> String {
         let number = self.0.fetch_add(1, Ordering::Relaxed);
         format!("/event/v1/events?to=9000-01-01T00:00:00.{number:06}Z")
     }
 }
 
-/// The median time of these pages, as a rate of one connection.
+/// The rate of one connection that results from the median time of these pages.
 async fn median_rate(connection: &mut Connection, paths: &[String]) -> Outcome<f64> {
     let mut times = Vec::with_capacity(paths.len());
     for path in paths {
-        let asked_at = Instant::now();
+        let sent_at = Instant::now();
         connection.get(path).await?;
-        times.push(asked_at.elapsed().as_secs_f64());
+        times.push(sent_at.elapsed().as_secs_f64());
     }
     Ok(rate_of_median(times))
 }
@@ -85,14 +87,14 @@ fn rate_of_median(mut seconds: Vec<f64>) -> f64 {
     1.0 / seconds[seconds.len() / 2]
 }
 
-async fn first_pages(fixture: &Fixture, asked: &Questions, filters: &str) -> Outcome<f64> {
-    let paths: Vec<String> = (0..PAGES).map(|_| format!("{}{filters}", asked.next())).collect();
+async fn first_pages(fixture: &Fixture, queries: &Queries, filters: &str) -> Outcome<f64> {
+    let paths: Vec<String> = (0..PAGES).map(|_| format!("{}{filters}", queries.next())).collect();
     median_rate(&mut Connection::open(fixture.address()).await?, &paths).await
 }
 
 async fn beside_first(
     fixture: &Fixture,
-    asked: &Questions,
+    queries: &Queries,
     pairs: usize,
     what: &str,
     filters: &str,
@@ -101,17 +103,17 @@ async fn beside_first(
     let runs = Pairs::run(
         what,
         pairs,
-        async || first_pages(fixture, asked, "").await,
-        async || first_pages(fixture, asked, filters).await,
+        async || first_pages(fixture, queries, "").await,
+        async || first_pages(fixture, queries, filters).await,
     );
     add_times(report, &format!("first page, {what}"), &runs.await?);
     Ok(())
 }
 
-/// Walks there once, and on from there with every run.
-async fn deep(fixture: &Fixture, asked: &Questions, pairs: usize, events: u64, report: &mut Report) -> Outcome<()> {
+/// Reads up to the depth once, and continues from there with every run.
+async fn deep(fixture: &Fixture, queries: &Queries, pairs: usize, events: u64, report: &mut Report) -> Outcome<()> {
     let depth = DEPTH.min(events.saturating_sub(PAGES as u64 * (pairs as u64 + 1) * 20) / WALK_LIMIT * WALK_LIMIT);
-    let walked = asked.next();
+    let walked = queries.next();
     let mut connection = Connection::open(fixture.address()).await?;
     let mut cursor = String::new();
     for _ in 0..depth / WALK_LIMIT {
@@ -122,14 +124,14 @@ async fn deep(fixture: &Fixture, asked: &Questions, pairs: usize, events: u64, r
         let mut times = Vec::with_capacity(PAGES);
         for _ in 0..PAGES {
             let path = format!("{walked}{cursor}");
-            let asked_at = Instant::now();
+            let sent_at = Instant::now();
             let page = connection.get(&path).await?;
-            times.push(asked_at.elapsed().as_secs_f64());
+            times.push(sent_at.elapsed().as_secs_f64());
             cursor = format!("&cursor={}", next_cursor(page)?);
         }
         Ok(rate_of_median(times))
     };
-    let runs = Pairs::run("deep", pairs, async || first_pages(fixture, asked, "").await, deep_pages);
+    let runs = Pairs::run("deep", pairs, async || first_pages(fixture, queries, "").await, deep_pages);
     add_times(report, &format!("page at depth {depth}"), &runs.await?);
     Ok(())
 }
@@ -144,18 +146,18 @@ async fn cached(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome
     );
     let runs = runs.await?;
     report.add("GET /healthz", "req/s", runs.raws);
-    report.add("GET a feed's page that was made before", "req/s", runs.ours);
+    report.add("GET a cached page of the feed", "req/s", runs.ours);
     report.add("ratio to /healthz", "", runs.ratios);
     Ok(())
 }
 
-/// Rates of one connection, shown as times: the ratio is how much longer than a first page.
+/// Adds the rates of one connection as times. The ratio is relative to the time of a first page.
 fn add_times(report: &mut Report, what: &str, runs: &Pairs) {
     let millis = |rates: &[f64]| rates.iter().map(|rate| 1_000.0 / rate).collect();
     report.add("first page", "ms", millis(&runs.raws));
     report.add(what, "ms", millis(&runs.ours));
     report.add(
-        &format!("{what}, time to that of a first page"),
+        &format!("{what}, ratio to the time of a first page"),
         "",
         runs.ratios.iter().map(|ratio| 1.0 / ratio).collect(),
     );
@@ -163,5 +165,5 @@ fn add_times(report: &mut Report, what: &str, runs: &Pairs) {
 
 fn next_cursor(page: &[u8]) -> Outcome<String> {
     let page: serde_json::Value = serde_json::from_slice(page)?;
-    Ok(page["next_cursor"].as_str().ok_or("the walk has ended")?.to_owned())
+    Ok(page["next_cursor"].as_str().ok_or("there is no next page")?.to_owned())
 }

@@ -1,4 +1,4 @@
-//! What every installation pays before it does anything: start, memory, an empty request.
+//! The base costs of an installation: start, memory, and an empty request.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const RUN: Duration = Duration::from_secs(2);
 
 pub(crate) async fn measure(pillarbox: &Path, pairs: usize) -> Outcome<Report> {
     let folder = std::env::temp_dir().join(format!("pillarbox-bench-{}", uuid::Uuid::new_v4().simple()));
-    let folder_text = folder.to_str().ok_or("the temporary folder's name is not UTF-8")?;
+    let folder_text = folder.to_str().ok_or("the path of the temporary folder is not UTF-8")?;
     let outcome = measure_in(pillarbox, folder_text, pairs).await;
     std::fs::remove_dir_all(&folder)?;
     outcome
@@ -31,7 +31,7 @@ async fn measure_in(pillarbox: &Path, folder: &str, pairs: usize) -> Outcome<Rep
     for _ in 0..pairs {
         let server = Server::start(pillarbox, &args).await?;
         starts.push(server.ready_after.as_secs_f64());
-        tokio::time::sleep(Duration::from_secs(2)).await; // idle is after the first checks
+        tokio::time::sleep(Duration::from_secs(2)).await; // the process is idle after the first health checks
         rss.push(server.rss_bytes()? as f64 / 1024.0 / 1024.0);
         server.stop().await?;
     }

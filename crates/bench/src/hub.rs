@@ -1,4 +1,4 @@
-//! The hub, end to end: from the event accepted to the webhook received.
+//! The hub, end to end: from the accepted event to the received webhook.
 
 mod fixture;
 pub(crate) mod poster;
@@ -14,9 +14,9 @@ use crate::costs::Costs;
 use crate::report::{Pairs, Report};
 use fixture::Fixture;
 use receiver::{FAILING, SILENT};
-use runs::{backlog, delivered, drain, latency, rate, raw};
+use runs::{backlog, deliver_backlog, delivered, latency, rate, raw};
 
-/// Of a run of the raw limit, and events of a run of ours by how many subscribers each has.
+/// Requests of a run of the raw limit, and events of a run of the hub by the number of subscribers per event.
 const RAW_RUN: u64 = 60_000;
 const RUN: u64 = 20_000;
 const RUN_OF_FIVE: u64 = 8_000;
@@ -27,26 +27,26 @@ const LATENCY_EVENTS_MAX: f64 = 100_000.0;
 const LANE_DEPTH: u64 = 100_000;
 const LANE_PART: u64 = 10_000;
 const BACKLOG_PART: u64 = 100_000;
-/// As `pillarbox up` has it, but for the relay, which has nothing to do with it.
+/// The roles of `pillarbox up` without the relay, which is not measured.
 const ROLES: &str = "api,fanout,dispatch,maintain";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
     /// One and five subscribers, between runs of plain POSTs
     Ratio,
-    /// 100 lanes, between runs without
+    /// 100 lanes, between runs without ordering
     Ordered,
-    /// Taking events alone, between runs of plain POSTs
+    /// Accepting events without delivery, between runs of plain POSTs
     Ingest,
-    /// Accepted to received at half of the top rate
+    /// Latency from accepted to received, at half of the maximum rate
     Latency,
-    /// Nine of ten subscribers while the tenth is dead
+    /// Nine of ten subscribers while the tenth fails
     Dead,
     /// While a transaction pins xmin
     Pinned,
-    /// A lane 100,000 deep
+    /// One lane with a backlog of 100,000
     Lane,
-    /// A million
+    /// A backlog of a million
     Backlog,
 }
 
@@ -71,7 +71,7 @@ pub(crate) async fn measure(pillarbox: &Path, pairs: usize, only: &[Part], depth
         }
         rss_most = rss_most.max(fixture.end().await?);
     }
-    report.add("memory of the server, at most", "MiB", vec![rss_most]);
+    report.add("peak memory of the server", "MiB", vec![rss_most]);
     Ok(report)
 }
 
@@ -88,7 +88,7 @@ async fn ratio(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<
         subscribe_all(fixture, &event_type, fan_out).await?;
         let load = fixture.events(&event_type, None);
         let mut costs = Costs::default();
-        delivered(fixture, &load, count / 4, 0..fan_out, &mut Costs::default()).await?; // warm
+        delivered(fixture, &load, count / 4, 0..fan_out, &mut Costs::default()).await?; // warm-up
         let ours = async || delivered(fixture, &load, count, 0..fan_out, &mut costs).await;
         let runs = Pairs::run(&what, pairs, async || raw(fixture, RAW_RUN).await, ours).await?;
         report.add(&format!("plain POSTs, beside {what}"), "req/s", runs.raws);
@@ -105,7 +105,7 @@ async fn ordered(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcom
         subscribe_all(fixture, &event_type, fan_out).await?;
         let (free, laned) = (fixture.events(&event_type, None), fixture.events(&event_type, Some(LANES)));
         let mut costs = Costs::default();
-        delivered(fixture, &laned, count / 4, 0..fan_out, &mut Costs::default()).await?; // warm
+        delivered(fixture, &laned, count / 4, 0..fan_out, &mut Costs::default()).await?; // warm-up
         let unordered = async || delivered(fixture, &free, count, 0..fan_out, &mut Costs::default()).await;
         let ours = async || delivered(fixture, &laned, count, 0..fan_out, &mut costs).await;
         let runs = Pairs::run(&what, pairs, unordered, ours).await?;
@@ -119,7 +119,7 @@ async fn ordered(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcom
 async fn ingest(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {
     let load = fixture.events("bench.unheard", None);
     let mut costs = Costs::default();
-    rate(&load, RUN).await?; // warm
+    rate(&load, RUN).await?; // warm-up
     let ours = async || {
         let began = fixture.used().await?;
         let rate = rate(&load, RUN * 2).await?;
@@ -136,10 +136,10 @@ async fn ingest(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome
 async fn at_half_rate(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {
     subscribe_all(fixture, "bench.to_1", 1).await?;
     let load = fixture.events("bench.to_1", None);
-    delivered(fixture, &load, RUN / 4, 0..1, &mut Costs::default()).await?; // warm
+    delivered(fixture, &load, RUN / 4, 0..1, &mut Costs::default()).await?; // warm-up
     let (mut rates, mut p50s, mut p99s) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 1..=pairs {
-        // The top rate of this very minute.
+        // The maximum rate, measured just before.
         let half = delivered(fixture, &load, RUN, 0..1, &mut Costs::default()).await? / 2.0;
         let count = (half * LATENCY_ROUND_S).min(LATENCY_EVENTS_MAX) as u64;
         let (p50, p99) = latency(fixture, &load, half, count).await?;
@@ -148,40 +148,40 @@ async fn at_half_rate(fixture: &Fixture, pairs: usize, report: &mut Report) -> O
         p50s.push(p50);
         p99s.push(p99);
     }
-    report.add("half of the top rate", "evt/s", rates);
+    report.add("half of the maximum rate", "evt/s", rates);
     report.add("accepted to received, p50", "ms", p50s);
     report.add("accepted to received, p99", "ms", p99s);
     Ok(())
 }
 
-/// Nine endpoints get all; the tenth of each type is well, or fails, or never answers.
+/// Nine endpoints are healthy; the tenth of each type is healthy, fails, or never responds.
 async fn dead(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {
-    for (event_type, tenth) in [("bench.well", "/9"), ("bench.failing", FAILING), ("bench.silent", SILENT)] {
+    for (event_type, tenth) in [("bench.healthy", "/9"), ("bench.failing", FAILING), ("bench.silent", SILENT)] {
         subscribe_all(fixture, event_type, 9).await?;
         fixture.subscribe(event_type, tenth).await?;
     }
-    let well = fixture.events("bench.well", None);
-    delivered(fixture, &well, RUN_OF_TEN / 4, 0..9, &mut Costs::default()).await?; // warm
+    let healthy = fixture.events("bench.healthy", None);
+    delivered(fixture, &healthy, RUN_OF_TEN / 4, 0..9, &mut Costs::default()).await?; // warm-up
     for (what, event_type) in [("fails", "bench.failing"), ("never answers", "bench.silent")] {
         let what = format!("one of ten {what}");
         let mut costs = Costs::default();
         let load = fixture.events(event_type, None);
-        let all_well = async || delivered(fixture, &well, RUN_OF_TEN, 0..9, &mut Costs::default()).await;
+        let all_well = async || delivered(fixture, &healthy, RUN_OF_TEN, 0..9, &mut Costs::default()).await;
         let ours = async || delivered(fixture, &load, RUN_OF_TEN, 0..9, &mut costs).await;
         let runs = Pairs::run(&what, pairs, all_well, ours).await?;
         report.add(&format!("{what}, the nine"), "/s", runs.ours);
-        report.add(&format!("{what}, ratio to ten well"), "", runs.ratios);
+        report.add(&format!("{what}, ratio to ten healthy"), "", runs.ratios);
         costs.report(&what, report);
     }
     Ok(())
 }
 
-/// Runs with a transaction that pins xmin all the time, between runs without.
+/// Runs during a transaction that pins xmin, between runs without one.
 async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {
     subscribe_all(fixture, "bench.to_1", 1).await?;
     let load = fixture.events("bench.to_1", None);
     let run = async |costs: &mut Costs| delivered(fixture, &load, RUN, 0..1, costs).await;
-    run(&mut Costs::default()).await?; // warm
+    run(&mut Costs::default()).await?; // warm-up
     let mut costs = Costs::default();
     let ours = async || {
         let pin = fixture.pin().await?;
@@ -192,7 +192,7 @@ async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome
     let runs = Pairs::run("pinned xmin", pairs, async || run(&mut Costs::default()).await, ours).await?;
     report.add("pinned xmin, ratio to without", "", runs.ratios);
     costs.report("pinned xmin", report);
-    // And pinned for long: many runs under one pin, the later against the earlier.
+    // A long pin: many runs during one transaction, the later ones compared with the earlier ones.
     let pin = fixture.pin().await?;
     let mut rates = Vec::new();
     for _ in 0..pairs * 2 {
@@ -205,20 +205,20 @@ async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome
         sorted.sort_by(f64::total_cmp);
         sorted[sorted.len() / 2]
     };
-    report.add("one pin throughout, later runs to earlier", "", vec![median(late) / median(early)]);
+    report.add("one long pin, later runs to earlier", "", vec![median(late) / median(early)]);
     Ok(())
 }
 
 async fn deep_lane(fixture: &Fixture, report: &mut Report) -> Outcome<()> {
-    eprintln!("a lane {LANE_DEPTH} deep");
+    eprintln!("one lane with a backlog of {LANE_DEPTH}");
     let subscriber = fixture.subscribe("bench.lane", "/0").await?;
     fixture.pause(&subscriber).await?;
     backlog(fixture, "bench.lane", Some("one"), LANE_DEPTH).await?;
     let began = fixture.used().await?;
-    let drained = drain(fixture, &subscriber, 0, LANE_DEPTH).await?;
+    let drained = deliver_backlog(fixture, &subscriber, 0, LANE_DEPTH).await?;
     let mut costs = Costs::default();
     costs.add(began, fixture.used().await?, LANE_DEPTH);
-    // From the first one: until then the subscriber's resumption is noticed.
+    // Measured from the first delivery on, since the dispatcher notices the resumed subscriber with a delay.
     let (first, last) = (drained.rate(1, LANE_PART)?, drained.rate(LANE_DEPTH - LANE_PART, LANE_DEPTH)?);
     report.add("one lane of 100,000, first 10,000", "/s", vec![first]);
     report.add("one lane of 100,000, last 10,000", "/s", vec![last]);
@@ -232,18 +232,18 @@ async fn deep_backlog(fixture: &Fixture, depth: u64, report: &mut Report) -> Out
     subscribe_all(fixture, "bench.to_1", 1).await?;
     let load = fixture.events("bench.to_1", None);
     let beside = async || delivered(fixture, &load, RUN, 0..1, &mut Costs::default()).await;
-    beside().await?; // warm
+    beside().await?; // warm-up
     let subscriber = fixture.subscribe("bench.backlog", "/1").await?;
     let part = BACKLOG_PART.min(depth);
     fixture.pause(&subscriber).await?;
     backlog(fixture, "bench.backlog", None, part).await?;
-    let small = drain(fixture, &subscriber, 1, part).await?.rate(0, part)?;
+    let small = deliver_backlog(fixture, &subscriber, 1, part).await?.rate(0, part)?;
     let without = beside().await?;
     fixture.pause(&subscriber).await?;
     backlog(fixture, "bench.backlog", None, depth).await?;
     let with = beside().await?;
     let began = fixture.used().await?;
-    let drained = drain(fixture, &subscriber, 1, depth).await?;
+    let drained = deliver_backlog(fixture, &subscriber, 1, depth).await?;
     let mut costs = Costs::default();
     costs.add(began, fixture.used().await?, depth);
     let (first, last) = (drained.rate(0, part)?, drained.rate(depth - part, depth)?);
@@ -252,7 +252,7 @@ async fn deep_backlog(fixture: &Fixture, depth: u64, report: &mut Report) -> Out
     report.add(&format!("backlog of {depth}, last {part}"), "/s", vec![last]);
     report.add("backlog, first to alone", "", vec![first / small]);
     report.add("backlog, last to alone", "", vec![last / small]);
-    report.add("end to end beside a paused backlog, to without", "", vec![with / without]);
+    report.add("end to end during a paused backlog, ratio to without", "", vec![with / without]);
     costs.report("backlog", report);
     Ok(())
 }

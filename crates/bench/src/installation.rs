@@ -1,4 +1,4 @@
-//! A database of a measurement's own, and the real server on it, as an operator runs it.
+//! A separate database for a measurement, and the real server on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,8 +12,8 @@ use crate::server::Server;
 
 const LOG_LINES: usize = 20;
 
-/// A migrated database, and a folder, without a server yet.
-pub(crate) struct Home {
+/// A migrated database and a folder, without a server yet.
+pub(crate) struct Site {
     folder: PathBuf,
     admin: PgPool,
     database: String,
@@ -22,13 +22,13 @@ pub(crate) struct Home {
 }
 
 pub(crate) struct Installation {
-    pub(crate) home: Home,
+    pub(crate) site: Site,
     pub(crate) server: Server,
     postgres: Family,
 }
 
-impl Home {
-    pub(crate) async fn new(pillarbox: &Path) -> Outcome<Home> {
+impl Site {
+    pub(crate) async fn new(pillarbox: &Path) -> Outcome<Site> {
         let postgres = std::env::var("PBX_TEST_POSTGRES_URL");
         let postgres = postgres.map_err(|_| "PBX_TEST_POSTGRES_URL is not set: run `make bench`")?;
         let database = format!("bench_{}", uuid::Uuid::new_v4().simple());
@@ -36,7 +36,8 @@ impl Home {
         std::fs::create_dir_all(&folder)?;
         let admin = PgPoolOptions::new().max_connections(1).connect(&postgres).await?;
         sqlx::query(sqlx::AssertSqlSafe(format!("create database {database}"))).execute(&admin).await?;
-        let url = format!("{}/{database}", postgres.rsplit_once('/').ok_or("no database in the address")?.0);
+        let url =
+            format!("{}/{database}", postgres.rsplit_once('/').ok_or("PBX_TEST_POSTGRES_URL names no database")?.0);
         let migrating = tokio::process::Command::new(pillarbox)
             .args(["migrate", "--database-url", &url, "--data-dir"])
             .arg(&folder)
@@ -45,10 +46,10 @@ impl Home {
             return Err("pillarbox migrate failed".into());
         }
         let db = PgPoolOptions::new().max_connections(4).connect(&url).await?;
-        Ok(Home { folder, admin, database, url, db })
+        Ok(Site { folder, admin, database, url, db })
     }
 
-    /// `settings` is what stands in its `pillarbox.toml`, `args` what is said to `serve` besides.
+    /// Starts the server with `settings` as its `pillarbox.toml` and `args` as further arguments of `serve`.
     pub(crate) async fn serve(self, pillarbox: &Path, settings: &str, args: &[&str]) -> Outcome<Installation> {
         let file = self.folder.join("pillarbox.toml");
         std::fs::write(&file, settings)?;
@@ -59,7 +60,7 @@ impl Home {
         all.extend(args);
         let server = Server::start_logging(pillarbox, &all, Stdio::from(log)).await?;
         let postgres = Family::of_postgres(&self.db).await?;
-        Ok(Installation { home: self, server, postgres })
+        Ok(Installation { site: self, server, postgres })
     }
 
     fn log(&self) -> PathBuf {
@@ -69,35 +70,35 @@ impl Home {
 
 impl Installation {
     pub(crate) async fn start(pillarbox: &Path, settings: &str, args: &[&str]) -> Outcome<Installation> {
-        Home::new(pillarbox).await?.serve(pillarbox, settings, args).await
+        Site::new(pillarbox).await?.serve(pillarbox, settings, args).await
     }
 
     pub(crate) async fn used(&self) -> Outcome<Used> {
-        Used::now(&self.server, &self.postgres, &self.home.db).await
+        Used::now(&self.server, &self.postgres, &self.site.db).await
     }
 
-    /// What the server has to say last.
+    /// The last lines of the server's log.
     pub(crate) fn log_end(&self) -> Outcome<String> {
-        let log = std::fs::read_to_string(self.home.log())?;
+        let log = std::fs::read_to_string(self.site.log())?;
         let lines: Vec<&str> = log.lines().collect();
         Ok(lines[lines.len().saturating_sub(LOG_LINES)..].join("\n"))
     }
 
-    /// Ends it all; returns the memory that the server has used at most, in MiB.
+    /// Stops the server and drops the database. Returns the peak memory of the server in MiB.
     pub(crate) async fn end(self) -> Outcome<f64> {
-        let most = self.server.rss_bytes_most()? as f64 / 1024.0 / 1024.0;
-        let log = std::fs::read_to_string(self.home.log())?;
+        let peak = self.server.rss_bytes_peak()? as f64 / 1024.0 / 1024.0;
+        let log = std::fs::read_to_string(self.site.log())?;
         let complaints: Vec<&str> =
             log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
         if let Some(last) = complaints.last() {
-            eprintln!("the server complained {} times, last: {last}", complaints.len());
+            eprintln!("the server logged {} warnings or errors, last: {last}", complaints.len());
         }
-        let Home { folder, admin, database, db, .. } = self.home;
+        let Site { folder, admin, database, db, .. } = self.site;
         self.server.stop().await?;
         db.close().await;
         let drop = format!("drop database {database} with (force)");
         sqlx::query(sqlx::AssertSqlSafe(drop)).execute(&admin).await?;
         std::fs::remove_dir_all(&folder)?;
-        Ok(most)
+        Ok(peak)
     }
 }

@@ -1,5 +1,5 @@
-//! Joins over HTTP, beside the way that comes to mind first: a transaction for each, which locks the event's row. That way
-//! is spared HTTP, and gets as many clients as suit it best. What either leaves is checked after every run.
+//! Joins over HTTP, compared with a naive implementation: one transaction per join, which locks the row of the event. The
+//! naive implementation runs without HTTP and with its best number of clients. The data is checked after every run.
 
 mod check;
 mod naive;
@@ -27,10 +27,10 @@ const HOT_CAPACITY: i32 = 1_000;
 const CAPACITY: i32 = 10;
 const TOKEN_TIME: Duration = Duration::from_secs(24 * 3600);
 const NAIVE_CLIENTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
-/// Joins of a run of the naive way, which is slower.
+/// Joins of a run of the naive implementation, which is slower.
 const NAIVE_RUN: usize = 2_000;
 
-/// Who joins what.
+/// A user and the event to join.
 pub(crate) struct Joiner {
     user: Uuid,
     event: Uuid,
@@ -40,7 +40,7 @@ pub(crate) struct Joiner {
 pub(crate) async fn measure(pillarbox: &Path, pairs: usize, count: usize) -> Outcome<Report> {
     let key = MasterKey::generate();
     let settings = format!("secret_key = \"{}\"\n", key.to_base64());
-    // As `pillarbox up` runs the service, but for the others, which have nothing to do with it.
+    // The roles of `pillarbox up` with this service only.
     let args = ["--services", "joins", "--roles", "api,consume,maintain"];
     let installation = Installation::start(pillarbox, &settings, &args).await?;
     let mut report = Report::default();
@@ -56,10 +56,10 @@ async fn measure_both(
     count: usize,
     report: &mut Report,
 ) -> Outcome<()> {
-    let db = &installation.home.db;
+    let db = &installation.site.db;
     for (what, events, capacity) in [("one event", 1, HOT_CAPACITY), ("1,000 events", EVENTS, CAPACITY)] {
         let joiners = async |count: usize, signs: bool| -> Outcome<Vec<Joiner>> {
-            let events = make_events(db, events, capacity).await?;
+            let events = insert_events(db, events, capacity).await?;
             let joiner = |number: usize| -> Outcome<Joiner> {
                 let user = Uuid::new_v4();
                 let token = match signs {
@@ -71,20 +71,20 @@ async fn measure_both(
             (0..count).map(joiner).collect()
         };
         let naive = async |clients: usize| -> Outcome<f64> {
-            let rate = naive::run(&installation.home.url, joiners(NAIVE_RUN, false).await?, clients).await?;
+            let rate = naive::run(&installation.site.url, joiners(NAIVE_RUN, false).await?, clients).await?;
             check::check(db).await?;
             Ok(rate)
         };
         let (mut best, mut best_rate) = (1, 0.0);
         for clients in NAIVE_CLIENTS {
             let rate = naive(clients).await?;
-            eprintln!("{what}: one transaction for each, {clients} clients: {rate:.0}");
+            eprintln!("{what}: one transaction per join, {clients} clients: {rate:.0}");
             if rate > best_rate {
                 (best, best_rate) = (clients, rate);
             }
         }
         let (mut p50s, mut p99s, mut costs) = (Vec::new(), Vec::new(), Costs::default());
-        run(installation, joiners(count / 4, true).await?).await?; // warm
+        run(installation, joiners(count / 4, true).await?).await?; // warm-up
         let ours = async || {
             let joiners = joiners(count, true).await?;
             let began = installation.used().await?;
@@ -97,7 +97,7 @@ async fn measure_both(
             Ok(rate)
         };
         let runs = Pairs::run(what, pairs, async || naive(best).await, ours).await?;
-        report.add(&format!("{what}, a transaction each, {best} clients"), "/s", runs.raws);
+        report.add(&format!("{what}, one transaction per join, {best} clients"), "/s", runs.raws);
         report.add(&format!("{what}, over HTTP, {CLIENTS} clients"), "/s", runs.ours);
         report.add(&format!("{what}, ratio"), "", runs.ratios);
         report.add(&format!("{what}, p50"), "ms", p50s);
@@ -107,7 +107,7 @@ async fn measure_both(
     Ok(())
 }
 
-/// Joins a second, and what each took in milliseconds.
+/// Returns the joins per second and the time of each join in milliseconds.
 async fn run(installation: &Installation, joiners: Vec<Joiner>) -> Outcome<(f64, Vec<f64>)> {
     let (next, joiners) = (Arc::new(AtomicUsize::new(0)), Arc::new(joiners));
     let mut posters = Vec::new();
@@ -115,7 +115,7 @@ async fn run(installation: &Installation, joiners: Vec<Joiner>) -> Outcome<(f64,
         posters.push(Poster::connect(&installation.server.address, "").await?);
     }
     let began = Instant::now();
-    let client = |poster| tokio::spawn(join_again_and_again(poster, joiners.clone(), next.clone()));
+    let client = |poster| tokio::spawn(join_all(poster, joiners.clone(), next.clone()));
     let tasks: Vec<_> = posters.into_iter().map(client).collect();
     let mut times = Vec::with_capacity(joiners.len());
     for task in tasks {
@@ -124,17 +124,13 @@ async fn run(installation: &Installation, joiners: Vec<Joiner>) -> Outcome<(f64,
     Ok((joiners.len() as f64 / began.elapsed().as_secs_f64(), times))
 }
 
-async fn join_again_and_again(
-    mut poster: Poster,
-    joiners: Arc<Vec<Joiner>>,
-    next: Arc<AtomicUsize>,
-) -> Outcome<Vec<f64>> {
+async fn join_all(mut poster: Poster, joiners: Arc<Vec<Joiner>>, next: Arc<AtomicUsize>) -> Outcome<Vec<f64>> {
     let mut times = Vec::new();
     while let Some(joiner) = joiners.get(next.fetch_add(1, Ordering::Relaxed)) {
         let began = Instant::now();
         let headers = format!("authorization: Bearer {}\r\nidempotency-key: {}\r\n", joiner.token, joiner.user);
         let path = format!("/join/v1/events/{}/join", joiner.event);
-        let (status, answer) = poster.ask_with("POST", &path, &headers, "").await?;
+        let (status, answer) = poster.send_with("POST", &path, &headers, "").await?;
         if status != 201 {
             return Err(format!("{path}: {status}: {}", String::from_utf8_lossy(answer)).into());
         }
@@ -143,7 +139,7 @@ async fn join_again_and_again(
     Ok(times)
 }
 
-async fn make_events(db: &PgPool, count: usize, capacity: i32) -> Outcome<Vec<Uuid>> {
+async fn insert_events(db: &PgPool, count: usize, capacity: i32) -> Outcome<Vec<Uuid>> {
     let events: Vec<Uuid> = (0..count).map(|_| Uuid::new_v4()).collect();
     sqlx::query(
         "insert into pillarbox_joins.event_capacity

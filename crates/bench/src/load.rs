@@ -1,4 +1,4 @@
-//! Load: so many connections, one request after the other on each.
+//! Load: a number of connections with one request after the other on each.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use tokio::net::TcpStream;
 
 use crate::Outcome;
 
-/// Requests a second that the server answers over `connections` connections.
+/// The requests per second to which the server responds over `connections` connections.
 pub(crate) async fn rate(address: &str, path: &str, connections: usize, time: Duration) -> Outcome<f64> {
     let request = format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n");
     let started = Instant::now();
     let tasks: Vec<_> = (0..connections)
-        .map(|_| tokio::spawn(ask_again_and_again(address.to_owned(), request.clone(), started + time)))
+        .map(|_| tokio::spawn(send_until(address.to_owned(), request.clone(), started + time)))
         .collect();
     let mut answers = 0;
     for task in tasks {
@@ -21,17 +21,17 @@ pub(crate) async fn rate(address: &str, path: &str, connections: usize, time: Du
     Ok(answers as f64 / started.elapsed().as_secs_f64())
 }
 
-async fn ask_again_and_again(address: String, request: String, until: Instant) -> Outcome<u64> {
+async fn send_until(address: String, request: String, until: Instant) -> Outcome<u64> {
     let mut connection = Connection::open(&address).await?;
     let mut answers = 0;
     while Instant::now() < until {
-        connection.ask(&request).await?;
+        connection.send(&request).await?;
         answers += 1;
     }
     Ok(answers)
 }
 
-/// One connection, one request after the other.
+/// A connection for one request after the other.
 pub(crate) struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -44,12 +44,12 @@ impl Connection {
         Ok(Connection { stream, buffer: vec![0; 256 * 1024] })
     }
 
-    /// The body of what is there.
+    /// Sends a GET request and returns the body of the response.
     pub(crate) async fn get(&mut self, path: &str) -> Outcome<&[u8]> {
-        self.ask(&format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n")).await
+        self.send(&format!("GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n")).await
     }
 
-    async fn ask(&mut self, request: &str) -> Outcome<&[u8]> {
+    async fn send(&mut self, request: &str) -> Outcome<&[u8]> {
         self.stream.write_all(request.as_bytes()).await?;
         let mut filled = 0;
         loop {
@@ -64,7 +64,7 @@ impl Connection {
     }
 }
 
-/// Where the body begins, once the answer is there with all that it announced.
+/// Returns the start of the body once the response is complete.
 fn body_of(answer: &[u8]) -> Outcome<Option<usize>> {
     let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
     let head = std::str::from_utf8(&answer[..end])?;

@@ -1,7 +1,7 @@
-//! `pillarbox-bench`: an outside client that measures the raw limit and ours in one run and prints the ratio.
+//! `pillarbox-bench`: an external client that measures Pillarbox and the raw limit of the machine, and prints the ratio.
 //!
-//! Machines are noisy: each run of ours stands between two of the raw limit, and what counts is the ratio's median and
-//! spread. Absolute numbers say little.
+//! Machines are noisy: each run of Pillarbox is between two runs of the raw limit, and the result is the median and the
+//! spread of the ratios. Absolute numbers are not comparable between machines.
 
 mod costs;
 mod feed;
@@ -20,23 +20,23 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// As in `pillarbox` itself: parts of it run in this process.
+/// The same allocator as in `pillarbox`, since parts of it run in this process.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Measure Pillarbox next to the raw limit of this machine.
+/// Measures Pillarbox and the raw limit of this machine.
 #[derive(Parser)]
 #[command(name = "pillarbox-bench", version)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// The `pillarbox` to measure [default: the one beside this program]
+    /// The `pillarbox` binary to measure [default: the one in the folder of this program]
     #[arg(long, global = true, value_name = "FILE")]
     pillarbox: Option<PathBuf>,
     /// Also write the results as JSON
     #[arg(long, global = true, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// How many pairs of raw and ours
+    /// Number of pairs of runs (raw limit and Pillarbox)
     #[arg(long, global = true, default_value = "5")]
     pairs: NonZeroUsize,
 }
@@ -51,7 +51,7 @@ enum Command {
         #[arg(long, value_delimiter = ',')]
         only: Vec<relay::Part>,
     },
-    /// Webhooks, from the event accepted to the webhook received
+    /// Webhooks, from the accepted event to the received webhook
     Hub {
         /// Only these parts [default: all]
         #[arg(long, value_delimiter = ',')]
@@ -60,22 +60,22 @@ enum Command {
         #[arg(long, default_value_t = 1_000_000)]
         backlog: u64,
     },
-    /// Feeds of a million events
+    /// The feed of a million events
     Feed {
         /// Only these parts [default: all]
         #[arg(long, value_delimiter = ',')]
         only: Vec<feed::Part>,
-        /// How many events there are
+        /// Number of events
         #[arg(long, default_value_t = 1_000_000)]
         events: u64,
     },
-    /// Joins of one event, and of a thousand, beside one transaction for each join
+    /// Joins of one event and of a thousand, compared with one transaction per join
     Joins {
-        /// Joins of a run of ours
+        /// Joins per run
         #[arg(long, default_value_t = 20_000)]
         count: usize,
     },
-    /// The raw limit for HTTP, as a process of its own
+    /// Serve the raw limit for HTTP (started as a separate process)
     #[command(hide = true)]
     RawServer,
 }

@@ -1,4 +1,4 @@
-//! The log and the relay: posting, reading, and carrying to RabbitMQ.
+//! The log and the relay: posting, reading, and publishing to RabbitMQ.
 
 mod fixture;
 mod limits;
@@ -18,7 +18,7 @@ use runs::{backlog, latency, relayed};
 const RUN: u64 = 60_000;
 const BACKLOG: u64 = 1_000_000;
 const BACKLOG_PART: u64 = 100_000;
-/// Whose CPU is accounted for, in the order of [`Fixture::cpu`].
+/// The processes whose CPU time is measured, in the order of [`Fixture::cpu`].
 const ACCOUNTED: [&str; 3] = ["relay", "PostgreSQL", "RabbitMQ"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -27,11 +27,11 @@ pub(crate) enum Part {
     Ratio,
     /// The same to two exchanges
     Dual,
-    /// Posting and reading at once, into nothing, between runs of raw inserts
+    /// Posting and reading at the same time, without processing, between runs of raw inserts
     Null,
-    /// Commit to queue at 200 a second
+    /// Latency from commit to queue at 200 messages per second
     Latency,
-    /// A million, several times
+    /// A backlog of a million, several times
     Backlog,
     /// While a transaction pins xmin
     Pinned,
@@ -43,18 +43,18 @@ pub(crate) async fn measure(pillarbox: &Path, pairs: usize, only: &[Part]) -> Ou
     let fixture = Fixture::new(pillarbox).await?;
     let mut rss = Vec::new();
     if wanted(Part::Ratio) {
-        rss.push(carrying(&fixture, pairs, false, &mut report).await?);
+        rss.push(publishing(&fixture, pairs, false, &mut report).await?);
     }
     if wanted(Part::Dual) {
-        rss.push(carrying(&fixture, pairs, true, &mut report).await?);
+        rss.push(publishing(&fixture, pairs, true, &mut report).await?);
     }
     if wanted(Part::Null) {
         null_sink(&fixture, pairs, &mut report).await?;
     }
     if wanted(Part::Latency) {
-        eprintln!("latency at 200 a second");
+        eprintln!("latency at 200 messages per second");
         let relay = fixture.relay(false).await?;
-        relayed(&fixture, RUN / 12, false).await?; // until it has passed what others have left in the log
+        relayed(&fixture, RUN / 12, false).await?; // reads past the messages of earlier parts
         let (p50, p99) = latency(&fixture).await?;
         report.add("commit to queue at 200/s, p50", "ms", p50);
         report.add("commit to queue at 200/s, p99", "ms", p99);
@@ -67,18 +67,18 @@ pub(crate) async fn measure(pillarbox: &Path, pairs: usize, only: &[Part]) -> Ou
     if wanted(Part::Backlog) {
         rss.push(backlogs(&fixture, pairs, &mut report).await?);
     }
-    report.add("memory of the relay, at most", "MiB", vec![rss.into_iter().fold(0.0, f64::max)]);
+    report.add("peak memory of the relay", "MiB", vec![rss.into_iter().fold(0.0, f64::max)]);
     fixture.end().await?;
     Ok(report)
 }
 
-/// The relay between runs of plain publishing; returns its memory.
-async fn carrying(fixture: &Fixture, pairs: usize, dual: bool, report: &mut Report) -> Outcome<f64> {
+/// Measures the relay between runs of plain publishing. Returns its memory in MiB.
+async fn publishing(fixture: &Fixture, pairs: usize, dual: bool, report: &mut Report) -> Outcome<f64> {
     let what = if dual { "dual publish" } else { "relay" };
     let relay = fixture.relay(dual).await?;
     let raw = RawPublishing::new(fixture).await?;
     let mut cpu = [Vec::new(), Vec::new(), Vec::new()];
-    relayed(fixture, RUN / 12, dual).await?; // warm
+    relayed(fixture, RUN / 12, dual).await?; // warm-up
     let runs = Pairs::run(
         what,
         pairs,
@@ -106,17 +106,17 @@ async fn carrying(fixture: &Fixture, pairs: usize, dual: bool, report: &mut Repo
 
 async fn null_sink(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {
     let (raw, ours) = (RawInserts::new(fixture).await?, NullSink::start(fixture).await?);
-    ours.run().await?; // warm
+    ours.run().await?; // warm-up
     let runs = Pairs::run("null sink", pairs, async || raw.run().await, async || ours.run().await).await?;
     report.add("raw unnest inserts", "msg/s", runs.raws);
-    report.add("posted and read into nothing, at once", "msg/s", runs.ours);
+    report.add("posted and read without processing", "msg/s", runs.ours);
     report.add("posted and read, ratio to raw inserts", "", runs.ratios);
     ours.stop().await;
     Ok(())
 }
 
-/// Backlogs one after the other, each by a relay of its own; returns the most memory that one took. Rates move with the
-/// machine's speed within a minute; CPU tells whether a message costs more at the end.
+/// Measures backlogs one after the other, each with a new relay. Returns the peak memory. Rates vary with the speed of the
+/// machine within a minute; CPU time shows whether a message costs more at the end.
 async fn backlogs(fixture: &Fixture, count: usize, report: &mut Report) -> Outcome<f64> {
     let (mut firsts, mut lasts, mut ratios, mut rss_most) = (Vec::new(), Vec::new(), Vec::new(), 0.0f64);
     let mut cpu = [Vec::new(), Vec::new(), Vec::new()];
@@ -141,10 +141,10 @@ async fn backlogs(fixture: &Fixture, count: usize, report: &mut Report) -> Outco
     Ok(rss_most)
 }
 
-/// Runs with a transaction that pins xmin all the time, between runs without.
+/// Runs during a transaction that pins xmin, between runs without one.
 async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<f64> {
     let relay = fixture.relay(false).await?;
-    relayed(fixture, RUN / 12, false).await?; // warm
+    relayed(fixture, RUN / 12, false).await?; // warm-up
     let mut ratios = Vec::new();
     for pair in 1..=pairs {
         let before = relayed(fixture, RUN / 3, false).await?;
@@ -156,26 +156,26 @@ async fn pinned(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome
         ratios.push(mine / ((before + after) / 2.0));
     }
     report.add("relay with a pinned xmin, ratio to without", "", ratios);
-    // And pinned for long: many runs under one pin, the later half against the earlier.
+    // A long pin: many runs during one transaction, the later half compared with the earlier half.
     let pin = fixture.pin().await?;
     let began = fixture.cpu(&relay)?;
-    let early = one_after_the_other(fixture, pairs).await?;
+    let early = median_rate(fixture, pairs).await?;
     let halfway = fixture.cpu(&relay)?;
-    let late = one_after_the_other(fixture, pairs).await?;
+    let late = median_rate(fixture, pairs).await?;
     let ended = fixture.cpu(&relay)?;
     pin.rollback().await?;
-    report.add("one pin throughout, later runs to earlier", "", vec![late / early]);
+    report.add("one long pin, later runs to earlier", "", vec![late / early]);
     for (at, who) in ACCOUNTED.into_iter().enumerate() {
         let ratio = (ended[at] - halfway[at]) / (halfway[at] - began[at]);
-        report.add(&format!("one pin throughout, later runs to earlier, CPU of {who}"), "", vec![ratio]);
+        report.add(&format!("one long pin, later runs to earlier, CPU of {who}"), "", vec![ratio]);
     }
     let rss = relay.rss_mib()?;
     relay.stop().await?;
     Ok(rss)
 }
 
-/// The median rate of so many runs.
-async fn one_after_the_other(fixture: &Fixture, runs: usize) -> Outcome<f64> {
+/// The median rate of `runs` runs.
+async fn median_rate(fixture: &Fixture, runs: usize) -> Outcome<f64> {
     let mut rates = Vec::new();
     for _ in 0..runs {
         rates.push(relayed(fixture, RUN / 3, false).await?);

@@ -1,4 +1,4 @@
-//! Numbers with their spread.
+//! Measured values with their median and spread.
 
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ pub(crate) struct Line {
     pub(crate) highest: f64,
 }
 
-/// Runs of ours, each between two of the raw limit.
+/// Runs of Pillarbox, each between two runs of the raw limit.
 #[derive(Debug, Default)]
 pub(crate) struct Pairs {
     pub(crate) raws: Vec<f64>,

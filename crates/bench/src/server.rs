@@ -17,7 +17,7 @@ use tokio::process::{Child, Command};
 
 use crate::Outcome;
 
-/// A server as a process of its own; ended with this value.
+/// A server process. Dropping it kills the process.
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: String,
@@ -25,12 +25,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it and waits until it says where it listens.
+    /// Starts the server and waits until it logs its address.
     pub(crate) async fn start(program: &Path, args: &[&str]) -> Outcome<Server> {
         Server::start_logging(program, args, Stdio::null()).await
     }
 
-    /// The same, with its log going somewhere.
+    /// The same with a destination for its log.
     pub(crate) async fn start_logging(program: &Path, args: &[&str], log: Stdio) -> Outcome<Server> {
         let started = Instant::now();
         let mut child =
@@ -43,7 +43,7 @@ impl Server {
                     return Ok(address.trim().to_owned());
                 }
             }
-            Err("it ended before it listened".into())
+            Err("the server exited before it listened".into())
         };
         let address: Outcome<String> = tokio::time::timeout(Duration::from_secs(60), listening).await?;
         Ok(Server { child, address: address?, ready_after: started.elapsed() })
@@ -53,13 +53,13 @@ impl Server {
         self.status_bytes("VmRSS:")
     }
 
-    /// The most that it ever had.
-    pub(crate) fn rss_bytes_most(&self) -> Outcome<u64> {
+    /// The peak resident set size.
+    pub(crate) fn rss_bytes_peak(&self) -> Outcome<u64> {
         self.status_bytes("VmHWM:")
     }
 
     fn status_bytes(&self, name: &str) -> Outcome<u64> {
-        let pid = self.child.id().ok_or("it has ended")?;
+        let pid = self.child.id().ok_or("the server has exited")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let kib =
             status.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix("kB")?.trim().parse::<u64>().ok());
@@ -67,28 +67,28 @@ impl Server {
     }
 
     pub(crate) fn cpu_seconds(&self) -> Outcome<f64> {
-        let pid = self.child.id().ok_or("it has ended")?;
+        let pid = self.child.id().ok_or("the server has exited")?;
         cpu_in(&std::fs::read_to_string(format!("/proc/{pid}/stat"))?)
     }
 
-    /// Ends it as an operator does.
+    /// Stops the server with SIGTERM and waits for its exit.
     pub(crate) async fn stop(mut self) -> Outcome<()> {
-        let pid = self.child.id().ok_or("it has ended")?;
+        let pid = self.child.id().ok_or("the server has exited")?;
         Command::new("kill").arg(pid.to_string()).status().await?;
         self.child.wait().await?;
         Ok(())
     }
 }
 
-/// What a process and its ended children have used, from its `stat`.
+/// The CPU seconds of a process and its exited children, from its `/proc` stat line.
 pub(crate) fn cpu_in(stat: &str) -> Outcome<f64> {
     const TICKS_A_SECOND: f64 = 100.0;
-    let (_, fields) = stat.rsplit_once(')').ok_or("not a stat")?;
+    let (_, fields) = stat.rsplit_once(')').ok_or("invalid /proc stat line")?;
     let ticks: Result<Vec<u64>, _> = fields.split_whitespace().skip(11).take(4).map(str::parse).collect();
     Ok(ticks?.into_iter().sum::<u64>() as f64 / TICKS_A_SECOND)
 }
 
-/// The least that an HTTP server can do: hyper, and the same answer each time.
+/// The raw limit: hyper with a constant response.
 pub(crate) async fn run_raw() -> Outcome<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("listening on http://{}", listener.local_addr()?);
@@ -103,7 +103,7 @@ pub(crate) async fn run_raw() -> Outcome<()> {
         };
         let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(move |_| answer()));
         tokio::spawn(async move {
-            let _ = serving.await; // a client that leaves is no news
+            let _ = serving.await; // fails when a client disconnects, which is normal
         });
     }
 }

@@ -1,4 +1,4 @@
-//! An HTTP client that says what came back, whatever it was.
+//! An HTTP client that returns every response, whatever its status.
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
@@ -9,7 +9,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 
-/// Calls one server, as one caller.
+/// Sends requests to one server with one set of credentials and headers.
 #[derive(Clone)]
 pub struct Client {
     http: HttpClient<HttpConnector, Full<Bytes>>,
@@ -17,22 +17,21 @@ pub struct Client {
     headers: HeaderMap,
 }
 
-/// What came back.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Response {
     pub status: u16,
     pub headers: HeaderMap,
     pub text: String,
 }
 
 impl Client {
-    /// Calls as nobody.
+    /// A client without credentials.
     pub fn new(base: &str) -> Client {
         let http = HttpClient::builder(TokioExecutor::new()).build_http();
         Client { http, base: base.to_owned(), headers: HeaderMap::new() }
     }
 
-    /// The same server, called with this key or token.
+    /// The same client with this API key or token as its bearer credential.
     pub fn bearer(&self, credential: &str) -> Client {
         self.with_header("authorization", &format!("Bearer {credential}"))
     }
@@ -44,54 +43,54 @@ impl Client {
         client
     }
 
-    /// The credential that it calls with.
+    /// The bearer credential of this client. Panics if it has none.
     pub fn credential(&self) -> &str {
-        let value = self.headers.get(AUTHORIZATION).expect("a caller").to_str().expect("text");
+        let value = self.headers.get(AUTHORIZATION).expect("an authorization header").to_str().expect("text");
         value.trim_start_matches("Bearer ")
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> Response {
         self.send(Method::GET, path, None).await
     }
 
-    pub async fn post(&self, path: &str, body: Value) -> Answer {
+    pub async fn post(&self, path: &str, body: Value) -> Response {
         self.send(Method::POST, path, Some(body)).await
     }
 
-    pub async fn delete(&self, path: &str) -> Answer {
+    pub async fn delete(&self, path: &str) -> Response {
         self.send(Method::DELETE, path, None).await
     }
 
-    pub async fn send(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+    pub async fn send(&self, method: Method, path: &str, body: Option<Value>) -> Response {
         self.try_send(method, path, body).await.unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    /// A body as it stands: JSON of one's own spelling.
-    pub async fn send_text(&self, method: Method, path: &str, body: &str) -> Answer {
+    /// Sends the body byte for byte, for JSON that `serde_json` would write differently.
+    pub async fn send_text(&self, method: Method, path: &str, body: &str) -> Response {
         let sent = self.try_send_text(method, path, Some(body.to_owned())).await;
         sent.unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    /// For a server that may be gone.
-    pub async fn try_send(&self, method: Method, path: &str, body: Option<Value>) -> Result<Answer, String> {
+    /// Like [`send`](Self::send), for a server that may have ended: fails if there is no response.
+    pub async fn try_send(&self, method: Method, path: &str, body: Option<Value>) -> Result<Response, String> {
         self.try_send_text(method, path, body.map(|body| body.to_string())).await
     }
 
-    async fn try_send_text(&self, method: Method, path: &str, body: Option<String>) -> Result<Answer, String> {
+    async fn try_send_text(&self, method: Method, path: &str, body: Option<String>) -> Result<Response, String> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
-        request.headers_mut().expect("the address is good").extend(self.headers.clone());
+        request.headers_mut().expect("a valid URL").extend(self.headers.clone());
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
-        let request = request.body(Full::new(Bytes::from(body.unwrap_or_default()))).expect("the request is good");
+        let request = request.body(Full::new(Bytes::from(body.unwrap_or_default()))).expect("a valid request");
         let (parts, body) = self.http.request(request).await.map_err(|error| error.to_string())?.into_parts();
         let body = body.collect().await.map_err(|error| error.to_string())?.to_bytes();
         let text = String::from_utf8(body.to_vec()).expect("UTF-8");
-        Ok(Answer { status: parts.status.as_u16(), headers: parts.headers, text })
+        Ok(Response { status: parts.status.as_u16(), headers: parts.headers, text })
     }
 }
 
-impl Answer {
+impl Response {
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -101,7 +100,7 @@ impl Answer {
         value.to_str().expect("text")
     }
 
-    /// Fails the test unless this is a problem with this status and kind.
+    /// Panics unless this is a problem document with this status and type.
     pub fn assert_problem(&self, status: u16, kind: &str) {
         assert_eq!(self.status, status, "{self:?}");
         assert_eq!(self.header("content-type"), "application/problem+json", "{self:?}");

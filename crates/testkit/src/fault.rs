@@ -1,4 +1,4 @@
-//! A network that fails on demand.
+//! A TCP proxy that produces network faults on demand.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -12,10 +12,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// A TCP proxy in front of a server, whose connections fail the way the test says.
+/// A TCP proxy in front of a server, whose connections fail the way the test requests.
 ///
-/// It starts out passing everything, and its port stays the same in every mode, so a client can reconnect through it.
-/// Dropped, it cuts all connections and stops listening.
+/// It passes everything at first. Its port stays the same in every mode, so a client can reconnect through it. When it
+/// is dropped, it resets all connections and stops listening.
 pub struct FaultProxy {
     addr: SocketAddr,
     state: watch::Sender<State>,
@@ -26,7 +26,7 @@ pub struct FaultProxy {
 #[derive(Clone, Copy)]
 struct State {
     mode: Mode,
-    /// Grows with every cut. A connection ends when the count is no longer what it was when the connection began.
+    /// The number of cuts so far. A connection ends when this number differs from the one at the connection's start.
     cuts: u64,
 }
 
@@ -49,14 +49,14 @@ impl FaultProxy {
         FaultProxy { addr, state, acceptor, accepted }
     }
 
-    /// A proxy in front of the server that a URL names. Clients then use [`FaultProxy::url`] of the same URL.
+    /// A proxy in front of the server of a URL. Clients connect to [`FaultProxy::url`] of the same URL.
     pub async fn in_front_of(url: &str) -> FaultProxy {
         let (_, host_and_port, _) = split(url);
         let upstream = host_and_port.to_socket_addrs().ok().and_then(|mut found| found.next());
         FaultProxy::start(upstream.unwrap_or_else(|| panic!("no address for {host_and_port}"))).await
     }
 
-    /// How many connections were ever opened to it.
+    /// The number of connections accepted since the start.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
@@ -65,38 +65,38 @@ impl FaultProxy {
         self.addr
     }
 
-    /// The URL with this proxy in the place of its host and port.
+    /// The URL with the address of this proxy instead of its host and port.
     pub fn url(&self, original: &str) -> String {
         let (before, _, after) = split(original);
         format!("{before}{}{after}", self.addr)
     }
 
-    /// Everything flows. What was held back arrives now.
+    /// Passes everything. Data that was withheld is delivered now.
     pub fn pass(&self) {
         self.state.send_modify(|state| state.mode = Mode::Pass);
     }
 
-    /// The server is down: connections are reset, and so is every new one.
+    /// The server is down: existing connections and every new one are reset.
     pub fn refuse(&self) {
         self.state.send_modify(|state| *state = State { mode: Mode::Refuse, cuts: state.cuts + 1 });
     }
 
-    /// The server restarts: connections are reset, new ones pass.
+    /// The server restarts: existing connections are reset, new ones pass.
     pub fn cut(&self) {
         self.state.send_modify(|state| *state = State { mode: Mode::Pass, cuts: state.cuts + 1 });
     }
 
-    /// The network is a black hole: connections stay open, new ones are accepted, and nothing arrives.
+    /// The network is a black hole: connections stay open, new ones are accepted, and no data is delivered.
     pub fn stall(&self) {
         self.state.send_modify(|state| state.mode = Mode::Stall);
     }
 
-    /// The answers get lost: what clients send arrives, and what the server sends is held back. New connections, too.
+    /// Responses are withheld: data from clients is delivered, data from the server is not, on new connections too.
     pub fn mute(&self) {
         self.state.send_modify(|state| state.mode = Mode::Mute);
     }
 
-    /// Each chunk that is read, in either direction, arrives this much later.
+    /// Delivers each chunk this much later, in both directions.
     pub fn delay(&self, per_chunk: Duration) {
         self.state.send_modify(|state| state.mode = Mode::Delay(per_chunk));
     }
@@ -131,7 +131,7 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, state: watch::Receiv
     let mut cuts = state.clone();
     let orderly = tokio::select! {
         relayed = relay(&mut client, &mut server, upstream, state) => relayed.is_ok(),
-        // Also ends, with an error, when the proxy is dropped.
+        // This also ends, with an error, when the proxy is dropped.
         _ = cuts.wait_for(|now| now.cuts != cuts_at_start) => false,
     };
     if !orderly {
@@ -140,36 +140,39 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, state: watch::Receiv
     }
 }
 
-/// Runs until both sides have said all they had to say, or until one fails.
+/// Copies in both directions until both sides have closed or one of them fails.
 async fn relay(
     client: &mut TcpStream,
     server: &mut Option<TcpStream>,
     upstream: SocketAddr,
     state: watch::Receiver<State>,
 ) -> io::Result<()> {
-    gate(&mut state.clone(), asks).await?;
+    wait_until_open(&mut state.clone(), passes_requests).await?;
     let server = server.insert(TcpStream::connect(upstream).await?);
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    tokio::try_join!(pump(from_client, to_server, state.clone(), asks), pump(from_server, to_client, state, answers))?;
+    tokio::try_join!(
+        copy(from_client, to_server, state.clone(), passes_requests),
+        copy(from_server, to_client, state, passes_responses)
+    )?;
     Ok(())
 }
 
-async fn pump(
+async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut state: watch::Receiver<State>,
-    may_pass: fn(Mode) -> bool,
+    is_open: fn(Mode) -> bool,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let length = from.read(&mut buffer).await?;
-        if let Mode::Delay(per_chunk) = gate(&mut state, may_pass).await? {
+        if let Mode::Delay(per_chunk) = wait_until_open(&mut state, is_open).await? {
             sleep(per_chunk).await;
-            // The mode may have become a stall while this chunk was on its way.
-            gate(&mut state, may_pass).await?;
+            // The mode may have changed to a stall during the delay.
+            wait_until_open(&mut state, is_open).await?;
         }
         if length == 0 {
             return to.shutdown().await;
@@ -178,27 +181,27 @@ async fn pump(
     }
 }
 
-/// Waits while the proxy holds this direction back.
-async fn gate(state: &mut watch::Receiver<State>, may_pass: fn(Mode) -> bool) -> io::Result<Mode> {
-    let now = state.wait_for(|now| may_pass(now.mode)).await.map_err(io::Error::other)?;
+/// Waits while the proxy withholds the data of this direction. Fails when the proxy is dropped.
+async fn wait_until_open(state: &mut watch::Receiver<State>, is_open: fn(Mode) -> bool) -> io::Result<Mode> {
+    let now = state.wait_for(|now| is_open(now.mode)).await.map_err(io::Error::other)?;
     Ok(now.mode)
 }
 
-fn asks(mode: Mode) -> bool {
+fn passes_requests(mode: Mode) -> bool {
     mode != Mode::Stall
 }
 
-fn answers(mode: Mode) -> bool {
+fn passes_responses(mode: Mode) -> bool {
     mode != Mode::Stall && mode != Mode::Mute
 }
 
-/// Makes the coming close a reset instead of an orderly end, as from a server that has crashed.
+/// Turns the close that follows into a reset, as if the server had crashed.
 fn reset(stream: &TcpStream) {
-    // Fails only if the connection is already gone, which is what we want.
+    // This fails only if the connection has already ended, which is the goal.
     let _ = stream.set_zero_linger();
 }
 
-/// A URL in three parts: up to the host, `host:port`, and the rest.
+/// Splits a URL into three parts: up to the host, `host:port`, and the rest.
 fn split(url: &str) -> (&str, &str, &str) {
     let authority_at = url.find("://").map(|at| at + 3).unwrap_or_else(|| panic!("{url} has no scheme"));
     let authority_end = url[authority_at..].find(['/', '?', '#']).map_or(url.len(), |at| authority_at + at);
@@ -215,11 +218,11 @@ mod tests {
 
     use super::*;
 
-    /// Long enough for a message over loopback to have arrived, if it was going to.
+    /// Long enough for data to arrive over loopback, if it is delivered at all.
     const SILENCE: Duration = Duration::from_millis(200);
 
     #[tokio::test]
-    async fn passes_both_ways_and_hands_on_the_end() {
+    async fn data_and_the_close_pass_in_both_directions() {
         let proxy = proxied_echo().await;
         let mut client = connect(&proxy).await;
         client.write_all(b"hello").await.unwrap();
@@ -230,14 +233,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refuse_resets_old_and_new_connections_until_it_passes_again() {
+    async fn refuse_resets_old_and_new_connections_until_pass() {
         let proxy = proxied_echo().await;
         let mut old = connect(&proxy).await;
         echo(&mut old).await.unwrap();
 
         proxy.refuse();
         assert_eq!(echo(&mut old).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        echo(&mut connect(&proxy).await).await.expect_err("a new one is reset, too");
+        echo(&mut connect(&proxy).await).await.expect_err("a new connection is also reset");
 
         proxy.pass();
         echo(&mut connect(&proxy).await).await.unwrap();
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stall_holds_back_old_and_new_connections_and_loses_nothing() {
+    async fn stall_withholds_all_data_and_loses_none() {
         let proxy = proxied_echo().await;
         let mut old = connect(&proxy).await;
         echo(&mut old).await.unwrap();
@@ -264,15 +267,15 @@ mod tests {
         let mut new = connect(&proxy).await;
         old.write_u8(1).await.unwrap();
         new.write_u8(2).await.unwrap();
-        timeout(SILENCE, old.read_u8()).await.expect_err("nothing arrives, and nothing closes");
-        timeout(SILENCE, new.read_u8()).await.expect_err("nothing arrives, and nothing closes");
+        timeout(SILENCE, old.read_u8()).await.expect_err("no data arrives and the connection stays open");
+        timeout(SILENCE, new.read_u8()).await.expect_err("no data arrives and the connection stays open");
 
         proxy.pass();
         assert_eq!((old.read_u8().await.unwrap(), new.read_u8().await.unwrap()), (1, 2));
     }
 
     #[tokio::test]
-    async fn mute_lets_questions_through_and_holds_the_answers_back() {
+    async fn mute_passes_requests_and_withholds_responses() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
         let mut client = connect(&proxy).await;
@@ -282,7 +285,7 @@ mod tests {
         client.write_u8(1).await.unwrap();
         assert_eq!(server.read_u8().await.unwrap(), 1);
         server.write_u8(2).await.unwrap();
-        timeout(SILENCE, client.read_u8()).await.expect_err("nothing arrives, and nothing closes");
+        timeout(SILENCE, client.read_u8()).await.expect_err("no data arrives and the connection stays open");
 
         proxy.pass();
         assert_eq!(client.read_u8().await.unwrap(), 2);
@@ -300,13 +303,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn delay_slows_each_direction() {
+    async fn delay_applies_to_each_direction() {
         let proxy = proxied_echo().await;
         let mut client = connect(&proxy).await;
         proxy.delay(Duration::from_millis(60));
         let began = Instant::now();
         echo(&mut client).await.unwrap();
-        assert!(began.elapsed() >= Duration::from_millis(120), "there and back took {:?}", began.elapsed());
+        assert!(began.elapsed() >= Duration::from_millis(120), "the round trip took {:?}", began.elapsed());
     }
 
     #[tokio::test]

@@ -1,55 +1,57 @@
-//! What the tests of Pillarbox stand on. A dev-dependency; nothing here ships.
+//! Test support for all crates of Pillarbox. It is a dev-dependency and never ships.
 //!
-//! Tests use real servers, which `scripts/with-servers` starts and [`servers`] finds. Each test takes its own share of
-//! them, so that all tests run at once and none sees another:
+//! Tests use real servers, which `scripts/with-servers` starts and whose addresses [`servers`] returns. Each test
+//! creates its own resources on them, so that all tests run at the same time without seeing each other:
 //!
-//! | a test needs             | it takes                                                              |
-//! |--------------------------|-----------------------------------------------------------------------|
-//! | PostgreSQL               | [`TestDatabase`]: a database of its own, migrated                     |
-//! | a pooler before it       | [`TestPooler`]: a PgBouncer of its own                                |
-//! | RabbitMQ                 | [`TestVhost`]: a vhost of its own                                     |
-//! | Redis                    | [`TestRedis`]: a key prefix of its own                                |
-//! | something to become true | [`drain`]: waits for a condition, with a deadline                     |
-//! | a network that fails     | [`FaultProxy`]: refuses, cuts, stalls, mutes or delays connections    |
-//! | servers to kill          | [`OwnServers`]: a PostgreSQL and a RabbitMQ of its own, restarted or starved |
-//! | a server                 | [`TestApp`]: the real roles in this process, and a [`Client`] to call it |
-//! | an endpoint for webhooks | [`Receiver`]: keeps what came, and answers as it is told               |
-//! | the program itself       | [`Pillarbox`]: the real binary, which can be killed at any moment     |
+//! | a test needs             | it uses                                                                     |
+//! |--------------------------|-----------------------------------------------------------------------------|
+//! | PostgreSQL               | [`TestDatabase`]: a separate, migrated database                             |
+//! | a connection pooler      | [`TestPooler`]: a separate PgBouncer                                        |
+//! | RabbitMQ                 | [`TestVhost`]: a separate vhost                                             |
+//! | Redis                    | [`TestRedis`]: a separate key prefix                                        |
+//! | to wait for a condition  | [`eventually`]: polls a condition, with a deadline                          |
+//! | network faults           | [`FaultProxy`]: refuses, cuts, stalls, mutes or delays connections          |
+//! | servers it may kill      | [`PrivateServers`]: a separate PostgreSQL and RabbitMQ, for faults          |
+//! | Pillarbox                | [`TestApp`]: the real roles in this process, and a [`Client`] to call them  |
+//! | an endpoint for webhooks | [`Receiver`]: records requests and responds as the test configures it       |
+//! | the binary itself        | [`Pillarbox`]: the real process, which can be killed at any time            |
 //!
-//! What a test takes it gives back when the value is dropped, also when the test panics. A helper that cannot do its
-//! work panics: in a test there is nobody to handle an error.
+//! Dropping a value releases its resource, also when the test panics. A helper that fails panics: a test has no use
+//! for an error value. A test that uses any of these has a time limit (`watchdog`) after which the run fails with the
+//! name of the test.
 //!
-//! Absences: nothing here knows a table, a topic or a route, and nothing retries a test.
+//! Nothing in this crate knows a table, a topic or a route, and nothing retries a test.
 
 #![allow(clippy::expect_used, reason = "a panic is how a test fails")]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod app;
 mod client;
-mod drain;
+mod eventually;
 mod fault;
-mod own_servers;
 mod pooler;
 mod postgres;
+mod private_servers;
 mod process;
 mod rabbit;
 mod receiver;
 mod redis;
 pub mod servers;
+mod watchdog;
 
 pub use app::TestApp;
-pub use client::{Answer, Client};
-pub use drain::{Progress, drain};
+pub use client::{Client, Response};
+pub use eventually::{Condition, eventually};
 pub use fault::FaultProxy;
-pub use own_servers::OwnServers;
 pub use pooler::TestPooler;
 pub use postgres::TestDatabase;
+pub use private_servers::{PrivateServers, Server};
 pub use process::{Pillarbox, command};
 pub use rabbit::TestVhost;
 pub use receiver::{Received, Receiver, Reply};
 pub use redis::TestRedis;
 
-/// A name that no other test has, in this process or another.
+/// Returns a name that no other test uses, in this process or another.
 fn unique_name() -> String {
     format!("test_{}", uuid::Uuid::new_v4().simple())
 }

@@ -7,27 +7,29 @@ use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
-use crate::{servers, unique_name};
+use crate::{servers, unique_name, watchdog};
 
-/// A database of the test's own, dropped with this value, whoever is still connected to it.
+/// A database for one test. Dropping the value drops the database, even if clients are still connected to it.
 ///
-/// It is a copy of a template in which the migrations have run once, for all tests together: migrating anew would cost
-/// every test what now only the first one pays.
+/// It is a copy of a template database in which the migrations have run. Only the first test pays for the migrations;
+/// copying is much cheaper.
 pub struct TestDatabase {
     name: String,
     pool: PgPool,
 }
 
 impl TestDatabase {
-    /// A database with all migrations applied.
+    /// Creates a database with all migrations applied.
     pub async fn new(migrator: &Migrator) -> TestDatabase {
+        watchdog::register_test();
         let mut admin = connect_as_admin().await;
         let template = ensure_template(&mut admin, migrator).await;
         TestDatabase::create(admin, &template).await
     }
 
-    /// A database with nothing in it.
+    /// Creates an empty database.
     pub async fn empty() -> TestDatabase {
+        watchdog::register_test();
         TestDatabase::create(connect_as_admin().await, "template0").await
     }
 
@@ -39,7 +41,7 @@ impl TestDatabase {
         options_of(&self.name)
     }
 
-    /// The test's own pool. It connects when it is first used.
+    /// A pool for the test itself. It connects when it is first used.
     pub fn pool(&self) -> &PgPool {
         &self.pool
     }
@@ -56,7 +58,7 @@ impl TestDatabase {
 impl Drop for TestDatabase {
     fn drop(&mut self) {
         let sql = format!("drop database {} with (force)", self.name);
-        // A thread with a runtime of its own: the one of the test may be gone, or may be unable to block.
+        // On a separate thread and runtime: the runtime of the test may have ended, or may not be allowed to block.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
@@ -66,44 +68,44 @@ impl Drop for TestDatabase {
             });
         })
         .join();
-        // The thread has printed why. A second panic would abort the process and hide the first.
+        // The thread has printed the reason. A second panic would abort the process and hide the first one.
         if dropped.is_err() && !std::thread::panicking() {
-            panic!("database {} is not dropped", self.name);
+            panic!("cannot drop database {}", self.name);
         }
     }
 }
 
-/// Returns the name of the template for these migrations, and makes it if no test has yet.
+/// Returns the name of the template for these migrations. Creates the template if it does not exist yet.
 async fn ensure_template(admin: &mut PgConnection, migrator: &Migrator) -> String {
     let name = template_name(migrator);
     if is_complete(admin, &name).await == Some(true) {
         return name;
     }
 
-    // Test processes run at the same time: one makes the template, the others wait here and find it made.
+    // Test processes run at the same time: one of them creates the template while the others wait for this lock.
     sqlx::query("select pg_advisory_lock(hashtext($1))").bind(&name).execute(&mut *admin).await.expect("the lock");
     let complete = is_complete(admin, &name).await;
     if complete != Some(true) {
         if complete.is_some() {
-            // Its maker was killed half-way.
+            // The process that created it was killed half-way.
             execute(admin, format!("drop database {name} with (force)")).await;
         }
-        make_template(admin, &name, migrator).await;
+        create_template(admin, &name, migrator).await;
     }
     sqlx::query("select pg_advisory_unlock(hashtext($1))").bind(&name).execute(&mut *admin).await.expect("the unlock");
     name
 }
 
-async fn make_template(admin: &mut PgConnection, name: &str, migrator: &Migrator) {
+async fn create_template(admin: &mut PgConnection, name: &str, migrator: &Migrator) {
     execute(admin, format!("create database {name} template template0")).await;
     let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options_of(name));
     migrator.run(&pool).await.expect("the migrations run");
     pool.close().await;
-    // The flag comes last: it is what tells a finished template from a half-made one.
+    // The flag comes last: it distinguishes a complete template from an incomplete one.
     execute(admin, format!("alter database {name} with is_template true allow_connections false")).await;
 }
 
-/// `None` if there is no such template, `Some(false)` if it is not finished.
+/// Returns `None` if there is no such template, and `Some(false)` if it is incomplete.
 async fn is_complete(admin: &mut PgConnection, name: &str) -> Option<bool> {
     sqlx::query_scalar("select datistemplate from pg_database where datname = $1")
         .bind(name)
@@ -112,7 +114,7 @@ async fn is_complete(admin: &mut PgConnection, name: &str) -> Option<bool> {
         .expect("the list of databases")
 }
 
-/// The same migrations give the same name in every process (`DefaultHasher::new` has fixed keys).
+/// The same migrations result in the same name in every process (`DefaultHasher::new` has fixed keys).
 fn template_name(migrator: &Migrator) -> String {
     let mut hasher = DefaultHasher::new();
     for migration in migrator.iter() {
@@ -122,7 +124,7 @@ fn template_name(migrator: &Migrator) -> String {
 }
 
 async fn connect_as_admin() -> PgConnection {
-    PgConnection::connect(&servers::postgres_url()).await.expect("PostgreSQL answers at PBX_TEST_POSTGRES_URL")
+    PgConnection::connect(&servers::postgres_url()).await.expect("a connection to PBX_TEST_POSTGRES_URL")
 }
 
 fn options_of(database: &str) -> PgConnectOptions {
@@ -135,7 +137,7 @@ fn url_of(database: &str) -> String {
     format!("{server}/{database}")
 }
 
-/// For statements about databases, which take no parameters. The names in them are ours.
+/// For statements about databases, which accept no parameters. All names in them are generated here.
 async fn execute(connection: &mut PgConnection, sql: String) {
     if let Err(error) = sqlx::raw_sql(AssertSqlSafe(sql.as_str())).execute(connection).await {
         panic!("{sql}: {error}");
@@ -143,7 +145,7 @@ async fn execute(connection: &mut PgConnection, sql: String) {
 }
 
 async fn close(connection: PgConnection) {
-    connection.close().await.expect("PostgreSQL says goodbye");
+    connection.close().await.expect("the connection closes");
 }
 
 #[cfg(test)]
@@ -156,67 +158,67 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
-    use crate::drain;
+    use crate::eventually;
 
     #[tokio::test]
-    async fn twenty_databases_race_for_a_template_and_stay_apart() {
-        let migrator = Arc::new(migrations("create table apart (id int)"));
+    async fn twenty_racers_share_a_template_but_no_database() {
+        let migrator = Arc::new(migrations("create table item (id int)"));
         let mut racers = JoinSet::new();
         for _ in 0..20 {
             let migrator = Arc::clone(&migrator);
             racers.spawn(async move {
                 let db = TestDatabase::new(&migrator).await;
-                let inserted = db.pool().execute("insert into apart values (1)").await;
+                let inserted = db.pool().execute("insert into item values (1)").await;
                 inserted.expect("the migration has run");
                 db
             });
         }
         for db in racers.join_all().await {
-            let rows: i64 = sqlx::query_scalar("select count(*) from apart").fetch_one(db.pool()).await.unwrap();
+            let rows: i64 = sqlx::query_scalar("select count(*) from item").fetch_one(db.pool()).await.unwrap();
             assert_eq!(rows, 1);
         }
     }
 
     #[tokio::test]
-    async fn a_template_left_half_made_is_made_anew() {
+    async fn an_incomplete_template_is_replaced() {
         let migrator = migrations("create table half (id int)");
         let mut admin = connect_as_admin().await;
-        // What a killed maker leaves: the database without the flag, and a session that has not noticed yet.
+        // A killed process leaves the database without the flag, and a session that PostgreSQL has not ended yet.
         execute(&mut admin, format!("create database {}", template_name(&migrator))).await;
-        let mut maker = PgConnection::connect_with(&options_of(&template_name(&migrator))).await.unwrap();
-        maker.execute("create table half (id int)").await.unwrap();
+        let mut creator = PgConnection::connect_with(&options_of(&template_name(&migrator))).await.unwrap();
+        creator.execute("create table half (id int)").await.unwrap();
 
         let db = TestDatabase::new(&migrator).await;
 
-        db.pool().execute("select id from half").await.expect("the migration has run, once");
+        db.pool().execute("select id from half").await.expect("the migration has run once");
     }
 
     #[tokio::test]
-    async fn a_panic_drops_the_database_under_its_open_connections() {
+    async fn a_panic_drops_the_database_despite_open_connections() {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let test = tokio::spawn(async {
             let db = TestDatabase::empty().await;
             db.pool().execute("select 1").await.unwrap();
             sender.send(db.name.clone()).unwrap();
-            panic!("as a failing test does");
+            panic!("a failing test");
         });
         let name = receiver.await.unwrap();
         assert!(test.await.unwrap_err().is_panic());
 
         let mut admin = connect_as_admin().await;
-        drain("the database is gone", Duration::from_secs(10), async || is_complete(&mut admin, &name).await.is_none())
-            .await;
+        let is_dropped = async || is_complete(&mut admin, &name).await.is_none();
+        eventually("the database is dropped", Duration::from_secs(10), is_dropped).await;
     }
 
     #[tokio::test]
-    async fn its_url_leads_to_it() {
+    async fn the_url_connects_to_the_database() {
         let db = TestDatabase::empty().await;
         let mut connection = PgConnection::connect(&db.url()).await.unwrap();
         let name: String = sqlx::query_scalar("select current_database()").fetch_one(&mut connection).await.unwrap();
         assert_eq!(name, db.name);
     }
 
-    /// Migrations that nobody has run yet, also when the servers have seen this test before.
+    /// Migrations without a template, even if the servers have run this test before.
     fn migrations(sql: &str) -> Migrator {
         let sql = AssertSqlSafe(format!("{sql} -- {}", unique_name())).into_sql_str();
         let migration = Migration::new(1, "one".into(), MigrationType::Simple, sql, false);

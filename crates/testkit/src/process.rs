@@ -1,4 +1,4 @@
-//! The program itself, as its users run it.
+//! The Pillarbox binary as a child process.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -9,13 +9,16 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::drain;
+use crate::{eventually, watchdog};
 
+/// Bounds the wait for the line that announces the address.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-const DRAINS_WITHIN: Duration = Duration::from_secs(30);
-const READS_WITHIN: Duration = Duration::from_secs(2);
+/// Bounds the wait for the process to exit.
+const EXITS_WITHIN: Duration = Duration::from_secs(30);
+/// Bounds the wait for the last output of a process that has exited.
+const OUTPUT_ENDS_WITHIN: Duration = Duration::from_secs(2);
 
-/// A running `pillarbox`. Killed when dropped.
+/// A running `pillarbox` process. Dropping it kills the process.
 pub struct Pillarbox {
     child: Child,
     output: Arc<Mutex<Output>>,
@@ -26,8 +29,8 @@ struct Output {
     open_streams: usize,
 }
 
-/// The binary with its arguments. Of the caller's environment it gets everything but `PILLARBOX_*`: the settings of a
-/// developer's shell are not those of a test.
+/// A command for the binary. It inherits the environment except `PILLARBOX_*`: the settings of a developer's shell must
+/// not affect a test.
 pub fn command(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(binary.as_ref());
     for (name, _) in std::env::vars_os() {
@@ -40,8 +43,9 @@ pub fn command(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) ->
 }
 
 impl Pillarbox {
-    /// Starts the binary, which a test names by `env!("CARGO_BIN_EXE_pillarbox")`, as [`command`] does.
+    /// Starts the binary with the environment of [`command`]. Tests pass `env!("CARGO_BIN_EXE_pillarbox")`.
     pub fn start(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Pillarbox {
+        watchdog::register_test();
         let mut command = command(binary.as_ref(), args, env);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", binary.as_ref().display()));
@@ -52,75 +56,75 @@ impl Pillarbox {
         Pillarbox { child, output }
     }
 
-    /// Where it serves, as it says once it is ready: `listening on http://127.0.0.1:PORT`.
+    /// Waits until the process logs `listening on http://127.0.0.1:PORT`, and returns that URL.
     pub async fn base_url(&self) -> String {
         let line = self.wait_for_line(|line| line.contains("listening on http://"), READY_WITHIN).await;
-        let (_, url) = line.split_once("listening on ").expect("the line was chosen by it");
+        let (_, url) = line.split_once("listening on ").expect("the line contains it");
         let end = url.find(|c: char| !(c.is_ascii_alphanumeric() || ":/.-[]".contains(c))).unwrap_or(url.len());
         url[..end].to_owned()
     }
 
-    /// The first line, on standard output or standard error, that `wanted` accepts.
+    /// Waits for a line on standard output or standard error for which `matches` is true, and returns it.
     ///
     /// # Panics
-    /// At the deadline, or as soon as the process has ended without such a line; with its output.
-    pub async fn wait_for_line(&self, wanted: impl Fn(&str) -> bool, deadline: Duration) -> String {
-        let line = drain("a line of output", deadline, async || {
+    /// At the deadline, or as soon as the process has exited without such a line. The message contains the output.
+    pub async fn wait_for_line(&self, matches: impl Fn(&str) -> bool, deadline: Duration) -> String {
+        let line = eventually("a line of output", deadline, async || {
             let output = self.output.lock().expect("no reader panics");
-            match output.lines.iter().find(|line| wanted(line)) {
+            match output.lines.iter().find(|line| matches(line)) {
                 Some(line) => Ok(Some(line.clone())),
                 None if output.open_streams == 0 => Ok(None),
                 None => Err(Verbatim(output.lines.join("\n"))),
             }
         })
         .await;
-        line.unwrap_or_else(|| panic!("it ended before the line came:\n{}", self.logs()))
+        line.unwrap_or_else(|| panic!("the process exited without the expected line:\n{}", self.logs()))
     }
 
-    /// Everything it has printed so far; after [`terminate`](Self::terminate) or [`kill9`](Self::kill9), everything.
+    /// The output so far. It is complete after [`terminate`](Self::terminate) or [`kill9`](Self::kill9).
     pub fn logs(&self) -> String {
         self.output.lock().expect("no reader panics").lines.join("\n")
     }
 
-    /// The memory it holds, as the kernel counts it.
+    /// The resident set size of the process. Panics if the process has exited.
     pub fn rss_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the process runs");
         let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB")?.trim().parse().ok());
-        kib.map(|kib: u64| kib * 1024).unwrap_or_else(|| panic!("no VmRSS: it has ended:\n{}", self.logs()))
+        kib.map(|kib: u64| kib * 1024).unwrap_or_else(|| panic!("no VmRSS, the process has exited:\n{}", self.logs()))
     }
 
-    /// Ends it the way a power cut does: at once, with nothing put in order.
+    /// Kills the process with SIGKILL, so that it has no chance to clean up.
     pub fn kill9(&mut self) {
         self.child.kill().expect("SIGKILL");
         self.child.wait().expect("the child is ours");
-        self.read_to_the_end();
+        self.wait_for_output();
     }
 
-    /// Asks it to end, and waits while it finishes its work.
+    /// Sends SIGTERM and waits for the exit.
     pub async fn terminate(&mut self) -> ExitStatus {
         let pid = Pid::from_raw(self.child.id().try_into().expect("a process id fits"));
-        // Until it is waited for, which only this struct does, an ended process keeps its id: no stranger is hit.
+        // The id of an exited child is not reused until it is waited for, so the signal cannot reach another process.
         if self.child.try_wait().expect("the child is ours").is_none() {
             kill(pid, Signal::SIGTERM).expect("SIGTERM");
         }
-        self.ended().await
+        self.wait_for_exit().await
     }
 
-    /// Waits until it ends.
-    pub async fn ended(&mut self) -> ExitStatus {
-        let status = drain("the process ends", DRAINS_WITHIN, async || {
+    /// Waits until the process exits.
+    pub async fn wait_for_exit(&mut self) -> ExitStatus {
+        let status = eventually("the process exits", EXITS_WITHIN, async || {
             let ended = self.child.try_wait().expect("the child is ours");
             ended.ok_or_else(|| Verbatim(self.output.lock().expect("no reader panics").lines.join("\n")))
         })
         .await;
-        self.read_to_the_end();
+        self.wait_for_output();
         status
     }
 
-    /// What an ended process wrote last may still be in the pipe, or in the hands of a reader. Bounded, because a child
-    /// that it left behind may hold the pipe open for good.
-    fn read_to_the_end(&self) {
-        let ends_at = Instant::now() + READS_WITHIN;
+    /// Waits for the last output of an exited process, which may still be in the pipe or in a reader thread. The wait is
+    /// bounded, because a child that the process left behind may never close the pipe.
+    fn wait_for_output(&self) {
+        let ends_at = Instant::now() + OUTPUT_ENDS_WITHIN;
         while self.output.lock().expect("no reader panics").open_streams > 0 && Instant::now() < ends_at {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -129,13 +133,13 @@ impl Pillarbox {
 
 impl Drop for Pillarbox {
     fn drop(&mut self) {
-        // Both fail only for a process that has ended, which is what we want.
+        // Both fail only if the process has already exited, which is the goal.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Reads on a thread, not on the test's runtime: a test that blocks must not block the process it watches.
+/// Reads on a thread, not on the runtime of the test: a test that blocks must not block the process it observes.
 fn collect(stream: impl Read + Send + 'static, output: Arc<Mutex<Output>>) {
     std::thread::spawn(move || {
         let mut reader = BufReader::new(stream);
@@ -149,7 +153,7 @@ fn collect(stream: impl Read + Send + 'static, output: Arc<Mutex<Output>>) {
     });
 }
 
-/// Output in a panic message keeps its line breaks.
+/// Shows output in a panic message with its line breaks.
 struct Verbatim(String);
 
 impl std::fmt::Debug for Verbatim {
@@ -165,14 +169,14 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
 
     #[tokio::test]
-    async fn finds_the_url_in_a_log_line_with_colours_and_fields() {
+    async fn the_url_is_found_in_a_log_line_with_colours_and_fields() {
         let process =
             shell("printf '\\033[2mINFO\\033[0m listening on http://127.0.0.1:8025\\033[0m pid=1\\n'; sleep 60");
         assert_eq!(process.base_url().await, "http://127.0.0.1:8025");
     }
 
     #[tokio::test]
-    async fn terminate_returns_the_status_of_an_orderly_end() {
+    async fn terminate_returns_the_exit_status() {
         let mut process = shell("trap 'echo drained >&2; exit 3' TERM; echo ready; while :; do sleep 0.01; done");
         process.wait_for_line(|line| line == "ready", SOON).await;
         assert_eq!(process.terminate().await.code(), Some(3));
@@ -180,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn kill9_gives_no_chance_to_drain() {
+    async fn a_process_cannot_clean_up_after_kill9() {
         let mut process = shell("trap 'echo drained; exit 0' TERM; echo ready; while :; do sleep 0.01; done");
         process.wait_for_line(|line| line == "ready", SOON).await;
         assert!(process.rss_bytes() > 0);
@@ -189,8 +193,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn logs_after_the_end_have_what_was_written_last() {
-        // The child it leaves behind stands for a slow reader: the line comes after the process has ended.
+    async fn logs_after_the_exit_contain_the_last_output() {
+        // A background child writes after the exit, like output that a slow reader has not read yet.
         let late = "(sleep 0.3; echo late) & exit 0";
         let mut process = shell(&format!("trap '{late}' TERM; echo ready; while :; do sleep 0.01; done"));
         process.wait_for_line(|line| line == "ready", SOON).await;
@@ -204,13 +208,13 @@ mod tests {
     }
 
     #[tokio::test]
-    #[should_panic(expected = "it ended before the line came:\nno configuration")]
-    async fn an_early_end_is_told_at_once_with_the_output() {
+    #[should_panic(expected = "the process exited without the expected line:\nno configuration")]
+    async fn an_early_exit_is_reported_at_once_with_the_output() {
         shell("echo no configuration >&2; exit 2").base_url().await;
     }
 
     #[tokio::test]
-    async fn gets_the_environment_that_the_test_gives() {
+    async fn the_process_has_the_environment_of_the_test() {
         let process = Pillarbox::start("/usr/bin/env", &[], &[("PILLARBOX_BUS", "rabbitmq")]);
         process.wait_for_line(|line| line == "PILLARBOX_BUS=rabbitmq", SOON).await;
     }

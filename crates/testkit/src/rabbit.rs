@@ -7,21 +7,23 @@ use std::time::Duration;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
-use crate::{servers, unique_name};
+use crate::{servers, unique_name, watchdog};
 
-const API_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
+/// Bounds the wait for a response of the management API.
+const API_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A RabbitMQ vhost of the test's own, deleted with this value, its connections, queues and exchanges with it.
+/// A RabbitMQ vhost for one test. Dropping it deletes the vhost with its connections, queues and exchanges.
 pub struct TestVhost {
     name: String,
 }
 
 impl TestVhost {
     pub async fn new() -> TestVhost {
-        // Owned before it is made: if the API fails half-way, the drop deletes what there is.
+        watchdog::register_test();
+        // The value exists before the vhost: if the API call fails half-way, the drop deletes the vhost.
         let vhost = TestVhost { name: unique_name() };
         let path = format!("/api/vhosts/{}", vhost.name);
-        // The API also lets its caller, the user in the URL, do everything in the new vhost.
+        // The API also grants the calling user all permissions in the new vhost.
         tokio::task::spawn_blocking(move || call("PUT", &path, "")).await.expect("the call ends").expect("a new vhost");
         vhost
     }
@@ -30,14 +32,14 @@ impl TestVhost {
         &self.name
     }
 
-    /// Publishes to a queue what no client can be made to say: `properties` as JSON.
+    /// Publishes to a queue with arbitrary `properties` (JSON), including values that an AMQP client refuses to encode.
     pub async fn publish(&self, queue: &str, properties: &str, body: &str) {
         let path = format!("/api/exchanges/{}/amq.default/publish", self.name);
         let request = format!(
             r#"{{"routing_key":"{queue}","properties":{properties},"payload":{body:?},"payload_encoding":"string"}}"#
         );
         let publishing = tokio::task::spawn_blocking(move || call("POST", &path, &request));
-        publishing.await.expect("the call ends").expect("it is published");
+        publishing.await.expect("the call ends").expect("the message is published");
     }
 
     pub fn amqp_url(&self) -> String {
@@ -50,14 +52,14 @@ impl TestVhost {
 impl Drop for TestVhost {
     fn drop(&mut self) {
         if let Err(error) = call("DELETE", &format!("/api/vhosts/{}", self.name), "") {
-            // A panic while another one unwinds would abort the process and hide the first.
-            eprintln!("vhost {} is not deleted: {error}", self.name);
+            // A second panic during unwinding would abort the process and hide the first one.
+            eprintln!("cannot delete vhost {}: {error}", self.name);
         }
     }
 }
 
-/// One request to RabbitMQ's management API: a fresh connection, and of the answer only the status counts. It blocks, because
-/// `drop` cannot await; it is not worth an HTTP client.
+/// Sends one request to RabbitMQ's management API on a new connection. Fails unless the status is 2xx. It blocks, because
+/// `drop` cannot await.
 fn call(method: &str, path: &str, body: &str) -> io::Result<()> {
     let api = servers::amqp_api();
     let (credentials, address) = api
@@ -67,7 +69,7 @@ fn call(method: &str, path: &str, body: &str) -> io::Result<()> {
     let credentials = BASE64_STANDARD.encode(credentials);
 
     let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(API_ANSWERS_WITHIN))?;
+    stream.set_read_timeout(Some(API_TIMEOUT))?;
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Basic {credentials}\r\n\
@@ -96,16 +98,16 @@ mod tests {
         let [here, there] = [TestVhost::new().await, TestVhost::new().await];
         declare(&here, "orders", false).await.unwrap();
 
-        declare(&here, "orders", true).await.expect("it is here");
-        declare(&there, "orders", true).await.expect_err("it is not there");
+        declare(&here, "orders", true).await.expect("the queue exists in this vhost");
+        declare(&there, "orders", true).await.expect_err("the queue does not exist in the other vhost");
     }
 
     #[tokio::test]
-    async fn a_dropped_vhost_is_gone() {
+    async fn dropping_a_vhost_deletes_it() {
         let vhost = TestVhost::new().await;
         let url = vhost.amqp_url();
         drop(vhost);
-        connect(&url).await.expect_err("there is no such vhost any more");
+        connect(&url).await.expect_err("the vhost no longer exists");
     }
 
     async fn declare(vhost: &TestVhost, queue: &str, passive: bool) -> lapin::Result<()> {

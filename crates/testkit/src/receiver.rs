@@ -1,4 +1,4 @@
-//! An endpoint that webhooks are sent to: it keeps what came, and answers as it is told.
+//! A webhook endpoint that records requests and responds as the test configures it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,33 +13,34 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// A webhook that came.
+/// A request that the receiver has recorded.
 #[derive(Debug, Clone)]
 pub struct Received {
     pub path: String,
     pub headers: HeaderMap,
     pub body: Bytes,
     pub at: Instant,
-    /// What it was answered.
+    /// The status of the response.
     pub status: u16,
 }
 
-/// What to answer.
+/// A response that the receiver sends.
 #[derive(Debug, Clone, Default)]
 pub struct Reply {
     pub status: u16,
-    pub after: Duration,
+    /// The time between the request and the response.
+    pub delay: Duration,
     pub headers: Vec<(&'static str, String)>,
     pub body: String,
 }
 
-type Replying = Box<dyn FnMut(&Received) -> Reply + Send>;
+type ReplyFn = Box<dyn FnMut(&Received) -> Reply + Send>;
 
-/// Ends with the value.
+/// A running webhook endpoint. Dropping it stops the server.
 pub struct Receiver {
     port: u16,
     received: Arc<Mutex<Vec<Received>>>,
-    replying: Arc<Mutex<Replying>>,
+    reply: Arc<Mutex<ReplyFn>>,
     serving: JoinHandle<()>,
 }
 
@@ -61,42 +62,43 @@ impl Reply {
 }
 
 impl Receiver {
-    /// Answers 200 to everything.
+    /// Responds with 200 to every request.
     pub async fn start() -> Receiver {
-        Receiver::replying(|_| Reply::status(200)).await
+        Receiver::with_reply(|_| Reply::status(200)).await
     }
 
-    pub async fn replying(replying: impl FnMut(&Received) -> Reply + Send + 'static) -> Receiver {
+    /// Responds to each request with the result of `reply`.
+    pub async fn with_reply(reply: impl FnMut(&Received) -> Reply + Send + 'static) -> Receiver {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let port = listener.local_addr().expect("an address").port();
         let received = Arc::new(Mutex::new(Vec::new()));
-        let replying: Arc<Mutex<Replying>> = Arc::new(Mutex::new(Box::new(replying)));
-        let (kept, told) = (received.clone(), replying.clone());
+        let reply: Arc<Mutex<ReplyFn>> = Arc::new(Mutex::new(Box::new(reply)));
+        let (log, reply_fn) = (received.clone(), reply.clone());
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (kept, told) = (kept.clone(), told.clone());
+                let (log, reply_fn) = (log.clone(), reply_fn.clone());
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(async move {
-                    let service = service_fn(|request| answer(request, kept.clone(), told.clone()));
+                    let service = service_fn(|request| respond(request, log.clone(), reply_fn.clone()));
                     let _ = hyper::server::conn::http1::Builder::new()
                         .serve_connection(TokioIo::new(stream), service)
                         .await;
                 });
             }
         });
-        Receiver { port, received, replying, serving }
+        Receiver { port, received, reply, serving }
     }
 
-    /// From now on it answers like this.
-    pub fn reply(&self, replying: impl FnMut(&Received) -> Reply + Send + 'static) {
-        *self.replying.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(replying);
+    /// Responds to each later request with the result of `reply`.
+    pub fn set_reply(&self, reply: impl FnMut(&Received) -> Reply + Send + 'static) {
+        *self.reply.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(reply);
     }
 
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}/hook", self.port)
     }
 
-    /// What came so far, in order.
+    /// All requests so far, in the order of their arrival.
     pub fn received(&self) -> Vec<Received> {
         self.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -112,26 +114,26 @@ impl Drop for Receiver {
     }
 }
 
-async fn answer(
+async fn respond(
     request: Request<Incoming>,
-    kept: Arc<Mutex<Vec<Received>>>,
-    told: Arc<Mutex<Replying>>,
+    log: Arc<Mutex<Vec<Received>>>,
+    reply_fn: Arc<Mutex<ReplyFn>>,
 ) -> Result<Response<Full<Bytes>>, hyper::Error> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
     let mut received =
         Received { path: parts.uri.path().to_owned(), headers: parts.headers, body, at: Instant::now(), status: 0 };
     let reply = {
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let reply = told.lock().unwrap_or_else(PoisonError::into_inner)(&received);
+        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+        let reply = reply_fn.lock().unwrap_or_else(PoisonError::into_inner)(&received);
         received.status = reply.status;
-        kept.push(received);
+        log.push(received);
         reply
     };
-    tokio::time::sleep(reply.after).await;
+    tokio::time::sleep(reply.delay).await;
     let mut response = Response::builder().status(reply.status);
     for (name, value) in reply.headers {
         response = response.header(name, value);
     }
-    Ok(response.body(Full::new(Bytes::from(reply.body))).expect("a good reply"))
+    Ok(response.body(Full::new(Bytes::from(reply.body))).expect("a valid reply"))
 }

@@ -1,19 +1,23 @@
 //! A key prefix per test.
 
-use crate::{servers, unique_name};
+use crate::{servers, unique_name, watchdog};
 
-/// A share of Redis: a prefix for the test's keys.
+/// A prefix for the Redis keys of one test.
 ///
-/// Redis counts its databases at start, and a test run would use them up, so all tests share one and keep apart by
-/// prefix. Hence no test may call `flushall`, `flushdb` or count the keys of the server. Keys that a test leaves
-/// behind go with the server at the end of the run.
+/// Redis has a fixed number of databases, fewer than there are tests, so all tests share one database and separate
+/// their keys by prefix. Hence no test may call `flushall` or `flushdb`, or count the keys of the server. Keys that a
+/// test leaves behind are deleted with the server at the end of the run.
 pub struct TestRedis {
     prefix: String,
 }
 
 impl TestRedis {
-    #[expect(clippy::new_without_default, reason = "every call takes a new prefix; a default would suggest one value")]
+    #[expect(
+        clippy::new_without_default,
+        reason = "every call creates a new prefix; a default would suggest one value"
+    )]
     pub fn new() -> TestRedis {
+        watchdog::register_test();
         TestRedis { prefix: format!("{}:", unique_name()) }
     }
 
@@ -21,7 +25,7 @@ impl TestRedis {
         servers::redis_url()
     }
 
-    /// What the keys of this test begin with, separator included.
+    /// The prefix of this test's keys, including the separator.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -38,7 +42,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn two_tests_may_use_the_same_name() {
+    async fn two_tests_may_use_the_same_key() {
         let [mine, theirs] = [TestRedis::new(), TestRedis::new()];
         let client = redis::Client::open(mine.url()).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.unwrap();

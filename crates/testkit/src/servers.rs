@@ -1,4 +1,4 @@
-//! Where the servers are that `scripts/with-servers` has started.
+//! The addresses of the servers that `scripts/with-servers` has started.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub fn redis_url() -> String {
     read("PBX_TEST_REDIS_URL")
 }
 
-/// Where they keep their files, and tests may keep theirs.
+/// The directory in which the servers store their files. Tests may create files there, too.
 pub fn folder() -> PathBuf {
     PathBuf::from(read("PBX_TEST_DIR"))
 }

@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 use sqlx::PgPool;
 
 use crate::Outcome;
-use crate::installation::{Home, Installation};
+use crate::installation::{Installation, Site};
 
-/// Scoring all of them takes a while.
+/// Bounds the wait for the trending scores of all events.
 const SCORED_WITHIN: Duration = Duration::from_secs(180);
 
 pub(super) struct Fixture(Installation);
 
 impl Fixture {
     pub(super) async fn new(pillarbox: &Path, events: u64) -> Outcome<Fixture> {
-        let home = Home::new(pillarbox).await?;
-        fill(&home.db, events).await?;
-        let fixture = Fixture(home.serve(pillarbox, "", &["--roles", "api,maintain"]).await?);
-        fixture.until_scored().await?;
+        let site = Site::new(pillarbox).await?;
+        fill(&site.db, events).await?;
+        let fixture = Fixture(site.serve(pillarbox, "", &["--roles", "api,maintain"]).await?);
+        fixture.wait_for_scores().await?;
         Ok(fixture)
     }
 
@@ -26,11 +26,11 @@ impl Fixture {
         &self.0.server.address
     }
 
-    async fn until_scored(&self) -> Outcome<()> {
+    async fn wait_for_scores(&self) -> Outcome<()> {
         let began = Instant::now();
         while began.elapsed() < SCORED_WITHIN {
             let query = "select exists (select from pillarbox_events.trending_epoch)";
-            if sqlx::query_scalar(query).fetch_one(&self.0.home.db).await? {
+            if sqlx::query_scalar(query).fetch_one(&self.0.site.db).await? {
                 eprintln!("scored after {:.1} s", began.elapsed().as_secs_f64());
                 return Ok(());
             }
@@ -39,13 +39,13 @@ impl Fixture {
         Err("the events were not scored in time".into())
     }
 
-    /// Ends it all; returns the memory that the server has used at most, in MiB.
+    /// Stops the server and drops the database. Returns the peak memory of the server in MiB.
     pub(super) async fn end(self) -> Outcome<f64> {
         self.0.end().await
     }
 }
 
-/// Published, in 100 cities and 10 categories, one a minute; each with some of 1,000 words.
+/// Inserts published events in 100 cities and 10 categories, one per minute, each with some of 1,000 words.
 async fn fill(db: &PgPool, events: u64) -> Outcome<()> {
     const PART: u64 = 100_000;
     for first in (1..=events).step_by(PART as usize) {

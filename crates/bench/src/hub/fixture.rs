@@ -1,4 +1,4 @@
-//! A database and a server of a part's own, a receiver, and subscribers that point to it.
+//! A database and a server for one part of the measurement, a webhook receiver, and its subscribers.
 
 use std::ops::Range;
 use std::path::Path;
@@ -14,11 +14,11 @@ use crate::Outcome;
 use crate::costs::Used;
 use crate::installation::Installation;
 
-/// A number whose arrival nobody asks for.
+/// A number whose arrival time is not recorded.
 const UNNOTED: u64 = 999_999_999;
 pub(super) const TENANT: &str = "bench";
-const LOOK_PAUSE: Duration = Duration::from_millis(1);
-/// A run in which nothing comes for so long is stuck.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// A run without a webhook for this long has failed.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 pub(super) struct Fixture {
@@ -30,7 +30,7 @@ pub(super) struct Fixture {
 }
 
 impl Fixture {
-    /// The real server, with these roles, as an operator runs it.
+    /// Starts the real server with these roles.
     pub(super) async fn new(pillarbox: &Path, roles: &str) -> Outcome<Fixture> {
         let admin_key = format!("pbx_{}", uuid::Uuid::new_v4().simple());
         let settings = format!("admin_key = \"{admin_key}\"\n[hub]\nallowed_networks = [\"127.0.0.0/8\"]\n");
@@ -38,45 +38,45 @@ impl Fixture {
         let receiver = Receiver::start().await?;
         let (ingest_key, manage_key) = (String::new(), String::new());
         let mut fixture = Fixture { installation, receiver, admin_key, ingest_key, manage_key };
-        fixture.ingest_key = fixture.make_key("ingest").await?;
-        fixture.manage_key = fixture.make_key("manage").await?;
+        fixture.ingest_key = fixture.create_key("ingest").await?;
+        fixture.manage_key = fixture.create_key("manage").await?;
         Ok(fixture)
     }
 
     pub(super) fn db(&self) -> &PgPool {
-        &self.installation.home.db
+        &self.installation.site.db
     }
 
-    async fn make_key(&self, role: &str) -> Outcome<String> {
+    async fn create_key(&self, role: &str) -> Outcome<String> {
         let body = json!({"name": role, "role": role, "tenant": TENANT});
-        let made = self.ask(&self.admin_key, "POST", "/admin/v1/keys", &body).await?;
+        let made = self.request(&self.admin_key, "POST", "/admin/v1/keys", &body).await?;
         Ok(made["key"].as_str().ok_or("no key")?.to_owned())
     }
 
-    async fn ask(&self, key: &str, method: &str, path: &str, body: &Value) -> Outcome<Value> {
+    async fn request(&self, key: &str, method: &str, path: &str, body: &Value) -> Outcome<Value> {
         let mut poster = Poster::connect(&self.installation.server.address, key).await?;
-        match poster.ask(method, path, &body.to_string()).await? {
+        match poster.send(method, path, &body.to_string()).await? {
             (200..300, answer) => Ok(serde_json::from_slice(answer).unwrap_or(Value::Null)),
             (status, answer) => Err(format!("{method} {path}: {status}: {}", String::from_utf8_lossy(answer)).into()),
         }
     }
 
-    /// Makes a subscriber of a type; returns its id.
+    /// Creates a subscriber for an event type. Returns its id.
     pub(super) async fn subscribe(&self, event_type: &str, path: &str) -> Outcome<String> {
         let url = self.receiver.url(path);
         let body = json!({"name": path, "url": url, "event_types": [event_type]});
-        let made = self.ask(&self.manage_key, "POST", "/hub/v1/subscribers", &body).await?;
+        let made = self.request(&self.manage_key, "POST", "/hub/v1/subscribers", &body).await?;
         Ok(made["id"].as_str().ok_or("no id")?.to_owned())
     }
 
     pub(super) async fn pause(&self, subscriber: &str) -> Outcome<()> {
         let path = format!("/hub/v1/subscribers/{subscriber}/pause");
-        self.ask(&self.manage_key, "POST", &path, &json!({})).await.map(drop)
+        self.request(&self.manage_key, "POST", &path, &json!({})).await.map(drop)
     }
 
     pub(super) async fn resume(&self, subscriber: &str) -> Outcome<()> {
         let path = format!("/hub/v1/subscribers/{subscriber}/resume");
-        self.ask(&self.manage_key, "POST", &path, &json!({})).await.map(drop)
+        self.request(&self.manage_key, "POST", &path, &json!({})).await.map(drop)
     }
 
     /// Plain POSTs to the receiver, with the same payload.
@@ -91,7 +91,7 @@ impl Fixture {
         }
     }
 
-    /// Events of a type, one to a request, in so many lanes if any.
+    /// Events of a type, one per request, in `lanes` lanes if given.
     pub(super) fn events(&self, event_type: &str, lanes: Option<u64>) -> Load {
         let event_type = event_type.to_owned();
         let body = move |number: u64| {
@@ -108,27 +108,27 @@ impl Fixture {
         }
     }
 
-    /// Posts so many and waits until these endpoints have had them all: deliveries a second.
+    /// Posts `count` events and waits until these endpoints have received all. Returns the deliveries per second.
     pub(super) async fn deliver(&self, load: &Load, count: u64, endpoints: Range<usize>) -> Outcome<(f64, Posted)> {
         let wanted = count * endpoints.len() as u64;
         let (posted, passed) = tokio::try_join!(load.run(count), self.receive(endpoints, wanted))?;
-        let ended = passed.last().ok_or("nothing was to come")?.1;
+        let ended = passed.last().ok_or("no webhook was expected")?.1;
         Ok((wanted as f64 / (ended - posted.began).as_secs_f64(), posted))
     }
 
-    /// Waits until these endpoints have had so many more: how many there were at which time.
+    /// Waits until these endpoints have received `wanted` more webhooks. Returns the counts with their times.
     pub(super) async fn receive(&self, endpoints: Range<usize>, wanted: u64) -> Outcome<Vec<(u64, Instant)>> {
         let before = self.receiver.count(endpoints.clone());
         let (mut passed, mut moved_at) = (Vec::new(), Instant::now());
         let mut most = 0;
         while most < wanted {
-            tokio::time::sleep(LOOK_PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let (count, now) = (self.receiver.count(endpoints.clone()) - before, Instant::now());
             if count > most {
                 (most, moved_at) = (count, now);
                 passed.push((count, now));
             } else if now - moved_at > STUCK_AFTER {
-                return Err(format!("stuck: {count} of {wanted} webhooks have come\n{}", self.log_end()?).into());
+                return Err(format!("timeout: {count} of {wanted} webhooks were received\n{}", self.log_end()?).into());
             }
         }
         Ok(passed)
@@ -142,7 +142,7 @@ impl Fixture {
         self.installation.used().await
     }
 
-    /// A transaction that keeps vacuum from everything that comes after it.
+    /// Starts a transaction whose snapshot prevents vacuum from removing later row versions.
     pub(super) async fn pin(&self) -> Outcome<Transaction<'static, Postgres>> {
         let mut pin = self.db().begin().await?;
         sqlx::query("set transaction isolation level repeatable read").execute(&mut *pin).await?;
@@ -150,13 +150,13 @@ impl Fixture {
         Ok(pin)
     }
 
-    /// Ends it all; returns the memory that the server has used at most, in MiB.
+    /// Stops the server and drops the database. Returns the peak memory of the server in MiB.
     pub(super) async fn end(self) -> Outcome<f64> {
         self.installation.end().await
     }
 }
 
-/// 50 bytes.
+/// A payload of 50 bytes that starts with the number.
 pub(super) fn payload(number: u64) -> String {
     format!(r#"{{"n":{number},"text":"{:x<1$}"}}"#, "", 34 - number.to_string().len())
 }

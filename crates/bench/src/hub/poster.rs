@@ -1,5 +1,5 @@
-//! POSTs over connections that stay open, one after the other on each. The same for the raw limit and for ours, and as
-//! cheap as can be: it shares the cores with what it measures.
+//! POST requests over persistent connections, one after the other on each. The raw limit and the hub use the same code. It
+//! is as cheap as possible, because it shares the cores with the measured processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,19 +19,19 @@ pub(crate) struct Poster {
     buffer: Vec<u8>,
 }
 
-/// What is posted to whom, at most so many a second.
+/// The requests of a run: their target, their bodies, and their maximum rate per second.
 #[derive(Clone)]
 pub(super) struct Load {
     pub(super) address: String,
     pub(super) path: &'static str,
     pub(super) token: String,
-    /// The body for each number.
+    /// Creates the body for a number.
     pub(super) body: Arc<dyn Fn(u64) -> String + Send + Sync>,
     pub(super) status: u16,
     pub(super) rate_max: Option<f64>,
 }
 
-/// When each was accepted, by number.
+/// The time at which each request was accepted, by number.
 pub(super) struct Posted {
     pub(super) began: Instant,
     pub(super) accepted: Vec<(u64, Instant)>,
@@ -46,31 +46,37 @@ impl Poster {
         Ok(Poster { stream, headers, buffer: vec![0; 16 * 1024] })
     }
 
-    /// The status and the body of the answer.
-    pub(super) async fn ask(&mut self, method: &str, path: &str, body: &str) -> Outcome<(u16, &[u8])> {
-        self.ask_with(method, path, "", body).await
+    /// Sends a request. Returns the status and the body of the response.
+    pub(super) async fn send(&mut self, method: &str, path: &str, body: &str) -> Outcome<(u16, &[u8])> {
+        self.send_with(method, path, "", body).await
     }
 
-    /// With some headers more, each ended by a line's end.
-    pub(crate) async fn ask_with(&mut self, method: &str, path: &str, more: &str, body: &str) -> Outcome<(u16, &[u8])> {
+    /// The same with additional headers, each terminated by CRLF.
+    pub(crate) async fn send_with(
+        &mut self,
+        method: &str,
+        path: &str,
+        more: &str,
+        body: &str,
+    ) -> Outcome<(u16, &[u8])> {
         let (headers, length) = (&self.headers, body.len());
         let request = format!("{method} {path} HTTP/1.1\r\n{headers}{more}content-length: {length}\r\n\r\n{body}");
         self.stream.write_all(request.as_bytes()).await?;
         let mut filled = 0;
         loop {
-            if let Some((status, from, to)) = whole(&self.buffer[..filled])? {
+            if let Some((status, from, to)) = complete(&self.buffer[..filled])? {
                 return Ok((status, &self.buffer[from..to]));
             }
             match self.stream.read(&mut self.buffer[filled..]).await? {
-                0 => return Err(format!("{method} {path}: the connection ended").into()),
+                0 => return Err(format!("{method} {path}: the connection was closed").into()),
                 count => filled += count,
             }
         }
     }
 }
 
-/// The status, and where the body is, once the answer is there with all that it announced.
-fn whole(answer: &[u8]) -> Outcome<Option<(u16, usize, usize)>> {
+/// Returns the status and the range of the body once the response is complete.
+fn complete(answer: &[u8]) -> Outcome<Option<(u16, usize, usize)>> {
     let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
     let head = std::str::from_utf8(&answer[..end])?;
     let status: u16 = head.get(9..12).ok_or("not HTTP")?.parse()?;
@@ -80,14 +86,14 @@ fn whole(answer: &[u8]) -> Outcome<Option<(u16, usize, usize)>> {
 }
 
 impl Load {
-    /// Posts so many, numbered from 0, and waits for the last answer.
+    /// Posts `count` requests, numbered from 0, and waits for the last response.
     pub(super) async fn run(&self, count: u64) -> Outcome<Posted> {
         let mut posters = Vec::new();
         for _ in 0..CONNECTIONS {
             posters.push(Poster::connect(&self.address, &self.token).await?);
         }
         let (next, began) = (Arc::new(AtomicU64::new(0)), Instant::now());
-        let posting = |poster| tokio::spawn(self.clone().post_again_and_again(poster, next.clone(), count, began));
+        let posting = |poster| tokio::spawn(self.clone().post_until_done(poster, next.clone(), count, began));
         let tasks: Vec<_> = posters.into_iter().map(posting).collect();
         let mut accepted = Vec::with_capacity(count as usize);
         for task in tasks {
@@ -96,7 +102,7 @@ impl Load {
         Ok(Posted { began, accepted })
     }
 
-    async fn post_again_and_again(
+    async fn post_until_done(
         self,
         mut poster: Poster,
         next: Arc<AtomicU64>,
@@ -113,7 +119,7 @@ impl Load {
                 let due = began + Duration::from_secs_f64(number as f64 / rate);
                 tokio::time::sleep_until(due.into()).await;
             }
-            let (status, answer) = poster.ask("POST", self.path, &(self.body)(number)).await?;
+            let (status, answer) = poster.send("POST", self.path, &(self.body)(number)).await?;
             if status != self.status {
                 return Err(format!("{}: {status}: {}", self.path, String::from_utf8_lossy(answer)).into());
             }

@@ -1,4 +1,5 @@
-//! Where webhooks go: it counts, and notes when each came. It shares the cores with what it measures, so it does little.
+//! A webhook receiver that counts requests and records their arrival times. It does little, because it shares the cores
+//! with the measured processes.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -19,24 +20,24 @@ use crate::Outcome;
 
 /// Paths that are counted: `/0`, `/1` and so on.
 const ENDPOINTS: usize = 32;
-/// Messages whose arrival is noted.
+/// The number of messages whose arrival time is recorded.
 const NOTED_MAX: usize = 1 << 18;
 
-/// An endpoint that always fails, and one that never answers.
+/// An endpoint that always fails, and one that never responds.
 pub(super) const FAILING: &str = "/failing";
 pub(super) const SILENT: &str = "/silent";
 
-/// Ends with the value.
+/// Dropping it stops the server.
 pub(super) struct Receiver {
     pub(super) address: String,
-    heard: Arc<Heard>,
+    arrivals: Arc<Arrivals>,
     serving: JoinHandle<()>,
 }
 
-struct Heard {
+struct Arrivals {
     since: Instant,
     counts: [AtomicU64; ENDPOINTS],
-    /// By number, in nanoseconds; 0: not yet.
+    /// Arrival times in nanoseconds by number. 0 means not received yet.
     arrivals: Vec<AtomicU64>,
 }
 
@@ -44,44 +45,44 @@ impl Receiver {
     pub(super) async fn start() -> Outcome<Receiver> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?.to_string();
-        let heard = Arc::new(Heard {
+        let arrivals = Arc::new(Arrivals {
             since: Instant::now(),
             counts: Default::default(),
             arrivals: (0..NOTED_MAX).map(|_| AtomicU64::new(0)).collect(),
         });
-        let hearing = heard.clone();
+        let hearing = arrivals.clone();
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let _ = stream.set_nodelay(true);
-                let heard = hearing.clone();
+                let arrivals = hearing.clone();
                 tokio::spawn(async move {
-                    let answer = service_fn(|request| answer(request, &heard));
-                    // A client that leaves is no news.
+                    let answer = service_fn(|request| respond(request, &arrivals));
+                    // This fails when a client disconnects, which is normal.
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
                 });
             }
         });
-        Ok(Receiver { address, heard, serving })
+        Ok(Receiver { address, arrivals, serving })
     }
 
     pub(super) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    /// How many came to these endpoints.
+    /// The number of requests to these endpoints.
     pub(super) fn count(&self, endpoints: Range<usize>) -> u64 {
-        self.heard.counts[endpoints].iter().map(|count| count.load(Ordering::Relaxed)).sum()
+        self.arrivals.counts[endpoints].iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    /// When the message with this number came.
+    /// The arrival time of the message with this number.
     pub(super) fn arrival(&self, number: u64) -> Option<Instant> {
-        let nanos = self.heard.arrivals.get(number as usize)?.load(Ordering::Relaxed);
-        (nanos > 0).then(|| self.heard.since + Duration::from_nanos(nanos))
+        let nanos = self.arrivals.arrivals.get(number as usize)?.load(Ordering::Relaxed);
+        (nanos > 0).then(|| self.arrivals.since + Duration::from_nanos(nanos))
     }
 
-    /// Numbers begin anew.
-    pub(super) fn forget_arrivals(&self) {
-        self.heard.arrivals.iter().for_each(|arrival| arrival.store(0, Ordering::Relaxed));
+    /// Clears the arrival times, for a run with new numbers.
+    pub(super) fn clear_arrivals(&self) {
+        self.arrivals.arrivals.iter().for_each(|arrival| arrival.store(0, Ordering::Relaxed));
     }
 }
 
@@ -91,7 +92,7 @@ impl Drop for Receiver {
     }
 }
 
-async fn answer(request: Request<Incoming>, heard: &Heard) -> Result<Response<Empty<Bytes>>, Infallible> {
+async fn respond(request: Request<Incoming>, arrivals: &Arrivals) -> Result<Response<Empty<Bytes>>, Infallible> {
     let (parts, mut body) = request.into_parts();
     let mut beginning = None;
     while let Some(Ok(frame)) = body.frame().await {
@@ -103,10 +104,10 @@ async fn answer(request: Request<Incoming>, heard: &Heard) -> Result<Response<Em
         FAILING => *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR,
         SILENT => std::future::pending().await,
         _ => {
-            if let Some(arrival) = beginning.and_then(|body| heard.arrivals.get(number_in(&body)?)) {
-                arrival.store(heard.since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            if let Some(arrival) = beginning.and_then(|body| arrivals.arrivals.get(number_in(&body)?)) {
+                arrival.store(arrivals.since.elapsed().as_nanos() as u64, Ordering::Relaxed);
             }
-            if let Some(count) = path[1..].parse().ok().and_then(|at: usize| heard.counts.get(at)) {
+            if let Some(count) = path[1..].parse().ok().and_then(|at: usize| arrivals.counts.get(at)) {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -114,7 +115,7 @@ async fn answer(request: Request<Incoming>, heard: &Heard) -> Result<Response<Em
     Ok(response)
 }
 
-/// The number that a payload of ours begins with.
+/// The number at the start of a payload.
 fn number_in(body: &[u8]) -> Option<usize> {
     let digits = body.strip_prefix(br#"{"n":"#)?;
     let end = digits.iter().position(|byte| !byte.is_ascii_digit())?;

@@ -1,10 +1,10 @@
-//! One transaction for each join: lock the event, decide, write the same rows, commit.
+//! The naive implementation: one transaction per join that locks the event, decides, writes the same rows, and commits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use mailbox::post::{Post, Source, post};
+use mailbox::log::{Post, Source, post};
 use serde_json::json;
 use serde_json::value::to_raw_value;
 use sqlx::{Connection, PgConnection};
@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::Joiner;
 use crate::Outcome;
 
-/// Joins a second.
+/// Returns the joins per second.
 pub(super) async fn run(url: &str, joiners: Vec<Joiner>, clients: usize) -> Outcome<f64> {
     let (next, joiners) = (Arc::new(AtomicUsize::new(0)), Arc::new(joiners));
     let mut connections = Vec::new();
@@ -21,7 +21,7 @@ pub(super) async fn run(url: &str, joiners: Vec<Joiner>, clients: usize) -> Outc
         connections.push(PgConnection::connect(url).await?);
     }
     let began = Instant::now();
-    let client = |connection| tokio::spawn(join_again_and_again(connection, joiners.clone(), next.clone()));
+    let client = |connection| tokio::spawn(join_all(connection, joiners.clone(), next.clone()));
     let tasks: Vec<_> = connections.into_iter().map(client).collect();
     for task in tasks {
         task.await??;
@@ -29,11 +29,7 @@ pub(super) async fn run(url: &str, joiners: Vec<Joiner>, clients: usize) -> Outc
     Ok(joiners.len() as f64 / began.elapsed().as_secs_f64())
 }
 
-async fn join_again_and_again(
-    mut connection: PgConnection,
-    joiners: Arc<Vec<Joiner>>,
-    next: Arc<AtomicUsize>,
-) -> Outcome<()> {
+async fn join_all(mut connection: PgConnection, joiners: Arc<Vec<Joiner>>, next: Arc<AtomicUsize>) -> Outcome<()> {
     while let Some(joiner) = joiners.get(next.fetch_add(1, Ordering::Relaxed)) {
         join(&mut connection, joiner).await?;
     }
@@ -55,11 +51,7 @@ async fn join(connection: &mut PgConnection, joiner: &Joiner) -> Outcome<()> {
     let (active, waitlisted) = (active + i32::from(has_seat), waitlisted + i32::from(!has_seat));
     let (id, key) = (Uuid::now_v7(), joiner.user.as_bytes().as_slice());
     let answer = json!({"id": id, "event_id": joiner.event, "user_id": joiner.user, "status": status, "seq": seq});
-    let kept = sqlx::query(
-        "insert into pillarbox.idempotency (id, fingerprint, status, body, expires_at)
-         values ($1, $1, 201, $2, now() + '24 hours') on conflict do nothing",
-    );
-    kept.bind(key).bind(serde_json::to_vec(&answer)?).execute(&mut *tx).await?;
+    store_response(&mut tx, key, &serde_json::to_vec(&answer)?).await?;
     sqlx::query(
         "insert into pillarbox_joins.joins (id, event_id, user_id, status, seq, created_at, updated_at, activated_at)
          values ($1, $2, $3, $4::pillarbox_joins.join_status, $5, now(), now(), case when $4 = 'active' then now() end)",
@@ -100,5 +92,13 @@ async fn join(connection: &mut PgConnection, joiner: &Joiner) -> Outcome<()> {
     let message = Post::new(topic, to_raw_value(&payload)?).with_key(joiner.event.to_string());
     post(&mut tx, &Source::new("joins"), &message).await?;
     tx.commit().await?;
+    Ok(())
+}
+
+/// Stores the response under the idempotency key, as the service does.
+async fn store_response(db: &mut PgConnection, key: &[u8], body: &[u8]) -> Outcome<()> {
+    let insert = "insert into pillarbox.idempotency (id, fingerprint, status, body, expires_at)
+                  values ($1, $1, 201, $2, now() + '24 hours') on conflict do nothing";
+    sqlx::query(insert).bind(key).bind(body).execute(db).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A database, exchanges and queues of this run's own, and relays on them.
+//! A database, exchanges and queues for one run, and relays on them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -52,7 +52,8 @@ impl Fixture {
         std::fs::create_dir_all(&folder)?;
         let admin = PgPool::connect(&postgres).await?;
         sqlx::query(sqlx::AssertSqlSafe(format!("create database {name}"))).execute(&admin).await?;
-        let database_url = format!("{}/{name}", postgres.rsplit_once('/').ok_or("no database in the address")?.0);
+        let database_url =
+            format!("{}/{name}", postgres.rsplit_once('/').ok_or("PBX_TEST_POSTGRES_URL names no database")?.0);
         let status = tokio::process::Command::new(pillarbox)
             .args(["migrate", "--database-url", &database_url, "--data-dir"])
             .arg(&folder)
@@ -80,7 +81,7 @@ impl Fixture {
         Ok(Fixture { pillarbox, folder, admin, database, database_url, amqp_url, db, postgres, connection, channel })
     }
 
-    /// A relay as an operator runs it: a process of its own, with the default settings but its routes.
+    /// Starts a relay as a separate process with default settings except its routes.
     pub(super) async fn relay(&self, dual: bool) -> Outcome<Relay> {
         let mut settings =
             format!("[relay]\ninitial_delay_ms = 0\n[[relay.routes]]\nname = \"bench\"\nexchange = \"{EXCHANGE}\"\n");
@@ -108,17 +109,17 @@ impl Fixture {
             &self.amqp_url,
         ];
         let relay = Relay(Server::start(&self.pillarbox, &args).await?);
-        // Until its lanes have taken their shards.
+        // Wait until its shard workers have claimed their shards.
         let consumers = if dual { 2 } else { 1 };
         for _ in 0..600 {
-            let query = "select count(*) from pillarbox.lease join pillarbox.lane using (consumer, owner)
+            let query = "select count(*) from pillarbox.lease join pillarbox.shard_worker using (consumer, owner)
                          join pillarbox.replica on replica.id = lane.replica where until > now()";
             if sqlx::query_scalar::<_, i64>(query).fetch_one(&self.db).await? == consumers * 16 {
                 return Ok(relay);
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Err("the relay did not take its shards".into())
+        Err("the relay did not claim its shards in time".into())
     }
 
     pub(super) async fn new_channel(&self) -> Outcome<Channel> {
@@ -138,12 +139,12 @@ impl Fixture {
         Ok(())
     }
 
-    /// How many were in it.
+    /// Purges the queue. Returns the number of messages in it.
     pub(super) async fn empty(&self, queue: &str) -> Outcome<u64> {
         Ok(u64::from(self.channel.queue_purge(queue.into(), QueuePurgeOptions::default()).await?))
     }
 
-    /// A transaction that keeps vacuum from everything that comes after it.
+    /// Starts a transaction whose snapshot prevents vacuum from removing later row versions.
     pub(super) async fn pin(&self) -> Outcome<Transaction<'static, Postgres>> {
         let mut pin = self.db.begin().await?;
         sqlx::query("set transaction isolation level repeatable read").execute(&mut *pin).await?;
@@ -151,7 +152,7 @@ impl Fixture {
         Ok(pin)
     }
 
-    /// Seconds of CPU that the relay, PostgreSQL and RabbitMQ have used.
+    /// The CPU seconds of the relay, PostgreSQL and RabbitMQ.
     pub(super) fn cpu(&self, relay: &Relay) -> Outcome<[f64; 3]> {
         Ok([relay.0.cpu_seconds()?, self.postgres.cpu_seconds()?, cpu_of("beam.smp")?])
     }
@@ -166,7 +167,7 @@ impl Fixture {
     }
 }
 
-/// Of all processes of this name: RabbitMQ does not say which it is.
+/// The CPU seconds of all processes with this name, since the process id of RabbitMQ is unknown.
 fn cpu_of(name: &str) -> Outcome<f64> {
     let mut seconds = 0.0;
     for entry in std::fs::read_dir("/proc")? {

@@ -1,4 +1,4 @@
-//! The raw limits, and what stands beside them in this process.
+//! The raw limits of RabbitMQ and PostgreSQL, and the in-process runs that are compared with them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,13 +12,12 @@ use kit::clock::Clock;
 use kit::health::Health;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, PublisherConfirm};
-use mailbox::cursor::{Cursor, Kind, Start};
+use mailbox::consumers::{
+    BatchResult, Consumer, ConsumerError, ConsumerKind, ConsumerOptions, Delivery, Outcome as Came, Processor, Replica,
+    Runtime, StartAt, WorkerContext,
+};
 use mailbox::database::{self, PoolLimits};
-use mailbox::filter::Filter;
-use mailbox::post::{Post, Source, post_all};
-use mailbox::replica::Replica;
-use mailbox::runtime::{Rhythm, Runtime};
-use mailbox::work::{Item, LaneError, LaneId, Outcome as Came, Work, Worked};
+use mailbox::log::{Filter, Post, Source, post_all};
 use serde_json::value::RawValue;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
@@ -27,20 +26,20 @@ use uuid::Uuid;
 use super::fixture::{EXCHANGE, Fixture};
 use crate::Outcome;
 
-/// So many are unconfirmed at a time; more brings nothing.
+/// The maximum number of unconfirmed messages. A larger one does not increase the rate.
 const WINDOW: usize = 200;
 const GROUP: usize = 50;
-/// Rows of an insert, and how many writers insert at once.
+/// Rows per insert, and concurrent writers.
 const BATCH: usize = 1_000;
 const WRITERS: usize = 2;
 const BATCHES: usize = 60;
 
-/// 512 bytes of payload.
+/// A payload of 512 bytes.
 pub(super) fn payload() -> String {
     format!("{{\"text\":\"{}\"}}", "x".repeat(501))
 }
 
-/// Plain publishing with the same client: the same body and properties, the same exchange and queue.
+/// Plain publishing with the same client library, body, properties, exchange and queue.
 pub(super) struct RawPublishing<'a> {
     fixture: &'a Fixture,
     channel: Channel,
@@ -53,13 +52,13 @@ impl RawPublishing<'_> {
         Ok(RawPublishing { fixture, channel })
     }
 
-    /// Confirmed messages a second.
+    /// Returns the confirmed messages per second.
     pub(super) async fn run(&self, count: u64) -> Outcome<f64> {
         self.fixture.purge().await?;
         let began = Instant::now();
         let mut unconfirmed = VecDeque::with_capacity(WINDOW);
         for _ in 0..count / GROUP as u64 {
-            // Handed over together: one by one, each would wait until it is written.
+            // Sent concurrently: one by one, each send would wait for the write.
             let sending = (0..GROUP).map(|_| self.send());
             unconfirmed.extend(try_join_all(sending).await?);
             while unconfirmed.len() > WINDOW - GROUP
@@ -98,7 +97,7 @@ impl RawPublishing<'_> {
     }
 }
 
-/// Plain inserts by unnest into a table with the log's columns and indexes.
+/// Plain inserts with `unnest` into a table with the columns and indexes of the log.
 pub(super) struct RawInserts {
     db: PgPool,
 }
@@ -115,7 +114,7 @@ impl RawInserts {
         Ok(RawInserts { db: fixture.db.clone() })
     }
 
-    /// Rows a second.
+    /// Returns the rows per second.
     pub(super) async fn run(&self) -> Outcome<f64> {
         let began = Instant::now();
         let writers: Vec<_> = (0..WRITERS).map(|_| tokio::spawn(insert(self.db.clone()))).collect();
@@ -152,7 +151,7 @@ async fn insert(db: PgPool) -> Outcome<()> {
     Ok(())
 }
 
-/// Posting, and a consumer that reads it all and does nothing with it, in this process and at once.
+/// Posts messages while a consumer in this process reads and ignores them.
 pub(super) struct NullSink {
     db: PgPool,
     runtime: Runtime,
@@ -162,10 +161,10 @@ pub(super) struct NullSink {
 
 struct Count(Arc<AtomicU64>);
 
-impl Work for Count {
-    async fn run(&mut self, _: &LaneId, items: &[&Item]) -> Result<Worked, LaneError> {
+impl Processor for Count {
+    async fn process(&mut self, _: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
         self.0.fetch_add(items.len() as u64, Ordering::Relaxed);
-        Ok(Worked { outcomes: vec![Came::Done; items.len()], tx: None })
+        Ok(BatchResult { outcomes: vec![Came::Done; items.len()], tx: None })
     }
 }
 
@@ -176,16 +175,16 @@ impl NullSink {
         let work_db = database::pool((*fixture.db.connect_options()).clone(), limits);
         let replica = Replica::new("bench", Duration::from_secs(15));
         let runtime = Runtime::start(work_db, Clock::system(), replica, Health::default(), stop.clone());
-        let cursor = Cursor {
-            consumer: "null".to_owned(),
-            kind: Kind::Handler,
+        let consumer = Consumer {
+            name: "null".to_owned(),
+            kind: ConsumerKind::Handler,
             filter: Filter::everything(),
-            start: Start::Now,
+            start: StartAt::Now,
         };
-        let mut rhythm = Rhythm::default();
-        rhythm.lane.batch = BATCH as u32;
-        rhythm.lanes = 2;
-        runtime.consume(&cursor, rhythm, || Count(read.clone()));
+        let mut options = ConsumerOptions::default();
+        options.worker.batch = BATCH as u32;
+        options.workers = 2;
+        runtime.consume(&consumer, options, || Count(read.clone()));
         let sink = NullSink { db: fixture.db.clone(), runtime, stop, read };
         let known = "select count(*) from pillarbox.lease where consumer = 'null' and owner is not null";
         while sqlx::query_scalar::<_, i64>(known).fetch_one(&sink.db).await? < 16 {
@@ -194,7 +193,7 @@ impl NullSink {
         Ok(sink)
     }
 
-    /// Messages a second, from the first post to the last read.
+    /// Returns the messages per second, from the first post to the last read.
     pub(super) async fn run(&self) -> Outcome<f64> {
         let (before, count) = (self.read.load(Ordering::Relaxed), (WRITERS * BATCHES * BATCH) as u64);
         let began = Instant::now();
@@ -210,7 +209,7 @@ impl NullSink {
 
     pub(super) async fn stop(self) {
         self.stop.cancel();
-        self.runtime.ended().await;
+        self.runtime.join().await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Runs of the relay, seen from outside: what is posted, and when it is in the queue.
+//! Runs of the relay, measured from outside: from the post to the queue.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use super::fixture::{Fixture, QUEUE, SECOND_QUEUE};
 use super::limits::payload;
 use crate::Outcome;
 
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const RUN_TIME_MAX: Duration = Duration::from_secs(900);
 
-/// Posts so many in one transaction: they are there at once.
+/// Posts `count` messages in one transaction, so that all become visible at once.
 async fn post_backlog(fixture: &Fixture, count: u64) -> Outcome<()> {
     sqlx::query("select pillarbox.post('bench.posted', $1::json, key => 'k' || n) from generate_series(1, $2) as n")
         .bind(payload())
@@ -24,34 +24,34 @@ async fn post_backlog(fixture: &Fixture, count: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Messages a second, from the commit until the last is in the queue (of both, if dual).
+/// Returns the messages per second, from the commit until the last one is in the queue (in both queues, if dual).
 pub(super) async fn relayed(fixture: &Fixture, count: u64, dual: bool) -> Outcome<f64> {
     fixture.purge().await?;
     post_backlog(fixture, count).await?;
     let began = Instant::now();
     let queues: &[&str] = if dual { &[QUEUE, SECOND_QUEUE] } else { &[QUEUE] };
     for queue in queues {
-        until_depth(fixture, queue, count, began).await?;
+        wait_for_depth(fixture, queue, count, began).await?;
     }
     let rate = count as f64 / began.elapsed().as_secs_f64();
     fixture.purge().await?;
     Ok(rate)
 }
 
-async fn until_depth(fixture: &Fixture, queue: &str, depth: u64, began: Instant) -> Outcome<()> {
+async fn wait_for_depth(fixture: &Fixture, queue: &str, depth: u64, began: Instant) -> Outcome<()> {
     loop {
         let found = fixture.depth(queue).await?;
         if found >= depth {
             return Ok(());
         }
         if began.elapsed() > RUN_TIME_MAX {
-            return Err(format!("{queue} has {found} of {depth}").into());
+            return Err(format!("timeout: {queue} has {found} of {depth} messages").into());
         }
-        tokio::time::sleep(LOOK_PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// The p50 and p99 of five times three seconds, from commit to delivery.
+/// Returns p50 and p99 of the latency from commit to delivery, for five periods of three seconds.
 pub(super) async fn latency(fixture: &Fixture) -> Outcome<(Vec<f64>, Vec<f64>)> {
     const ROUNDS: usize = 5;
     const POSTS: u32 = 600;
@@ -98,14 +98,14 @@ pub(super) async fn latency(fixture: &Fixture) -> Outcome<(Vec<f64>, Vec<f64>)> 
     Ok((p50, p99))
 }
 
-/// A part of a backlog: its rate, and the CPU of a message in microseconds, of the relay, PostgreSQL and RabbitMQ.
+/// A part of a backlog: its rate, and the CPU microseconds per message of the relay, PostgreSQL and RabbitMQ.
 pub(super) struct Drained {
     pub(super) rate: f64,
     pub(super) cpu: [f64; 3],
 }
 
-/// The first and the last part of a backlog, and the relay's memory at most. The queue is emptied as it fills: RabbitMQ takes
-/// half as much CPU again for a message behind a million others, whoever sends it.
+/// Measures the first and the last part of a backlog, and the peak memory of the relay. The queue is purged as it fills:
+/// RabbitMQ uses 50 % more CPU per message in a queue of a million, whichever client publishes.
 pub(super) async fn backlog(fixture: &Fixture, count: u64, part: u64) -> Outcome<(Drained, Drained, f64)> {
     fixture.purge().await?;
     for _ in 0..count / part {
@@ -113,23 +113,23 @@ pub(super) async fn backlog(fixture: &Fixture, count: u64, part: u64) -> Outcome
     }
     let relay = fixture.relay(false).await?;
     let began = Instant::now();
-    // When each part was in the queue, from its first message on.
+    // The time at which each part was in the queue, from the first message on.
     let (mut rss_most, mut passed): (f64, Vec<(u64, Instant, [f64; 3])>) = (0.0, Vec::new());
-    let mut came = 0;
+    let mut received = 0;
     loop {
-        came += fixture.empty(QUEUE).await?;
+        received += fixture.empty(QUEUE).await?;
         rss_most = rss_most.max(relay.rss_mib()?);
-        if came > 0 && passed.last().is_none_or(|(last, ..)| came / part > last / part) {
-            passed.push((came, Instant::now(), fixture.cpu(&relay)?));
-            eprintln!("  {came} of {count} after {:.0} s", began.elapsed().as_secs_f64());
+        if received > 0 && passed.last().is_none_or(|(last, ..)| received / part > last / part) {
+            passed.push((received, Instant::now(), fixture.cpu(&relay)?));
+            eprintln!("  {received} of {count} after {:.0} s", began.elapsed().as_secs_f64());
         }
-        if came >= count {
+        if received >= count {
             break;
         }
         if began.elapsed() > RUN_TIME_MAX {
-            return Err(format!("{came} of {count} came").into());
+            return Err(format!("timeout: {received} of {count} messages were published").into());
         }
-        tokio::time::sleep(LOOK_PAUSE * 5).await;
+        tokio::time::sleep(POLL_INTERVAL * 5).await;
     }
     relay.stop().await?;
     fixture.purge().await?;
