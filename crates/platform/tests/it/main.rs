@@ -1,77 +1,18 @@
-//! What Pillarbox promises, on real servers. One binary, so that it links once. `tests/README.md` says how to write one.
+//! Integration tests: what Pillarbox guarantees, proved on real servers. `tests/README.md` explains how to write one.
+//!
+//! All of them are one binary, so that they are linked once. A test module proves one topic and says so in its first line.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
-mod api;
-mod auth;
-mod broker;
-mod bus;
-mod commands;
-mod community;
 mod consumers;
-mod consuming;
-mod crash;
-mod cursors;
-mod database_crashes;
-mod dependencies;
-mod discarding;
-mod errors;
-mod events_bus;
-mod events_cache;
-mod events_counts;
-mod events_feed;
-mod events_people;
-mod events_races;
-mod events_world;
-mod failing;
-mod hostile;
-mod hub_answers;
-mod hub_changes;
-mod hub_dead;
-mod hub_dead_letters;
-mod hub_delivery;
-mod hub_export;
-mod hub_fairness;
-mod hub_fanout;
-mod hub_fleet;
-mod hub_ingest;
-mod hub_keeping;
-mod hub_load;
-mod hub_matching;
-mod hub_messages;
-mod hub_outage;
-mod hub_people;
-mod hub_recovery;
-mod hub_retention;
-mod hub_subscribers;
-mod hub_world;
-mod idempotency;
-mod instance;
-mod intake;
-mod intake_ids;
-mod joins_apart;
-mod joins_news;
-mod joins_people;
-mod joins_racing;
-mod joins_sweeps;
-mod joins_world;
-mod keys;
-mod lanes;
+mod events;
+mod events_and_joins;
+mod example_service;
+mod hub;
+mod joins;
 mod log;
 mod operator;
-mod operator_commands;
-mod own_connection;
 mod parity;
-mod pooling;
-mod posting;
-mod reconciling;
 mod relay;
-mod relay_faults;
-mod relaying;
-mod replay_ranges;
-mod replays;
-mod retention;
-mod secrets;
-mod shards;
-mod starting;
-mod traces;
+mod server;
+mod support;

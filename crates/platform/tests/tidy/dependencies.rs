@@ -1,10 +1,11 @@
-//! Who may depend on whom, in the words of `cargo metadata`. Dev-dependencies are free: they do not ship.
+//! The allowed dependencies between crates, checked on the output of `cargo metadata`. Dev-dependencies are exempt, since
+//! they do not ship.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// Which crates of ours each may use. Services see `kit`, `contracts` and `mailbox`, and never each other.
+/// The workspace crates that each crate may use. Services use `kit`, `contracts` and `mailbox`, and never each other.
 const MAY_USE: [(&str, &[&str]); 10] = [
     ("pillarbox-contracts", &[]),
     ("pillarbox-kit", &[]),
@@ -40,19 +41,19 @@ const MAY_USE: [(&str, &[&str]); 10] = [
     ("pillarbox-bench", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
 ];
 
-/// `kit` and `contracts` know no table, no broker and no cache.
-const KNOW_NO_SERVER: [&str; 2] = ["pillarbox-contracts", "pillarbox-kit"];
+/// `kit` and `contracts` use no database, no broker and no cache.
+const WITHOUT_SERVERS: [&str; 2] = ["pillarbox-contracts", "pillarbox-kit"];
 const SERVERS: [&str; 5] = ["sqlx", "postgres", "lapin", "amqp", "redis"];
 
-/// The benchmark measures the broker beside us.
+/// The benchmark also measures the broker itself.
 const MAY_USE_THE_BROKER: [&str; 2] = ["pillarbox-relay", "pillarbox-bench"];
 const BROKERS: [&str; 2] = ["lapin", "amqp"];
 
-pub(crate) fn against_the_direction(metadata: &Value) -> Vec<String> {
+pub(crate) fn disallowed_crates(metadata: &Value) -> Vec<String> {
     let rules = BTreeMap::from(MAY_USE);
     let used = dependencies(metadata);
     let unlisted = used.keys().filter(|krate| !rules.contains_key(**krate));
-    let mut violations: Vec<_> = unlisted.map(|krate| format!("say in MAY_USE what `{krate}` may use")).collect();
+    let mut violations: Vec<_> = unlisted.map(|krate| format!("add `{krate}` to MAY_USE")).collect();
     for (krate, may) in &rules {
         let ours = used.get(krate).into_iter().flatten().filter(|name| used.contains_key(**name));
         violations
@@ -61,12 +62,12 @@ pub(crate) fn against_the_direction(metadata: &Value) -> Vec<String> {
     violations
 }
 
-pub(crate) fn on_servers(metadata: &Value) -> Vec<String> {
+pub(crate) fn disallowed_servers(metadata: &Value) -> Vec<String> {
     let is_one_of = |families: &[&str], name: &str| families.iter().any(|family| name.contains(family));
     let mut violations = Vec::new();
     for (krate, names) in dependencies(metadata) {
         let refused = names.into_iter().filter(|name| {
-            (KNOW_NO_SERVER.contains(&krate) && is_one_of(&SERVERS, name))
+            (WITHOUT_SERVERS.contains(&krate) && is_one_of(&SERVERS, name))
                 || (!MAY_USE_THE_BROKER.contains(&krate) && is_one_of(&BROKERS, name))
         });
         violations.extend(refused.map(|name| format!("`{krate}` must not use `{name}`")));
@@ -74,7 +75,7 @@ pub(crate) fn on_servers(metadata: &Value) -> Vec<String> {
     violations
 }
 
-/// Each crate and what it is built with, under the packages' own names, whatever a manifest renames them to.
+/// Each crate and its dependencies, by the names of the packages even if a manifest renames them.
 fn dependencies(metadata: &Value) -> BTreeMap<&str, Vec<&str>> {
     let packages = metadata["packages"].as_array().unwrap();
     packages
@@ -98,25 +99,26 @@ mod samples {
     }
 
     #[test]
-    fn the_direction_is_held_for_every_kind_of_dependency_but_dev() {
+    fn every_kind_of_dependency_is_checked_except_dev() {
         let kit = ("pillarbox-kit", json!([]));
         let mailbox = |dependency: Value| packages(&[kit.clone(), ("pillarbox-mailbox", json!([dependency]))]);
-        assert!(against_the_direction(&mailbox(json!({"name": "pillarbox-kit", "kind": null}))).is_empty());
-        let upwards = |dependency: Value| {
+        assert!(disallowed_crates(&mailbox(json!({"name": "pillarbox-kit", "kind": null}))).is_empty());
+        let violations = |dependency: Value| {
             let mailbox = ("pillarbox-mailbox", json!([]));
-            against_the_direction(&packages(&[("pillarbox-kit", json!([dependency])), mailbox])).len()
+            disallowed_crates(&packages(&[("pillarbox-kit", json!([dependency])), mailbox])).len()
         };
-        assert_eq!(upwards(json!({"name": "pillarbox-mailbox", "kind": null})), 1);
-        assert_eq!(upwards(json!({"name": "pillarbox-mailbox", "kind": null, "rename": "serde"})), 1);
-        assert_eq!(upwards(json!({"name": "pillarbox-mailbox", "kind": null, "target": "cfg(unix)"})), 1);
-        assert_eq!(upwards(json!({"name": "pillarbox-mailbox", "kind": "build"})), 1);
-        assert_eq!(upwards(json!({"name": "pillarbox-mailbox", "kind": "dev"})), 0);
-        assert_eq!(against_the_direction(&packages(&[("pillarbox-new", json!([]))])).len(), 1, "an unlisted crate");
+        assert_eq!(violations(json!({"name": "pillarbox-mailbox", "kind": null})), 1);
+        assert_eq!(violations(json!({"name": "pillarbox-mailbox", "kind": null, "rename": "serde"})), 1);
+        assert_eq!(violations(json!({"name": "pillarbox-mailbox", "kind": null, "target": "cfg(unix)"})), 1);
+        assert_eq!(violations(json!({"name": "pillarbox-mailbox", "kind": "build"})), 1);
+        assert_eq!(violations(json!({"name": "pillarbox-mailbox", "kind": "dev"})), 0);
+        assert_eq!(disallowed_crates(&packages(&[("pillarbox-new", json!([]))])).len(), 1, "an unlisted crate");
     }
 
     #[test]
-    fn servers_are_refused_where_they_are_not_known() {
-        let uses = |krate: &str, name: &str| on_servers(&packages(&[(krate, json!([{"name": name, "kind": null}]))]));
+    fn servers_are_refused_in_crates_without_servers() {
+        let uses =
+            |krate: &str, name: &str| disallowed_servers(&packages(&[(krate, json!([{"name": name, "kind": null}]))]));
         assert!(uses("pillarbox-kit", "serde").is_empty());
         assert!(uses("pillarbox-mailbox", "sqlx").is_empty());
         assert!(uses("pillarbox-relay", "lapin").is_empty());

@@ -1,7 +1,7 @@
-//! The rules of the house that a compiler does not hold.
+//! Tidy tests: rules of the workspace that the compiler does not check.
 //!
-//! Each rule is a function from text to what breaks it, and is tested twice: on samples, good and bad, which prove that
-//! the rule can fail; and here, on the repository.
+//! Each rule is a function from the text of a file to its violations. It is tested twice: on good and bad samples, which
+//! prove that the rule can fail, and here on the repository.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
@@ -9,7 +9,10 @@ mod dependencies;
 mod domain;
 mod migration;
 mod paths;
+mod size;
 mod sql;
+mod store;
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,33 +22,32 @@ use serde_json::Value;
 
 #[test]
 fn dependencies_point_one_way() {
-    assert_none(dependencies::against_the_direction(&metadata()));
+    assert_none(dependencies::disallowed_crates(&metadata()));
 }
 
 #[test]
-fn kit_and_contracts_know_no_server_and_only_the_relay_opens_a_broker_connection() {
-    assert_none(dependencies::on_servers(&metadata()));
+fn only_the_relay_uses_the_broker_and_kit_uses_no_server() {
+    assert_none(dependencies::disallowed_servers(&metadata()));
 }
 
 #[test]
-fn a_migration_touches_one_schema() {
+fn a_migration_uses_one_schema() {
     let migrations = texts("migrations", ".sql");
     assert!(!migrations.is_empty());
     assert_none(each(&migrations, migration::outside_its_schema));
 }
 
 #[test]
-fn a_domain_decides_and_does_nothing() {
+fn a_domain_has_no_side_effects() {
     let mut domains = texts("crates", ".rs");
     let is_domain = |path: &str| path.ends_with("/domain.rs") || path.contains("/domain/");
     domains.retain(|(path, _)| path.contains("/src/") && is_domain(path));
-    // There may be none yet: that the rule works, its samples show.
-    assert_none(each(&domains, domain::does_something));
+    assert_none(each(&domains, domain::impure_code));
 }
 
 #[test]
-fn sql_lives_in_store_alone() {
-    // The rooms of `mailbox` and the embedded server are stores by nature.
+fn sql_appears_in_stores_only() {
+    // The modules of `mailbox` and the embedded server are stores themselves.
     let stores = ["/store.rs", "/store/", "/mailbox/src/", "/platform/src/embedded", "/testkit/", "/tests/", "/bench/"];
     let mut sources = texts("crates", ".rs");
     sources.retain(|(path, _)| !stores.iter().any(|store| path.contains(store)));
@@ -53,29 +55,92 @@ fn sql_lives_in_store_alone() {
     assert_none(each(&sources, sql::outside_a_store));
 }
 
+/// The modules of these crates are not stores of a service: `mailbox` owns its transactions.
+const WITHOUT_STORE_RULE: [&str; 3] = ["crates/mailbox/", "crates/platform/", "crates/relay/"];
+
+#[test]
+fn a_store_joins_the_transaction_of_its_caller() {
+    let mut stores = texts("crates", ".rs");
+    let is_store = |path: &str| path.ends_with("/src/store.rs") || path.contains("/store/");
+    stores.retain(|(path, _)| is_store(path) && !WITHOUT_STORE_RULE.iter().any(|krate| path.starts_with(krate)));
+    assert!(!stores.is_empty());
+    assert_none(each(&stores, store::opens_a_transaction));
+}
+
+#[test]
+fn names_use_no_banned_word() {
+    let files = [texts("crates", ".rs"), texts("migrations", ".sql")].concat();
+    let violations = files.iter().flat_map(|(path, text)| {
+        words::banned_names(path, text).into_iter().map(move |violation| format!("{path}: {violation}"))
+    });
+    assert_none(violations.collect());
+}
+
+#[test]
+fn structs_and_functions_have_a_limited_size() {
+    let sources = texts("crates", ".rs");
+    let structs = sources.iter().flat_map(|(path, text)| {
+        size::large_structs(path, text).into_iter().map(move |violation| format!("{path}: {violation}"))
+    });
+    let mut violations: Vec<String> = structs.collect();
+    let outside_tests: Vec<_> = sources.iter().filter(|(path, _)| !is_test(path)).cloned().collect();
+    violations.extend(each(&outside_tests, size::long_functions));
+    assert_none(violations);
+}
+
+#[test]
+fn test_files_have_a_limited_size() {
+    let mut tests = texts("crates", ".rs");
+    tests.retain(|(path, _)| is_test(path));
+    assert!(!tests.is_empty());
+    assert_none(each(&tests, size::long_test_files));
+}
+
+#[test]
+fn every_source_file_starts_with_its_responsibility() {
+    assert_none(each(&texts("crates", ".rs"), without_module_doc));
+}
+
+/// A file must open with a `//!` line that says what it is responsible for.
+fn without_module_doc(text: &str) -> Vec<String> {
+    let has_doc = text.lines().next().and_then(|line| line.strip_prefix("//! ")).is_some_and(|doc| !doc.is_empty());
+    (!has_doc).then(|| "the first line must be `//! ...`".to_owned()).into_iter().collect()
+}
+
+#[test]
+fn a_file_without_module_doc_is_found() {
+    assert_none(without_module_doc("//! Reads the log.\n\nuse std::fs;\n"));
+    for bad in ["", "use std::fs;\n//! Reads the log.", "// Reads the log.", "//!", "\n//! Reads the log."] {
+        assert_eq!(without_module_doc(bad).len(), 1, "{bad}");
+    }
+}
+
 #[test]
 fn no_test_is_ignored() {
     assert_none(each(&texts("crates", ".rs"), ignored_tests));
 }
 
-/// A test that does not run proves nothing.
 fn ignored_tests(text: &str) -> Vec<String> {
     let attribute = ["#[", "ignore"].concat();
     text.lines().filter(|line| line.contains(&attribute)).map(str::to_owned).collect()
 }
 
 #[test]
-fn an_ignored_test_is_seen() {
+fn an_ignored_test_is_found() {
     let sample = ["#[test]\n#[", "ignore = \"slow\"]\nfn a() {}"].concat();
     assert_eq!(ignored_tests(&sample).len(), 1);
     assert_none(ignored_tests("#[test]\nfn a() {}"));
+}
+
+fn is_test(path: &str) -> bool {
+    path.contains("/tests/") || path.ends_with("/tests.rs")
 }
 
 fn assert_none(violations: Vec<String>) {
     assert!(violations.is_empty(), "\n{}", violations.join("\n"));
 }
 
-/// Every violation of a rule, with the file it stands in.
+/// Applies a rule to each file. Returns the violations with the paths of their files.
 fn each(texts: &[(String, String)], rule: impl Fn(&str) -> Vec<String>) -> Vec<String> {
     let in_file = |(path, text): &(String, String)| -> Vec<String> {
         rule(text).into_iter().map(|violation| format!("{path}: {violation}")).collect()
@@ -87,7 +152,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Path in the repository and text of every file under `folder` whose path ends so.
+/// Returns the path (within the repository) and the text of every file under `folder` whose path has this ending.
 fn texts(folder: &str, ending: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
@@ -106,7 +171,7 @@ fn texts(folder: &str, ending: &str) -> Vec<(String, String)> {
     found
 }
 
-/// What cargo itself makes of our manifests, in whatever way they are written.
+/// The manifests of the workspace, as cargo reads them.
 fn metadata() -> Value {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["metadata", "--no-deps", "--format-version", "1", "--offline"]).current_dir(root());

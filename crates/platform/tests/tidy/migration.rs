@@ -1,15 +1,15 @@
-//! A migration says in its first line which schema it is for, and touches no other.
+//! A migration names its schema in its first line and uses no other schema.
 
-/// What is created, altered or dropped by name. An index and a trigger live in their table's schema, so for them it is
-/// the table behind `on` that counts.
+/// Objects that are created, altered or dropped by name. An index and a trigger belong to the schema of their table, so
+/// for them the table after `on` is checked.
 const KINDS: [&str; 8] = ["table", "view", "function", "procedure", "type", "sequence", "domain", "aggregate"];
-/// Words that may stand between the verb and what it is about, or between that and the name.
+/// Words that may appear between the verb and the kind of object, or between the kind and the name.
 const FILLERS: [&str; 11] =
     ["or", "replace", "unlogged", "materialized", "recursive", "constraint", "unique", "if", "not", "exists", "only"];
 
 pub(crate) fn outside_its_schema(text: &str) -> Vec<String> {
     let Some(declared) = text.lines().next().and_then(|line| line.strip_prefix("-- schema: ")) else {
-        return vec!["the first line is `-- schema: NAME`".to_owned()];
+        return vec!["the first line must be `-- schema: NAME`".to_owned()];
     };
     let words = words(text);
     let mut violations = Vec::new();
@@ -20,7 +20,7 @@ pub(crate) fn outside_its_schema(text: &str) -> Vec<String> {
             None => continue,
         };
         if (schema.starts_with("pillarbox") || schema == "public") && schema != declared.trim() {
-            violations.push(format!("touches schema `{schema}`, but is for `{declared}`"));
+            violations.push(format!("uses schema `{schema}`, but declares `{declared}`"));
         }
     }
     for statement in words.split(|word| word == ";") {
@@ -29,7 +29,7 @@ pub(crate) fn outside_its_schema(text: &str) -> Vec<String> {
     violations
 }
 
-/// The names in a statement that the search path would place.
+/// The names in a statement that depend on the search path.
 fn named_without_schema(statement: &[String]) -> impl Iterator<Item = &str> {
     (0..statement.len()).filter_map(move |at| {
         let rest = || statement[at + 1..].iter().map(String::as_str).filter(|word| !FILLERS.contains(word));
@@ -47,7 +47,7 @@ fn named_without_schema(statement: &[String]) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Lower-case words (with their dots) and `;`, without comments and quotes.
+/// Returns lower-case words (with their dots) and `;`, without comments and quotes.
 fn words(text: &str) -> Vec<String> {
     let uncommented: Vec<&str> = text.lines().map(|line| line.split("--").next().unwrap()).collect();
     let spaced = uncommented.join("\n").to_lowercase().replace('"', "").replace(';', " ; ");
@@ -61,7 +61,7 @@ mod samples {
     const FIRST_LINE: &str = "-- schema: pillarbox_a\n";
 
     #[test]
-    fn a_migration_that_stays_at_home_passes() {
+    fn a_migration_within_its_schema_passes() {
         for good in [
             "create schema pillarbox_a;",
             "create table pillarbox_a.t (id int primary key, other int references pillarbox_a.o, at timestamptz);",
@@ -80,7 +80,7 @@ mod samples {
     }
 
     #[test]
-    fn a_migration_that_strays_is_refused() {
+    fn a_migration_outside_its_schema_is_refused() {
         assert!(!outside_its_schema("create schema pillarbox_a;").is_empty(), "no first line");
         for bad in [
             "create schema pillarbox_b;",

@@ -1,10 +1,10 @@
-//! The paths that a Rust source names: imported or written out, under whatever alias.
+//! Extracts the paths that a Rust source uses: imported or written out, under any alias.
 //!
-//! It reads tokens, not grammar: enough for code that compiles, which is all it is given.
+//! It reads tokens and no grammar, which is sufficient for code that compiles.
 
 use std::collections::HashMap;
 
-/// Words, `::` and arrows, and single characters; comments are dropped, and a literal's content is.
+/// Splits a source into words, `::`, arrows and single characters. It drops comments and the content of literals.
 pub(crate) fn tokens(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -49,8 +49,8 @@ pub(crate) fn tokens(text: &str) -> Vec<String> {
     found
 }
 
-/// Every path that begins at a crate, as `crate::module::name`. A path that begins at a name of the file's own
-/// (a local module, type or generic) is left out.
+/// Returns every path that starts at a crate, as `crate::module::name`. It omits paths that start at a local module, type
+/// or generic.
 pub(crate) fn paths(text: &str) -> Vec<String> {
     let tokens = tokens(text);
     let imports = imports(&tokens);
@@ -66,18 +66,18 @@ pub(crate) fn paths(text: &str) -> Vec<String> {
         let (root, rest) = written.split_once("::").unwrap_or((&written, ""));
         match aliases.get(root) {
             Some(path) => found.push(format!("{path}::{rest}").trim_end_matches("::").to_owned()),
-            // `size_of::<T>`: a function, which only looks like a crate.
+            // `size_of::<T>`: a function, not a crate.
             None if rest.is_empty() => {}
-            None if is_own(&tokens, root) => {}
+            None if is_local(&tokens, root) => {}
             None => found.push(written),
         }
     }
     found.sort();
-    found.dedup(); // an import is also a path that is written out
+    found.dedup(); // an import is also found as a written path
     found
 }
 
-/// Alias and full path of everything that a `use` or an `extern crate` brings in.
+/// Returns the alias and the full path of everything that a `use` or an `extern crate` imports.
 fn imports(tokens: &[String]) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for at in 0..tokens.len() {
@@ -86,7 +86,7 @@ fn imports(tokens: &[String]) -> Vec<(String, String)> {
             "crate" if at > 0 && tokens[at - 1] == "extern" => at + 1,
             _ => continue,
         };
-        // `impl Trait + use<'a>` is no import.
+        // `impl Trait + use<'a>` is not an import.
         if tokens.get(tree).is_some_and(|token| token != "<") {
             import_tree(tokens, tree, "", &mut found);
         }
@@ -94,7 +94,7 @@ fn imports(tokens: &[String]) -> Vec<(String, String)> {
     found
 }
 
-/// Reads one tree, up to the `;`, `,` or `}` behind it, where it returns.
+/// Reads one tree up to the `;`, `,` or `}` after it, and returns the index of that token.
 fn import_tree(tokens: &[String], mut at: usize, prefix: &str, found: &mut Vec<(String, String)>) -> usize {
     let (mut path, mut alias) = (prefix.to_owned(), None);
     while at < tokens.len() {
@@ -124,7 +124,7 @@ fn import_tree(tokens: &[String], mut at: usize, prefix: &str, found: &mut Vec<(
     at
 }
 
-/// The names from here on that are joined by `::`.
+/// Returns the names from here on that are joined by `::`.
 fn written_path(tokens: &[String]) -> String {
     let names = tokens.chunks(2).take_while(|pair| is_name(&pair[0]));
     let joined = names.scan(true, |more, pair| {
@@ -135,7 +135,7 @@ fn written_path(tokens: &[String]) -> String {
     joined.collect::<Vec<_>>().join("::")
 }
 
-/// A leading `::` begins a path; one behind a name or a `>` goes on with it.
+/// A leading `::` starts a path; one after a name or a `>` continues a path.
 fn follows_a_name(tokens: &[String], at: usize) -> bool {
     at >= 2 && (is_name(&tokens[at - 2]) || tokens[at - 2] == ">")
 }
@@ -144,8 +144,8 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Types begin with a capital; modules are declared in the file; primitives are nobody's.
-fn is_own(tokens: &[String], root: &str) -> bool {
+/// Types start with a capital letter, local modules are declared in the file, and primitives belong to no crate.
+fn is_local(tokens: &[String], root: &str) -> bool {
     const PRIMITIVES: [&str; 17] = [
         "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "str", "u8", "u16", "u32", "u64",
         "u128", "usize",
@@ -181,7 +181,7 @@ mod samples {
     }
 
     #[test]
-    fn what_is_no_path_from_a_crate_is_not_found() {
+    fn other_paths_are_not_found() {
         for source in [
             "// a::b",
             "/* a::b */",

@@ -1,29 +1,29 @@
-//! Statements are written in `store.rs` alone.
+//! SQL statements appear in stores only.
 
 use crate::paths::{paths, tokens};
 
-const TAKE_TEXT: [&str; 6] = ["execute", "execute_many", "fetch", "fetch_all", "fetch_one", "fetch_optional"];
+const ACCEPT_TEXT: [&str; 6] = ["execute", "execute_many", "fetch", "fetch_all", "fetch_one", "fetch_optional"];
 
 pub(crate) fn outside_a_store(text: &str) -> Vec<String> {
     let mut violations: Vec<String> = paths(text)
         .into_iter()
         .filter(|path| {
             let mut names = path.split("::");
-            names.next() == Some("sqlx") && names.any(makes_a_statement)
+            names.next() == Some("sqlx") && names.any(creates_a_statement)
         })
-        .map(|path| format!("SQL lives in store.rs (`{path}`)"))
+        .map(|path| format!("SQL belongs in store.rs (`{path}`)"))
         .collect();
-    // A pool or a connection takes a plain text, too.
+    // Pools and connections also accept plain text.
     let tokens = tokens(text);
-    let given_text = tokens.windows(4).filter(|window| {
-        window[0] == "." && TAKE_TEXT.contains(&window[1].as_str()) && window[2] == "(" && window[3] == "\"\""
+    let plain_text = tokens.windows(4).filter(|window| {
+        window[0] == "." && ACCEPT_TEXT.contains(&window[1].as_str()) && window[2] == "(" && window[3] == "\"\""
     });
-    violations.extend(given_text.map(|window| format!("SQL lives in store.rs (`.{}(\"…\")`)", window[1])));
+    violations.extend(plain_text.map(|window| format!("SQL belongs in store.rs (`.{}(\"…\")`)", window[1])));
     violations
 }
 
-/// `query`, `query_as!`, `query_scalar`, `query_file` and their kin. A glob could bring in any of them.
-fn makes_a_statement(name: &str) -> bool {
+/// `query`, `query_as!`, `query_scalar`, `query_file` and similar names. A glob could import any of them.
+fn creates_a_statement(name: &str) -> bool {
     name == "*" || name == "raw_sql" || name == "QueryBuilder" || name == "query" || name.starts_with("query_")
 }
 
@@ -43,7 +43,7 @@ mod samples {
     }
 
     #[test]
-    fn every_way_to_write_a_statement_is_seen() {
+    fn every_way_to_create_a_statement_is_found() {
         for bad in [
             "fn f() { sqlx::query(\"select 1\") }",
             "fn f() { sqlx::query!(\"select 1\") }",

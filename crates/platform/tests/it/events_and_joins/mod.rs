@@ -1,0 +1,4 @@
+//! The events and joins services together, connected by messages only.
+
+mod reconciliation;
+pub(crate) mod scenario;

@@ -1,0 +1,41 @@
+//! A server process of the hub that a test can kill.
+
+use testkit::{Client, Pillarbox};
+
+use crate::server::process::{ADMIN_KEY, BINARY, DataFolder};
+
+/// 32 bytes in base64. All replicas share the key.
+const SECRET_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
+
+/// A `pillarbox serve` process that may send webhooks to the loopback network.
+pub(crate) struct Replica {
+    pub(crate) process: Pillarbox,
+    _folder: DataFolder,
+}
+
+impl Replica {
+    pub(crate) fn start(database_url: &str) -> Replica {
+        Replica::start_as(database_url, "api,relay,consume,fanout,dispatch,maintain")
+    }
+
+    /// A process with these roles only.
+    pub(crate) fn start_as(database_url: &str, roles: &str) -> Replica {
+        let folder = DataFolder::new();
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text()];
+        let args = [&serve[..], &["--database-url", database_url, "--roles", roles]].concat();
+        let env = [
+            ("PILLARBOX_ADMIN_KEY", ADMIN_KEY),
+            ("PILLARBOX_SECRET_KEY", SECRET_KEY),
+            ("PILLARBOX_LEASE_MS", "1000"),
+            ("PILLARBOX_POOL_MIN", "0"),
+            ("PILLARBOX_POOL_MAX", "5"),
+            ("PILLARBOX_HUB__ALLOWED_NETWORKS", "127.0.0.0/8"),
+        ];
+        Replica { process: Pillarbox::start(BINARY, &args, &env), _folder: folder }
+    }
+
+    /// A client with the admin key, in the tenant `main`.
+    pub(crate) async fn admin(&self) -> Client {
+        Client::new(&self.process.base_url().await).bearer(ADMIN_KEY)
+    }
+}

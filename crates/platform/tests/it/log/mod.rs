@@ -1,0 +1,6 @@
+//! Proves that the log accepts valid messages only, that each committed message is read once and in order, and that
+//! retention drops nothing that a consumer still needs.
+
+mod posting;
+mod reading;
+mod retention;

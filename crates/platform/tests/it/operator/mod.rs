@@ -1,0 +1,5 @@
+//! Proves that an operator sees and repairs consumers, parked messages and dead letters, over HTTP and with commands.
+
+pub(crate) mod commands;
+mod discarding;
+mod http;

@@ -1,0 +1,10 @@
+//! Proves that messages travel between the log and RabbitMQ without loss and in the order of their keys, also while
+//! servers fail and processes are killed.
+
+pub(crate) mod broker_client;
+mod bus;
+mod faults;
+mod intake;
+mod intake_ids;
+mod publishing;
+pub(crate) mod support;

@@ -1,0 +1,213 @@
+//! The relay publishes the log to RabbitMQ.
+
+use std::collections::HashSet;
+
+use lapin::ExchangeKind;
+use mailbox::database::migrations;
+use serde_json::json;
+use testkit::{TestApp, TestDatabase, TestVhost, eventually};
+
+use crate::relay::broker_client::BrokerClient;
+use crate::relay::support::{TIMEOUT, distinct, first_copies, one_route, parked, post, relay_to, relayed};
+
+#[tokio::test]
+async fn ten_thousand_messages_reach_the_queue_of_their_type_once() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let app = TestApp::start_with(&database, relay_to(&vhost)).await;
+    sqlx::query(
+        "select pillarbox.post('RESERVATION_REQUESTED', json_build_object('n', n), key => 'r' || n % 100,
+             aggregate_type => (array['RESTAURANT', 'CUSTOMER', 'AGENCY', 'ADMIN'])[n % 4 + 1], aggregate_id => (n % 7)::text)
+         from generate_series(0, 9999) as n",
+    )
+    .execute(database.pool())
+    .await
+    .unwrap();
+    let amqp = BrokerClient::connect(&vhost).await;
+    eventually("all messages are published", TIMEOUT, async || relayed(database.pool(), "relay.notifications").await)
+        .await;
+    let mut all = HashSet::new();
+    for (at, kind) in ["RESTAURANT", "CUSTOMER", "AGENCY", "ADMIN"].iter().enumerate() {
+        let queue = format!("notification.{}", kind.to_lowercase());
+        let received = amqp.consume(&queue, 2_500).await;
+        assert_eq!(amqp.depth(&queue).await, 0, "no message is published twice");
+        for message in &received {
+            let number = message.body["payload"]["n"].as_u64().unwrap();
+            assert_eq!(number as usize % 4, at, "the message is in the queue of its type");
+            assert_eq!(message.body["aggregate_type"], *kind);
+            assert_eq!(message.body["aggregate_id"], number % 7, "a numeric id stays a number");
+            assert_eq!(message.body["event_type"], "RESERVATION_REQUESTED");
+            assert_eq!(message.body["event_id"], message.message_id);
+            assert_eq!((message.routing_key.as_str(), message.persistent), (queue.as_str(), true));
+            let fields: Vec<&str> = message.body.as_object().unwrap().keys().map(String::as_str).collect();
+            assert_eq!(
+                fields,
+                [
+                    "event_id",
+                    "event_type",
+                    "timestamp",
+                    "aggregate_type",
+                    "aggregate_id",
+                    "trace_id",
+                    "schema_version",
+                    "payload"
+                ]
+                .into_iter()
+                .collect::<std::collections::BTreeSet<_>>()
+                .into_iter()
+                .collect::<Vec<_>>(),
+                "the envelope has no other fields"
+            );
+            all.insert(number);
+        }
+    }
+    assert_eq!(all.len(), 10_000);
+    let pending: i64 =
+        sqlx::query_scalar("select count(*) from pillarbox.outbox_status where status <> 'sent' or sent_at is null")
+            .fetch_one(database.pool())
+            .await
+            .unwrap();
+    assert_eq!(pending, 0);
+    let metrics = app.anonymous().get("/metrics").await.text;
+    assert!(metrics.contains("pillarbox_relay_published_total{route=\"notifications\"}"), "{metrics}");
+    assert!(metrics.contains("event_publish_duration_seconds"), "{metrics}");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn an_unroutable_message_blocks_only_its_key() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let amqp = BrokerClient::connect(&vhost).await;
+    amqp.exchange("test.exchange", ExchangeKind::Topic).await;
+    amqp.queue("good", "test.exchange", "test.good").await;
+    let db = database.pool();
+    // In one batch, for each key: a routable message, one that may be unroutable, and another routable one.
+    for number in 0..50 {
+        let key = format!("key{number}");
+        post(db, "test.good", Some(&key), 1).await;
+        post(db, if number % 5 == 0 { "test.lost" } else { "test.good" }, Some(&key), 2).await;
+        post(db, "test.good", Some(&key), 3).await;
+    }
+    let app = TestApp::start_with(&database, |settings| {
+        one_route(&vhost)(settings);
+        settings.relay.routes[0].required = true;
+    })
+    .await;
+    // Some may arrive twice: a batch that could not be committed is published again.
+    let mut received = Vec::new();
+    amqp.consume_until("good", &mut received, |received| distinct(received) >= 130).await;
+    eventually("the unroutable messages and those behind them are parked", TIMEOUT, async || {
+        parked(db).await == (10, 20)
+    })
+    .await;
+    for (key, numbers) in first_copies(&received) {
+        let number: usize = key[3..].parse().unwrap();
+        let expected: &[u64] = if number.is_multiple_of(5) { &[1] } else { &[1, 2, 3] };
+        assert_eq!(numbers, expected, "{key}");
+    }
+    // Once a queue is bound for it, it is published, and the messages behind it follow.
+    amqp.queue("found", "test.exchange", "test.lost").await;
+    assert_eq!(amqp.consume("found", 10).await.len(), 10);
+    amqp.consume_until("good", &mut received, |received| distinct(received) >= 140).await;
+    eventually("nothing is parked", TIMEOUT, async || parked(db).await == (0, 0)).await;
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn an_unroutable_message_of_an_optional_route_is_counted() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let app = TestApp::start_with(&database, one_route(&vhost)).await;
+    post(database.pool(), "test.lost", None, 1).await;
+    eventually("the metric counts the message", TIMEOUT, async || {
+        app.anonymous()
+            .get("/metrics")
+            .await
+            .text
+            .contains("pillarbox_consumer_messages_total{consumer=\"relay.test\",outcome=\"unrouted\"}")
+    })
+    .await;
+    assert_eq!(parked(database.pool()).await, (0, 0));
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_missing_legacy_exchange_blocks_nothing_and_catches_up() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let amqp = BrokerClient::connect(&vhost).await;
+    amqp.exchange("smap.events", ExchangeKind::Topic).await;
+    amqp.queue("smtp_send_email_v2", "smap.events", "email.#").await;
+    let app = TestApp::start_with(&database, |settings| {
+        relay_to(&vhost)(settings);
+        settings.relay.enable_dual_publish = true;
+    })
+    .await;
+    let db = database.pool();
+    eventually("the legacy route has read the log", TIMEOUT, async || relayed(db, "relay.legacy").await).await;
+    post(db, "email.verification.requested", Some("u1"), 1).await;
+    post(db, "subscription.created", Some("u1"), 2).await;
+    post(db, "email.verification.requested", Some("u1"), 3).await;
+    let new = amqp.consume("smtp_send_email_v2", 2).await;
+    assert_eq!(first_copies(&new)["u1"], [1, 3]);
+    let readiness = app.anonymous().get("/readyz").await.text;
+    eventually("readiness names the exchange", TIMEOUT, async || {
+        app.anonymous().get("/readyz").await.text.contains("smtp_send_email_exc")
+    })
+    .await;
+    assert!(!readiness.contains("unready"));
+
+    // The exchange must have its queue from the start: a message to an exchange without a queue is skipped.
+    amqp.exchange("nowhere_else", ExchangeKind::Fanout).await;
+    amqp.queue("smtp_send_email", "nowhere_else", "").await;
+    amqp.exchange_with_alternate("smtp_send_email_exc", ExchangeKind::Fanout, "nowhere_else").await;
+    let old = amqp.consume("smtp_send_email", 2).await;
+    assert_eq!(
+        old.iter().map(|message| message.body.clone()).collect::<Vec<_>>(),
+        [json!(1), json!(3)],
+        "payloads without an envelope"
+    );
+    assert_eq!(
+        old.iter().map(|message| &message.message_id).collect::<Vec<_>>(),
+        new.iter().map(|message| &message.message_id).collect::<Vec<_>>()
+    );
+    app.stop().await;
+
+    // After dual publishing was off for a while, the missed messages are published.
+    let off = TestApp::start_with(&database, relay_to(&vhost)).await;
+    post(db, "email.verification.requested", Some("u1"), 4).await;
+    amqp.consume("smtp_send_email_v2", 1).await;
+    off.stop().await;
+    assert_eq!(amqp.depth("smtp_send_email").await, 0);
+    let on = TestApp::start_with(&database, |settings| {
+        relay_to(&vhost)(settings);
+        settings.relay.enable_dual_publish = true;
+    })
+    .await;
+    assert_eq!(amqp.consume("smtp_send_email", 1).await[0].body, json!(4));
+    on.stop().await;
+}
+
+#[tokio::test]
+async fn a_python_producer_and_consumer_need_no_library_of_ours() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let app = TestApp::start_with(&database, relay_to(&vhost)).await;
+    let db = database.pool();
+    sqlx::raw_sql("create table reservation (id int, seats int); grant insert on reservation to pillarbox_producer")
+        .execute(db)
+        .await
+        .unwrap();
+    BrokerClient::connect(&vhost).await.wait_for_queue("notification.restaurant").await;
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/python/producer_and_consumer.py");
+    // The Python of the distribution, which has the packages.
+    let output = tokio::process::Command::new("/usr/bin/python3")
+        .arg(script)
+        .env("POSTGRES_URL", database.url())
+        .env("AMQP_URL", vhost.amqp_url())
+        .env("QUEUE", "notification.restaurant")
+        .output()
+        .await
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let envelope: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(envelope["payload"], json!({"seats": 2}));
+    assert_eq!((&envelope["event_type"], &envelope["aggregate_id"]), (&json!("RESERVATION_REQUESTED"), &json!(5)));
+    app.stop().await;
+}

@@ -1,0 +1,92 @@
+//! Support for tests of the relay: settings, messages and the state of routes.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use kit::secret::Secret;
+use pillarbox::settings::{Role, Settings};
+use relay::Route;
+use sqlx::PgPool;
+use testkit::TestVhost;
+
+use crate::relay::broker_client::Received;
+
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Settings of a process that relays to the vhost without an initial delay.
+pub(crate) fn relay_to(vhost: &TestVhost) -> impl Fn(&mut Settings) + use<> {
+    relay_to_url(vhost.amqp_url())
+}
+
+fn relay_to_url(amqp_url: String) -> impl Fn(&mut Settings) {
+    move |settings| {
+        settings.amqp_url = Some(Secret::new(amqp_url.clone()));
+        settings.relay.initial_delay_ms = 0;
+        settings.roles = vec![Role::Api, Role::Relay];
+        settings.pool_max = 12;
+        settings.lease_ms = 2_000;
+    }
+}
+
+/// Settings with a single route, for the topics under `test`.
+pub(crate) fn one_route(vhost: &TestVhost) -> impl Fn(&mut Settings) + use<> {
+    one_route_to(vhost.amqp_url())
+}
+
+/// The same for the broker of a URL.
+pub(crate) fn one_route_to(amqp_url: String) -> impl Fn(&mut Settings) {
+    move |settings| {
+        relay_to_url(amqp_url.clone())(settings);
+        settings.relay.routes =
+            vec![Route { topics: vec!["test.#".to_owned()], ..Route::new("test", "test.exchange") }];
+    }
+}
+
+pub(crate) async fn post(db: &PgPool, topic: &str, key: Option<&str>, number: usize) {
+    sqlx::query("select pillarbox.post($1, to_json($2::bigint), key => $3)")
+        .bind(topic)
+        .bind(number as i64)
+        .bind(key)
+        .execute(db)
+        .await
+        .unwrap();
+}
+
+/// The numbers of each key, in the order of the first copy of each message.
+pub(crate) fn first_copies(received: &[Received]) -> HashMap<String, Vec<u64>> {
+    let mut seen = HashSet::new();
+    let mut by_key: HashMap<String, Vec<u64>> = HashMap::new();
+    for message in received.iter().filter(|message| seen.insert(&message.message_id)) {
+        let key = message.headers.get("pillarbox-key").cloned().unwrap_or_default();
+        by_key.entry(key).or_default().push(message.body["payload"].as_u64().unwrap());
+    }
+    by_key
+}
+
+pub(crate) fn distinct(received: &[Received]) -> usize {
+    received.iter().map(|message| &message.message_id).collect::<HashSet<_>>().len()
+}
+
+/// Returns `Ok` if the consumer has sent all of its messages, and otherwise the number of those that are not sent.
+pub(crate) async fn relayed(db: &PgPool, consumer: &str) -> Result<(), i64> {
+    let waiting: i64 =
+        sqlx::query_scalar("select count(*) from pillarbox.outbox_status where consumer = $1 and status <> 'sent'")
+            .bind(consumer)
+            .fetch_one(db)
+            .await
+            .unwrap();
+    let known: bool = sqlx::query_scalar("select exists (select from pillarbox.position where consumer = $1)")
+        .bind(consumer)
+        .fetch_one(db)
+        .await
+        .unwrap();
+    if waiting == 0 && known { Ok(()) } else { Err(waiting) }
+}
+
+/// The number of parked messages that have failed, and the number of all parked messages.
+pub(crate) async fn parked(db: &PgPool) -> (i64, i64) {
+    sqlx::query_as("select count(*) filter (where attempts > 0), count(*) from pillarbox.parked")
+        .fetch_one(db)
+        .await
+        .unwrap()
+}

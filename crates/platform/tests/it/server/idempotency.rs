@@ -1,0 +1,136 @@
+//! A request repeated with its idempotency key has one effect and gets the same response.
+
+use std::time::Duration;
+
+use chrono::Utc;
+use hyper::StatusCode;
+use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::problem::Problem;
+use mailbox::database::migrations;
+use mailbox::idempotency::{StoreResponse, delete_expired, run_once};
+use serde_json::json;
+use sqlx::PgPool;
+use testkit::{TestApp, TestDatabase};
+
+const IDENTITY: RequestIdentity = RequestIdentity { id: [1; 16], fingerprint: [2; 16] };
+
+async fn database_with_effects() -> TestDatabase {
+    let database = TestDatabase::new(&migrations()).await;
+    sqlx::raw_sql("create table effect (at timestamptz default clock_timestamp())")
+        .execute(database.pool())
+        .await
+        .unwrap();
+    database
+}
+
+async fn effects(db: &PgPool) -> i64 {
+    sqlx::query_scalar("select count(*) from effect").fetch_one(db).await.unwrap()
+}
+
+/// Inserts an effect within `duration`. Responds with the number of effects, or with `refusal` as its status.
+async fn act(
+    db: &PgPool,
+    identity: &RequestIdentity,
+    refusal: Option<StatusCode>,
+    duration: Duration,
+) -> Result<StoredResponse, Problem> {
+    run_once(db, Some(identity), StoreResponse::WithBody, Utc::now(), |tx| {
+        Box::pin(async move {
+            sqlx::query("insert into effect default values").execute(&mut **tx).await.unwrap();
+            tokio::time::sleep(duration).await;
+            if let Some(status) = refusal {
+                return Err(Problem::new(status, "refused", "for the test"));
+            }
+            let number: i64 = sqlx::query_scalar("select count(*) from effect").fetch_one(&mut **tx).await.unwrap();
+            Ok(StoredResponse::json(StatusCode::CREATED, &json!({ "number": number, "random": uuid::Uuid::new_v4() })))
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn fifty_equal_requests_have_one_effect_and_one_response() {
+    let database = database_with_effects().await;
+    let racing = (0..50).map(|_| act(database.pool(), &IDENTITY, None, Duration::from_millis(500)));
+    let answers: Vec<StoredResponse> =
+        futures_util::future::join_all(racing).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(effects(database.pool()).await, 1);
+    assert!(answers.iter().all(|answer| answer.body() == answers[0].body()));
+    assert_eq!(answers.iter().filter(|answer| !answer.is_replayed()).count(), 1);
+}
+
+#[tokio::test]
+async fn the_same_key_for_another_request_is_refused() {
+    let database = database_with_effects().await;
+    act(database.pool(), &IDENTITY, None, Duration::ZERO).await.unwrap();
+    let other = RequestIdentity { fingerprint: [3; 16], ..IDENTITY };
+    let refused = act(database.pool(), &other, None, Duration::ZERO).await.unwrap_err();
+    assert_eq!((refused.status().as_u16(), refused.code()), (422, "idempotency-key-reused"));
+    assert_eq!(effects(database.pool()).await, 1);
+}
+
+#[tokio::test]
+async fn a_repeat_does_not_wait_for_a_long_request() {
+    let database = database_with_effects().await;
+    let slow = act(database.pool(), &IDENTITY, None, Duration::from_secs(4));
+    let repeat = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        act(database.pool(), &IDENTITY, None, Duration::ZERO).await
+    };
+    let (slow, repeat) = tokio::join!(slow, repeat);
+    assert_eq!(repeat.unwrap_err().code(), "still-running");
+    assert!(slow.is_ok());
+    assert_eq!(effects(database.pool()).await, 1);
+}
+
+#[tokio::test]
+async fn a_permanent_refusal_is_stored_and_a_temporary_one_is_not() {
+    let database = database_with_effects().await;
+    let first = act(database.pool(), &IDENTITY, Some(StatusCode::CONFLICT), Duration::ZERO).await.unwrap();
+    assert_eq!((first.status(), effects(database.pool()).await), (StatusCode::CONFLICT, 0));
+    let again = act(database.pool(), &IDENTITY, None, Duration::ZERO).await.unwrap();
+    assert_eq!((again.status(), again.body(), again.is_replayed()), (StatusCode::CONFLICT, first.body(), true));
+    for temporary in [401, 429, 500, 503] {
+        let status = StatusCode::from_u16(temporary).unwrap();
+        let identity = RequestIdentity { id: [temporary as u8; 16], ..IDENTITY };
+        assert!(act(database.pool(), &identity, Some(status), Duration::ZERO).await.is_err());
+        assert_eq!(act(database.pool(), &identity, None, Duration::ZERO).await.unwrap().status(), StatusCode::CREATED);
+    }
+    assert_eq!(effects(database.pool()).await, 4);
+}
+
+#[tokio::test]
+async fn an_expired_response_is_deleted() {
+    let database = database_with_effects().await;
+    act(database.pool(), &IDENTITY, None, Duration::ZERO).await.unwrap();
+    sqlx::query("update pillarbox.idempotency set expires_at = now()").execute(database.pool()).await.unwrap();
+    assert!(!act(database.pool(), &IDENTITY, None, Duration::ZERO).await.unwrap().is_replayed());
+    assert_eq!(effects(database.pool()).await, 2);
+    let mut db = database.pool().acquire().await.unwrap();
+    assert_eq!(delete_expired(&mut db, Utc::now(), 100).await.unwrap(), 0);
+    assert_eq!(delete_expired(&mut db, Utc::now() + chrono::Duration::hours(25), 100).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_response_with_a_secret_is_sent_once_and_not_stored() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let client = app.admin().with_header("idempotency-key", "\"order 66\"");
+    let body = json!({"name": "x", "role": "ingest"});
+    let made = client.post("/admin/v1/keys", body.clone()).await;
+    assert_eq!(made.status, 201, "{made:?}");
+    client.post("/admin/v1/keys", body.clone()).await.assert_problem(409, "already-answered");
+    client
+        .post("/admin/v1/keys", json!({"name": "y", "role": "ingest"}))
+        .await
+        .assert_problem(422, "idempotency-key-reused");
+    let other = app.user(uuid::Uuid::now_v7(), Some(kit::auth::Role::Admin)).with_header("idempotency-key", "order 66");
+    assert_eq!(other.post("/admin/v1/keys", body).await.status, 201, "keys of different callers are independent");
+    let rows: Vec<String> =
+        sqlx::query_scalar("select i::text from pillarbox.idempotency i").fetch_all(database.pool()).await.unwrap();
+    let hex: String = made.json()["key"].as_str().unwrap().bytes().map(|byte| format!("{byte:02x}")).collect();
+    assert!(rows.len() == 2 && rows.iter().all(|row| !row.contains(&hex)), "{rows:?}");
+    let listed = app.admin().get("/admin/v1/keys").await.json();
+    assert_eq!(listed["items"].as_array().unwrap().len(), 2);
+    app.stop().await;
+}

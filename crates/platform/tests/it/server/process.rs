@@ -1,0 +1,63 @@
+//! Support for tests of the binary: data folders, processes and commands.
+
+use std::path::{Path, PathBuf};
+
+use testkit::{Client, Pillarbox, TestDatabase};
+
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_pillarbox");
+
+/// The path of a data folder. Dropping it deletes the folder.
+pub(crate) struct DataFolder(PathBuf);
+
+impl DataFolder {
+    pub(crate) fn new() -> DataFolder {
+        DataFolder(std::env::temp_dir().join(format!("pillarbox-it-{}", uuid::Uuid::new_v4().simple())))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Connects to the embedded PostgreSQL of this folder, as an operator does.
+    pub(crate) async fn database(&self) -> sqlx::PgPool {
+        let socket = self.0.join("run");
+        let options =
+            sqlx::postgres::PgConnectOptions::new().socket(socket).username("pillarbox").database("pillarbox");
+        sqlx::PgPool::connect_with(options).await.unwrap()
+    }
+
+    pub(crate) fn text(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for DataFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Starts `pillarbox up` on a free port.
+pub(crate) fn up(folder: &DataFolder, env: &[(&str, &str)]) -> Pillarbox {
+    Pillarbox::start(BINARY, &["up", "--listen", "127.0.0.1:0", "--data-dir", folder.text()], env)
+}
+
+/// Starts `pillarbox serve` on a free port with the database of the test.
+pub(crate) fn serve(folder: &DataFolder, database: &TestDatabase, env: &[(&str, &str)]) -> Pillarbox {
+    let url = database.url();
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text(), "--database-url", &url];
+    Pillarbox::start(BINARY, &args, env)
+}
+
+/// Runs a command to its end. Returns its exit code, standard output and standard error.
+pub(crate) fn run(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
+    let output = testkit::command(BINARY, args, env).current_dir(std::env::temp_dir()).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+pub(crate) const ADMIN_KEY: &str = "pbx_0123456789abcdefghijklmn";
+
+pub(crate) async fn admin_of(process: &Pillarbox) -> Client {
+    Client::new(&process.base_url().await).bearer(ADMIN_KEY)
+}
