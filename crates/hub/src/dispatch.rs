@@ -101,6 +101,7 @@ use kit::clock::Clock;
 use kit::secret::Cipher;
 use kit::worker::Round;
 use mailbox::consumers::ShardAssignment;
+use mailbox::database::is_transient;
 use mailbox::log::Watcher;
 use sqlx::PgPool;
 use tokio::sync::mpsc;
@@ -275,18 +276,11 @@ pub(crate) enum DispatchError {
     Restored,
 }
 
-/// PostgreSQL's error classes that are caused neither by the statement nor by the data: connections, transaction states,
-/// rollbacks, resources, locks, operator intervention.
-const TRANSIENT_CLASSES: [&str; 6] = ["08", "25", "40", "53", "55", "57"];
-
 impl DispatchError {
     /// Whether the same operation may succeed later.
     fn may_pass(&self) -> bool {
         match self {
-            DispatchError::Database(error) => {
-                let code = error.as_database_error().and_then(|error| error.code());
-                code.is_none_or(|code| TRANSIENT_CLASSES.iter().any(|class| code.starts_with(class)))
-            }
+            DispatchError::Database(error) => is_transient(error),
             DispatchError::Task(_) => false,
             DispatchError::Directory(_) | DispatchError::Restored => true,
         }

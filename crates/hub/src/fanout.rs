@@ -95,14 +95,14 @@ impl FanOut {
     async fn meanings(
         &self,
         tx: &mut PgConnection,
-        lane: &WorkerContext,
+        context: &WorkerContext,
         items: &[&Delivery],
     ) -> Result<Vec<Meaning>, ConsumerError> {
         let commands: Vec<(Uuid, i32)> =
             items.iter().filter(|item| is_command(item)).map(|item| (item.message.message_id, item.run)).collect();
         let new_commands = match commands.is_empty() {
             true => HashSet::new(),
-            false => inbox::insert(tx, &lane.consumer, &commands).await?,
+            false => inbox::insert(tx, &context.consumer, &commands).await?,
         };
         let is_repair = |item: &&&Delivery| is_repair(item) && !is_command(item);
         let repaired: Vec<&Message> = items.iter().filter(is_repair).map(|item| &item.message).collect();
@@ -119,10 +119,10 @@ impl FanOut {
     async fn collect(
         &mut self,
         tx: &mut PgConnection,
-        lane: &WorkerContext,
+        context: &WorkerContext,
         items: &[&Delivery],
     ) -> Result<Option<Batch>, ConsumerError> {
-        let meanings = self.meanings(tx, lane, items).await?;
+        let meanings = self.meanings(tx, context, items).await?;
         let retries: Vec<Uuid> = meanings.iter().filter_map(Meaning::dead_letter).collect();
         let found = store::fanout::dead_letters_to_retry(tx, &retries).await?;
         let mut dead_letters: HashMap<Uuid, DeadLetterToRetry> =
@@ -179,13 +179,13 @@ impl FanOut {
 }
 
 impl Processor for FanOut {
-    async fn process(&mut self, lane: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
+    async fn process(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
         self.uncommitted = None;
         // If this batch fails, for whatever reason, the next one has half its size.
         let previous_limit = std::mem::replace(&mut self.batch_limit, (items.len() as u32 / 2).max(1));
-        let mut tx = lane.db.begin().await?;
+        let mut tx = context.db.begin().await?;
         self.refresh(&mut tx).await?;
-        let Some(mut batch) = self.collect(&mut tx, lane, items).await? else {
+        let Some(mut batch) = self.collect(&mut tx, context, items).await? else {
             return Err(ConsumerError::BatchTooLarge);
         };
         let batch_limit = previous_limit.saturating_mul(2).min(limit_for(items.len(), batch.size));

@@ -2,6 +2,7 @@
 
 use http::StatusCode;
 use kit::problem::{FieldError, Problem};
+use mailbox::database::is_transient;
 use mailbox::log::PostError;
 
 use crate::domain::Refused;
@@ -21,6 +22,13 @@ pub(crate) enum Error {
     Post(#[from] PostError),
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
+}
+
+impl Error {
+    /// Whether the database failed, and not because of the data: the same operation may succeed later.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, Error::Database(error) | Error::Post(PostError::Database(error)) if is_transient(error))
+    }
 }
 
 impl From<Refused> for Problem {

@@ -11,7 +11,7 @@ mod redacted_error;
 pub(crate) mod snapshot;
 
 pub use dedicated_connection::{ConnectionGuard, DedicatedConnection};
-pub use errors::{is_data_error, problem};
+pub use errors::{is_data_error, is_transient, problem};
 pub use migrations::{migrate, migrations, missing_migrations};
 pub use pool::{PoolLimits, ping, pool, pool_behind_pooler};
 pub use redacted_error::redacted_error;

@@ -4,29 +4,47 @@
 //! gets the time as a parameter. The module documentation of `dispatch` describes the states of messages and lanes.
 //!
 //! The parts, each in its own file: [`Lanes`] (order), [`Limits`] (rate, breaker, in flight), [`ReadProgress`] (how far it
-//! has read), [`UnsavedChanges`] (what the database does not have yet) and [`Commands`] (of operators). The remaining files
-//! add the operations that involve several parts: `receiving` (messages in), `completion` (results in).
+//! has read), [`UnsavedChanges`] (what the database does not have yet) and [`Commands`] (of operators). This file has the
+//! operations that involve several parts, in the order of a message's life: receive, start, finish, save.
 
 mod commands;
-mod completion;
 mod lanes;
 mod limits;
 mod read_progress;
-mod receiving;
 mod unsaved;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
 use self::commands::Commands;
-use self::lanes::Lanes;
+use self::lanes::{LANE_MESSAGES_MAX, Lanes};
 use self::limits::Limits;
-use self::read_progress::ReadProgress;
-pub(super) use self::receiving::Origin;
-use self::unsaved::UnsavedChanges;
-use crate::delivery::{Recipient, StoredState};
+use self::read_progress::{MESSAGES_AHEAD_MAX, ReadProgress};
+use self::unsaved::{POSITION_SAVE_PAUSE, UnsavedChanges, only_head_moved};
+use crate::delivery::{
+    Attempt, AttemptResult, Changes, LaneReadRequest, NewDeadLetter, QueueReadRequest, Recipient, StoredState,
+};
+use crate::domain::{OnExhausted, Outcome, Reason, Verdict, backoff};
 use crate::hub_message::{HubMessage, LaneKey};
+
+/// The path on which messages reach a subscriber queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Fan-out in this process handed them over. They follow directly after the last message that the dispatcher has
+    /// announced to its queues.
+    HandedOver,
+    /// They were read from the database behind the queue's read position; if `is_complete`, these are all there are.
+    Read { is_complete: bool },
+}
+
+/// What happens to a message after an attempt.
+enum NextStep {
+    Complete,
+    RetryAfter(Duration),
+    DeadLetter(Reason),
+}
 
 pub(super) struct SubscriberQueue {
     pub(super) recipient: Arc<Recipient>,
@@ -103,6 +121,218 @@ impl SubscriberQueue {
             self.limits.clear_pause();
         }
         self.recipient = recipient;
+    }
+
+    // ---- receive
+
+    /// The read that this queue needs, if there is more to read and memory for it.
+    pub(super) fn read_request(&self) -> Option<QueueReadRequest> {
+        // While the breaker is open, more is read only if there is nothing else to probe with.
+        let has_memory = match self.limits.is_breaker_open() {
+            true => self.lanes.has_nothing_scheduled() && self.limits.in_flight() == 0,
+            false => self.lanes.queued() <= self.progress.messages_max() / 4,
+        };
+        let needs_read = self.progress.has_more && !self.progress.is_reading && self.is_open() && has_memory;
+        needs_read.then(|| QueueReadRequest {
+            subscriber: self.recipient.id,
+            after: self.progress.read_to,
+            limit: self.progress.messages_max(),
+        })
+    }
+
+    /// Like [`Self::read_request`], and marks the read as in flight.
+    pub(super) fn start_read(&mut self) -> Option<QueueReadRequest> {
+        let request = self.read_request()?;
+        self.progress.start_read();
+        Some(request)
+    }
+
+    /// The read failed: the queue requests it again.
+    pub(super) fn fail_read(&mut self) {
+        self.progress.fail_read();
+    }
+
+    /// The database has messages for this subscriber that the queue has not read.
+    pub(super) fn mark_has_more(&mut self) {
+        self.progress.has_more = true;
+    }
+
+    /// Accepts messages from either path, in the order of their numbers. Both paths end here, so that a message is queued
+    /// once however it came: `read_to` tells which numbers the queue already has.
+    pub(super) fn receive(&mut self, mut messages: Vec<HubMessage>, origin: Origin) {
+        match origin {
+            Origin::Read { is_complete } => self.progress.finish_read(is_complete),
+            Origin::HandedOver => {
+                // A read may have returned a message before fan-out handed it over.
+                messages.retain(|message| message.n > self.progress.read_to);
+                if messages.is_empty() {
+                    return;
+                }
+                if !self.accepts_handed_over() {
+                    self.progress.has_more = true;
+                    return;
+                }
+            }
+        }
+        self.progress.measure(&messages);
+        for message in messages {
+            self.progress.read_to = self.progress.read_to.max(message.n);
+            self.lanes.push(message);
+        }
+    }
+
+    /// False if something lies between the read position and the new messages, or if too many messages are in memory: then
+    /// the queue reads them from the database later.
+    fn accepts_handed_over(&self) -> bool {
+        let is_contiguous = !self.progress.has_more && !self.progress.is_reading;
+        is_contiguous && self.lanes.queued() <= self.progress.messages_max() && self.is_open()
+    }
+
+    /// Starts reads for up to `lanes_max` detached lanes that cannot continue without.
+    pub(super) fn start_lane_reads(&mut self, now: DateTime<Utc>, lanes_max: usize) -> Vec<LaneReadRequest> {
+        self.lanes.wake_due(now);
+        let is_full = self.limits.in_flight() + self.lanes.ready_count() >= MESSAGES_AHEAD_MAX;
+        if !self.is_open() || !self.lanes.needs_read() || is_full {
+            return Vec::new();
+        }
+        let lanes_max = if self.limits.is_breaker_open() { 1 } else { lanes_max };
+        let limit = self.progress.messages_max().min(LANE_MESSAGES_MAX);
+        self.lanes.start_reads(lanes_max, limit, self.progress.read_to)
+    }
+
+    /// Accepts the messages that were read for a detached lane.
+    pub(super) fn receive_lane(&mut self, request: &LaneReadRequest, messages: Vec<HubMessage>) {
+        self.progress.measure(&messages);
+        self.lanes.finish_read(request, messages, self.progress.read_to);
+    }
+
+    /// The read for a detached lane failed: the lane requests it again.
+    pub(super) fn fail_lane_read(&mut self, request: LaneReadRequest) {
+        self.lanes.fail_read(request);
+    }
+
+    // ---- finish
+
+    /// Applies the result of the attempt at the head of this lane. `jitter`, from 0 to 1, spreads the retries of messages
+    /// that failed together.
+    pub(super) fn finish_attempt(&mut self, key: &LaneKey, result: AttemptResult, now: DateTime<Utc>, jitter: f64) {
+        self.limits.finish_attempt();
+        let Some(lane) = self.lanes.get_mut(key) else { return };
+        lane.is_in_flight = false;
+        let Some(message) = lane.queue.front().cloned() else { return };
+        lane.attempts += 1;
+        let (attempt, verdict) = (lane.attempts, result.verdict);
+        let pause = result.retry_after.filter(|_| verdict == Verdict::Retry);
+        self.limits.record(verdict, pause, now);
+        self.answered_gone |= verdict == Verdict::Gone;
+        let next_step = self.next_step(&result, attempt, pause, jitter);
+        let outcome = match next_step {
+            NextStep::Complete => Outcome::Delivered,
+            NextStep::RetryAfter(_) => Outcome::Failed,
+            NextStep::DeadLetter(_) => Outcome::Dead,
+        };
+        let detail = result.dead_letter_detail();
+        let (n, subscriber) = (message.n, self.recipient.id);
+        self.unsaved.attempts.push(Attempt { at: now, subscriber, n, attempt, outcome, result });
+        match next_step {
+            NextStep::Complete => self.lanes.complete_head(key),
+            NextStep::RetryAfter(pause) => self.lanes.postpone(key, n, now + pause),
+            NextStep::DeadLetter(reason) => {
+                let recipient = self.recipient.clone();
+                let dead_letter = NewDeadLetter { recipient, message, reason, detail, attempts: attempt, at: now };
+                self.unsaved.dead_letters.push(dead_letter);
+                match self.blocks_lane(key, reason) {
+                    true => self.lanes.block(key, n),
+                    false => self.lanes.complete_head(key),
+                }
+            }
+        }
+    }
+
+    fn next_step(&self, result: &AttemptResult, attempt: u16, pause: Option<Duration>, jitter: f64) -> NextStep {
+        match result.verdict {
+            Verdict::Delivered => NextStep::Complete,
+            Verdict::Retry => match backoff(&self.recipient.retry.backoff, u32::from(attempt), jitter) {
+                Some(backoff) => NextStep::RetryAfter(backoff.max(pause.unwrap_or_default())),
+                None => NextStep::DeadLetter(Reason::Exhausted),
+            },
+            Verdict::Refused => NextStep::DeadLetter(result.not_sent.unwrap_or(Reason::Refused)),
+            Verdict::Gone => NextStep::DeadLetter(Reason::Gone),
+        }
+    }
+
+    /// Whether the lane waits for an operator after its head became a dead letter. A message without an ordering key has
+    /// nothing behind it that could wait.
+    fn blocks_lane(&self, key: &LaneKey, reason: Reason) -> bool {
+        let is_failure = match reason {
+            Reason::Exhausted | Reason::Refused => true,
+            Reason::Gone | Reason::Manual | Reason::Expired => false,
+        };
+        is_failure && self.recipient.retry.on_exhausted == OnExhausted::Block && key.name().is_some()
+    }
+
+    // ---- save
+
+    /// All messages up to this number have a final outcome, or belong to a detached lane.
+    fn position(&self) -> i64 {
+        self.lanes.first_pending().map_or(self.progress.read_to, |first| first - 1)
+    }
+
+    /// Whether the message may still be sent: it is beyond the position.
+    pub(super) fn is_beyond_position(&self, n: i64) -> bool {
+        n > self.position()
+    }
+
+    /// Moves the changes that are due into `changes`. The queue then regards them as saved: if the save fails for good, the
+    /// dispatcher resets and loads the queue again.
+    pub(super) fn drain_changes(&mut self, now: DateTime<Utc>, changes: &mut Changes) {
+        let subscriber = self.recipient.id;
+        changes.attempts.append(&mut self.unsaved.attempts);
+        changes.dead_letters.append(&mut self.unsaved.dead_letters);
+        changes.executed_commands.append(&mut self.commands.executed);
+        changes.rejected_retries.extend(self.commands.rejected_retries.drain(..).map(|n| (subscriber, n)));
+        changes.deleted_lanes.extend(self.lanes.drain_deleted_rows().map(|head| (subscriber, head)));
+        if self.answered_gone && self.recipient.is_open {
+            changes.gone_subscribers.push((subscriber, self.recipient.version));
+        }
+        let mut has_new_row = false;
+        self.lanes.save_dirty(now, |lane, row| {
+            if only_head_moved(lane, &row, now) {
+                return false;
+            }
+            has_new_row |= lane.saved.is_none();
+            if lane.saved.as_ref() != Some(&row) {
+                changes.deleted_lanes.extend(lane.saved.take().map(|saved| (subscriber, saved.head)));
+                lane.saved = Some(row.clone());
+                lane.saved_at = Some(now);
+                changes.saved_lanes.push((subscriber, row));
+            }
+            true
+        });
+        if !has_new_row && now - self.unsaved.saved_at < POSITION_SAVE_PAUSE {
+            return;
+        }
+        self.unsaved.saved_at = now;
+        let position = self.position();
+        // The row of a newly detached lane and the position that moves past its messages are saved together.
+        if position > self.unsaved.saved_position {
+            self.unsaved.saved_position = position;
+            changes.positions.push((subscriber, position));
+        }
+    }
+
+    /// When the next rate-limited change (position or lane head) is due to be saved. None if there is none.
+    pub(super) fn next_save(&self) -> Option<DateTime<Utc>> {
+        let has_changes = self.lanes.is_dirty() || self.position() > self.unsaved.saved_position;
+        has_changes.then(|| self.unsaved.saved_at + POSITION_SAVE_PAUSE)
+    }
+
+    /// Whether there are changes to save now.
+    pub(super) fn has_changes(&self, now: DateTime<Utc>) -> bool {
+        self.unsaved.has_outcomes()
+            || self.lanes.has_deleted_rows()
+            || !self.commands.executed.is_empty()
+            || self.next_save().is_some_and(|at| at <= now)
     }
 }
 

@@ -18,9 +18,10 @@ pub(crate) async fn sweep_next(db: &PgPool, clock: &Clock) -> Result<bool, Error
     let Some(event_id) = store::lock_due_event(&mut tx, clock.now()).await? else { return Ok(false) };
     match sweep_event(tx, clock, event_id).await {
         Ok(()) => Ok(true),
+        // The event is not the cause; the worker retries.
+        Err(error) if error.is_transient() => Err(error),
         Err(error) => {
-            // If this fails too, the event is not the cause: the worker retries.
-            postpone(db, event_id, clock).await.ok();
+            postpone(db, event_id, clock).await?;
             Err(error)
         }
     }

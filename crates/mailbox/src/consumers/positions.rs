@@ -35,7 +35,12 @@ pub(super) async fn load(
     Ok(positions)
 }
 
-/// Saves new positions: one row for each window, which most often is one row for all shards.
+/// Saves new positions: one row for each window, which most often is one row for all shards. Fails if a position is ahead
+/// of the database.
+///
+/// A database that crashed may have lost the transactions of a snapshot and assigns their ids again: a position with that
+/// snapshot would skip the messages of the new transactions. The watcher notices a crash, but a shard worker can be
+/// faster, so the database itself refuses such a position.
 pub(crate) async fn append(
     db: &mut PgConnection,
     consumer: &str,
@@ -44,15 +49,21 @@ pub(crate) async fn append(
     for ((old, new), (shards, last_ids)) in by_window(positions) {
         let query =
             "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
-                     values ($1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9)";
-        bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).execute(&mut *db).await?;
+             select $1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9
+             where pg_snapshot_xmax($7::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())";
+        let saved = bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).execute(&mut *db).await?;
+        if saved.rows_affected() == 0 {
+            return Err(sqlx::Error::Protocol(
+                "a position is ahead of the database, which has lost transactions".into(),
+            ));
+        }
     }
     Ok(())
 }
 
 /// Locks the shard worker's row and saves new positions of a single window, in one statement. Positions without effects
 /// need not be `durable`: if they are lost, messages are processed again. Returns false if the worker has lost its
-/// lease, and None if the positions are in several windows.
+/// lease or if the positions are ahead of the database, and None if the positions are in several windows.
 pub(super) async fn lock_and_append(
     db: impl PgExecutor<'_>,
     consumer: &str,
@@ -66,7 +77,8 @@ pub(super) async fn lock_and_append(
                      select case when not $11 then set_config('synchronous_commit', 'off', true) end
                      from pillarbox.shard_worker where consumer = $1 and owner = $10 for key share)
                  insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
-                 select $1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9 from locked";
+                 select $1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9 from locked
+                 where pg_snapshot_xmax($7::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())";
     let query = bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).bind(owner).bind(durable);
     Ok(Some(query.execute(db).await?.rows_affected() == 1))
 }

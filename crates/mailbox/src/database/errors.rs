@@ -1,4 +1,4 @@
-//! Database errors as problems of the HTTP API.
+//! Classes of database errors, and the problem of the HTTP API for each.
 
 use std::time::Duration;
 
@@ -10,6 +10,16 @@ use kit::problem::Problem;
 pub fn is_data_error(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|cause| cause.code()).unwrap_or_default();
     ["22", "23", "54"].iter().any(|class| code.starts_with(class))
+}
+
+/// PostgreSQL's error classes that are caused neither by the statement nor by the data: connections, transaction states,
+/// rollbacks, resources, locks, operator intervention.
+const TRANSIENT_CLASSES: [&str; 6] = ["08", "25", "40", "53", "55", "57"];
+
+/// Returns whether the same statement may succeed later: the connection was lost, or the error is of a transient class.
+pub fn is_transient(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_none_or(|code| TRANSIENT_CLASSES.iter().any(|class| code.starts_with(class)))
 }
 
 /// Returns the problem that the HTTP API shows for a database error.

@@ -151,9 +151,13 @@ async fn a_stall_that_does_not_end_parks_the_messages() {
     /// Repeats a stalled batch at once and counts the stalls: the regular pauses between them last minutes.
     struct Restless(HandlerProcessor, Arc<AtomicU32>);
     impl Processor for Restless {
-        async fn process(&mut self, lane: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
+        async fn process(
+            &mut self,
+            context: &WorkerContext,
+            items: &[&Delivery],
+        ) -> Result<BatchResult, ConsumerError> {
             loop {
-                match self.0.process(lane, items).await {
+                match self.0.process(context, items).await {
                     Err(ConsumerError::Processing(_)) if self.1.fetch_add(1, Ordering::SeqCst) < 100 => {}
                     other => return other,
                 }

@@ -172,7 +172,7 @@ async fn the_reconcile_command_waits_for_the_answer_and_fails_without_one() {
     };
     let (code, out, error) = command(&["--dry-run", "--wait-seconds", "1"]).await;
     assert_eq!(code, Some(1), "{out} {error}");
-    assert!(error.contains("no answer"), "{error}");
+    assert!(error.contains("no response"), "{error}");
     let db = fixture.db();
     let joins = async {
         let run: Uuid = eventually("a run without an answer", DEADLINE, async || {

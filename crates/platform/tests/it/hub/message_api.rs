@@ -28,7 +28,7 @@ async fn insert_blocked_lane(database: &TestDatabase, subscriber: Uuid, n: i64, 
     sqlx::query(
         "insert into pillarbox_hub.lane (subscriber, head, lane, attempts, next_at, manual_retry)
          values ($1, $2, 'k', 0, case when $3 then timestamptz '2100-01-01T00:00:00Z' end, $3)
-         on conflict (subscriber, head) do update set next_at = excluded.next_at, again = excluded.again",
+         on conflict (subscriber, head) do update set next_at = excluded.next_at, again = excluded.manual_retry",
     )
     .bind(subscriber)
     .bind(n)

@@ -47,7 +47,7 @@ async fn the_first_message_is_delivered_while_another_subscriber_is_created() {
     };
     // The dispatcher polls for new messages only after it has loaded its subscribers.
     let polls = "select from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
-                and query like '%unnest(fanned.subscribers)%'";
+                and query like '%unnest(batch.subscribers)%'";
     eventually("the dispatcher polls for new messages", DEADLINE, async || has(polls).await).await;
     proxy.stall();
     for n in 1..=2 {
