@@ -12,6 +12,7 @@ mod paths;
 mod size;
 mod sql;
 mod store;
+mod walk;
 mod words;
 
 use std::fs;
@@ -53,6 +54,12 @@ fn sql_appears_in_stores_only() {
     sources.retain(|(path, _)| !stores.iter().any(|store| path.contains(store)));
     assert!(!sources.is_empty());
     assert_none(each(&sources, sql::outside_a_store));
+}
+
+#[test]
+fn the_walk_of_a_webhook_is_short_and_true() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).ok();
+    assert_none(walk::violations(&read("ARCHITECTURE.md").unwrap(), read));
 }
 
 /// The modules of these crates are not stores of a service: `mailbox` owns its transactions.
