@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use kit::backoff::Backoff;
 use kit::worker::{Round, Worker};
 use mailbox::consumers::{ConsumerOptions, RetryPolicy, Runtime, ShardWorkerOptions};
 use serde::{Deserialize, Serialize};
@@ -120,7 +121,10 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
         worker: ShardWorkerOptions {
             batch: settings.batch_size,
             // A message that the broker does not accept is retried for ever.
-            retry: RetryPolicy { retries: None, first: Duration::from_secs(1), longest: Duration::from_secs(60) },
+            retry: RetryPolicy {
+                retries: None,
+                backoff: Backoff::new(Duration::from_secs(1), Duration::from_secs(60)),
+            },
             in_log_order: false,
         },
         pause: Duration::from_millis(settings.poll_interval_ms.into()),
