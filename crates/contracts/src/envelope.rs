@@ -19,7 +19,7 @@ pub const SCHEMA_VERSION: u32 = 1;
 pub struct EventId(pub Uuid);
 
 #[derive(Debug, thiserror::Error)]
-#[error("invalid event id: expected evt_ followed by a UUID")]
+#[error("an event id must be evt_ followed by a UUID")]
 pub struct InvalidEventId;
 
 impl fmt::Display for EventId {

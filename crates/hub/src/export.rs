@@ -23,7 +23,7 @@ impl TryFrom<Vec<EventTypes>> for Export {
 
     fn try_from(types: Vec<EventTypes>) -> Result<Export, String> {
         if types.len() > TOPICS_MAX {
-            return Err(format!("at most {TOPICS_MAX} topics are allowed"));
+            return Err(format!("must have at most {TOPICS_MAX} topics"));
         }
         types.iter().map(EventTypes::as_str).try_for_each(check)?;
         Ok(Export(types.into()))
