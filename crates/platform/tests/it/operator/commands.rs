@@ -237,7 +237,7 @@ async fn parity_reports_whether_the_legacy_exchange_is_complete() {
     post_numbers(db, None, 1..=3).await;
     register("relay.email", StartAt::Now).await;
     let output = cli.ok("parity").await;
-    assert!(output.contains("behind by 3 messages") && output.contains("Nobody works for relay.legacy"), "{output}");
+    assert!(output.contains("behind by 3 messages") && output.contains("No process runs relay.legacy"), "{output}");
     cursors::reset(db, "relay.legacy", None).await.unwrap();
     let output = cli.ok("parity").await;
     assert!(output.contains("has received everything that the new one has"), "{output}");
