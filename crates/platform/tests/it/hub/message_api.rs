@@ -23,16 +23,16 @@ async fn insert_waiting_lane(database: &TestDatabase, subscriber: Uuid, n: i64) 
     .unwrap();
 }
 
-/// A lane that its dead head blocks; with `again`, an operator has requested a retry of the head.
-async fn insert_blocked_lane(database: &TestDatabase, subscriber: Uuid, n: i64, again: bool) {
+/// A lane that its dead head blocks; with `manual_retry`, an operator has requested a retry of the head.
+async fn insert_blocked_lane(database: &TestDatabase, subscriber: Uuid, n: i64, manual_retry: bool) {
     sqlx::query(
         "insert into pillarbox_hub.lane (subscriber, head, lane, attempts, next_at, manual_retry)
          values ($1, $2, 'k', 0, case when $3 then timestamptz '2100-01-01T00:00:00Z' end, $3)
-         on conflict (subscriber, head) do update set next_at = excluded.next_at, again = excluded.again",
+         on conflict (subscriber, head) do update set next_at = excluded.next_at, manual_retry = excluded.manual_retry",
     )
     .bind(subscriber)
     .bind(n)
-    .bind(again)
+    .bind(manual_retry)
     .execute(database.pool())
     .await
     .unwrap();

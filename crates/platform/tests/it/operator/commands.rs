@@ -269,7 +269,7 @@ async fn runbook_database() -> TestDatabase {
         let cursor = Consumer { name: consumer.to_owned(), kind, filter, start: StartAt::Beginning };
         cursor.register(db).await.unwrap();
     }
-    for table in ["parked (place, last_error, next_at", "dead_letter (id, last_error, died_at"] {
+    for table in ["parked (id, last_error, next_at", "dead_letter (id, last_error, died_at"] {
         let insert = format!(
             "insert into pillarbox.{table}, consumer, shard, run, attempts, log_id, message_id, source, tenant, topic,
                  key, headers, payload, at) overriding system value
