@@ -73,7 +73,7 @@ async fn an_unsuitable_pooler_is_refused_with_instructions() {
         ("serve", "replica_url", &["--database-url", &database.url(), "--replica-url", &url]),
     ] {
         let output = refused(command, urls).await;
-        assert!(output.contains(&format!("{setting} leads to a pooler")), "{command} {urls:?}: {output}");
+        assert!(output.contains(&format!("{setting} is the address of a pooler")), "{command} {urls:?}: {output}");
     }
 }
 
