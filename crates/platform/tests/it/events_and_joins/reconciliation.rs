@@ -233,7 +233,7 @@ async fn a_restored_events_database_is_accepted_again() {
 }
 
 #[tokio::test]
-async fn a_comparison_neither_waits_for_locks_nor_holds_any() {
+async fn a_comparison_neither_waits_for_nor_acquires_locks() {
     let services = Services::start().await;
     let event = services.create_event(2).await;
     let mut tx = services.db().begin().await.unwrap();
