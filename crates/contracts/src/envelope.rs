@@ -1,4 +1,4 @@
-//! The envelope of every broker message, except those of the legacy fanout exchange.
+//! The envelope: the format of a message on RabbitMQ. Only routes with the format `bare` publish without it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,6 +11,7 @@ use uuid::Uuid;
 /// Maximum size of a payload in bytes, without the envelope. Larger content is stored elsewhere and referenced.
 pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 
+/// The version of the envelope that this crate writes.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// `evt_<uuid>`: the id of a message. Every redelivery has the same id, on every transport.
@@ -18,7 +19,7 @@ pub const SCHEMA_VERSION: u32 = 1;
 pub struct EventId(pub Uuid);
 
 #[derive(Debug, thiserror::Error)]
-#[error("invalid event id: expected evt_ followed by a UUID")]
+#[error("an event id must be evt_ followed by a UUID")]
 pub struct InvalidEventId;
 
 impl fmt::Display for EventId {
@@ -48,7 +49,8 @@ impl<'de> Deserialize<'de> for EventId {
     }
 }
 
-/// Maps to CloudEvents: event_id is id, event_type is type, timestamp is time, payload is data.
+/// A message as it travels on RabbitMQ. Maps to CloudEvents: event_id is id, event_type is type, timestamp is time,
+/// payload is data.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Envelope {
     pub event_id: EventId,

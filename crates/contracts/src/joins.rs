@@ -33,13 +33,13 @@ pub enum JoinStatus {
     Rejected,
 }
 
-/// The payload of every topic except `join.recounted` and `join.counted`: one person's registration and the event's
+/// The payload of every topic except `join.recounted` and `join.counted`: one user's registration and the event's
 /// counts after the change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JoinChanged {
     pub event_id: Uuid,
     pub user_id: Uuid,
-    /// Absent when a person who has never joined is banned or unbanned.
+    /// Absent when a user who has never joined is banned or unbanned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub join_id: Option<Uuid>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -7,16 +7,10 @@ mod envelope;
 pub mod events;
 pub mod joins;
 
-/// The `source` values of the services. Code sets the source of a message; a caller cannot choose it.
+/// The `source` values of the services, including those that are still to come (identity, progress, notify). Code sets
+/// the source of a message; a caller cannot choose it.
 pub const SERVICE_SOURCES: [&str; 5] = [events::SOURCE, joins::SOURCE, "identity", "progress", "notify"];
 /// Topics that services use to reconcile their data with each other. They are never exported.
-pub const INTERNAL_TOPICS: [&str; 5] = [
-    events::VERSIONS,
-    events::RESTATED,
-    joins::COUNTED,
-    joins::RECOUNTED,
-    // Replaced by `event.versions` and `event.restated`; an existing log may still contain it.
-    "event.stated",
-];
+pub const INTERNAL_TOPICS: [&str; 4] = [events::VERSIONS, events::RESTATED, joins::COUNTED, joins::RECOUNTED];
 
 pub use envelope::{Envelope, EventId, MESSAGE_BYTES_MAX, SCHEMA_VERSION};

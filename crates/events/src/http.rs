@@ -4,7 +4,6 @@
 mod events;
 mod feed;
 
-use std::fmt::{Debug, Display};
 use std::sync::Arc;
 
 use http::header::{ETAG, LOCATION};
@@ -56,9 +55,4 @@ fn with_headers(response: StoredResponse) -> Result<StoredResponse, Problem> {
     }
     let location = HeaderValue::try_from(format!("/event/v1/events/{}", body.id));
     Ok(response.with_header(LOCATION, location.map_err(|error| Problem::internal(&error))?))
-}
-
-/// The scope of a page cursor: the list, the event or user that it belongs to, and the filters.
-fn page_scope(list: &str, subject: impl Display, filters: &impl Debug) -> String {
-    format!("events {list} {subject}?{filters:?}")
 }

@@ -9,11 +9,13 @@ mod ingest;
 mod messages;
 mod subscribers;
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
 use kit::auth::{Caller, Role};
+use kit::page::PageScope;
 use kit::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -42,9 +44,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Manager {
     }
 }
 
-/// The scope of a page cursor: a list of one tenant with its filters. A cursor is refused in another scope.
-fn scope(list: &str, caller: &Caller, filters: &impl std::fmt::Debug) -> String {
-    format!("hub {list} {}?{filters:?}", caller.tenant.as_str())
+/// The scope of a list that contains the rows of the caller's tenant.
+fn page_scope<'a>(hub: &'a Hub, list: &str, caller: &Caller, filters: &impl Debug) -> PageScope<'a> {
+    PageScope::of_owner(&hub.cursor_key, format_args!("hub {list}"), caller.tenant.as_str(), filters)
 }
 
 /// Accepts the pattern `order.*` of a subscription for the filter `order`, which matches the type and all types below

@@ -4,7 +4,6 @@ mod moderation;
 mod participants;
 mod registration;
 
-use std::fmt::{Debug, Display};
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
@@ -57,9 +56,4 @@ async fn submit<T>(
     let identity = request.require_identity()?.clone();
     let command = Command::new(event_id, Actor::Caller(principal), kind);
     joins.command_batchers.submit(CommandRequest { command, identity }).await
-}
-
-/// The scope of a page cursor: the list, the event or user that it belongs to, and the filters.
-fn page_scope(list: &str, subject: impl Display, filters: &impl Debug) -> String {
-    format!("joins {list} {subject}?{filters:?}")
 }

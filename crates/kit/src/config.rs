@@ -17,19 +17,19 @@ const ENVIRONMENT: &str = "the environment";
 
 /// An unknown or invalid setting.
 #[derive(Debug, thiserror::Error)]
-#[error("{setting}{origin}: {accepts}")]
+#[error("{setting}{origin}: {detail}")]
 pub struct InvalidSetting {
     /// The name in the settings file. The variable is the same name in upper case, prefixed with `PILLARBOX_`.
     pub setting: String,
     /// Where the setting was set, in parentheses; empty if that is unknown.
     origin: String,
     /// What is wrong, and the values that the setting accepts.
-    accepts: String,
+    detail: String,
 }
 
 impl InvalidSetting {
-    pub fn new(setting: &str, accepts: impl std::fmt::Display) -> InvalidSetting {
-        InvalidSetting { setting: format!("setting `{setting}`"), origin: String::new(), accepts: accepts.to_string() }
+    pub fn new(setting: &str, detail: impl std::fmt::Display) -> InvalidSetting {
+        InvalidSetting { setting: format!("setting `{setting}`"), origin: String::new(), detail: detail.to_string() }
     }
 }
 
@@ -63,10 +63,10 @@ struct File<'a> {
 
 impl File<'_> {
     fn read(path: &Path) -> Result<File<'_>, InvalidSetting> {
-        let invalid = |position: String, accepts: String| InvalidSetting {
+        let invalid = |position: String, detail: String| InvalidSetting {
             setting: "settings".to_owned(),
             origin: format!(" (in {}{position})", path.display()),
-            accepts,
+            detail,
         };
         let text = std::fs::read_to_string(path).map_err(|error| invalid(String::new(), error.to_string()))?;
         let settings = Toml::from_str(&text).map_err(|error| {
@@ -143,7 +143,7 @@ impl Provider for Environment {
 fn explain(error: &figment::Error) -> InvalidSetting {
     use figment::error::Kind;
     let path = error.path.join(".");
-    let (setting, accepts) = match &error.kind {
+    let (setting, detail) = match &error.kind {
         Kind::UnknownField(name, known) => {
             let setting = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
             (setting, format!("does not exist; the settings are {}", known.join(", ")))
@@ -162,7 +162,7 @@ fn explain(error: &figment::Error) -> InvalidSetting {
         _ if metadata.name == ENVIRONMENT => format!(" (in {ENVIRONMENT} or --set)"),
         _ => " (on the command line)".to_owned(),
     });
-    InvalidSetting { setting, origin: origin.unwrap_or_default(), accepts }
+    InvalidSetting { setting, origin: origin.unwrap_or_default(), detail }
 }
 
 /// Describes a Rust type, which serde names in its errors, to a user.

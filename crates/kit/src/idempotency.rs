@@ -172,7 +172,8 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
         }
     };
     let key = match text.strip_prefix('"') {
-        Some(rest) => unquoted(rest).ok_or_else(|| invalid_key("is not a well-formed quoted string"))?,
+        Some(rest) => unquoted(rest)
+            .ok_or_else(|| invalid_key("must be a well-formed quoted string if it begins with a quote"))?,
         None => text.to_owned(),
     };
     if key.is_empty() || key.len() > KEY_CHARS_MAX {

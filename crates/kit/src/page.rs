@@ -1,8 +1,8 @@
 //! Pagination with opaque cursors.
 //!
-//! A cursor contains the position after the last row of a page, and a digest of its scope: the list and the filters
-//! of the request. It is signed, so a caller cannot construct one, and a cursor used with another list or other
-//! filters is rejected.
+//! A cursor contains the position after the last row of a page and a digest of its [`PageScope`]: the list, its owner
+//! and the filters of the request. It is signed, so a caller cannot construct one, and a cursor used with another
+//! list, another owner or other filters is rejected.
 
 use std::fmt::{Debug, Display};
 use std::sync::Arc;
@@ -120,8 +120,7 @@ impl CursorKey {
         CursorKey(keys.into())
     }
 
-    /// Returns the cursor of `position`, valid only for the same `scope` (list and filters).
-    pub fn sign<P: Serialize>(&self, scope: &str, position: &P) -> String {
+    fn sign<P: Serialize>(&self, scope: &str, position: &P) -> String {
         // Positions are plain structs of ids and times, which always serialize.
         let position = serde_json::to_vec(position).unwrap_or_default();
         let mut signed = vec![VERSION];
@@ -133,7 +132,7 @@ impl CursorKey {
     }
 
     /// Returns the position in a cursor. Fails with 400 for a cursor that was not signed here, or for another scope.
-    pub fn verify<P: DeserializeOwned>(&self, scope: &str, cursor: &str) -> Result<P, Problem> {
+    fn verify<P: DeserializeOwned>(&self, scope: &str, cursor: &str) -> Result<P, Problem> {
         let invalid =
             || query_problem("/cursor", "is not valid: pass the `next_cursor` of the previous page, unchanged");
         let signed = BASE64_URL_SAFE_NO_PAD.decode(cursor).map_err(|_| invalid())?;
@@ -155,22 +154,31 @@ impl CursorKey {
     }
 }
 
-/// The scope of one request for a page: signs and verifies the cursors of one list with one set of filters.
+/// The scope of a list: its name, its owner and its filters. It signs and verifies the cursors of the list, and a
+/// cursor of any other scope is rejected.
+///
+/// The scope contains the `Debug` text of the filters, so renaming their type or one of its fields invalidates the
+/// existing cursors of the list.
 pub struct PageScope<'a> {
     key: &'a CursorKey,
     scope: String,
 }
 
 impl<'a> PageScope<'a> {
-    /// The scope `list`. It must differ between lists and between all values that select the rows of a list.
-    pub fn new(key: &'a CursorKey, list: impl Into<String>) -> PageScope<'a> {
-        PageScope { key, scope: list.into() }
+    /// The scope of a list that contains the rows of one owner: a tenant, a user or an event. `list` is unique among
+    /// the lists of all services.
+    pub fn of_owner(
+        key: &'a CursorKey,
+        list: impl Display,
+        owner: impl Display,
+        filters: &impl Debug,
+    ) -> PageScope<'a> {
+        PageScope::global(key, format_args!("{list} {owner}"), filters)
     }
 
-    /// The scope of a list with filters. The text of the filters is their `Debug` output, so renaming their type or one
-    /// of its fields invalidates the existing cursors of the list.
-    pub fn with_filters(key: &'a CursorKey, list: impl Display, filters: &impl Debug) -> PageScope<'a> {
-        PageScope::new(key, format!("{list}?{filters:?}"))
+    /// The scope of a list that is the same for every caller who may read it.
+    pub fn global(key: &'a CursorKey, list: impl Display, filters: &impl Debug) -> PageScope<'a> {
+        PageScope { key, scope: format!("{list}?{filters:?}") }
     }
 
     /// Returns the position in the cursor of the request; None if the request has no cursor. Fails with 400 for a
@@ -184,28 +192,17 @@ impl<'a> PageScope<'a> {
         self.key.sign(&self.scope, position)
     }
 
-    /// See [`Page::cut`].
-    pub fn cut<T, P: Serialize>(&self, rows: Vec<T>, limit: u32, position: impl Fn(&T) -> P) -> Page<T> {
-        Page::cut(rows, limit, self.key, &self.scope, position)
+    /// Cuts `rows`, which were loaded with a limit of one more than `limit`, to a page. `position` returns the
+    /// position of a row, from which the next page continues.
+    pub fn cut<T, P: Serialize>(&self, mut rows: Vec<T>, limit: u32, position: impl Fn(&T) -> P) -> Page<T> {
+        let more = rows.len() > limit as usize;
+        rows.truncate(limit as usize);
+        let next_cursor = rows.last().filter(|_| more).map(|last| self.cursor(&position(last)));
+        Page { items: rows, next_cursor }
     }
 }
 
 impl<T> Page<T> {
-    /// Cuts `rows`, which were loaded with a limit of one more than `limit`, to a page. `position` returns the
-    /// position of a row, from which the next page continues.
-    pub fn cut<P: Serialize>(
-        mut rows: Vec<T>,
-        limit: u32,
-        key: &CursorKey,
-        scope: &str,
-        position: impl Fn(&T) -> P,
-    ) -> Page<T> {
-        let more = rows.len() > limit as usize;
-        rows.truncate(limit as usize);
-        let next_cursor = rows.last().filter(|_| more).map(|last| key.sign(scope, &position(last)));
-        Page { items: rows, next_cursor }
-    }
-
     pub fn map<U>(self, each: impl FnMut(T) -> U) -> Page<U> {
         Page { items: self.items.into_iter().map(each).collect(), next_cursor: self.next_cursor }
     }
@@ -364,23 +361,36 @@ mod tests {
     }
 
     #[test]
-    fn a_page_scope_accepts_the_cursors_of_the_same_scope_text() {
-        let (key, filters) = (key(), Filters { city: Some("Oslo".to_owned()), seats: None });
-        let scope = PageScope::with_filters(&key, "events", &filters);
-        let text = "events?Filters { city: Some(\"Oslo\"), seats: None }";
-        assert_eq!(scope.position(Some(&key.sign(text, &42))).unwrap(), Some(42));
-        assert_eq!(key.verify::<i32>(text, &scope.cursor(&42)).unwrap(), 42);
+    fn a_page_scope_binds_the_list_the_owner_and_the_filters() {
+        let filters = |city: &str| Filters { city: Some(city.to_owned()), seats: None };
+        let key = key();
+        let scope = PageScope::of_owner(&key, "events", "acme", &filters("Oslo"));
+        let cursor = scope.cursor(&42);
+        assert_eq!(scope.position(Some(&cursor)).unwrap(), Some(42));
         assert_eq!(scope.position::<i32>(None).unwrap(), None);
-        let page = PageScope::new(&key, text).cut(vec![1, 2, 3], 2, |row| *row);
-        assert_eq!(scope.position(page.next_cursor.as_deref()).unwrap(), Some(2));
-        assert!(PageScope::new(&key, "events").position::<i32>(page.next_cursor.as_deref()).is_err());
+        assert_eq!(
+            key.verify::<i32>("events acme?Filters { city: Some(\"Oslo\"), seats: None }", &cursor).unwrap(),
+            42,
+            "cursors stay valid while this text stays the same"
+        );
+        for other in [
+            PageScope::of_owner(&key, "joins", "acme", &filters("Oslo")),
+            PageScope::of_owner(&key, "events", "globex", &filters("Oslo")),
+            PageScope::of_owner(&key, "events", "acme", &filters("Rome")),
+            PageScope::global(&key, "events", &filters("Oslo")),
+        ] {
+            let problem = other.position::<i32>(Some(&cursor)).unwrap_err();
+            assert_eq!(problem.code(), "malformed-query", "{}", other.scope);
+        }
     }
 
     #[test]
     fn only_a_page_with_a_next_one_has_a_cursor() {
-        let page = Page::cut(vec![1, 2, 3], 2, &key(), "s", |row| *row);
+        let key = key();
+        let scope = PageScope::global(&key, "numbers", &());
+        let page = scope.cut(vec![1, 2, 3], 2, |row| *row);
         assert_eq!(page.items, [1, 2]);
-        assert_eq!(key().verify::<i32>("s", &page.next_cursor.unwrap()).unwrap(), 2);
-        assert!(Page::cut(vec![1, 2], 2, &key(), "s", |row| *row).next_cursor.is_none());
+        assert_eq!(scope.position(page.next_cursor.as_deref()).unwrap(), Some(2));
+        assert!(scope.cut(vec![1, 2], 2, |row| *row).next_cursor.is_none());
     }
 }

@@ -151,7 +151,7 @@ impl Redis {
 }
 
 fn smtp_server(url: &Secret<String>) -> Result<Smtp, InvalidSetting> {
-    let invalid = || InvalidSetting::new("smtp_url", "accepts an address such as smtp://user:password@host:587");
+    let invalid = || InvalidSetting::new("smtp_url", "must be an address such as smtp://user:password@host:587");
     let uri: axum::http::Uri = url.reveal().parse().map_err(|_| invalid())?;
     let (tls, port_default) = match uri.scheme_str() {
         Some("smtp") => (false, 587),

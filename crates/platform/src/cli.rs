@@ -297,18 +297,18 @@ fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("accepts NAME=VALUE")?;
+    let (name, value) = text.split_once('=').ok_or("must be NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
 fn uuid(text: &str) -> Result<Uuid, &'static str> {
-    text.parse().map_err(|_| "accepts a UUID such as 01890a5d-ac96-774b-bcce-b302099a8057")
+    text.parse().map_err(|_| "must be a UUID such as 01890a5d-ac96-774b-bcce-b302099a8057")
 }
 
 fn admin_role(text: &str) -> Result<Role, String> {
     if text == "admin" {
         Ok(Role::Admin)
     } else {
-        Err("accepts only admin; without --role, the token has no role".to_owned())
+        Err("must be admin; without --role, the token has no role".to_owned())
     }
 }

@@ -45,9 +45,9 @@ pub struct NewKey {
 pub enum Error {
     #[error("there is no such API key")]
     NotFound,
-    #[error("accepts 1 to 100 characters, not only spaces and no control characters")]
-    InvalidName,
-    #[error("expires_at accepts a time in the future")]
+    #[error("name {0}")]
+    InvalidName(String),
+    #[error("expires_at must be a time in the future")]
     ExpiresInThePast,
     #[error(
         "this database belongs to an installation with another secret key: give every process the same \
@@ -64,7 +64,7 @@ impl From<Error> for Problem {
         use kit::problem::FieldError;
         match &error {
             Error::NotFound => Problem::not_found("key-not-found", &error),
-            Error::InvalidName => Problem::validation(vec![FieldError::body("/name", &error)]),
+            Error::InvalidName(_) => Problem::validation(vec![FieldError::body("/name", &error)]),
             Error::ExpiresInThePast => Problem::validation(vec![FieldError::body("/expires_at", &error)]),
             Error::OtherSecretKey => Problem::internal(&error),
             Error::Database(cause) => mailbox::database::problem(cause),

@@ -173,7 +173,7 @@ impl TryFrom<String> for MessageIdInput {
 
     fn try_from(text: String) -> Result<MessageIdInput, &'static str> {
         let uuid = text.strip_prefix("evt_").unwrap_or(&text);
-        uuid.parse().map(MessageIdInput).map_err(|_| "accepts evt_ followed by a UUID, or the UUID alone")
+        uuid.parse().map(MessageIdInput).map_err(|_| "must be evt_ followed by a UUID, or the UUID alone")
     }
 }
 
@@ -200,13 +200,13 @@ pub(crate) enum Error {
     ConsumerDropped(String),
     #[error("there is no such replay; `pillarbox replay list` shows the replays")]
     NoReplay,
-    #[error("requires at least one filter, or `all: true`")]
+    #[error("must contain at least one filter, or `all: true`")]
     NoFilter,
-    #[error("accepts `all: true` or filters, not both")]
+    #[error("must not be combined with filters")]
     AllAndFilters,
-    #[error("accepts a time in the past")]
+    #[error("must be a time in the past")]
     FromInTheFuture,
-    #[error("accepts a time after `from`")]
+    #[error("must be a time after `from`")]
     ToNotAfterFrom,
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),

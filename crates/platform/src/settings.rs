@@ -144,21 +144,39 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Checks what the types cannot express. Fails with the name of the invalid setting and the values it accepts.
+    /// Checks what the types cannot express. Fails with the name of the first invalid setting and the values it
+    /// accepts.
     pub fn check(&self) -> Result<(), InvalidSetting> {
+        self.check_pools()?;
+        self.check_durations_and_sizes()?;
+        if self.bus == Bus::Rabbitmq && self.amqp_url.is_none() {
+            return Err(InvalidSetting::new("bus", "must be postgres unless amqp_url is set"));
+        }
+        self.relay.check().map_err(|(setting, error)| InvalidSetting::new(setting, error))?;
+        SERVICES.iter().try_for_each(|service| service.check(self))?;
+        self.check_addresses()?;
+        self.check_service_names()?;
+        self.check_secrets()
+    }
+
+    fn check_pools(&self) -> Result<(), InvalidSetting> {
         if self.pool_max == 0 || self.pool_min > self.pool_max {
-            return Err(InvalidSetting::new("pool_max", "accepts a number from 1, not below pool_min"));
+            return Err(InvalidSetting::new("pool_max", "must be a number from 1, not below pool_min"));
         }
         if self.worker_pool_max == 0 {
-            return Err(InvalidSetting::new("worker_pool_max", "accepts a number from 1"));
+            return Err(InvalidSetting::new("worker_pool_max", "must be a number from 1"));
         }
         let connections = self.pool_max.saturating_add(self.worker_pool_max);
         if self.database_url.is_none() && connections > PRIVATE_DATABASE_POOL_MAX {
-            let accepts = format!(
-                "accepts, together with worker_pool_max, at most {PRIVATE_DATABASE_POOL_MAX} with the private PostgreSQL"
+            let error = format!(
+                "must be at most {PRIVATE_DATABASE_POOL_MAX} together with worker_pool_max, with the private PostgreSQL"
             );
-            return Err(InvalidSetting::new("pool_max", accepts));
+            return Err(InvalidSetting::new("pool_max", error));
         }
+        Ok(())
+    }
+
+    fn check_durations_and_sizes(&self) -> Result<(), InvalidSetting> {
         for (name, value) in [
             ("statement_timeout_ms", self.statement_timeout_ms),
             ("log_days", self.log_days),
@@ -170,20 +188,19 @@ impl Settings {
             ("request_timeout_ms", self.request_timeout_ms),
         ] {
             if !(1..=i32::MAX as u32).contains(&value) {
-                return Err(InvalidSetting::new(name, format!("accepts a number from 1 to {}", i32::MAX)));
+                return Err(InvalidSetting::new(name, format!("must be a number from 1 to {}", i32::MAX)));
             }
         }
         if self.lease_ms < 1_000 {
-            return Err(InvalidSetting::new("lease_ms", "accepts a number from 1000"));
+            return Err(InvalidSetting::new("lease_ms", "must be a number from 1000"));
         }
         if self.behind_days < self.log_days {
-            return Err(InvalidSetting::new("behind_days", "accepts a number not below log_days"));
+            return Err(InvalidSetting::new("behind_days", "must be a number not below log_days"));
         }
-        if self.bus == Bus::Rabbitmq && self.amqp_url.is_none() {
-            return Err(InvalidSetting::new("bus", "accepts rabbitmq only together with amqp_url; otherwise postgres"));
-        }
-        self.relay.check().map_err(|(setting, accepts)| InvalidSetting::new(setting, accepts))?;
-        SERVICES.iter().try_for_each(|service| service.check(self))?;
+        Ok(())
+    }
+
+    fn check_addresses(&self) -> Result<(), InvalidSetting> {
         self.redis_client()?;
         if self.database_direct_url.is_some() && self.database_url.is_none() {
             return Err(InvalidSetting::new(
@@ -193,15 +210,21 @@ impl Settings {
         }
         self.database()?;
         self.pooler()?;
-        self.replica()?;
+        self.replica().map(drop)
+    }
+
+    fn check_service_names(&self) -> Result<(), InvalidSetting> {
         let known: Vec<&str> = SERVICES.iter().map(|service| service.name()).collect();
-        if let Some(unknown) = self.services.iter().find(|name| !known.contains(&name.as_str())) {
-            let known = known.join(", ");
-            return Err(InvalidSetting::new(
-                "services",
-                format!("there is no service `{unknown}`; it accepts: {known}"),
-            ));
+        match self.services.iter().find(|name| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(unknown) => {
+                let error = format!("there is no service `{unknown}`; each must be one of {}", known.join(", "));
+                Err(InvalidSetting::new("services", error))
+            }
         }
+    }
+
+    fn check_secrets(&self) -> Result<(), InvalidSetting> {
         if let Some(key) = &self.admin_key {
             check_admin_key(key.reveal())?;
         }
@@ -217,7 +240,7 @@ fn check_admin_key(key: &str) -> Result<(), InvalidSetting> {
     }
     Err(InvalidSetting::new(
         "admin_key",
-        "accepts 24 to 128 characters of A-Z, a-z, 0-9, _ and -; use pbx_ followed by random characters",
+        "must have 24 to 128 characters of A-Z, a-z, 0-9, _ and -; use pbx_ followed by random characters",
     ))
 }
 

@@ -13,7 +13,7 @@ use mailbox::operations::dead_letters;
 use crate::broker::Broker;
 use crate::intake_worker::{IntakeQueue, source_of};
 use crate::relay::{RelaySettings, start_intake, start_topology_worker};
-use crate::route::{DEAD_LETTERS, Route};
+use crate::route::DEAD_LETTERS;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 
 /// Starts a subscription over the broker. Its queue is bound to the exchanges of the routes.
@@ -40,19 +40,9 @@ fn queue_of(consumer: &str) -> String {
 /// Returns the consumer's queue, bound for its topics to all topic exchanges of the routes, and the queue for copies
 /// of its dead letters.
 fn topology(settings: &RelaySettings, subscription: &Subscription, queue: &str) -> Topology {
-    let published: Vec<Exchange> = settings
-        .routes
-        .iter()
-        .filter(|route| route.exchange_kind == ExchangeKind::Topic)
-        .map(Route::exchange)
-        .collect();
-    let mut exchanges: Vec<Exchange> = Vec::new();
-    // RabbitMQ allows no bindings to the default exchange.
-    for exchange in published.into_iter().filter(|exchange| !exchange.name.is_empty()) {
-        if !exchanges.contains(&exchange) {
-            exchanges.push(exchange);
-        }
-    }
+    let mut topology = Topology::default();
+    let published = settings.routes.iter().filter(|route| route.exchange_kind == ExchangeKind::Topic);
+    published.for_each(|route| topology.add_exchange(route.exchange()));
     let all_topics = ["#".to_owned()];
     let topics = match subscription.matching.topics.as_slice() {
         [] => &all_topics,
@@ -60,7 +50,8 @@ fn topology(settings: &RelaySettings, subscription: &Subscription, queue: &str) 
     };
     let binding =
         |exchange: &Exchange, topic: &String| Binding { exchange: exchange.name.clone(), routing_key: topic.clone() };
-    let bindings = exchanges.iter().flat_map(|exchange| topics.iter().map(move |topic| binding(exchange, topic)));
+    let bindings =
+        topology.exchanges.iter().flat_map(|exchange| topics.iter().map(move |topic| binding(exchange, topic)));
     let consumer_queue = Queue { name: queue.to_owned(), bindings: bindings.collect(), single_active_consumer: true };
     let dead_letter_topic = dead_letters::topic_of(subscription.consumer);
     let dead_letter_queue = Queue {
@@ -68,6 +59,7 @@ fn topology(settings: &RelaySettings, subscription: &Subscription, queue: &str) 
         bindings: vec![Binding { exchange: DEAD_LETTERS.to_owned(), routing_key: dead_letter_topic }],
         single_active_consumer: false,
     };
-    exchanges.push(Exchange { name: DEAD_LETTERS.to_owned(), kind: ExchangeKind::Topic });
-    Topology { exchanges, queues: vec![consumer_queue, dead_letter_queue] }
+    topology.add_exchange(Exchange { name: DEAD_LETTERS.to_owned(), kind: ExchangeKind::Topic });
+    topology.queues = vec![consumer_queue, dead_letter_queue];
+    topology
 }

@@ -43,7 +43,7 @@ const BEHIND_MAX: TimeDelta = TimeDelta::days(7);
 pub struct IntakeQueue {
     pub queue: String,
     /// The largest number of messages that are delivered and not yet acknowledged.
-    #[serde(default = "prefetch")]
+    #[serde(default = "default_prefetch")]
     pub prefetch: u16,
     /// The tenant of the messages.
     #[serde(default = "Tenant::main")]
@@ -54,7 +54,7 @@ pub struct IntakeQueue {
     pub(crate) trusted_sources: Option<Vec<String>>,
 }
 
-fn prefetch() -> u16 {
+fn default_prefetch() -> u16 {
     PREFETCH
 }
 

@@ -212,7 +212,7 @@ impl AmqpMessage {
         };
         let header_bytes: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         if header_bytes > HEADER_BYTES_MAX {
-            return Err(format!("the headers have {header_bytes} bytes; at most {HEADER_BYTES_MAX} are allowed"));
+            return Err(format!("the headers must have at most {HEADER_BYTES_MAX} bytes; they have {header_bytes}"));
         }
         let mut headers = FieldTable::default();
         for (name, value) in &message.headers {

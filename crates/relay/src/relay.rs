@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use kit::backoff::Backoff;
 use kit::worker::{Round, Worker};
 use mailbox::consumers::{ConsumerOptions, RetryPolicy, Runtime, ShardWorkerOptions};
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,7 @@ pub struct RelaySettings {
     pub initial_delay_ms: u32,
     /// The number of shard workers per route in this process. Each sends its own batches, of different keys.
     pub workers: u32,
-    /// Whether e-mail events are published to their old exchange, too.
+    /// Whether e-mail messages are published to their old exchange, too.
     pub enable_dual_publish: bool,
     /// The routes. They replace the default routes.
     pub routes: Vec<Route>,
@@ -98,12 +99,7 @@ impl RelaySettings {
     /// because another application owns it.
     fn topology(&self) -> Topology {
         let mut topology = self.topology.clone();
-        for route in self.routes.iter().filter(|route| !route.exchange.is_empty()) {
-            let exchange = route.exchange();
-            if !topology.exchanges.contains(&exchange) {
-                topology.exchanges.push(exchange);
-            }
-        }
+        self.routes.iter().for_each(|route| topology.add_exchange(route.exchange()));
         topology
     }
 }
@@ -115,7 +111,7 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
         let route = Route::legacy();
         tracing::warn!(
             exchange = route.exchange,
-            "dual publishing is on: e-mail events are published to their old exchange, too; set \
+            "dual publishing is on: e-mail messages are published to their old exchange, too; set \
              relay.enable_dual_publish to false when `pillarbox parity` shows that no consumer needs it, or when \
              event_publish_duration_seconds{{route=\"legacy\"}} is above 0.1 s at p99"
         );
@@ -125,7 +121,10 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
         worker: ShardWorkerOptions {
             batch: settings.batch_size,
             // A message that the broker does not accept is retried for ever.
-            retry: RetryPolicy { retries: None, first: Duration::from_secs(1), longest: Duration::from_secs(60) },
+            retry: RetryPolicy {
+                retries: None,
+                backoff: Backoff::new(Duration::from_secs(1), Duration::from_secs(60)),
+            },
             in_log_order: false,
         },
         pause: Duration::from_millis(settings.poll_interval_ms.into()),

@@ -81,34 +81,34 @@ impl Route {
         }
     }
 
-    /// The default routes: notifications by the type of their recipient, the events of the identity service, dead
+    /// The default routes: notifications by the type of their recipient, e-mails, subscriptions and jobs, dead
     /// letters, and all other messages.
     pub fn defaults() -> Vec<Route> {
-        let topics = |topics: &[&str]| topics.iter().map(|topic| (*topic).to_owned()).collect();
+        let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
         vec![
             Route {
-                aggregate_types: topics(&["RESTAURANT", "CUSTOMER", "AGENCY", "ADMIN"]),
+                aggregate_types: list(&["RESTAURANT", "CUSTOMER", "AGENCY", "ADMIN"]),
                 routing_key: "notification.{aggregate_type}".to_owned(),
                 required: true,
                 ..Route::new("notifications", "notifications.exchange")
             },
             Route {
-                topics: topics(&["notification.#"]),
+                topics: list(&["notification.#"]),
                 required: true,
                 ..Route::new("notification-topics", "notifications.exchange")
             },
-            Route { topics: topics(&["email.#"]), required: true, ..Route::new("email", "smap.events") },
-            Route { topics: topics(&["subscription.#", "job.#"]), ..Route::new("smap", "smap.events") },
+            Route { topics: list(&["email.#"]), required: true, ..Route::new("email", "smap.events") },
+            Route { topics: list(&["subscription.#", "job.#"]), ..Route::new("smap", "smap.events") },
             Route {
-                sources: topics(&["mailbox"]),
-                topics: topics(&["dead_letter.#"]),
+                sources: list(&["mailbox"]),
+                topics: list(&["dead_letter.#"]),
                 ..Route::new("dead-letters", DEAD_LETTERS)
             },
             Route::new("default", "pillarbox.events"),
         ]
     }
 
-    /// The route of dual publishing: e-mail events go to their old fanout exchange too, with the bare payload that
+    /// The route of dual publishing: e-mail messages go to their old fanout exchange too, with the bare payload that
     /// its consumers expect.
     pub fn legacy() -> Route {
         Route {
@@ -131,7 +131,7 @@ impl Route {
     pub fn check(&self) -> Result<(), String> {
         let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
         if self.name.is_empty() || self.name.len() > 80 || !self.name.chars().all(is_allowed) {
-            return Err(format!("name `{}` must be 1 to 80 characters of a-z, 0-9, - and _", self.name));
+            return Err(format!("name `{}` must have 1 to 80 characters of a-z, 0-9, - and _", self.name));
         }
         if self.sources.is_empty() {
             return Err(format!("route `{}`: sources must have at least one entry", self.name));

@@ -58,6 +58,14 @@ pub struct Binding {
 }
 
 impl Topology {
+    /// Adds an exchange unless it is listed already. Ignores the default exchange, which has no name: it always exists,
+    /// and RabbitMQ allows no bindings to it.
+    pub(crate) fn add_exchange(&mut self, exchange: Exchange) {
+        if !exchange.name.is_empty() && !self.exchanges.contains(&exchange) {
+            self.exchanges.push(exchange);
+        }
+    }
+
     /// Declares the objects that do not exist yet. An existing object stays as it is, even if it differs from the
     /// settings: it belongs to another application and may contain messages.
     pub async fn declare(&self, broker: &Broker) -> Result<(), BrokerError> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use kit::page::{Page, ReadyPage};
+use kit::page::{Page, PageScope, ReadyPage};
 use kit::problem::Problem;
 use mailbox::database::problem;
 use serde::{Deserialize, Serialize};
@@ -33,10 +33,8 @@ pub(crate) enum Sort {
 }
 
 /// The page that a request asks for.
-#[derive(Debug)]
-pub(crate) struct PageRequest {
-    /// The scope that the cursor is bound to.
-    pub(crate) scope: String,
+pub(crate) struct PageRequest<'a> {
+    pub(crate) scope: PageScope<'a>,
     pub(crate) cursor: Option<String>,
     pub(crate) limit: u32,
 }
@@ -56,7 +54,7 @@ pub(crate) async fn page(
     events: &Events,
     filter: FeedFilter,
     sort: Sort,
-    request: PageRequest,
+    request: PageRequest<'_>,
 ) -> Result<ReadyPage, Problem> {
     let (generation, _) = generations(events).await?;
     // The key contains the whole request. The cursor is verified on a miss only: a cached page proves that it was
@@ -120,9 +118,9 @@ async fn read(
     events: &Events,
     filter: FeedFilter,
     sort: Sort,
-    PageRequest { scope, cursor, limit }: PageRequest,
+    PageRequest { scope, cursor, limit }: PageRequest<'_>,
 ) -> Result<Page<EventSummary>, Problem> {
-    let position = cursor.map(|cursor| events.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let position = scope.position(cursor.as_deref())?;
     Ok(read_after(events, filter, sort, &scope, (position, limit)).await?)
 }
 
@@ -130,7 +128,7 @@ async fn read_after(
     events: &Events,
     mut filter: FeedFilter,
     sort: Sort,
-    scope: &str,
+    scope: &PageScope<'_>,
     (position, limit): (Option<FeedPosition>, u32),
 ) -> Result<Page<EventSummary>, Error> {
     let mut db = events.feed_db.acquire().await?;
@@ -162,11 +160,11 @@ async fn read_after(
         if is_too_deep && filter.search.is_some() { Error::Unsearchable } else { error.into() }
     })?;
     let position_at = |last: SortKey| FeedPosition { now, epoch, last };
-    let mut page = Page::cut(rows, limit, &events.cursor_key, scope, |(key, _)| position_at(*key));
+    let mut page = scope.cut(rows, limit, |(key, _)| position_at(*key));
     // A trending page that scanned its maximum of scores may be short although more scores follow.
     if let Some(epoch) = epoch.filter(|_| page.next_cursor.is_none()) {
         let last = store::last_scanned(&mut db, &filter, epoch, after).await?;
-        page.next_cursor = last.map(|last| events.cursor_key.sign(scope, &position_at(last)));
+        page.next_cursor = last.map(|last| scope.cursor(&position_at(last)));
     }
     Ok(page.map(|(_, event)| EventSummary::from(event)))
 }

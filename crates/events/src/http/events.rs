@@ -12,7 +12,7 @@ use kit::auth::{Caller, User};
 use kit::etag::{self, IfMatch, IfNoneMatch};
 use kit::extract::Path;
 use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
-use kit::page::{Listing, NoFilters, Page};
+use kit::page::{Listing, NoFilters, Page, PageScope};
 use kit::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -20,7 +20,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{page_scope, run_once};
+use super::run_once;
 use crate::Events;
 use crate::coalesced_reads::FoundEvent;
 use crate::domain::{Action, Event, Status};
@@ -191,10 +191,10 @@ async fn history(
     Path(id): Path<Uuid>,
     Listing { filters, limit, cursor }: Listing<NoFilters>,
 ) -> Result<Page<StatusChangeView>, Problem> {
-    let scope = page_scope("history", id, &filters);
-    let after = cursor.map(|cursor| events.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = PageScope::of_owner(&events.cursor_key, "events history", id, &filters);
+    let after = scope.position(cursor.as_deref())?;
     let changes = flow::history(&events, (user, id), (after, limit + 1)).await?;
-    Ok(Page::cut(changes, limit, &events.cursor_key, &scope, |change| change.version).map(StatusChangeView::from))
+    Ok(scope.cut(changes, limit, |change| change.version).map(StatusChangeView::from))
 }
 
 /// List your events, newest first
@@ -205,10 +205,10 @@ async fn list_mine(
     User(user): User,
     Listing { filters, limit, cursor }: Listing<MyFilters>,
 ) -> Result<Page<EventSummary>, Problem> {
-    let scope = page_scope("mine", user, &filters);
-    let before = cursor.map(|cursor| events.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = PageScope::of_owner(&events.cursor_key, "events mine", user, &filters);
+    let before = scope.position(cursor.as_deref())?;
     let mine = flow::list_mine(&events, user, filters.status, (before, limit + 1)).await?;
-    let page = Page::cut(mine, limit, &events.cursor_key, &scope, |event| (event.created_at, event.id));
+    let page = scope.cut(mine, limit, |event| (event.created_at, event.id));
     Ok(page.map(EventSummary::from))
 }
 

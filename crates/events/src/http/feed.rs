@@ -5,14 +5,13 @@ use std::sync::Arc;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use kit::extract::{Query, query_problem};
-use kit::page::{Listing, Page, ReadyPage};
+use kit::page::{Listing, Page, PageScope, ReadyPage};
 use kit::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::page_scope;
 use crate::Events;
 use crate::fields::{CATEGORY_CHARS_MAX, CITY_CHARS_MAX, normalized};
 use crate::flow::feed as flow;
@@ -77,7 +76,7 @@ async fn list(
     Listing { filters, limit, cursor }: Listing<FeedQuery>,
 ) -> Result<ReadyPage, Problem> {
     let (filter, sort) = filters.check()?;
-    let scope = page_scope("feed", "public", &(sort, &filter));
+    let scope = PageScope::of_owner(&events.cursor_key, "events feed", "public", &(sort, &filter));
     flow::page(&events, filter, sort, PageRequest { scope, cursor, limit }).await
 }
 

@@ -1,11 +1,13 @@
 //! One attempt: the HTTP request for a hub message, and the meaning of the response.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use bytes::Bytes;
 use chrono::{SecondsFormat, Utc};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use kit::clock::Clock;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::client::{Client, WebhookRequest};
 use crate::delivery::{AttemptResult, Recipient};
@@ -14,6 +16,10 @@ use crate::hub_message::{HubEvent, HubMessage};
 use crate::signature::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, active_secrets, sign};
 
 const LANE: HeaderName = HeaderName::from_static("webhook-lane");
+/// The ASCII characters that are percent-encoded in [`LANE`]: control characters, which a header value cannot contain,
+/// the space, which would be trimmed at its ends, and `%`, so that the encoding is unambiguous. The crate
+/// encodes everything that is not ASCII.
+const ENCODED_IN_LANE: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 const SEQ: HeaderName = HeaderName::from_static("webhook-seq");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
@@ -105,7 +111,7 @@ fn headers(
     insert(&mut headers, WEBHOOK_ID, &id);
     headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(timestamp));
     if let (Some(lane), Some(seq)) = (&message.lane, message.seq) {
-        insert(&mut headers, LANE, &percent_encoded(lane));
+        insert(&mut headers, LANE, &encoded_lane(lane));
         headers.insert(SEQ, HeaderValue::from(seq));
     }
     if let Some(trace) = &event.traceparent {
@@ -114,20 +120,29 @@ fn headers(
     headers
 }
 
+/// The lane as a header value, percent-encoded where necessary.
+fn encoded_lane(lane: &str) -> Cow<'_, str> {
+    utf8_percent_encode(lane, ENCODED_IN_LANE).into()
+}
+
 fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
     }
 }
 
-/// Percent-encodes all bytes that a header value cannot contain, and `%` itself, so that the encoding is unambiguous.
-fn percent_encoded(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'%' | 0..=0x20 | 0x7f.. => encoded.push_str(&format!("%{byte:02X}")),
-            byte => encoded.push(char::from(byte)),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_is_printable_ascii_and_unambiguous() {
+        for byte in 0..=255_u8 {
+            let is_plain = (0x21..=0x7e).contains(&byte) && byte != b'%';
+            let expected = if is_plain { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+            assert_eq!(percent_encoding::percent_encode(&[byte], ENCODED_IN_LANE).to_string(), expected, "{byte:#x}");
         }
+        assert_eq!(encoded_lane("order/Zürich 5%\n"), "order/Z%C3%BCrich%205%25%0A");
+        assert!(matches!(encoded_lane("order/5"), Cow::Borrowed("order/5")));
     }
-    encoded
 }

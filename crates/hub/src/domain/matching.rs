@@ -87,19 +87,19 @@ impl Filter {
     /// Checks the conditions. Fails with a JSON pointer to the invalid part and with what is accepted there.
     pub fn check(&self) -> Result<(), (String, String)> {
         if self.0.len() > CONDITIONS_MAX {
-            return Err((String::new(), format!("at most {CONDITIONS_MAX} conditions are allowed")));
+            return Err((String::new(), format!("must have at most {CONDITIONS_MAX} conditions")));
         }
         for (at, condition) in self.0.iter().enumerate() {
             check_pointer(&condition.pointer).map_err(|error| (format!("/{at}/pointer"), error))?;
             let (is_valid, accepted) = match condition.op {
                 Op::Eq | Op::Ne => (true, ""),
-                Op::In => (condition.value.is_array(), "`in` needs a list"),
+                Op::In => (condition.value.is_array(), "must be a list for `in`"),
                 Op::Gt | Op::Gte | Op::Lt | Op::Lte => (
                     condition.value.is_number() || condition.value.is_string(),
-                    "a comparison needs a number or a string",
+                    "must be a number or a string for a comparison",
                 ),
-                Op::StartsWith => (condition.value.is_string(), "`starts_with` needs a string"),
-                Op::Exists => (condition.value.is_boolean(), "`exists` needs true or false"),
+                Op::StartsWith => (condition.value.is_string(), "must be a string for `starts_with`"),
+                Op::Exists => (condition.value.is_boolean(), "must be true or false for `exists`"),
             };
             if !is_valid {
                 return Err((format!("/{at}/value"), accepted.to_owned()));

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kit::backoff::lengthen;
 use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr};
 use utoipa::ToSchema;
@@ -101,11 +102,12 @@ pub fn verdict(status: Option<u16>, retry_statuses: &[u16]) -> Verdict {
     }
 }
 
-/// The time to wait after this many failures; None if there is no further attempt. `jitter`, from 0 to 1, adds up to 20 % and
-/// spreads the retries of messages that failed together.
-pub fn backoff(schedule: &[u32], failures: u32, jitter: f64) -> Option<Duration> {
+/// Returns the time to wait after this many failures, or None if there is no further attempt. `schedule` is in seconds.
+/// `random`, from 0 to 1, makes the time up to 20 % longer, so that messages that failed together are not retried
+/// together.
+pub fn backoff(schedule: &[u32], failures: u32, random: f64) -> Option<Duration> {
     let seconds = *schedule.get(failures.checked_sub(1)? as usize)?;
-    Some(Duration::from_secs_f64(f64::from(seconds) * (1.0 + 0.2 * jitter.clamp(0.0, 1.0))))
+    Some(lengthen(Duration::from_secs(u64::from(seconds)), random))
 }
 
 #[cfg(test)]

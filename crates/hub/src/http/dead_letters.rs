@@ -14,7 +14,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{Manager, scope, type_prefix};
+use super::{Manager, page_scope, type_prefix};
 use crate::Hub;
 use crate::domain::Reason;
 use crate::error::Error;
@@ -92,13 +92,13 @@ async fn list(
     Manager(caller): Manager,
     Listing { filters, limit, cursor }: Listing<DeadLetterFilters>,
 ) -> Result<Page<DeadLetterView>, Problem> {
-    let scope = scope("dead-letters", &caller, &filters);
-    let before = cursor.map(|cursor| hub.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = page_scope(&hub, "dead-letters", &caller, &filters);
+    let before = scope.position(cursor.as_deref())?;
     let DeadLetterFilters { subscriber_id, event_type, reason, from, to, retried } = filters;
     let event_type = type_prefix(event_type);
     let filter = DeadLetterFilter { subscriber: subscriber_id, event_type, reason, from, to, retried };
     let dead = flow::list(&hub, &caller.tenant, &filter, (before, limit + 1)).await?;
-    Ok(Page::cut(dead, limit, &hub.cursor_key, &scope, |dead| dead.id).map(DeadLetterView::summary))
+    Ok(scope.cut(dead, limit, |dead| dead.id).map(DeadLetterView::summary))
 }
 
 /// Show a dead letter, with snapshots of its event and its subscriber

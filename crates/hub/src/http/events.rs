@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Manager, scope, type_prefix};
+use super::{Manager, page_scope, type_prefix};
 use crate::Hub;
 use crate::flow::event as flow;
 use crate::flow::event::EventFilter;
@@ -47,11 +47,11 @@ async fn list(
     Manager(caller): Manager,
     Listing { filters, limit, cursor }: Listing<EventFilters>,
 ) -> Result<Page<EventView>, Problem> {
-    let scope = scope("events", &caller, &filters);
-    let before = cursor.map(|cursor| hub.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = page_scope(&hub, "events", &caller, &filters);
+    let before = scope.position(cursor.as_deref())?;
     let filter = EventFilter { event_type: type_prefix(filters.event_type), from: filters.from, to: filters.to };
     let stretch = flow::list(&hub, &caller.tenant, filter, (before, limit)).await?;
-    let next_cursor = stretch.before.map(|before| hub.cursor_key.sign(&scope, &before));
+    let next_cursor = stretch.before.map(|before| scope.cursor(&before));
     Ok(Page { items: stretch.messages, next_cursor }.map(EventView::summary))
 }
 

@@ -134,7 +134,7 @@ impl NewEvent {
             PostError::Topic => {
                 field("event_type", "must be up to 200 letters, digits and _, in parts joined by dots".to_owned())
             }
-            PostError::Key => field("ordering_key", "must be 1 to 255 characters, without NUL".to_owned()),
+            PostError::Key => field("ordering_key", "must have 1 to 255 characters, without NUL".to_owned()),
             PostError::TooLarge(_) => field("payload", error.to_string()),
             PostError::Aggregate | PostError::Database(_) => Problem::internal(&error),
         })?;

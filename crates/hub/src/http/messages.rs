@@ -13,7 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{Manager, scope};
+use super::{Manager, page_scope};
 use crate::Hub;
 use crate::domain::Outcome;
 use crate::flow::event as flow;
@@ -77,11 +77,11 @@ async fn list(
     Manager(caller): Manager,
     Listing { filters, limit, cursor }: Listing<MessageFilters>,
 ) -> Result<Page<MessageView>, Problem> {
-    let scope = scope("messages", &caller, &filters);
-    let before = cursor.map(|cursor| hub.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = page_scope(&hub, "messages", &caller, &filters);
+    let before = scope.position(cursor.as_deref())?;
     let filter = (filters.subscriber_id, filters.outcome.map(Outcome::from));
     let (items, before) = flow::messages(&hub, &caller.tenant, filter, (before, limit)).await?;
-    Ok(Page { items, next_cursor: before.map(|before| hub.cursor_key.sign(&scope, &before)) })
+    Ok(Page { items, next_cursor: before.map(|before| scope.cursor(&before)) })
 }
 
 /// Show a message

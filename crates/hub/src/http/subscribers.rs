@@ -18,7 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{Manager, scope};
+use super::{Manager, page_scope};
 use crate::Hub;
 use crate::error::Error;
 use crate::fields::{NewSubscriberFields, SubscriberFields};
@@ -68,11 +68,11 @@ async fn list(
     Manager(caller): Manager,
     Listing { filters, limit, cursor }: Listing<SubscriberFilters>,
 ) -> Result<Page<SubscriberWithSecrets>, Problem> {
-    let scope = scope("subscribers", &caller, &filters);
-    let before = cursor.map(|cursor| hub.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = page_scope(&hub, "subscribers", &caller, &filters);
+    let before = scope.position(cursor.as_deref())?;
     let filter = SubscriberFilter { is_active: filters.is_active, event_type: filters.event_type };
     let subscribers = flow::list(&hub, &caller.tenant, &filter, (before, limit + 1)).await?;
-    let page = Page::cut(subscribers, limit, &hub.cursor_key, &scope, |stored| stored.subscriber.id);
+    let page = scope.cut(subscribers, limit, |stored| stored.subscriber.id);
     Ok(page.map(|stored| SubscriberWithSecrets::from(&stored)))
 }
 

@@ -9,13 +9,13 @@ use axum::response::{IntoResponse, Response};
 use contracts::joins::JoinStatus;
 use kit::etag::{self, IfNoneMatch};
 use kit::extract::Json;
-use kit::page::{Listing, NoFilters, Page};
+use kit::page::{Listing, NoFilters, Page, PageScope};
 use kit::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{Organizer, page_scope};
+use super::Organizer;
 use crate::Joins;
 use crate::flow::queries;
 use crate::view::{RegistrationView, StatsView};
@@ -75,9 +75,9 @@ async fn list(
     status: JoinStatus,
     Listing { filters, limit, cursor }: Listing<NoFilters>,
 ) -> Result<Page<RegistrationView>, Problem> {
-    let scope = page_scope(status.into_str(), event_id, &filters);
-    let after = cursor.map(|cursor| joins.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = PageScope::of_owner(&joins.cursor_key, format_args!("joins {}", status.into_str()), event_id, &filters);
+    let after = scope.position(cursor.as_deref())?;
     let registrations = queries::list_of_event(joins, event_id, status, (after, limit + 1)).await?;
-    let page = Page::cut(registrations, limit, &joins.cursor_key, &scope, |registration| registration.seq);
+    let page = scope.cut(registrations, limit, |registration| registration.seq);
     Ok(page.map(|registration| RegistrationView::new(registration, None)))
 }

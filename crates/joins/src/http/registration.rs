@@ -8,7 +8,7 @@ use contracts::joins::JoinStatus;
 use kit::auth::{Principal, User};
 use kit::extract::{Json, Path};
 use kit::idempotency::{Mutation, StoredResponse};
-use kit::page::{Listing, Page};
+use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{page_scope, submit};
+use super::submit;
 use crate::Joins;
 use crate::domain::CommandKind;
 use crate::flow::queries;
@@ -116,10 +116,9 @@ async fn my_joins(
     User(user): User,
     Listing { filters, limit, cursor }: Listing<MyFilters>,
 ) -> Result<Page<RegistrationView>, Problem> {
-    let scope = page_scope("mine", user, &filters);
-    let before: Option<(DateTime<Utc>, Uuid)> =
-        cursor.map(|cursor| joins.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = PageScope::of_owner(&joins.cursor_key, "joins mine", user, &filters);
+    let before: Option<(DateTime<Utc>, Uuid)> = scope.position(cursor.as_deref())?;
     let registrations = queries::list_of_user(&joins, user, filters.status, (before, limit + 1)).await?;
-    let page = Page::cut(registrations, limit, &joins.cursor_key, &scope, |row| (row.created_at, row.id));
+    let page = scope.cut(registrations, limit, |row| (row.created_at, row.id));
     Ok(page.map(|registration| RegistrationView::new(registration, None)))
 }

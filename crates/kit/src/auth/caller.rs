@@ -81,7 +81,7 @@ impl TryFrom<String> for Tenant {
         if is_valid {
             Ok(Tenant(name))
         } else {
-            Err("must be 1 to 63 characters of a-z, 0-9, - and _, and start with a letter or digit".to_owned())
+            Err("must have 1 to 63 characters of a-z, 0-9, - and _, and start with a letter or digit".to_owned())
         }
     }
 }

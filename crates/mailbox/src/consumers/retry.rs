@@ -2,28 +2,23 @@
 
 use std::time::Duration;
 
-use rand::Rng;
+use kit::backoff::Backoff;
 
 /// Exponential backoff with jitter, so that messages that failed together are not retried together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// None: without limit.
     pub retries: Option<u32>,
-    /// The delay of the first retry. It doubles with each further one.
-    pub first: Duration,
-    /// The longest delay, before jitter.
-    pub longest: Duration,
+    /// The delays between attempts, before jitter.
+    pub backoff: Backoff,
 }
 
 impl RetryPolicy {
     /// Returns the delay until the next attempt, or None if the message is given up after this many attempts.
     pub(super) fn delay_after(&self, attempts: i32) -> Option<Duration> {
-        let failed = attempts.max(1) as u32;
-        if self.retries.is_some_and(|retries| failed > retries) {
-            return None;
-        }
-        let delay = self.first.saturating_mul(2u32.saturating_pow(failed - 1)).min(self.longest);
-        Some(delay.mul_f64(rand::rng().random_range(0.8..1.2)))
+        let failures = attempts.max(1) as u32;
+        let is_exhausted = self.retries.is_some_and(|retries| failures > retries);
+        (!is_exhausted).then(|| self.backoff.pause_with_jitter(failures, rand::random()))
     }
 }
 
@@ -31,9 +26,11 @@ impl RetryPolicy {
 mod tests {
     use super::*;
 
+    const BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+
     #[test]
     fn three_retries_are_four_attempts_with_growing_delays() {
-        let retry = RetryPolicy { retries: Some(3), first: Duration::from_secs(1), longest: Duration::from_secs(60) };
+        let retry = RetryPolicy { retries: Some(3), backoff: BACKOFF };
         let delays: Vec<Duration> = (1..=3).map(|attempts| retry.delay_after(attempts).unwrap()).collect();
         assert!(delays.windows(2).all(|pair| pair[0] < pair[1]), "{delays:?}");
         assert_eq!(retry.delay_after(4), None);
@@ -41,7 +38,7 @@ mod tests {
 
     #[test]
     fn unlimited_retries_have_a_longest_delay() {
-        let retry = RetryPolicy { retries: None, first: Duration::from_secs(1), longest: Duration::from_secs(60) };
+        let retry = RetryPolicy { retries: None, backoff: BACKOFF };
         assert!(retry.delay_after(1_000_000).unwrap() <= Duration::from_secs(72));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kit::backoff::Backoff;
 use kit::clock::Clock;
 use kit::health::Health;
 use kit::worker::{Round, Wake, Worker};
@@ -45,7 +46,8 @@ pub struct ConsumerOptions {
 impl Default for ConsumerOptions {
     /// The options for handlers.
     fn default() -> ConsumerOptions {
-        let retry = RetryPolicy { retries: Some(3), first: Duration::from_secs(1), longest: Duration::from_secs(60) };
+        let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+        let retry = RetryPolicy { retries: Some(3), backoff };
         ConsumerOptions {
             workers: 1,
             worker: ShardWorkerOptions { batch: 100, retry, in_log_order: false },

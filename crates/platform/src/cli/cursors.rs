@@ -145,7 +145,7 @@ pub(super) async fn parity(settings: &Settings, is_check: bool) -> Result<(), Fa
                           To enable it, set relay.enable_dual_publish = true for the processes with the role relay."
                 .to_owned())
         }
-        (None, Some(_)) => Err("relay.email is not registered: the shipped route `email` never ran here, so there is \
+        (None, Some(_)) => Err("relay.email is not registered: the default route `email` never ran here, so there is \
                                 nothing to compare."
             .to_owned()),
     };

@@ -12,7 +12,7 @@ fn parse_relative_to(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, St
         return Ok(time.to_utc());
     }
     duration(text).and_then(|duration| now.checked_sub_signed(duration)).ok_or_else(|| {
-        "accepts a time such as 2026-01-31T08:00:00Z, or a duration before now such as 30m, 2h or 7d".to_owned()
+        "must be a time such as 2026-01-31T08:00:00Z, or a duration before now such as 30m, 2h or 7d".to_owned()
     })
 }
 

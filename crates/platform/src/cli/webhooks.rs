@@ -115,7 +115,7 @@ fn problem_text(response: &str) -> String {
 
 fn header_value(flag: &str, text: &str) -> Result<HeaderValue, Failure> {
     let mut value = HeaderValue::from_str(text)
-        .map_err(|_| Failure::Other(format!("{flag} accepts printable ASCII characters")))?;
+        .map_err(|_| Failure::Other(format!("{flag} must be printable ASCII characters")))?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -132,7 +132,7 @@ pub(super) async fn listen(listen: Listen) -> Result<(), Failure> {
     let verifier = listen.secret.as_deref().map(Verifier::parse).transpose();
     let verifier = verifier.map_err(|_| {
         Failure::Other(
-            "--secret accepts the subscriber's secret as it was shown: whsec_… or whpk_… followed by base64".to_owned(),
+            "--secret must be the subscriber's secret as it was shown: whsec_… or whpk_… followed by base64".to_owned(),
         )
     })?;
     let listener = TcpListener::bind(("127.0.0.1", listen.port))

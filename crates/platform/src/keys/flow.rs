@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use kit::auth::{Role, Tenant};
+use kit::field::printable;
 use kit::secret::{MasterKey, Secret, digest, random_text};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
@@ -10,6 +11,8 @@ use super::{ApiKey, Error, NewKey, store};
 
 const PREFIX: &str = "pbx_";
 const RANDOM_CHARS: usize = 40;
+/// The longest name of a key, in characters.
+const NAME_CHARS_MAX: usize = 100;
 const HINT_CHARS: usize = PREFIX.len() + 4;
 
 /// Creates a key. The second value is the key itself; it is not stored. Fails when the name or the expiry is invalid.
@@ -70,11 +73,7 @@ pub async fn claim_installation(
 }
 
 fn generate(new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
-    // Names are printed on terminals, where control characters could act.
-    let printable = !new.name.trim().is_empty() && !new.name.chars().any(char::is_control);
-    if !printable || new.name.chars().count() > 100 {
-        return Err(Error::InvalidName);
-    }
+    printable(&new.name, NAME_CHARS_MAX).map_err(Error::InvalidName)?;
     if new.expires_at.is_some_and(|at| at <= now) {
         return Err(Error::ExpiresInThePast);
     }

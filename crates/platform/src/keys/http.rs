@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use kit::auth::{Caller, Role, Tenant};
 use kit::extract::Path;
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::page::{Listing, Page};
+use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
 use mailbox::idempotency::{self, StoreResponse};
 use serde::{Deserialize, Serialize};
@@ -61,10 +61,11 @@ async fn list(
     Listing { filters, limit, cursor }: Listing<KeyFilters>,
 ) -> Result<Page<ApiKey>, Problem> {
     let tenant = managed_tenant(&caller, filters.tenant)?;
-    let scope = format!("keys?tenant={}", tenant.as_ref().map_or("*", Tenant::as_str));
-    let before = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let owner = tenant.as_ref().map_or("*", Tenant::as_str);
+    let scope = PageScope::of_owner(&app.cursor_key, "keys", owner, &());
+    let before = scope.position(cursor.as_deref())?;
     let keys = flow::list(&app.db, tenant.as_ref(), before, limit + 1).await?;
-    Ok(Page::cut(keys, limit, &app.cursor_key, &scope, |key| key.id))
+    Ok(scope.cut(keys, limit, |key| key.id))
 }
 
 /// Create an API key; only the response shows it

@@ -31,8 +31,3 @@ where
 {
     idempotency::run_once(&app.db, identity, StoreResponse::WithBody, app.clock.now(), effect).await
 }
-
-/// The scope of a page cursor: a list and its filters. A cursor is refused in any other scope.
-fn scope(list: &str, filters: &impl std::fmt::Debug) -> String {
-    format!("{list}?{filters:?}")
-}

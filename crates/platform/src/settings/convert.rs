@@ -59,9 +59,9 @@ impl Settings {
 
     /// The Redis client, if one is configured. It connects when it is first used.
     pub fn redis_client(&self) -> Result<Option<redis::Client>, InvalidSetting> {
-        let accepts = "accepts an address such as redis://host:6379/0";
+        let error = "must be an address such as redis://host:6379/0";
         let open = |url: &Secret<String>| redis::Client::open(url.reveal().as_str());
-        self.redis_url.as_ref().map(open).transpose().map_err(|_| InvalidSetting::new("redis_url", accepts))
+        self.redis_url.as_ref().map(open).transpose().map_err(|_| InvalidSetting::new("redis_url", error))
     }
 
     /// PostgreSQL itself, without a pooler. `None`: the private PostgreSQL is used.
@@ -127,7 +127,7 @@ fn database_at(setting: &str, url: &Option<Secret<String>>) -> Result<Option<PgC
     match url.parse::<PgConnectOptions>() {
         // PgBouncer refuses the parameter, and current PostgreSQL sends all digits without it.
         Ok(options) if is_address => Ok(Some(options.extra_float_digits(None))),
-        _ => Err(InvalidSetting::new(setting, "accepts an address such as postgres://user:password@host:5432/name")),
+        _ => Err(InvalidSetting::new(setting, "must be an address such as postgres://user:password@host:5432/name")),
     }
 }
 

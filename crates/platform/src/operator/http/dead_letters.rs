@@ -5,13 +5,13 @@ use axum::http::StatusCode;
 use kit::auth::Operator;
 use kit::extract::{Json, Path};
 use kit::idempotency::{Mutation, StoredResponse};
-use kit::page::{Listing, Page};
+use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
 use mailbox::operations::dead_letters::{self, Bulk};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{run_once, scope};
+use super::run_once;
 use crate::app::App;
 use crate::operator::filters::{DeadLetterFilters, DeadLetterSelection};
 use crate::operator::{DeadLetterView, Error, flow};
@@ -34,10 +34,10 @@ async fn list(
     _: Operator,
     Listing { filters, limit, cursor }: Listing<DeadLetterFilters>,
 ) -> Result<Page<DeadLetterView>, Problem> {
-    let scope = scope("dead-letters", &filters);
-    let after = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = PageScope::global(&app.cursor_key, "dead-letters", &filters);
+    let after = scope.position(cursor.as_deref())?;
     let dead = dead_letters::list(&app.db, &filters.into_query(), after, i64::from(limit) + 1).await;
-    let page = Page::cut(dead.map_err(Error::Database)?, limit, &app.cursor_key, &scope, |dead| dead.id);
+    let page = scope.cut(dead.map_err(Error::Database)?, limit, |dead| dead.id);
     Ok(page.map(DeadLetterView::brief))
 }
 

@@ -4,7 +4,7 @@ use axum::extract::State;
 use chrono::{DateTime, Utc};
 use kit::auth::{Operator, Tenant};
 use kit::extract::{Json, Path};
-use kit::page::{Listing, Page};
+use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
 use mailbox::operations::browse::{self, LogPage, Selection};
 use serde::Deserialize;
@@ -12,7 +12,6 @@ use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::scope;
 use crate::app::App;
 use crate::operator::{Error, MessageIdInput, MessageView, MessageWithOutcomes, flow};
 
@@ -52,8 +51,8 @@ async fn list(
     _: Operator,
     Listing { filters, limit, cursor }: Listing<LogFilters>,
 ) -> Result<Page<MessageView>, Problem> {
-    let scope = scope("log", &filters);
-    let before = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = PageScope::global(&app.cursor_key, "log", &filters);
+    let before = scope.position(cursor.as_deref())?;
     let which = Selection {
         topic: filters.topic,
         tenant: filters.tenant.map(String::from),
@@ -70,7 +69,7 @@ async fn list(
             LogPage { messages: found.into_iter().filter(|found| which.matches(found)).collect(), before: None }
         }
     };
-    let next_cursor = page.before.map(|before| app.cursor_key.sign(&scope, &before));
+    let next_cursor = page.before.map(|before| scope.cursor(&before));
     Ok(Page { items: page.messages, next_cursor }.map(MessageView::brief))
 }
 

@@ -5,13 +5,13 @@ use axum::http::StatusCode;
 use kit::auth::Operator;
 use kit::extract::Path;
 use kit::idempotency::{Mutation, StoredResponse};
-use kit::page::{Listing, Page};
+use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
 use mailbox::operations::parked;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{run_once, scope};
+use super::run_once;
 use crate::app::App;
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{Error, ParkedView, flow};
@@ -28,10 +28,10 @@ async fn list(
     _: Operator,
     Listing { filters, limit, cursor }: Listing<ConsumerFilter>,
 ) -> Result<Page<ParkedView>, Problem> {
-    let scope = scope("parked", &filters);
-    let after = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = PageScope::global(&app.cursor_key, "parked", &filters);
+    let after = scope.position(cursor.as_deref())?;
     let parked = parked::list(&app.db, filters.consumer.as_deref(), after, i64::from(limit) + 1).await;
-    let page = Page::cut(parked.map_err(Error::Database)?, limit, &app.cursor_key, &scope, |parked| parked.id);
+    let page = scope.cut(parked.map_err(Error::Database)?, limit, |parked| parked.id);
     Ok(page.map(ParkedView::from))
 }
 

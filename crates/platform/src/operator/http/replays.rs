@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use kit::auth::Operator;
 use kit::extract::Path;
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::page::{Listing, Page};
+use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
 use mailbox::operations::replays::{self, Replay, Request};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{run_once, scope};
+use super::run_once;
 use crate::app::App;
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{Error, flow};
@@ -52,10 +52,10 @@ async fn list(
     _: Operator,
     Listing { filters, limit, cursor }: Listing<ConsumerFilter>,
 ) -> Result<Page<Replay>, Problem> {
-    let scope = scope("replays", &filters);
-    let before = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
+    let scope = PageScope::global(&app.cursor_key, "replays", &filters);
+    let before = scope.position(cursor.as_deref())?;
     let replays = replays::list(&app.db, filters.consumer.as_deref(), before, i64::from(limit) + 1).await;
-    Ok(Page::cut(replays.map_err(Error::Database)?, limit, &app.cursor_key, &scope, |replay| replay.id))
+    Ok(scope.cut(replays.map_err(Error::Database)?, limit, |replay| replay.id))
 }
 
 /// Start a replay: a consumer reads a time range again

@@ -35,8 +35,8 @@ async fn a_message_that_fails_twice_delays_only_its_key() {
     post_numbers(db, Some("good"), 1..=5).await;
     // The first retry comes long after the other key is processed, also on a loaded machine.
     let mut options = fast_options();
-    options.worker.retry.first = Duration::from_secs(2);
-    options.worker.retry.longest = Duration::from_secs(2);
+    options.worker.retry.backoff.first = Duration::from_secs(2);
+    options.worker.retry.backoff.max = Duration::from_secs(2);
     let process = Process::start_with(db, Arc::new(handler), StartAt::Beginning, options);
     wait_for_effects(db, 105).await;
     wait_for_count(db, "parked", 0).await;
@@ -170,8 +170,8 @@ async fn a_stall_that_does_not_end_parks_the_messages() {
     let (process, handler, stalls) = (Process::idle(db), Arc::new(handler), Arc::<AtomicU32>::default());
     let mut options = fast_options();
     options.worker.batch = 1_000; // all messages in one batch
-    options.worker.retry.first = Duration::from_secs(600);
-    options.worker.retry.longest = Duration::from_secs(600);
+    options.worker.retry.backoff.first = Duration::from_secs(600);
+    options.worker.retry.backoff.max = Duration::from_secs(600);
     let cursor = Consumer {
         name: "effects".to_owned(),
         kind: ConsumerKind::Handler,

@@ -86,8 +86,8 @@ async fn outbox_status_shows_the_state_of_each_message() {
     let db = database.pool();
     let handler = Recorder(|_: &Message, number| if number < 0 { Err("negative".into()) } else { Ok(()) });
     let mut options = fast_options();
-    options.worker.retry.first = Duration::from_secs(600);
-    options.worker.retry.longest = Duration::from_secs(600);
+    options.worker.retry.backoff.first = Duration::from_secs(600);
+    options.worker.retry.backoff.max = Duration::from_secs(600);
     let process = Process::start_with(db, Arc::new(handler), StartAt::Beginning, options);
     post_numbers(db, Some("a"), [1]).await;
     post_numbers(db, Some("b"), [-1, 2]).await;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kit::backoff::Backoff;
 use kit::clock::Clock;
 use kit::health::Health;
 use mailbox::consumers::{
@@ -35,7 +36,7 @@ pub(crate) fn fast_options() -> ConsumerOptions {
     let mut options = ConsumerOptions::default();
     options.worker.batch = 32;
     options.worker.retry =
-        RetryPolicy { retries: Some(3), first: Duration::from_millis(50), longest: Duration::from_millis(400) };
+        RetryPolicy { retries: Some(3), backoff: Backoff::new(Duration::from_millis(50), Duration::from_millis(400)) };
     options.pause = Duration::from_millis(200);
     options
 }
@@ -102,8 +103,8 @@ impl FailingConsumer {
     /// Retries after ten minutes, so that only an operator can retry during the test.
     pub(crate) fn with_slow_retries(db: &PgPool) -> FailingConsumer {
         let mut options = fast_options();
-        options.worker.retry.first = Duration::from_secs(600);
-        options.worker.retry.longest = Duration::from_secs(600);
+        options.worker.retry.backoff.first = Duration::from_secs(600);
+        options.worker.retry.backoff.max = Duration::from_secs(600);
         FailingConsumer::start(db, options)
     }
 

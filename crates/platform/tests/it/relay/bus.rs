@@ -47,7 +47,7 @@ async fn one_handler_has_the_same_effects_on_both_buses() {
     let vhost = TestVhost::new().await;
     let app = TestApp::start_with(&here, relay_to(&vhost)).await;
     let mut options = ConsumerOptions::default();
-    options.worker.retry.first = Duration::from_millis(20);
+    options.worker.retry.backoff.first = Duration::from_millis(20);
     let mut consumers = Vec::new();
     for (database, over_the_broker) in [(&here, false), (&there, true), (&there, true)] {
         sqlx::query(

@@ -110,7 +110,7 @@ async fn a_closed_pipe_is_not_an_error() {
 fn a_usage_error_names_the_accepted_arguments() {
     let folder = DataFolder::new();
     for (line, says) in [
-        ("token --user bob", "accepts a UUID such as"),
+        ("token --user bob", "must be a UUID such as"),
         ("listen --secret whpk_AAAA", "whpk_"),
         ("send order.paid {} --server http://127.0.0.1:1 --api-key k", "--server URL"),
         (
