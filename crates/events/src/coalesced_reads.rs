@@ -106,7 +106,7 @@ pub(crate) struct GenerationReader(DedicatedConnection);
 
 impl GenerationReader {
     pub(crate) fn new(db: PgPool) -> GenerationReader {
-        GenerationReader(DedicatedConnection::new(db))
+        GenerationReader(DedicatedConnection::for_reading(db))
     }
 
     async fn read(&self) -> sqlx::Result<(i64, i64)> {

@@ -101,7 +101,6 @@ use kit::clock::Clock;
 use kit::secret::Cipher;
 use kit::worker::Round;
 use mailbox::consumers::ShardAssignment;
-use mailbox::log::Watcher;
 use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -143,7 +142,6 @@ impl Dispatcher {
         client: Client,
         cipher: Cipher,
         assignment: ShardAssignment,
-        watcher: Watcher,
         handed_over: mpsc::Receiver<FannedBatch>,
     ) -> Dispatcher {
         Dispatcher {
@@ -153,7 +151,7 @@ impl Dispatcher {
             cipher,
             queues: HashMap::new(),
             scheduler: Scheduler::default(),
-            ownership: Ownership::new(assignment, watcher),
+            ownership: Ownership::new(assignment),
             reader: Reader::new(),
             saver: Saver::new(),
             handed_over,

@@ -7,11 +7,10 @@ use kit::batch::{BatchError, BatchHandler, Limits};
 use kit::clock::Clock;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use mailbox::database::{ConnectionGuard, DedicatedConnection, is_data_error, problem};
+use mailbox::database::{ConnectionGuard, DatabaseTransaction, DedicatedConnection, is_data_error, problem};
 use mailbox::idempotency::{Claim, claim_all};
-use mailbox::log::{Post, PostError, Watcher, post_all, post_alone};
+use mailbox::log::{Post, PostError, post_all, post_alone};
 use serde::Serialize;
-use sqlx::{Postgres, Transaction};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -53,7 +52,6 @@ pub(crate) struct AllAccepted {
 pub(crate) struct IngestBatchHandler {
     pub(crate) db: DedicatedConnection,
     pub(crate) clock: Clock,
-    pub(crate) watcher: Watcher,
 }
 
 impl IngestRequest {
@@ -95,7 +93,6 @@ impl BatchHandler for IngestBatchHandler {
         db.release(&ingested).await;
         let Ingested { responses, events } = ingested.map_err(|IngestError(failure)| failure)?;
         if events > 0 {
-            self.watcher.wake();
             metrics::counter!("eventhub_events_received_total").increment(events);
         }
         Ok(responses)
@@ -152,7 +149,7 @@ impl IngestBatchHandler {
     /// Posts the events of new requests, and returns the stored response for repeated ones.
     async fn ingest_keyed(
         &self,
-        mut tx: Transaction<'_, Postgres>,
+        mut tx: DatabaseTransaction<'_>,
         requests: &[IngestRequest],
     ) -> Result<Ingested, IngestError> {
         let keyed: Vec<(RequestIdentity, StoredResponse)> =

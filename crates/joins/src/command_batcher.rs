@@ -12,13 +12,11 @@ use kit::batch::{BatchError, BatchHandler, Batcher, Limits};
 use kit::clock::Clock;
 use kit::idempotency::StoredResponse;
 use kit::problem::Problem;
-use mailbox::database::{DedicatedConnection, is_data_error, problem};
-use mailbox::log::Watcher;
-use sqlx::PgPool;
+use mailbox::database::{Database, DedicatedConnection, is_data_error, problem};
 use uuid::Uuid;
 
 use crate::error::Error;
-use crate::flow::commands::{CommandRequest, ExecuteError, Executed, execute_requests};
+use crate::flow::commands::{CommandRequest, ExecuteError, execute_requests};
 
 /// Command batchers per process.
 const BATCHERS: usize = 4;
@@ -34,22 +32,13 @@ pub(crate) struct CommandBatchers(Arc<[Batcher<CommandBatcher>]>);
 pub(crate) struct CommandBatcher {
     db: DedicatedConnection,
     clock: Clock,
-    watcher: Watcher,
 }
 
 impl CommandBatchers {
     /// Returns the batchers and the future that runs them. The future ends when the last clone of the batchers is
     /// dropped.
-    pub(crate) fn new(
-        db: &PgPool,
-        clock: &Clock,
-        watcher: &Watcher,
-    ) -> (CommandBatchers, impl Future<Output = ()> + Send + use<>) {
-        let batcher = || CommandBatcher {
-            db: DedicatedConnection::new(db.clone()),
-            clock: clock.clone(),
-            watcher: watcher.clone(),
-        };
+    pub(crate) fn new(db: &Database, clock: &Clock) -> (CommandBatchers, impl Future<Output = ()> + Send + use<>) {
+        let batcher = || CommandBatcher { db: db.dedicated_connection(), clock: clock.clone() };
         let (batchers, loops): (Vec<_>, Vec<_>) = (0..BATCHERS).map(|_| Batcher::new(batcher(), LIMITS)).unzip();
         (CommandBatchers(batchers.into()), async { drop(futures_util::future::join_all(loops).await) })
     }
@@ -77,13 +66,10 @@ impl BatchHandler for CommandBatcher {
     async fn run(&self, requests: &[CommandRequest]) -> Result<Vec<Self::Output>, BatchError<Problem>> {
         for _ in 0..ATTEMPTS {
             let mut db = self.db.acquire().await.map_err(|error| BatchError::Whole(problem(&error)))?;
-            let executed = execute_requests(db.connection(), &self.clock, requests).await;
+            let executed = execute_requests(&mut db, &self.clock, requests).await;
             db.release(&executed).await;
             match executed {
-                Ok(Executed { responses, has_posted }) => {
-                    if has_posted {
-                        self.watcher.wake();
-                    }
+                Ok(responses) => {
                     metrics::counter!("pillarbox_joins_orders_total").increment(requests.len() as u64);
                     metrics::histogram!("pillarbox_joins_batch_size").record(requests.len() as f64);
                     return Ok(responses);

@@ -13,9 +13,9 @@ use chrono::{DateTime, Utc};
 use http::StatusCode;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use sqlx::{Acquire, PgConnection, PgPool, Postgres, Row, Transaction};
+use sqlx::{Acquire, PgConnection, Postgres, Row, Transaction};
 
-use crate::database::problem;
+use crate::database::{Database, DatabaseTransaction, problem};
 
 /// How long responses are stored.
 const STORED_FOR: chrono::Duration = chrono::Duration::hours(24);
@@ -44,7 +44,7 @@ pub type Effect<'t> = Pin<Box<dyn Future<Output = Result<StoredResponse, Problem
 /// is stored like a response, and its effect is rolled back. 401, 429 and 5xx are not stored, so that a repeat tries
 /// again.
 pub async fn run_once<F>(
-    db: &PgPool,
+    db: &Database,
     identity: Option<&RequestIdentity>,
     store: StoreResponse,
     now: DateTime<Utc>,
@@ -240,13 +240,13 @@ fn is_final(status: StatusCode) -> bool {
 
 /// Begins a transaction that holds the lock of the identity. The previous holder has ended by then, so its row is
 /// visible.
-async fn lock_identity(db: &PgPool, identity: &RequestIdentity) -> Result<Transaction<'static, Postgres>, Problem> {
+async fn lock_identity(db: &Database, identity: &RequestIdentity) -> Result<DatabaseTransaction<'static>, Problem> {
     let [a, b, c, d, e, f, g, h, ..] = identity.id;
     let lock = i64::from_be_bytes([a, b, c, d, e, f, g, h]);
     let started = tokio::time::Instant::now();
     loop {
         let mut tx = db.begin().await.map_err(|error| problem(&error))?;
-        let locked = sqlx::query_scalar("select pg_try_advisory_xact_lock($1)").bind(lock).fetch_one(&mut *tx).await;
+        let locked = sqlx::query_scalar("select pg_try_advisory_xact_lock($1)").bind(lock).fetch_one(&mut **tx).await;
         if locked.map_err(|error| problem(&error))? {
             return Ok(tx);
         }

@@ -4,8 +4,9 @@ use http::StatusCode;
 use kit::clock::Clock;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
+use mailbox::database::ConnectionGuard;
 use mailbox::idempotency::{Responses, StoreError};
-use sqlx::{Connection, PgConnection, Postgres, Transaction};
+use sqlx::{Postgres, Transaction};
 
 use super::command_batch::CommandBatch;
 use crate::domain::{Command, Outcome, Refused};
@@ -17,13 +18,6 @@ use crate::view::{BanView, RegistrationView};
 pub(crate) struct CommandRequest {
     pub(crate) command: Command,
     pub(crate) identity: RequestIdentity,
-}
-
-/// The result of one committed transaction.
-pub(crate) struct Executed {
-    /// One response for each request, in order.
-    pub(crate) responses: Vec<Result<StoredResponse, Problem>>,
-    pub(crate) has_posted: bool,
 }
 
 /// The reason why a transaction was rolled back.
@@ -39,12 +33,12 @@ pub(crate) enum ExecuteError {
 }
 
 /// Runs the commands of many requests in one transaction. Each request has its effect once; a repeated request gets the
-/// stored response of the first.
+/// stored response of the first. Returns one response for each request, in order.
 pub(crate) async fn execute_requests(
-    db: &mut PgConnection,
+    db: &mut ConnectionGuard<'_>,
     clock: &Clock,
     requests: &[CommandRequest],
-) -> Result<Executed, ExecuteError> {
+) -> Result<Vec<Result<StoredResponse, Problem>>, ExecuteError> {
     let mut tx = db.begin().await?;
     let mut batch = CommandBatch::load(&mut tx, clock, requests.iter().map(|request| &request.command)).await?;
     batch.run_due_sweep();
@@ -69,13 +63,13 @@ pub(crate) async fn execute_requests(
         }
         responses.push(response);
     }
-    let has_posted = batch.save(&mut tx).await.map_err(ExecuteError::Save)?;
+    batch.save(&mut tx).await.map_err(ExecuteError::Save)?;
     stored.save(&mut tx, now).await.map_err(|error| match error {
         StoreError::KeyInUse => ExecuteError::KeyClaimed,
         StoreError::Database(error) => error.into(),
     })?;
     tx.commit().await?;
-    Ok(Executed { responses, has_posted })
+    Ok(responses)
 }
 
 /// Runs the commands one after the other in the caller's transaction. Fails if one of them is refused.
@@ -89,7 +83,7 @@ pub(crate) async fn execute(
     for command in commands {
         batch.apply(command)?;
     }
-    batch.save(tx).await.map(drop)
+    batch.save(tx).await
 }
 
 fn response_of(outcome: Outcome) -> StoredResponse {

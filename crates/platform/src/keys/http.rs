@@ -63,7 +63,7 @@ async fn list(
     let tenant = managed_tenant(&caller, filters.tenant)?;
     let scope = format!("keys?tenant={}", tenant.as_ref().map_or("*", Tenant::as_str));
     let before = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
-    let keys = flow::list(&app.db, tenant.as_ref(), before, limit + 1).await?;
+    let keys = flow::list(app.db.pool(), tenant.as_ref(), before, limit + 1).await?;
     Ok(Page::cut(keys, limit, &app.cursor_key, &scope, |key| key.id))
 }
 
@@ -96,7 +96,7 @@ async fn create(
     responses((status = 204, description = "The key is revoked"), (status = 404, description = "The key does not exist")))]
 async fn revoke(State(app): State<App>, caller: Caller, Path(id): Path<Uuid>) -> Result<impl IntoResponse, Problem> {
     let tenant = managed_tenant(&caller, None)?;
-    flow::revoke(&app.db, id, tenant.as_ref(), app.clock.now()).await?;
+    flow::revoke(app.db.pool(), id, tenant.as_ref(), app.clock.now()).await?;
     app.keys.clear();
     Ok(StatusCode::NO_CONTENT)
 }

@@ -30,7 +30,7 @@ async fn list(
 ) -> Result<Page<ParkedView>, Problem> {
     let scope = scope("parked", &filters);
     let after = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
-    let parked = parked::list(&app.db, filters.consumer.as_deref(), after, i64::from(limit) + 1).await;
+    let parked = parked::list(app.db.pool(), filters.consumer.as_deref(), after, i64::from(limit) + 1).await;
     let page = Page::cut(parked.map_err(Error::Database)?, limit, &app.cursor_key, &scope, |parked| parked.id);
     Ok(page.map(ParkedView::from))
 }

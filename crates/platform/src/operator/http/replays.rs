@@ -54,7 +54,7 @@ async fn list(
 ) -> Result<Page<Replay>, Problem> {
     let scope = scope("replays", &filters);
     let before = cursor.map(|cursor| app.cursor_key.verify(&scope, &cursor)).transpose()?;
-    let replays = replays::list(&app.db, filters.consumer.as_deref(), before, i64::from(limit) + 1).await;
+    let replays = replays::list(app.db.pool(), filters.consumer.as_deref(), before, i64::from(limit) + 1).await;
     Ok(Page::cut(replays.map_err(Error::Database)?, limit, &app.cursor_key, &scope, |replay| replay.id))
 }
 

@@ -6,7 +6,7 @@ use chrono::Utc;
 use hyper::StatusCode;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use mailbox::database::migrations;
+use mailbox::database::{Database, migrations};
 use mailbox::idempotency::{StoreResponse, delete_expired, run_once};
 use serde_json::json;
 use sqlx::PgPool;
@@ -34,7 +34,7 @@ async fn act(
     refusal: Option<StatusCode>,
     duration: Duration,
 ) -> Result<StoredResponse, Problem> {
-    run_once(db, Some(identity), StoreResponse::WithBody, Utc::now(), |tx| {
+    run_once(&Database::new(db.clone()), Some(identity), StoreResponse::WithBody, Utc::now(), |tx| {
         Box::pin(async move {
             sqlx::query("insert into effect default values").execute(&mut **tx).await.unwrap();
             tokio::time::sleep(duration).await;
