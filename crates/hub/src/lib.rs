@@ -54,6 +54,7 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use kit::secret::Cipher;
+use mailbox::batched_writes::BatchedWriteHandler;
 use mailbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
 use mailbox::database::Database;
 use mailbox::service::{Role, Roles, Service, ServiceContext};
@@ -68,7 +69,7 @@ use crate::dispatch::Dispatcher;
 pub use crate::export::Export;
 use crate::fanout::FanOut;
 use crate::hub_message::{EVENT_SOURCE, FannedBatch};
-use crate::ingest::IngestBatchHandler;
+use crate::ingest::{EventIngest, IngestBatcher};
 use crate::operator_command::CONTROL_SOURCE;
 
 /// Number of events that fan-out reads at a time; more while it is behind.
@@ -140,7 +141,7 @@ pub struct Hub {
     pub(crate) cursor_key: CursorKey,
     pub(crate) cipher: Cipher,
     pub(crate) client: Client,
-    pub(crate) ingest: Batcher<IngestBatchHandler>,
+    pub(crate) ingest: IngestBatcher,
     pub(crate) export: Export,
     retention: workers::HubRetention,
 }
@@ -158,7 +159,7 @@ impl Service for Hub {
 
     fn build(context: &ServiceContext, settings: &HubSettings) -> Result<Hub, InvalidSetting> {
         let (db, clock) = (context.db.clone(), context.clock.clone());
-        let handler = IngestBatchHandler { db: db.dedicated_connection(), clock: clock.clone() };
+        let handler = BatchedWriteHandler::new(&db, clock.clone(), EventIngest);
         let (ingest, ingest_loop) = Batcher::new(handler, ingest::LIMITS);
         context.spawn(ingest_loop);
         Ok(Hub {

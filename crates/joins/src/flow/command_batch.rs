@@ -98,11 +98,6 @@ impl CommandBatch {
         }
     }
 
-    /// The time at which the events were locked.
-    pub(crate) fn now(&self) -> DateTime<Utc> {
-        self.now
-    }
-
     /// Applies one command in memory. Fails if the event is unknown or its rules refuse the command.
     pub(crate) fn apply(&mut self, command: &Command) -> Result<Outcome, Refused> {
         self.events.get_mut(&command.event_id).ok_or(Refused::EventNotFound)?.apply(command, self.now)
