@@ -1,4 +1,4 @@
-//! Coalesced reads: concurrent requests share one query. Requests that arrive while a query runs wait for the next one.
+//! Coalesced reads: batches of [`kit::batch`] that only read. Concurrent requests share one query. Requests that arrive while a query runs wait for the next one.
 //! So every request is answered by a query that started after it arrived, and a popular event costs one small query at
 //! a time.
 
@@ -106,7 +106,7 @@ pub(crate) struct GenerationReader(DedicatedConnection);
 
 impl GenerationReader {
     pub(crate) fn new(db: PgPool) -> GenerationReader {
-        GenerationReader(DedicatedConnection::new(db))
+        GenerationReader(DedicatedConnection::for_reading(db))
     }
 
     async fn read(&self) -> sqlx::Result<(i64, i64)> {

@@ -23,16 +23,13 @@ pub(crate) fn router() -> OpenApiRouter<Arc<Events>> {
     OpenApiRouter::new().merge(feed::router()).merge(events::router())
 }
 
-/// Runs a flow in a transaction, once for each `Idempotency-Key`, and wakes the readers of the log. The flow responds
-/// with an event.
+/// Runs a flow in a transaction, once for each `Idempotency-Key`. The flow responds with an event.
 async fn run_once<F>(events: &Events, identity: Option<&RequestIdentity>, flow: F) -> Result<StoredResponse, Problem>
 where
     F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
 {
-    let response =
-        idempotency::run_once(&events.db, identity, StoreResponse::WithBody, events.clock.now(), flow).await?;
-    events.watcher.wake();
-    with_headers(response)
+    let now = events.clock.now();
+    with_headers(idempotency::run_once(&events.db, identity, StoreResponse::WithBody, now, flow).await?)
 }
 
 /// Adds `ETag` and, for a new event, `Location`. Both are derived from the body, so the stored response of a repeated

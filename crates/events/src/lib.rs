@@ -35,7 +35,7 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use mailbox::consumers::{Runtime, Subscription};
-use mailbox::log::Watcher;
+use mailbox::database::Database;
 use mailbox::service::{RedisAddress, Role, Service, ServiceContext};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -66,11 +66,10 @@ impl Default for EventsSettings {
 
 /// The events service of one process.
 pub struct Events {
-    pub(crate) db: PgPool,
+    pub(crate) db: Database,
     pub(crate) feed_db: PgPool,
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
-    pub(crate) watcher: Watcher,
     pub(crate) cache: Cache,
     pub(crate) event_reader: Batcher<EventReader>,
     pub(crate) generation_reader: Batcher<GenerationReader>,
@@ -95,7 +94,8 @@ impl Service for Events {
         let (db, feed_db) = (context.db.clone(), context.read_db.clone());
         let cache = Cache::new(context.clock.clone(), redis_client(context)?);
         let limits = Limits::new(500, 10_000);
-        let (event_reader, event_loop) = Batcher::new(EventReader { db: db.clone(), cache: cache.clone() }, limits);
+        let (event_reader, event_loop) =
+            Batcher::new(EventReader { db: db.pool().clone(), cache: cache.clone() }, limits);
         let (generation_reader, generation_loop) = Batcher::new(GenerationReader::new(feed_db.clone()), limits);
         context.spawn(event_loop);
         context.spawn(generation_loop);
@@ -104,7 +104,6 @@ impl Service for Events {
             feed_db,
             clock: context.clock.clone(),
             cursor_key: context.cursor_key.clone(),
-            watcher: context.watcher.clone(),
             cache,
             event_reader,
             generation_reader,
@@ -124,7 +123,7 @@ impl Service for Events {
         let every = TimeDelta::seconds(i64::from(self.settings.trending_seconds));
         let pause = Duration::from_secs(u64::from(self.settings.trending_seconds)).min(CHECK_PAUSE_MAX);
         let (worker, db, clock) =
-            (runtime.worker("events.trending".to_owned(), pause), runtime.db().clone(), self.clock.clone());
+            (runtime.worker("events.trending".to_owned(), pause), runtime.db().pool().clone(), self.clock.clone());
         runtime.spawn(async move { worker.run(|| workers::score(&db, every, clock.now())).await });
         if self.settings.reconcile_minutes == 0 {
             return;

@@ -3,6 +3,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use kit::worker::Round;
+use mailbox::database::Database;
 use sqlx::PgPool;
 
 use crate::flow;
@@ -17,7 +18,7 @@ pub(crate) async fn score(db: &PgPool, every: TimeDelta, now: DateTime<Utc>) -> 
 }
 
 /// Starts a reconciliation run if the last one is older than `every`.
-pub(crate) async fn reconcile(db: &PgPool, every: TimeDelta, now: DateTime<Utc>) -> Result<Round, ReconcileError> {
+pub(crate) async fn reconcile(db: &Database, every: TimeDelta, now: DateTime<Utc>) -> Result<Round, ReconcileError> {
     flow::reconcile::begin_unless_since(db, now - every, now).await?;
     Ok(Round::Idle)
 }

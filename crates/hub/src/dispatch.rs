@@ -102,7 +102,6 @@ use kit::secret::Cipher;
 use kit::worker::Round;
 use mailbox::consumers::ShardAssignment;
 use mailbox::database::is_transient;
-use mailbox::log::Watcher;
 use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -144,7 +143,6 @@ impl Dispatcher {
         client: Client,
         cipher: Cipher,
         assignment: ShardAssignment,
-        watcher: Watcher,
         handed_over: mpsc::Receiver<FannedBatch>,
     ) -> Dispatcher {
         Dispatcher {
@@ -154,7 +152,7 @@ impl Dispatcher {
             cipher,
             queues: HashMap::new(),
             scheduler: Scheduler::default(),
-            ownership: Ownership::new(assignment, watcher),
+            ownership: Ownership::new(assignment),
             reader: Reader::new(),
             saver: Saver::new(),
             handed_over,

@@ -3,13 +3,12 @@
 
 use contracts::EventId;
 use http::StatusCode;
-use kit::batch::{BatchError, BatchHandler, Limits};
-use kit::clock::Clock;
+use kit::batch::{Batcher, Limits};
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use mailbox::database::{ConnectionGuard, DedicatedConnection, is_data_error, problem};
-use mailbox::idempotency::{Claim, claim_all};
-use mailbox::log::{Post, PostError, Watcher, post_all, post_alone};
+use mailbox::batched_writes::{BatchedWrite, BatchedWriteHandler, Decision, WriteError, WriteResult};
+use mailbox::database::{ConnectionGuard, is_data_error};
+use mailbox::log::{Post, PostError, post_all, post_alone};
 use serde::Serialize;
 use sqlx::{Postgres, Transaction};
 use utoipa::ToSchema;
@@ -49,12 +48,10 @@ pub(crate) struct AllAccepted {
     pub(crate) event_ids: Vec<EventId>,
 }
 
-/// Posts the events of a batch of requests, over a dedicated connection.
-pub(crate) struct IngestBatchHandler {
-    pub(crate) db: DedicatedConnection,
-    pub(crate) clock: Clock,
-    pub(crate) watcher: Watcher,
-}
+/// Posts the events of many requests in one transaction.
+pub(crate) struct EventIngest;
+
+pub(crate) type IngestBatcher = Batcher<BatchedWriteHandler<EventIngest>>;
 
 impl IngestRequest {
     /// Assigns the event ids here, so that they stay the same when the batch is retried in parts.
@@ -80,105 +77,66 @@ impl IngestRequest {
     }
 }
 
-impl BatchHandler for IngestBatchHandler {
-    type Item = IngestRequest;
-    type Output = Result<StoredResponse, Problem>;
-    type Error = Problem;
+impl BatchedWrite for EventIngest {
+    type Request = IngestRequest;
+    type State = ();
 
-    async fn run(&self, requests: &[IngestRequest]) -> Result<Vec<Self::Output>, BatchError<Problem>> {
-        let unavailable = |error: sqlx::Error| BatchError::Whole(problem(&error));
-        let mut db = self.db.acquire().await.map_err(unavailable)?;
-        let ingested = match requests.iter().any(|request| request.identity.is_some()) {
-            true => self.ingest_keyed(db.begin().await.map_err(unavailable)?, requests).await,
-            false => ingest_unkeyed(&mut db, requests).await,
-        };
-        db.release(&ingested).await;
-        let Ingested { responses, events } = ingested.map_err(|IngestError(failure)| failure)?;
-        if events > 0 {
-            self.watcher.wake();
-            metrics::counter!("eventhub_events_received_total").increment(events);
-        }
-        Ok(responses)
+    fn identity(request: &IngestRequest) -> Option<&RequestIdentity> {
+        request.identity.as_ref()
     }
 
     fn weight(request: &IngestRequest) -> usize {
         request.weight()
     }
-}
 
-/// The result of one batch.
-struct Ingested {
-    /// One per request, in their order.
-    responses: Vec<Result<StoredResponse, Problem>>,
-    /// The number of events posted.
-    events: u64,
-}
-
-/// Why a batch failed: because of one of its requests, or as a whole.
-struct IngestError(BatchError<Problem>);
-
-impl From<sqlx::Error> for IngestError {
-    fn from(error: sqlx::Error) -> IngestError {
-        IngestError(BatchError::Whole(problem(&error)))
+    async fn load(&self, _: &mut Transaction<'_, Postgres>, _: &[IngestRequest]) -> Result<(), WriteError> {
+        Ok(())
     }
-}
 
-impl From<PostError> for IngestError {
-    fn from(error: PostError) -> IngestError {
-        match error {
-            PostError::Database(error) if is_data_error(&error) => {
-                let detail = "PostgreSQL cannot store the payload as JSON; it may be nested too deeply";
-                IngestError(BatchError::Item(Problem::bad_request("unfit-event", detail)))
-            }
-            PostError::Database(error) => error.into(),
-            invalid @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)) => {
-                IngestError(BatchError::Item(Problem::bad_request("unfit-event", invalid.to_string())))
-            }
-        }
+    fn decide(&self, (): &mut (), request: &IngestRequest) -> Decision {
+        Decision::Stored(Ok(request.response()))
     }
-}
 
-/// Posts the events in one statement, which is its own transaction: without idempotency keys there is nothing else to
-/// commit. A caller that gets no response does not know whether its events were posted; a caller that needs to know
-/// sends a key.
-async fn ingest_unkeyed(db: &mut ConnectionGuard<'_>, requests: &[IngestRequest]) -> Result<Ingested, IngestError> {
-    // Built before the commit: a panic afterwards would retry the batch in parts and post the events again.
-    let responses = requests.iter().map(|request| Ok(request.response())).collect();
-    let posted = post_alone(db, &EVENT_SOURCE, requests.iter().flat_map(|request| &request.events)).await?;
-    Ok(Ingested { responses, events: posted.len() as u64 })
-}
-
-impl IngestBatchHandler {
-    /// Posts the events of new requests, and returns the stored response for repeated ones.
-    async fn ingest_keyed(
-        &self,
-        mut tx: Transaction<'_, Postgres>,
-        requests: &[IngestRequest],
-    ) -> Result<Ingested, IngestError> {
-        let keyed: Vec<(RequestIdentity, StoredResponse)> =
-            requests.iter().filter_map(|request| Some((request.identity.clone()?, request.response()))).collect();
-        let claims = claim_all(&mut tx, &keyed, self.clock.now()).await;
-        let mut claims = claims.map_err(|error| IngestError(BatchError::Whole(error)))?.into_iter();
-        let (mut posts, mut responses) = (Vec::new(), Vec::with_capacity(requests.len()));
-        for request in requests {
-            let claim = match request.identity {
-                Some(_) => claims.next().unwrap_or(Claim::First),
-                None => Claim::First,
-            };
-            responses.push(match claim {
-                Claim::First => {
-                    posts.extend(&request.events);
-                    Ok(request.response())
-                }
-                Claim::Repeat(response) => Ok(response),
-                Claim::Rejected(refused) => Err(refused),
-            });
-        }
+    /// Posts the events of new requests.
+    async fn save(&self, tx: &mut Transaction<'_, Postgres>, (): (), new: &[&IngestRequest]) -> Result<(), WriteError> {
+        let posts: Vec<&Post> = new.iter().flat_map(|request| &request.events).collect();
         if !posts.is_empty() {
-            post_all(&mut tx, &EVENT_SOURCE, posts.iter().copied()).await?;
+            post_all(tx, &EVENT_SOURCE, posts).await.map_err(post_error)?;
         }
-        tx.commit().await?;
-        Ok(Ingested { responses, events: posts.len() as u64 })
+        Ok(())
+    }
+
+    /// Posts the events in one statement: without keys there is nothing else to commit. A caller that gets no response
+    /// does not know whether its events were posted; a caller that needs to know sends a key.
+    async fn write_unkeyed(
+        &self,
+        db: &mut ConnectionGuard<'_>,
+        requests: &[IngestRequest],
+    ) -> Option<Result<Vec<WriteResult>, WriteError>> {
+        // Built before the commit: a panic afterwards would retry the batch in parts and post the events again.
+        let responses = requests.iter().map(|request| Ok(request.response())).collect();
+        let posted = post_alone(db, &EVENT_SOURCE, requests.iter().flat_map(|request| &request.events)).await;
+        Some(posted.map(|_| responses).map_err(post_error))
+    }
+
+    fn committed(&self, _: &[IngestRequest], new: &[&IngestRequest]) {
+        let events: usize = new.iter().map(|request| request.events.len()).sum();
+        if events > 0 {
+            metrics::counter!("eventhub_events_received_total").increment(events as u64);
+        }
+    }
+}
+
+fn post_error(error: PostError) -> WriteError {
+    match error {
+        PostError::Database(error) if is_data_error(&error) => {
+            let detail = "PostgreSQL cannot store the payload as JSON; it may be nested too deeply";
+            WriteError::Request(Problem::bad_request("unfit-event", detail))
+        }
+        PostError::Database(error) => error.into(),
+        invalid @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)) => {
+            WriteError::Request(Problem::bad_request("unfit-event", invalid.to_string()))
+        }
     }
 }
 

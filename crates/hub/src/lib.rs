@@ -54,12 +54,11 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use kit::secret::Cipher;
+use mailbox::batched_writes::BatchedWriteHandler;
 use mailbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
-use mailbox::database::DedicatedConnection;
-use mailbox::log::Watcher;
+use mailbox::database::Database;
 use mailbox::service::{Role, Roles, Service, ServiceContext};
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
 use tokio::sync::{Mutex, mpsc};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -70,7 +69,7 @@ use crate::dispatch::Dispatcher;
 pub use crate::export::Export;
 use crate::fanout::FanOut;
 use crate::hub_message::{EVENT_SOURCE, FannedBatch};
-use crate::ingest::IngestBatchHandler;
+use crate::ingest::{EventIngest, IngestBatcher};
 use crate::operator_command::CONTROL_SOURCE;
 
 /// Number of events that fan-out reads at a time; more while it is behind.
@@ -137,13 +136,12 @@ impl HubSettings {
 
 /// The hub of one process.
 pub struct Hub {
-    pub(crate) db: PgPool,
+    pub(crate) db: Database,
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
     pub(crate) cipher: Cipher,
     pub(crate) client: Client,
-    pub(crate) watcher: Watcher,
-    pub(crate) ingest: Batcher<IngestBatchHandler>,
+    pub(crate) ingest: IngestBatcher,
     pub(crate) export: Export,
     retention: workers::HubRetention,
 }
@@ -160,12 +158,8 @@ impl Service for Hub {
     }
 
     fn build(context: &ServiceContext, settings: &HubSettings) -> Result<Hub, InvalidSetting> {
-        let (db, clock, watcher) = (context.db.clone(), context.clock.clone(), context.watcher.clone());
-        let handler = IngestBatchHandler {
-            db: DedicatedConnection::new(db.clone()),
-            clock: clock.clone(),
-            watcher: watcher.clone(),
-        };
+        let (db, clock) = (context.db.clone(), context.clock.clone());
+        let handler = BatchedWriteHandler::new(&db, clock.clone(), EventIngest);
         let (ingest, ingest_loop) = Batcher::new(handler, ingest::LIMITS);
         context.spawn(ingest_loop);
         Ok(Hub {
@@ -174,7 +168,6 @@ impl Service for Hub {
             cursor_key: context.cursor_key.clone(),
             cipher: context.cipher("hub secrets"),
             client: settings.client(context.has_private_database)?,
-            watcher,
             ingest,
             export: settings.export.clone(),
             retention: workers::HubRetention {
@@ -201,11 +194,14 @@ impl Service for Hub {
     }
 
     fn start_maintenance(&self, runtime: &Runtime) {
-        let (worker, db, clock) =
-            (runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE), runtime.db().clone(), self.clock.clone());
+        let (worker, db, clock) = (
+            runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE),
+            runtime.db().pool().clone(),
+            self.clock.clone(),
+        );
         let retention = self.retention;
         runtime.spawn(async move { worker.run(|| workers::maintain(&db, retention, clock.now())).await });
-        let (worker, db) = (runtime.worker("hub.measure".to_owned(), MEASURE_PAUSE), runtime.db().clone());
+        let (worker, db) = (runtime.worker("hub.measure".to_owned(), MEASURE_PAUSE), runtime.db().pool().clone());
         runtime.spawn(async move { worker.run(|| workers::measure(&db)).await });
     }
 }
@@ -225,12 +221,11 @@ impl Hub {
 
     fn start_dispatcher(&self, runtime: &Runtime, handed_over: mpsc::Receiver<FannedBatch>) {
         let dispatcher = Dispatcher::new(
-            runtime.db().clone(),
+            runtime.db().pool().clone(),
             self.clock.clone(),
             self.client.clone(),
             self.cipher.clone(),
             runtime.shard_assignment(DISPATCH),
-            runtime.watcher().clone(),
             handed_over,
         );
         let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE);

@@ -37,8 +37,8 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use mailbox::consumers::{Runtime, Subscription};
+use mailbox::database::Database;
 use mailbox::service::{Role, Service, ServiceContext};
-use sqlx::PgPool;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::command_batcher::CommandBatchers;
@@ -48,7 +48,7 @@ const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 
 /// The joins service of one process.
 pub struct Joins {
-    pub(crate) db: PgPool,
+    pub(crate) db: Database,
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
     pub(crate) command_batchers: CommandBatchers,
@@ -63,7 +63,7 @@ impl Service for Joins {
 
     fn build(context: &ServiceContext, (): &()) -> Result<Joins, InvalidSetting> {
         let (db, clock) = (context.db.clone(), context.clock.clone());
-        let (command_batchers, command_loop) = CommandBatchers::new(&db, &clock, &context.watcher);
+        let (command_batchers, command_loop) = CommandBatchers::new(&db, &clock);
         context.spawn(command_loop);
         Ok(Joins { db, clock, cursor_key: context.cursor_key.clone(), command_batchers })
     }
@@ -78,8 +78,8 @@ impl Service for Joins {
 
     /// Starts the sweep, which ends the registrations of finished events and promotes long waitlists in steps.
     fn start_maintenance(&self, runtime: &Runtime) {
-        let (worker, db) = (runtime.worker("joins.sweep".to_owned(), SWEEP_PAUSE), runtime.db().clone());
-        let (clock, watcher) = (self.clock.clone(), runtime.watcher().clone());
-        runtime.spawn(async move { worker.run(|| workers::sweep(&db, &clock, &watcher)).await });
+        let worker = runtime.worker("joins.sweep".to_owned(), SWEEP_PAUSE);
+        let (db, clock) = (runtime.db().clone(), self.clock.clone());
+        runtime.spawn(async move { worker.run(|| workers::sweep(&db, &clock)).await });
     }
 }

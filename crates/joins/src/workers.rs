@@ -2,20 +2,16 @@
 
 use kit::clock::Clock;
 use kit::worker::Round;
-use mailbox::log::Watcher;
-use sqlx::PgPool;
+use mailbox::database::Database;
 
 use crate::error::Error;
 use crate::flow;
 
 /// Sweeps one step of one due event in one transaction. The event is then scheduled behind all other due events, so
 /// that a large event does not delay the others.
-pub(crate) async fn sweep(db: &PgPool, clock: &Clock, watcher: &Watcher) -> Result<Round, Error> {
+pub(crate) async fn sweep(db: &Database, clock: &Clock) -> Result<Round, Error> {
     match flow::sweep::sweep_next(db, clock).await? {
-        true => {
-            watcher.wake();
-            Ok(Round::Busy)
-        }
+        true => Ok(Round::Busy),
         false => Ok(Round::Idle),
     }
 }

@@ -8,6 +8,9 @@
 //! A batch that fails because of one of its items, or panics, is bisected until that item is alone. A batch that
 //! fails for another reason (the database is unavailable) fails as a whole, and so does one that exceeds its time
 //! limit: a database that stopped responding must not block all later batches.
+//!
+//! Every batch of requests goes through this module. `mailbox::batched_writes` is its handler for writes. Handlers that
+//! only read set [`BatchHandler::COALESCES`], as the coalesced reads of the events service do.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;

@@ -9,11 +9,13 @@ mod pool;
 pub mod pooler;
 mod redacted_error;
 pub(crate) mod snapshot;
+mod transaction;
 
 pub use dedicated_connection::{ConnectionGuard, DedicatedConnection};
 pub use errors::{is_data_error, is_transient, problem};
 pub use migrations::{migrate, migrations, missing_migrations};
 pub use pool::{PoolLimits, ping, pool, pool_behind_pooler};
 pub use redacted_error::redacted_error;
+pub use transaction::{Database, DatabaseTransaction};
 
 pub(crate) use redacted_error::one_line;

@@ -6,17 +6,19 @@
 //! | process every message once, in this database    | a [`consumers::Handler`], run by [`consumers::Runtime`]   |
 //! | send messages elsewhere                         | a [`consumers::Processor`], run by [`consumers::Runtime`] |
 //! | divide other work among processes               | [`consumers::ShardAssignment`]                            |
-//! | answer a repeated request without a new effect  | [`idempotency`]                                           |
+//! | answer a repeated request without a new effect  | [`idempotency::run_once`]                                 |
+//! | execute many requests in one transaction        | [`batched_writes`]                                        |
 //! | reference log entries, and load them later      | [`log::LogRef`], [`operations::retention_hold`]           |
 //! | show the state                                  | [`operations::status`], [`operations::browse`]            |
 //! | retry or discard failed messages                | [`operations::parked`], [`operations::dead_letters`]      |
 //! | read again, reset, delete, recover              | [`operations::replays`], [`operations::cursors`], [`operations::recovery`] |
+//! | begin and commit a transaction                  | [`database::Database`]                                    |
 //! | connect, migrate, classify errors               | [`database`]                                              |
 //!
 //! # Modules
 //!
-//! Dependencies point one way: `database <- log <- consumers <- operations`. `idempotency` uses `database`, and
-//! `operations` uses `idempotency` to delete expired responses. Within a group there are no cycles.
+//! Dependencies point one way: `database <- log <- consumers <- operations`. `idempotency` uses `database`,
+//! `batched_writes` uses both, and `operations` uses `idempotency` to delete expired responses. Within a group there are no cycles.
 //!
 //! # Tables
 //!
@@ -40,6 +42,7 @@
 //! - A shard of a consumer has one owner. Only the owner can commit, because every commit locks the owner's row.
 //! - The outcomes of a batch are committed together with the new positions, or not at all.
 
+pub mod batched_writes;
 pub mod consumers;
 pub mod database;
 pub mod idempotency;

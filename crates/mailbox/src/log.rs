@@ -1,7 +1,7 @@
 //! The log: posting messages, and reading them without losing or waiting for late commits.
 //!
 //! [`post()`] appends. A [`Reader`] reads from [`Snapshot`] to [`Snapshot`] and remembers a [`Position`] per shard. The
-//! [`Watcher`] of a process polls for new snapshots and wakes its readers.
+//! watcher of a process polls for new snapshots and wakes its readers.
 
 mod filter;
 mod message;
@@ -19,9 +19,7 @@ pub use position::Position;
 pub use post::{AggregateId, Post, PostError, Source, post, post_all, post_alone};
 pub use reader::Reader;
 pub use time_search::created_at;
-pub use watcher::Watcher;
-
-pub(crate) use watcher::POLL_INTERVAL;
+pub(crate) use watcher::{POLL_INTERVAL, Watcher};
 
 use sqlx::PgConnection;
 

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::consumers::{Runtime, Subscription};
-use crate::log::Watcher;
+use crate::database::Database;
 use crate::operations::maintenance::Retention;
 
 /// One service of the platform: its HTTP API, its message handlers and its background work.
@@ -57,15 +57,14 @@ pub trait Service: Send + Sync + Sized + 'static {
 
 /// What the platform gives to every service when it builds it.
 pub struct ServiceContext {
-    /// The connection pool for requests. It may go through a pooler in transaction mode, so session state is not available.
-    pub db: PgPool,
+    /// The database for requests. Its commits wake the readers of the log. It may go through a pooler in transaction mode,
+    /// so session state is not available.
+    pub db: Database,
     /// The connection pool for reads that may be slightly stale: a streaming replica of the database, or the same as `db`.
     pub read_db: PgPool,
     pub clock: Clock,
     /// Signs the cursors of paginated lists.
     pub cursor_key: CursorKey,
-    /// Wakes the shard workers of this process after a post.
-    pub watcher: Watcher,
     /// The shared cache. `None`: each process caches in memory only.
     pub redis: Option<RedisAddress>,
     /// How long the log retains messages.
@@ -92,13 +91,12 @@ pub struct RedisAddress {
 
 impl ServiceContext {
     /// A context with one pool for all requests, no Redis and the default retention. `master_keys`: the current key first.
-    pub fn new(db: PgPool, clock: Clock, master_keys: &[MasterKey], watcher: Watcher) -> ServiceContext {
+    pub fn new(db: Database, clock: Clock, master_keys: &[MasterKey]) -> ServiceContext {
         ServiceContext {
-            read_db: db.clone(),
+            read_db: db.pool().clone(),
             db,
             clock,
             cursor_key: cursor_key(master_keys),
-            watcher,
             redis: None,
             retention: Retention::default(),
             has_private_database: false,

@@ -16,6 +16,7 @@ use kit::telemetry::{self, PrometheusHandle};
 use kit::worker::{Round, Wake, Worker};
 use kit::{serve, web};
 use mailbox::consumers::{Replica, Runtime};
+use mailbox::database::Database;
 use mailbox::database::pooler::PoolerError;
 use mailbox::operations::{maintenance, status};
 use mailbox::service::{RedisAddress, Role, ServiceContext, cursor_key};
@@ -46,7 +47,7 @@ const STOP_STEP_TIME_MAX: Duration = Duration::from_secs(5);
 /// The state of the platform's own HTTP handlers.
 #[derive(Clone)]
 pub struct App {
-    pub(crate) db: PgPool,
+    pub(crate) db: Database,
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
     pub(crate) keys: KeyCache,
@@ -168,8 +169,8 @@ pub async fn start(
         rate_limit: gate.rate_limit.clone(),
         metrics: app.metrics.clone(),
     });
-    let runtime = start_runtime(settings, &pools, &clock, &workers, broker.as_ref());
-    let context = service_context(settings, &pools, &clock, master_keys, &runtime);
+    let runtime = start_runtime(settings, &pools, &app, &workers, broker.as_ref());
+    let context = service_context(settings, &pools, &app, master_keys);
     let built = services::build(services, &context, settings)?;
     services::start_workers(&built, settings, &runtime, broker.as_ref());
     workers.start_lag_measurement(pools.workers.clone());
@@ -190,7 +191,7 @@ fn app_state(
     health: &Health,
 ) -> Result<App, StartError> {
     Ok(App {
-        db: pools.requests.clone(),
+        db: Database::new(pools.requests.clone()),
         clock: clock.clone(),
         cursor_key: cursor_key(master_keys),
         keys: KeyCache::new(pools.requests.clone(), clock.clone(), settings.admin_key.as_ref()),
@@ -213,33 +214,27 @@ fn authenticator(settings: &Settings, app: &App, master_keys: &[MasterKey]) -> R
 fn start_runtime(
     settings: &Settings,
     pools: &Pools,
-    clock: &Clock,
+    app: &App,
     workers: &Workers,
     broker: Option<&Arc<Broker>>,
 ) -> Runtime {
     let roles = settings.roles();
     if roles.contains(Role::Maintain) {
-        workers.start_log_maintenance(settings, pools.workers.clone(), clock.clone());
+        workers.start_log_maintenance(settings, pools.workers.clone(), app.clock.clone());
     }
     let replica = Replica::new(process_name(), settings.lease_time());
-    let runtime =
-        Runtime::start(pools.workers.clone(), clock.clone(), replica, workers.health.clone(), workers.stop.clone());
+    // Commits over the pool for requests and over that for background work wake the same readers.
+    let db = app.db.with_pool(pools.workers.clone());
+    let runtime = Runtime::start(db, app.clock.clone(), replica, workers.health.clone(), workers.stop.clone());
     if let (true, Some(broker)) = (roles.contains(Role::Relay), broker) {
         relay::start(&runtime, &settings.relay, broker);
     }
     runtime
 }
 
-fn service_context(
-    settings: &Settings,
-    pools: &Pools,
-    clock: &Clock,
-    master_keys: &[MasterKey],
-    runtime: &Runtime,
-) -> ServiceContext {
+fn service_context(settings: &Settings, pools: &Pools, app: &App, master_keys: &[MasterKey]) -> ServiceContext {
     let redis = settings.redis_url.clone().map(|url| RedisAddress { url, prefix: settings.redis_prefix.clone() });
-    let mut context =
-        ServiceContext::new(pools.requests.clone(), clock.clone(), master_keys, runtime.watcher().clone());
+    let mut context = ServiceContext::new(app.db.clone(), app.clock.clone(), master_keys);
     context.read_db = pools.reads.clone();
     context.redis = redis;
     context.retention = settings.retention();

@@ -15,12 +15,11 @@ use kit::auth::Tenant;
 use kit::clock::Clock;
 use kit::worker::Round;
 use mailbox::consumers::{Runtime, inbox};
-use mailbox::database::{is_data_error, redacted_error};
-use mailbox::log::{AggregateId, Post, PostError, Source, Watcher, created_at, post_all};
+use mailbox::database::{Database, is_data_error, redacted_error};
+use mailbox::log::{AggregateId, Post, PostError, Source, created_at, post_all};
 use mailbox::operations::dead_letters::{self, UnusableMessage};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
-use sqlx::PgPool;
 
 use crate::broker::{Broker, BrokerError};
 use crate::headers;
@@ -112,8 +111,7 @@ pub(crate) struct IntakeWorker {
     settings: IntakeQueue,
     source: String,
     intake: Intake,
-    db: PgPool,
-    watcher: Watcher,
+    db: Database,
     clock: Clock,
 }
 
@@ -125,7 +123,6 @@ impl IntakeWorker {
             settings,
             intake,
             db: runtime.db().clone(),
-            watcher: runtime.watcher().clone(),
             clock: runtime.clock().clone(),
         }
     }
@@ -143,7 +140,6 @@ impl IntakeWorker {
             self.intake.reset();
             return Err(error);
         }
-        self.watcher.wake();
         metrics::counter!("pillarbox_intake_messages_total", "queue" => self.settings.queue.clone())
             .increment(batch.len() as u64);
         Ok(Round::Busy)

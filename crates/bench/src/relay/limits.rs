@@ -16,7 +16,7 @@ use mailbox::consumers::{
     BatchResult, Consumer, ConsumerError, ConsumerKind, ConsumerOptions, Delivery, Outcome as Came, Processor, Replica,
     Runtime, StartAt, WorkerContext,
 };
-use mailbox::database::{self, PoolLimits};
+use mailbox::database::{self, Database, PoolLimits};
 use mailbox::log::{Filter, Post, Source, post_all};
 use serde_json::value::RawValue;
 use sqlx::PgPool;
@@ -174,7 +174,7 @@ impl NullSink {
         let limits = PoolLimits { connections_min: 0, connections_max: 4, for_workers: true, ..PoolLimits::default() };
         let work_db = database::pool((*fixture.db.connect_options()).clone(), limits);
         let replica = Replica::new("bench", Duration::from_secs(15));
-        let runtime = Runtime::start(work_db, Clock::system(), replica, Health::default(), stop.clone());
+        let runtime = Runtime::start(Database::new(work_db), Clock::system(), replica, Health::default(), stop.clone());
         let consumer = Consumer {
             name: "null".to_owned(),
             kind: ConsumerKind::Handler,

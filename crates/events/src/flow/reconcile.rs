@@ -6,6 +6,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::events::{EventRestated, EventVersions, RESTATED, VERSIONS};
 use contracts::joins::JoinsCounted;
+use mailbox::database::Database;
 use mailbox::log::{Post, PostError, post, post_all};
 use serde_json::value::to_raw_value;
 use sqlx::{PgPool, Postgres, Transaction};
@@ -60,7 +61,7 @@ pub enum ReconcileError {
 }
 
 /// Starts a run and posts the versions of all events. Returns the id of the run; the replies arrive as messages.
-pub async fn begin(db: &PgPool, options: ReconcileOptions, now: DateTime<Utc>) -> Result<Uuid, ReconcileError> {
+pub async fn begin(db: &Database, options: ReconcileOptions, now: DateTime<Utc>) -> Result<Uuid, ReconcileError> {
     let run = Uuid::now_v7();
     store::begin(&mut *db.acquire().await?, run, options, now).await?;
     post_versions(db, run, options, now).await?;
@@ -69,7 +70,7 @@ pub async fn begin(db: &PgPool, options: ReconcileOptions, now: DateTime<Utc>) -
 
 /// Starts a run, unless a repairing run of any process has started after `since`.
 pub(crate) async fn begin_unless_since(
-    db: &PgPool,
+    db: &Database,
     since: DateTime<Utc>,
     now: DateTime<Utc>,
 ) -> Result<(), ReconcileError> {
@@ -129,7 +130,7 @@ pub(crate) async fn apply_reply(
 
 /// Posts each part in its own transaction, so that no transaction of a large run takes long.
 async fn post_versions(
-    db: &PgPool,
+    db: &Database,
     run: Uuid,
     options: ReconcileOptions,
     now: DateTime<Utc>,

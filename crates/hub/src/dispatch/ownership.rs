@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mailbox::consumers::{Fence, ShardAssignment};
-use mailbox::log::Watcher;
 use sqlx::PgConnection;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -24,9 +23,6 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
 
 pub(super) struct Ownership {
     assignment: ShardAssignment,
-    watcher: Watcher,
-    /// The watcher's count of invalidations that the dispatcher has reacted to.
-    invalidations: u64,
     shards: BTreeSet<i16>,
     /// The version of the directory that the subscriber queues were loaded from; 0 if they have to be loaded.
     loaded_version: i64,
@@ -39,11 +35,9 @@ pub(super) struct Ownership {
 }
 
 impl Ownership {
-    pub(super) fn new(assignment: ShardAssignment, watcher: Watcher) -> Ownership {
+    pub(super) fn new(assignment: ShardAssignment) -> Ownership {
         Ownership {
             assignment,
-            invalidations: watcher.invalidations(),
-            watcher,
             shards: BTreeSet::new(),
             loaded_version: 0,
             newest_version: 0,
@@ -64,8 +58,7 @@ impl Ownership {
 
     /// Whether in-memory state has become stale since the last call, because the database restarted or failed over.
     pub(super) fn consume_invalidation(&mut self) -> bool {
-        let current = self.watcher.invalidations();
-        std::mem::replace(&mut self.invalidations, current) != current
+        self.assignment.consume_invalidation()
     }
 
     pub(super) fn is_rebalance_due(&self) -> bool {

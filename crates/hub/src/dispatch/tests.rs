@@ -8,6 +8,7 @@ use chrono::TimeDelta;
 use kit::health::Health;
 use kit::secret::MasterKey;
 use mailbox::consumers::{Replica, Runtime};
+use mailbox::database::Database;
 use sqlx::postgres::PgPoolOptions;
 use tokio_util::sync::CancellationToken;
 
@@ -26,12 +27,12 @@ async fn dispatcher() -> Dispatcher {
     db.close().await;
     let (clock, replica) = (Clock::system(), Replica::new("test", Duration::from_secs(60)));
     let stop = CancellationToken::new();
-    let assignment =
-        Runtime::start(db.clone(), clock.clone(), replica, Health::default(), stop).shard_assignment("hub.dispatch");
+    let assignment = Runtime::start(Database::new(db.clone()), clock.clone(), replica, Health::default(), stop)
+        .shard_assignment("hub.dispatch");
     let client = Client::new(ClientSettings::default()).unwrap();
     let cipher = Cipher::new(&MasterKey::generate(), &[], "test");
     let (_, handed_over) = mpsc::channel(1);
-    let mut dispatcher = Dispatcher::new(db, clock, client, cipher, assignment, Watcher::default(), handed_over);
+    let mut dispatcher = Dispatcher::new(db, clock, client, cipher, assignment, handed_over);
     dispatcher.ownership.assume_loaded((0..16).collect(), 7);
     dispatcher.reader.announced.load(0);
     dispatcher

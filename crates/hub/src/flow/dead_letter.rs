@@ -60,7 +60,7 @@ pub(crate) async fn retry(
     identity: Option<&RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let now = hub.clock.now();
-    let response = run_once(hub, identity, StoreResponse::WithBody, |tx, _| {
+    run_once(hub, identity, StoreResponse::WithBody, |tx, _| {
         Box::pin(async move {
             let dead = store::lock(tx, &tenant, id).await.map_err(Error::from)?.ok_or(Error::NoDeadLetter)?;
             check_retryable(tx, &tenant, &dead).await?;
@@ -69,9 +69,7 @@ pub(crate) async fn retry(
             Ok(StoredResponse::empty(StatusCode::ACCEPTED))
         })
     })
-    .await?;
-    hub.watcher.wake();
-    Ok(response)
+    .await
 }
 
 async fn check_retryable(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant, dead: &DeadLetter) -> Result<(), Error> {
@@ -102,7 +100,6 @@ pub(crate) async fn retry_many(
         let step = store::lock_many(&mut tx, tenant, filter, (after, STEP)).await?;
         post_retries(&mut tx, tenant, &step, by, now).await?;
         tx.commit().await?;
-        hub.watcher.wake();
         retried += step.len() as u64;
         after = step.last().map(|(id, _)| *id);
         if step.len() < STEP as usize {

@@ -113,7 +113,7 @@ pub(crate) async fn give_up(
     by: Principal,
     identity: Option<&RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
-    let response = run_once(hub, identity, StoreResponse::WithBody, |tx, _| {
+    run_once(hub, identity, StoreResponse::WithBody, |tx, _| {
         Box::pin(async move {
             let (_, message) = find_message(tx, &tenant, id).await?;
             if message.progress.outcome.is_final() && !message.progress.blocks_lane {
@@ -126,9 +126,7 @@ pub(crate) async fn give_up(
             Ok(StoredResponse::empty(StatusCode::ACCEPTED))
         })
     })
-    .await?;
-    hub.watcher.wake();
-    Ok(response)
+    .await
 }
 
 async fn find_message(db: &mut PgConnection, tenant: &Tenant, id: MessageId) -> Result<(Logged, Message), Error> {

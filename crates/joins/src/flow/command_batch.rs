@@ -98,18 +98,13 @@ impl CommandBatch {
         }
     }
 
-    /// The time at which the events were locked.
-    pub(crate) fn now(&self) -> DateTime<Utc> {
-        self.now
-    }
-
     /// Applies one command in memory. Fails if the event is unknown or its rules refuse the command.
     pub(crate) fn apply(&mut self, command: &Command) -> Result<Outcome, Refused> {
         self.events.get_mut(&command.event_id).ok_or(Refused::EventNotFound)?.apply(command, self.now)
     }
 
-    /// Writes the changed rows, the history entries and the messages. Returns whether messages were posted.
-    pub(crate) async fn save(self, tx: &mut Transaction<'_, Postgres>) -> Result<bool, Error> {
+    /// Writes the changed rows, the history entries and the messages.
+    pub(crate) async fn save(self, tx: &mut Transaction<'_, Postgres>) -> Result<(), Error> {
         let mut events = Vec::new();
         let mut all = Changes::default();
         for changes in self.events.into_values().map(EventRegistrations::into_changes) {
@@ -124,12 +119,12 @@ impl CommandBatch {
         store::save_bans(tx, &all.bans).await?;
         store::delete_bans(tx, &all.deleted_bans).await?;
         if all.history.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
         store::append_history(tx, &all.history).await?;
         let posts = all.history.into_iter().map(message).collect::<Result<Vec<Post>, _>>()?;
         post_all(tx, &SOURCE, &posts).await?;
-        Ok(true)
+        Ok(())
     }
 }
 

@@ -4,8 +4,9 @@ use http::StatusCode;
 use kit::clock::Clock;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use mailbox::idempotency::{Responses, StoreError};
-use sqlx::{Connection, PgConnection, Postgres, Transaction};
+use mailbox::batched_writes::{BatchedWrite, Decision, WriteError};
+use mailbox::database::is_data_error;
+use sqlx::{Postgres, Transaction};
 
 use super::command_batch::CommandBatch;
 use crate::domain::{Command, Outcome, Refused};
@@ -19,63 +20,62 @@ pub(crate) struct CommandRequest {
     pub(crate) identity: RequestIdentity,
 }
 
-/// The result of one committed transaction.
-pub(crate) struct Executed {
-    /// One response for each request, in order.
-    pub(crate) responses: Vec<Result<StoredResponse, Problem>>,
-    pub(crate) has_posted: bool,
+/// Executes the commands of HTTP requests, many in one transaction. Each request has its effect once; a repeated request
+/// gets the stored response of the first.
+pub(crate) struct RequestedCommands {
+    pub(crate) clock: Clock,
 }
 
-/// The reason why a transaction was rolled back.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ExecuteError {
-    #[error("another transaction has claimed one of the Idempotency-Keys")]
-    KeyClaimed,
-    /// Writing the changes failed. If it is a data error, one of the commands caused it.
-    #[error("saving the changes failed: {0}")]
-    Save(Error),
-    #[error("database: {0}")]
-    Database(#[from] sqlx::Error),
-}
+impl BatchedWrite for RequestedCommands {
+    type Request = CommandRequest;
+    type State = CommandBatch;
 
-/// Runs the commands of many requests in one transaction. Each request has its effect once; a repeated request gets the
-/// stored response of the first.
-pub(crate) async fn execute_requests(
-    db: &mut PgConnection,
-    clock: &Clock,
-    requests: &[CommandRequest],
-) -> Result<Executed, ExecuteError> {
-    let mut tx = db.begin().await?;
-    let mut batch = CommandBatch::load(&mut tx, clock, requests.iter().map(|request| &request.command)).await?;
-    batch.run_due_sweep();
-    let now = batch.now();
-    // Read the stored responses under the locks of the events. A repeat of a request that is still running waits for
-    // the lock, and then finds the response.
-    let mut stored = Responses::load(&mut tx, requests.iter().map(|request| &request.identity), now).await?;
-    let mut responses = Vec::with_capacity(requests.len());
-    for CommandRequest { command, identity } in requests {
-        if let Some(repeated) = stored.find(identity) {
-            responses.push(repeated);
-            continue;
-        }
-        let outcome = batch.apply(command);
+    fn identity(request: &CommandRequest) -> Option<&RequestIdentity> {
+        Some(&request.identity)
+    }
+
+    async fn load(
+        &self,
+        tx: &mut Transaction<'_, Postgres>,
+        requests: &[CommandRequest],
+    ) -> Result<CommandBatch, WriteError> {
+        let mut batch = CommandBatch::load(tx, &self.clock, requests.iter().map(|request| &request.command)).await?;
+        batch.run_due_sweep();
+        Ok(batch)
+    }
+
+    fn decide(&self, batch: &mut CommandBatch, request: &CommandRequest) -> Decision {
+        let outcome = batch.apply(&request.command);
         let is_temporary = outcome.as_ref().is_err_and(Refused::is_temporary);
         let response = outcome.map(response_of).map_err(Problem::from);
-        match &response {
-            // Not stored: a retry with the same key may succeed.
-            Err(_) if is_temporary => {}
-            Ok(response) => stored.insert(identity, response),
-            Err(problem) => stored.insert(identity, &StoredResponse::problem(problem)),
+        match is_temporary {
+            // A repeat may succeed.
+            true => Decision::NotStored(response),
+            false => Decision::Stored(response),
         }
-        responses.push(response);
     }
-    let has_posted = batch.save(&mut tx).await.map_err(ExecuteError::Save)?;
-    stored.save(&mut tx, now).await.map_err(|error| match error {
-        StoreError::KeyInUse => ExecuteError::KeyClaimed,
-        StoreError::Database(error) => error.into(),
-    })?;
-    tx.commit().await?;
-    Ok(Executed { responses, has_posted })
+
+    async fn save(
+        &self,
+        tx: &mut Transaction<'_, Postgres>,
+        batch: CommandBatch,
+        _: &[&CommandRequest],
+    ) -> Result<(), WriteError> {
+        batch.save(tx).await.map_err(save_error)
+    }
+
+    fn committed(&self, requests: &[CommandRequest], _: &[&CommandRequest]) {
+        metrics::counter!("pillarbox_joins_orders_total").increment(requests.len() as u64);
+        metrics::histogram!("pillarbox_joins_batch_size").record(requests.len() as f64);
+    }
+}
+
+/// A data error is caused by one of the commands; any other error concerns the whole batch.
+fn save_error(error: Error) -> WriteError {
+    match matches!(&error, Error::Database(cause) if is_data_error(cause)) {
+        true => WriteError::Request(error.into()),
+        false => WriteError::Batch(error.into()),
+    }
 }
 
 /// Runs the commands one after the other in the caller's transaction. Fails if one of them is refused.
@@ -89,7 +89,7 @@ pub(crate) async fn execute(
     for command in commands {
         batch.apply(command)?;
     }
-    batch.save(tx).await.map(drop)
+    batch.save(tx).await
 }
 
 fn response_of(outcome: Outcome) -> StoredResponse {

@@ -2,7 +2,7 @@
 
 use chrono::TimeDelta;
 use kit::clock::Clock;
-use sqlx::{PgPool, Postgres, Transaction};
+use mailbox::database::{Database, DatabaseTransaction};
 use uuid::Uuid;
 
 use super::command_batch::CommandBatch;
@@ -13,7 +13,7 @@ use crate::store;
 const POSTPONE: TimeDelta = TimeDelta::minutes(1);
 
 /// Sweeps one step of the event that has been due for the longest time. Returns false if no event is due.
-pub(crate) async fn sweep_next(db: &PgPool, clock: &Clock) -> Result<bool, Error> {
+pub(crate) async fn sweep_next(db: &Database, clock: &Clock) -> Result<bool, Error> {
     let mut tx = db.begin().await?;
     let Some(event_id) = store::lock_due_event(&mut tx, clock.now()).await? else { return Ok(false) };
     match sweep_event(tx, clock, event_id).await {
@@ -27,13 +27,13 @@ pub(crate) async fn sweep_next(db: &PgPool, clock: &Clock) -> Result<bool, Error
     }
 }
 
-async fn sweep_event(mut tx: Transaction<'_, Postgres>, clock: &Clock, event_id: Uuid) -> Result<(), Error> {
+async fn sweep_event(mut tx: DatabaseTransaction<'_>, clock: &Clock, event_id: Uuid) -> Result<(), Error> {
     let mut batch = CommandBatch::load_event(&mut tx, clock, event_id).await?;
     batch.run_due_sweep();
     batch.save(&mut tx).await?;
     Ok(tx.commit().await?)
 }
 
-async fn postpone(db: &PgPool, event_id: Uuid, clock: &Clock) -> sqlx::Result<()> {
+async fn postpone(db: &Database, event_id: Uuid, clock: &Clock) -> sqlx::Result<()> {
     store::postpone_sweep(&mut *db.acquire().await?, event_id, clock.now() + POSTPONE).await
 }

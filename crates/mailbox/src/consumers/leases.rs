@@ -12,19 +12,30 @@ use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use super::replica::Replica;
-use crate::log::SHARDS;
+use crate::log::{SHARDS, Watcher};
 
 /// The shards of a process in work that is divided by shard but does not read the log.
 pub struct ShardAssignment {
     name: &'static str,
     owner: Uuid,
     replica: Arc<Replica>,
+    watcher: Watcher,
+    /// The watcher's count of invalidations that the owner of the shards has reacted to.
+    invalidations: u64,
     has_joined: bool,
 }
 
 impl ShardAssignment {
-    pub(super) fn new(name: &'static str, replica: Arc<Replica>) -> ShardAssignment {
-        ShardAssignment { name, owner: Uuid::now_v7(), replica, has_joined: false }
+    pub(super) fn new(name: &'static str, replica: Arc<Replica>, watcher: Watcher) -> ShardAssignment {
+        let invalidations = watcher.invalidations();
+        ShardAssignment { name, owner: Uuid::now_v7(), replica, watcher, invalidations, has_joined: false }
+    }
+
+    /// Returns whether in-memory state has become stale since the last call, because the database restarted or failed
+    /// over.
+    pub fn consume_invalidation(&mut self) -> bool {
+        let current = self.watcher.invalidations();
+        std::mem::replace(&mut self.invalidations, current) != current
     }
 
     /// Returns how often to call [`ShardAssignment::rebalance`].

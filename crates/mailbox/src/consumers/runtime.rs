@@ -19,7 +19,7 @@ use super::processor::{ConsumerError, Processor};
 use super::replica::Replica;
 use super::retry::RetryPolicy;
 use super::shard_worker::{ShardWorker, ShardWorkerOptions};
-use crate::database::{self, PoolLimits, cluster_identity};
+use crate::database::{self, Database, PoolLimits, cluster_identity};
 use crate::log::{Filter, MessagePattern, POLL_INTERVAL, Watcher};
 
 /// A consumer with a handler. Its code is the same whether its messages come from the log or from a RabbitMQ queue.
@@ -58,7 +58,7 @@ impl Default for ConsumerOptions {
 }
 
 pub struct Runtime {
-    db: PgPool,
+    db: Database,
     /// For the watcher and the heartbeat alone: a busy pool must not cost a process its leases.
     vital_db: PgPool,
     clock: Clock,
@@ -73,14 +73,14 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Starts the watcher and the heartbeat.
-    pub fn start(db: PgPool, clock: Clock, replica: Replica, health: Health, stop: CancellationToken) -> Runtime {
+    /// Starts the watcher, which each commit of `db` wakes, and the heartbeat.
+    pub fn start(db: Database, clock: Clock, replica: Replica, health: Health, stop: CancellationToken) -> Runtime {
         let limits = PoolLimits { connections_min: 0, connections_max: 2, for_workers: true, ..PoolLimits::default() };
         let runtime = Runtime {
-            vital_db: database::pool((*db.connect_options()).clone(), limits),
+            vital_db: database::pool((*db.pool().connect_options()).clone(), limits),
+            watcher: Watcher::new(db.readers().clone()),
             db,
             clock,
-            watcher: Watcher::default(),
             replica: Arc::new(replica),
             health,
             stop,
@@ -95,7 +95,7 @@ impl Runtime {
             stop: runtime.vital_stop.clone(),
             probe: runtime.health.task(name, true),
         };
-        let worker = vital("watcher", POLL_INTERVAL, runtime.watcher.wake_handle());
+        let worker = vital("watcher", POLL_INTERVAL, runtime.db.readers().clone());
         let (db, watcher) = (runtime.vital_db.clone(), runtime.watcher.clone());
         runtime.vital_tasks.spawn(async move { worker.run(|| watcher.round(&db)).await });
 
@@ -105,17 +105,13 @@ impl Runtime {
         runtime
     }
 
-    /// Returns the watcher, to wake it after a post.
-    pub fn watcher(&self) -> &Watcher {
-        &self.watcher
-    }
-
     /// Creates the assignment of shards for work that is divided by shard but does not read the log.
     pub fn shard_assignment(&self, name: &'static str) -> ShardAssignment {
-        ShardAssignment::new(name, self.replica.clone())
+        ShardAssignment::new(name, self.replica.clone(), self.watcher.clone())
     }
 
-    pub fn db(&self) -> &PgPool {
+    /// Returns the database over the pool for background work.
+    pub fn db(&self) -> &Database {
         &self.db
     }
 
@@ -147,7 +143,7 @@ impl Runtime {
             let (wake, stop) = (self.watcher.subscribe(), self.stop.clone());
             let worker = Worker { name, pause: options.pause, wake, stop: stop.clone(), probe };
             let shard_worker = ShardWorker::new(
-                self.db.clone(),
+                self.db.pool().clone(),
                 consumer.clone(),
                 options.worker,
                 self.replica.clone(),

@@ -6,8 +6,11 @@
 
 use std::time::{Duration, Instant};
 
-use sqlx::{Connection, PgConnection, PgPool, Postgres, Transaction};
+use kit::worker::Wake;
+use sqlx::{Connection, PgConnection, PgPool};
 use tokio::sync::{Mutex, MutexGuard};
+
+use super::transaction::DatabaseTransaction;
 
 /// A connection that was used this recently is not tested before its next use.
 const FRESH: Duration = Duration::from_secs(1);
@@ -17,6 +20,8 @@ const FRESH: Duration = Duration::from_secs(1);
 pub struct DedicatedConnection {
     pool: PgPool,
     slot: Mutex<Slot>,
+    /// The readers of the log, woken by each commit.
+    readers: Wake,
 }
 
 /// The idle connection and the time of its last use.
@@ -27,11 +32,18 @@ type Slot = Option<(PgConnection, Instant)>;
 pub struct ConnectionGuard<'o> {
     connection: PgConnection,
     slot: MutexGuard<'o, Slot>,
+    readers: &'o Wake,
 }
 
 impl DedicatedConnection {
-    pub fn new(pool: PgPool) -> DedicatedConnection {
-        DedicatedConnection { pool, slot: Mutex::default() }
+    /// A connection for reading only. [`Database::dedicated_connection`](super::Database::dedicated_connection) returns
+    /// one for writing.
+    pub fn for_reading(pool: PgPool) -> DedicatedConnection {
+        DedicatedConnection::with_readers(pool, Wake::default())
+    }
+
+    pub(super) fn with_readers(pool: PgPool, readers: Wake) -> DedicatedConnection {
+        DedicatedConnection { pool, slot: Mutex::default(), readers }
     }
 
     /// Returns the connection, and opens one if there is none. Fails if none can be opened.
@@ -46,7 +58,7 @@ impl DedicatedConnection {
             Some(connection) => connection,
             None => self.pool.acquire().await?.detach(),
         };
-        Ok(ConnectionGuard { connection, slot })
+        Ok(ConnectionGuard { connection, slot, readers: &self.readers })
     }
 }
 
@@ -55,8 +67,13 @@ impl ConnectionGuard<'_> {
         &mut self.connection
     }
 
-    pub async fn begin(&mut self) -> sqlx::Result<Transaction<'_, Postgres>> {
-        self.connection.begin().await
+    pub async fn begin(&mut self) -> sqlx::Result<DatabaseTransaction<'_>> {
+        Ok(DatabaseTransaction::new(self.connection.begin().await?, self.readers))
+    }
+
+    /// Wakes the readers of the log after a statement that was its own transaction.
+    pub(crate) fn wake_readers(&self) {
+        self.readers.wake();
     }
 
     /// Returns the connection for the next use. After an error it is tested first, which also rolls back an open

@@ -177,7 +177,9 @@ pub async fn post_alone<'m>(
     source: &Source,
     messages: impl IntoIterator<Item = &'m Post>,
 ) -> Result<Vec<Uuid>, PostError> {
-    insert(db.connection(), source, messages).await
+    let ids = insert(db.connection(), source, messages).await?;
+    db.wake_readers();
+    Ok(ids)
 }
 
 async fn insert<'m>(

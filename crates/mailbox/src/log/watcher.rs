@@ -45,7 +45,7 @@ struct Newest {
 
 /// The state of the log as this process knows it. Clones share one state.
 #[derive(Clone, Default)]
-pub struct Watcher {
+pub(crate) struct Watcher {
     inner: Arc<Inner>,
 }
 
@@ -61,18 +61,14 @@ struct Inner {
 }
 
 impl Watcher {
-    /// Polls now instead of at the next interval. Call it after a post.
-    pub fn wake(&self) {
-        self.inner.wake.wake();
-    }
-
-    /// Returns the handle that [`Watcher::wake`] triggers.
-    pub fn wake_handle(&self) -> Wake {
-        self.inner.wake.clone()
+    /// A watcher that polls at once when `wake` is triggered, as each commit of a [`Database`](crate::database::Database)
+    /// does.
+    pub(crate) fn new(wake: Wake) -> Watcher {
+        Watcher { inner: Arc::new(Inner { wake, ..Inner::default() }) }
     }
 
     /// Returns a handle that is woken with each new snapshot.
-    pub fn subscribe(&self) -> Wake {
+    pub(crate) fn subscribe(&self) -> Wake {
         let wake = Wake::default();
         write(&self.inner.readers).push(wake.clone());
         wake
@@ -85,19 +81,19 @@ impl Watcher {
 
     /// Drops the in-memory state. The database may have restarted or failed over, and transactions that were seen may
     /// be lost: then their ids are assigned again, and everything that a process remembers can be wrong.
-    pub fn invalidate(&self) {
+    pub(crate) fn invalidate(&self) {
         *write(&self.inner.newest) = None;
         self.inner.invalidations.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Returns the number of invalidations so far. A reader that sees it change must load its state again.
-    pub fn invalidations(&self) -> u64 {
+    pub(crate) fn invalidations(&self) -> u64 {
         self.inner.invalidations.load(Ordering::SeqCst)
     }
 
     /// Polls the log once, and takes a new snapshot if anything can have become visible. An error invalidates the
     /// state.
-    pub async fn round(&self, db: &PgPool) -> sqlx::Result<Round> {
+    pub(crate) async fn round(&self, db: &PgPool) -> sqlx::Result<Round> {
         let result = self.try_round(db).await;
         if result.is_err() {
             self.invalidate();

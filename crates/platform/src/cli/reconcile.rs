@@ -7,6 +7,8 @@ use chrono::Utc;
 use clap::Args;
 use events::reconcile::{ReconcileOptions, begin, progress};
 
+use mailbox::database::Database;
+
 use super::Failure;
 use super::admin::connect;
 use super::table::print_line;
@@ -31,7 +33,9 @@ pub(super) struct Reconcile {
 /// Starts a run and waits for its end. Fails when the services do not respond in time.
 pub(super) async fn run(settings: &Settings, args: Reconcile) -> Result<ExitCode, Failure> {
     let db = connect(settings)?;
-    let begun = begin(&db, ReconcileOptions { dry_run: args.dry_run, force: args.force }, Utc::now()).await;
+    let begun =
+        begin(&Database::new(db.clone()), ReconcileOptions { dry_run: args.dry_run, force: args.force }, Utc::now())
+            .await;
     let run = begun.map_err(|error| Failure::Other(error.to_string()))?;
     let (time_max, started) = (Duration::from_secs(u64::from(args.wait_seconds)), Instant::now());
     let mut seen = None;

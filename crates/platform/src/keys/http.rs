@@ -64,7 +64,7 @@ async fn list(
     let owner = tenant.as_ref().map_or("*", Tenant::as_str);
     let scope = PageScope::of_owner(&app.cursor_key, "keys", owner, &());
     let before = scope.position(cursor.as_deref())?;
-    let keys = flow::list(&app.db, tenant.as_ref(), before, limit + 1).await?;
+    let keys = flow::list(app.db.pool(), tenant.as_ref(), before, limit + 1).await?;
     Ok(scope.cut(keys, limit, |key| key.id))
 }
 
@@ -97,7 +97,7 @@ async fn create(
     responses((status = 204, description = "The key is revoked"), (status = 404, description = "The key does not exist")))]
 async fn revoke(State(app): State<App>, caller: Caller, Path(id): Path<Uuid>) -> Result<impl IntoResponse, Problem> {
     let tenant = managed_tenant(&caller, None)?;
-    flow::revoke(&app.db, id, tenant.as_ref(), app.clock.now()).await?;
+    flow::revoke(app.db.pool(), id, tenant.as_ref(), app.clock.now()).await?;
     app.keys.clear();
     Ok(StatusCode::NO_CONTENT)
 }

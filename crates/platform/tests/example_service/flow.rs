@@ -2,9 +2,10 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use kit::worker::Round;
+use mailbox::database::Database;
 use mailbox::log::{Post, PostError, Source, post};
 use serde_json::value::to_raw_value;
-use sqlx::{PgPool, Postgres, Transaction};
+use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 use super::contract::{GreetingReceived, RECEIVED, SOURCE};
@@ -27,7 +28,7 @@ pub(super) async fn receive(
 }
 
 /// Deletes answered greetings after their retention.
-pub(super) async fn remove_old(db: &PgPool, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
+pub(super) async fn remove_old(db: &Database, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
     store::delete_answered(&mut *db.acquire().await?, now - RETENTION).await?;
     Ok(Round::Idle)
 }

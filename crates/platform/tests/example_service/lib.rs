@@ -14,18 +14,16 @@ use std::time::Duration;
 use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use mailbox::consumers::{Runtime, Subscription};
-use mailbox::log::Watcher;
+use mailbox::database::Database;
 use mailbox::service::{Role, Service, ServiceContext};
-use sqlx::PgPool;
 use utoipa_axum::router::OpenApiRouter;
 
 /// Time between two runs of the retention task.
 const RETENTION_PAUSE: Duration = Duration::from_secs(1);
 
 pub struct Greetings {
-    db: PgPool,
+    db: Database,
     clock: Clock,
-    watcher: Watcher,
 }
 
 impl Service for Greetings {
@@ -35,8 +33,7 @@ impl Service for Greetings {
     type Settings = ();
 
     fn build(context: &ServiceContext, (): &()) -> Result<Greetings, InvalidSetting> {
-        let (db, clock, watcher) = (context.db.clone(), context.clock.clone(), context.watcher.clone());
-        Ok(Greetings { db, clock, watcher })
+        Ok(Greetings { db: context.db.clone(), clock: context.clock.clone() })
     }
 
     fn routes() -> OpenApiRouter<Arc<Greetings>> {

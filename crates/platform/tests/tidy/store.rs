@@ -7,7 +7,7 @@ pub(crate) fn opens_a_transaction(text: &str) -> Vec<String> {
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text);
     let tokens = tokens(text);
     let mut violations = Vec::new();
-    if tokens.iter().any(|token| token == "PgPool" || token == "Pool") {
+    if tokens.iter().any(|token| ["PgPool", "Pool", "Database"].contains(&token.as_str())) {
         violations.push("a store receives a connection, not a pool".to_owned());
     }
     if tokens.windows(3).any(|window| window[0] == "." && window[1] == "begin" && window[2] == "(") {
@@ -35,6 +35,7 @@ mod samples {
         for bad in [
             "pub async fn save(db: &PgPool) {}",
             "use sqlx::{PgPool, Row};",
+            "pub async fn save(db: &Database) {}",
             "fn f(db: sqlx::Pool<Postgres>) {}",
             "async fn f() { let mut tx = connection.begin().await?; }",
             "async fn f() { connection\n    .begin()\n    .await }",

@@ -40,7 +40,7 @@ struct Reset {
 #[utoipa::path(get, path = "/admin/v1/consumers", tag = "operator", security(("bearer" = [])),
     responses((status = 200, body = Consumers)))]
 async fn list(State(app): State<App>, _: Operator) -> Result<Json<Consumers>, Problem> {
-    Ok(Json(Consumers { items: status::consumers(&app.db).await.map_err(Error::Database)? }))
+    Ok(Json(Consumers { items: status::consumers(app.db.pool()).await.map_err(Error::Database)? }))
 }
 
 /// Reset a consumer to now or to a time; a lapsed consumer resumes

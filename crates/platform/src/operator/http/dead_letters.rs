@@ -36,7 +36,7 @@ async fn list(
 ) -> Result<Page<DeadLetterView>, Problem> {
     let scope = PageScope::global(&app.cursor_key, "dead-letters", &filters);
     let after = scope.position(cursor.as_deref())?;
-    let dead = dead_letters::list(&app.db, &filters.into_query(), after, i64::from(limit) + 1).await;
+    let dead = dead_letters::list(app.db.pool(), &filters.into_query(), after, i64::from(limit) + 1).await;
     let page = scope.cut(dead.map_err(Error::Database)?, limit, |dead| dead.id);
     Ok(page.map(DeadLetterView::brief))
 }
@@ -104,7 +104,7 @@ async fn retry_many(
     _: Operator,
     Json(selection): Json<DeadLetterSelection>,
 ) -> Result<Json<Bulk>, Problem> {
-    let done = dead_letters::retry_many(&app.db, &selection.into_query()?).await;
+    let done = dead_letters::retry_many(app.db.pool(), &selection.into_query()?).await;
     Ok(Json(done.map_err(Error::Database)?))
 }
 
@@ -119,7 +119,7 @@ async fn discard_many(
     _: Operator,
     Json(selection): Json<DeadLetterSelection>,
 ) -> Result<Json<Bulk>, Problem> {
-    let done = dead_letters::discard_many(&app.db, &selection.into_query()?).await.map_err(Error::Database)?;
+    let done = dead_letters::discard_many(app.db.pool(), &selection.into_query()?).await.map_err(Error::Database)?;
     tracing::info!(count = done.count, "an operator discarded dead letters");
     Ok(Json(done))
 }

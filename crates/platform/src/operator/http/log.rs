@@ -82,5 +82,5 @@ async fn show(
     _: Operator,
     Path(MessageIdInput(id)): Path<MessageIdInput>,
 ) -> Result<Json<MessageWithOutcomes>, Problem> {
-    Ok(Json(flow::message(&app.db, id).await?))
+    Ok(Json(flow::message(app.db.pool(), id).await?))
 }

@@ -30,7 +30,7 @@ async fn list(
 ) -> Result<Page<ParkedView>, Problem> {
     let scope = PageScope::global(&app.cursor_key, "parked", &filters);
     let after = scope.position(cursor.as_deref())?;
-    let parked = parked::list(&app.db, filters.consumer.as_deref(), after, i64::from(limit) + 1).await;
+    let parked = parked::list(app.db.pool(), filters.consumer.as_deref(), after, i64::from(limit) + 1).await;
     let page = scope.cut(parked.map_err(Error::Database)?, limit, |parked| parked.id);
     Ok(page.map(ParkedView::from))
 }

@@ -54,7 +54,7 @@ async fn list(
 ) -> Result<Page<Replay>, Problem> {
     let scope = PageScope::global(&app.cursor_key, "replays", &filters);
     let before = scope.position(cursor.as_deref())?;
-    let replays = replays::list(&app.db, filters.consumer.as_deref(), before, i64::from(limit) + 1).await;
+    let replays = replays::list(app.db.pool(), filters.consumer.as_deref(), before, i64::from(limit) + 1).await;
     Ok(scope.cut(replays.map_err(Error::Database)?, limit, |replay| replay.id))
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kit::clock::Clock;
 use kit::health::Health;
 use mailbox::consumers::{Consumer, ConsumerKind, Replica, Runtime, StartAt};
+use mailbox::database::Database;
 use mailbox::log::{Filter, MessagePattern};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -53,7 +54,7 @@ async fn transaction_ids_reused_after_a_crash_hide_no_message() {
     }
     // Heartbeat and rebalancing are so rare that the shard worker learns of a crash from the watcher alone.
     let (stop, replica) = (CancellationToken::new(), Replica::new("test", Duration::from_secs(600)));
-    let runtime = Runtime::start(runtimes, Clock::system(), replica, Health::default(), stop.clone());
+    let runtime = Runtime::start(Database::new(runtimes), Clock::system(), replica, Health::default(), stop.clone());
     let cursor = Consumer {
         name: "sink".to_owned(),
         kind: ConsumerKind::Relay,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mailbox::database::DedicatedConnection;
+use mailbox::database::{Database, DedicatedConnection};
 use sqlx::PgPool;
 
 use crate::consumers::support::database;
@@ -13,7 +13,7 @@ async fn write(dedicated: &DedicatedConnection, word: &str) -> sqlx::Result<i32>
     let done = async {
         let mut tx = connection.begin().await?;
         let insert = "insert into word (word) values ($1) returning pg_backend_pid()";
-        let process = sqlx::query_scalar(insert).bind(word).fetch_one(&mut *tx).await?;
+        let process = sqlx::query_scalar(insert).bind(word).fetch_one(&mut **tx).await?;
         tx.commit().await?;
         Ok(process)
     }
@@ -31,7 +31,7 @@ async fn a_dedicated_connection_is_reused_until_it_is_lost() {
     let database = database().await;
     let db = database.pool();
     sqlx::query("create table word (word text primary key)").execute(db).await.unwrap();
-    let dedicated = DedicatedConnection::new(db.clone());
+    let dedicated = Database::new(db.clone()).dedicated_connection();
     let first = write(&dedicated, "a").await.unwrap();
     assert_eq!(write(&dedicated, "b").await.unwrap(), first);
     assert!(write(&dedicated, "b").await.is_err(), "the word exists already");
@@ -55,11 +55,11 @@ async fn a_cancelled_transaction_is_rolled_back() {
     let database = database().await;
     let db = database.pool();
     sqlx::query("create table word (word text primary key)").execute(db).await.unwrap();
-    let dedicated = DedicatedConnection::new(db.clone());
+    let dedicated = Database::new(db.clone()).dedicated_connection();
     let cancelled = async {
         let mut connection = dedicated.acquire().await.unwrap();
         let mut tx = connection.begin().await.unwrap();
-        sqlx::query("insert into word (word) values ('a')").execute(&mut *tx).await.unwrap();
+        sqlx::query("insert into word (word) values ('a')").execute(&mut **tx).await.unwrap();
         std::future::pending::<()>().await;
     };
     assert!(tokio::time::timeout(Duration::from_millis(300), cancelled).await.is_err());

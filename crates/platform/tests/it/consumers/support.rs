@@ -10,7 +10,7 @@ use kit::health::Health;
 use mailbox::consumers::{
     ConsumerOptions, Handler, HandlerError, HandlerFuture, Replica, RetryPolicy, Runtime, StartAt, Subscription,
 };
-use mailbox::database::migrations;
+use mailbox::database::{Database, migrations};
 use mailbox::log::{Message, MessagePattern, Post, Source, post_all};
 use serde_json::value::RawValue;
 use sqlx::{PgPool, Postgres, Transaction};
@@ -45,7 +45,7 @@ impl Process {
     pub(crate) fn idle(db: &PgPool) -> Process {
         let (stop, health) = (CancellationToken::new(), Health::default());
         let replica = Replica::new("test", LEASE_TIME);
-        let runtime = Runtime::start(db.clone(), Clock::system(), replica, health.clone(), stop.clone());
+        let runtime = Runtime::start(Database::new(db.clone()), Clock::system(), replica, health.clone(), stop.clone());
         Process { runtime: Arc::new(runtime), stop, health }
     }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use events::{Events, EventsSettings};
 use kit::clock::Clock;
 use kit::secret::MasterKey;
-use mailbox::log::Watcher;
+use mailbox::database::Database;
 use mailbox::service::{Service, ServiceContext};
 use serde_json::json;
 use uuid::Uuid;
@@ -169,7 +169,7 @@ async fn every_feed_query_uses_an_index_without_sorting() {
     let scored: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(fixture.db()).await.unwrap();
     assert!(scored >= 39_000, "{scored} events are scored");
     let keys = [MasterKey::generate()];
-    let context = ServiceContext::new(fixture.db().clone(), Clock::system(), &keys, Watcher::default());
+    let context = ServiceContext::new(Database::new(fixture.db().clone()), Clock::system(), &keys);
     let service = Events::build(&context, &EventsSettings::default()).unwrap();
     let plans = service.feed_plans().await.unwrap();
     assert_eq!(plans.len(), 64, "each filter with each sort order, first page and later pages");

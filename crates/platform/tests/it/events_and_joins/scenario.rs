@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use chrono::Utc;
 use events::reconcile::{self, ReconcileOptions};
 use kit::secret::Secret;
-use mailbox::database::migrations;
+use mailbox::database::{Database, migrations};
 use pillarbox::settings::{Bus, Role};
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -120,7 +120,8 @@ impl<'a> EventScenario<'a> {
             .execute(self.db)
             .await
             .unwrap();
-        let run = reconcile::begin(self.db, ReconcileOptions::default(), Utc::now()).await.unwrap();
+        let run =
+            reconcile::begin(&Database::new(self.db.clone()), ReconcileOptions::default(), Utc::now()).await.unwrap();
         let found =
             eventually("the run finishes", DEADLINE, async || match reconcile::progress(self.db, run).await.unwrap() {
                 Some(progress) if progress.finished_at.is_some() => Ok(progress),

@@ -8,7 +8,7 @@ use kit::health::Health;
 use kit::secret::Secret;
 use lapin::ExchangeKind;
 use mailbox::consumers::{ConsumerOptions, Handler, HandlerFuture, Replica, Runtime, StartAt, Subscription};
-use mailbox::database::migrations;
+use mailbox::database::{Database, migrations};
 use mailbox::log::{Message, MessagePattern};
 use relay::{Broker, IntakeQueue};
 use serde_json::json;
@@ -57,8 +57,13 @@ async fn one_handler_has_the_same_effects_on_both_buses() {
         .await
         .unwrap();
         let (stop, replica) = (CancellationToken::new(), Replica::new("test", Duration::from_secs(2)));
-        let runtime =
-            Runtime::start(database.pool().clone(), Clock::system(), replica, Health::default(), stop.clone());
+        let runtime = Runtime::start(
+            Database::new(database.pool().clone()),
+            Clock::system(),
+            replica,
+            Health::default(),
+            stop.clone(),
+        );
         match over_the_broker {
             false => runtime.subscribe(&doubling(), options),
             true => {
@@ -159,7 +164,8 @@ async fn the_tenant_survives_the_broker_and_cannot_be_forged() {
     .await;
     sqlx::query("create table owned (tenant text, number bigint)").execute(there.pool()).await.unwrap();
     let (stop, replica) = (CancellationToken::new(), Replica::new("test", Duration::from_secs(2)));
-    let runtime = Runtime::start(there.pool().clone(), Clock::system(), replica, Health::default(), stop.clone());
+    let runtime =
+        Runtime::start(Database::new(there.pool().clone()), Clock::system(), replica, Health::default(), stop.clone());
     let matching = MessagePattern { sources: vec!["sql".to_owned()], ..MessagePattern::topic("test.#") };
     let owners = Subscription { consumer: "owners", matching, start: StartAt::Beginning, handler: Arc::new(Owners) };
     let broker = Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap());

@@ -6,8 +6,8 @@ use chrono::Utc;
 use hyper::StatusCode;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use mailbox::database::migrations;
-use mailbox::idempotency::{StoreResponse, delete_expired, run_once};
+use mailbox::database::{Database, migrations};
+use mailbox::idempotency::{Responses, StoreResponse, delete_expired, run_once};
 use serde_json::json;
 use sqlx::PgPool;
 use testkit::{TestApp, TestDatabase};
@@ -34,7 +34,7 @@ async fn act(
     refusal: Option<StatusCode>,
     duration: Duration,
 ) -> Result<StoredResponse, Problem> {
-    run_once(db, Some(identity), StoreResponse::WithBody, Utc::now(), |tx| {
+    run_once(&Database::new(db.clone()), Some(identity), StoreResponse::WithBody, Utc::now(), |tx| {
         Box::pin(async move {
             sqlx::query("insert into effect default values").execute(&mut **tx).await.unwrap();
             tokio::time::sleep(duration).await;
@@ -67,6 +67,26 @@ async fn the_same_key_for_another_request_is_refused() {
     let refused = act(database.pool(), &other, None, Duration::ZERO).await.unwrap_err();
     assert_eq!((refused.status().as_u16(), refused.code()), (422, "idempotency-key-reused"));
     assert_eq!(effects(database.pool()).await, 1);
+}
+
+/// Requests in a batch do not lock their keys, so one of them may use a key while another request runs.
+#[tokio::test]
+async fn a_key_that_another_request_used_meanwhile_is_refused() {
+    let database = database_with_effects().await;
+    let slow = act(database.pool(), &IDENTITY, None, Duration::from_millis(600));
+    let other = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let identity = RequestIdentity { fingerprint: [3; 16], ..IDENTITY };
+        let mut tx = database.pool().begin().await.unwrap();
+        let mut responses = Responses::load(&mut tx, [&identity], Utc::now()).await.unwrap();
+        assert!(responses.find(&identity).is_none());
+        responses.insert(&identity, &StoredResponse::empty(StatusCode::ACCEPTED), StoreResponse::WithBody);
+        responses.save(&mut tx, Utc::now()).await.unwrap();
+        tx.commit().await.unwrap();
+    };
+    let (slow, ()) = tokio::join!(slow, other);
+    assert_eq!(slow.unwrap_err().code(), "idempotency-key-reused");
+    assert_eq!(effects(database.pool()).await, 0);
 }
 
 #[tokio::test]

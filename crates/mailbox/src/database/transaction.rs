@@ -1,0 +1,93 @@
+//! The database of a service: a pool whose commits wake the readers of the log.
+//!
+//! A message that was just committed would otherwise wait for the watcher's next poll. No caller has to remember the
+//! wake-up: [`DatabaseTransaction::commit`] is the only way to commit.
+
+use std::ops::{Deref, DerefMut};
+
+use kit::worker::Wake;
+use sqlx::pool::PoolConnection;
+use sqlx::{PgPool, Postgres, Transaction};
+
+use super::dedicated_connection::DedicatedConnection;
+
+/// A connection pool, and the readers of the log that a commit wakes. It is cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Database {
+    pool: PgPool,
+    readers: Wake,
+}
+
+impl Database {
+    /// A database whose readers nobody runs yet: [`Runtime::start`](crate::consumers::Runtime::start) runs them.
+    pub fn new(pool: PgPool) -> Database {
+        Database { pool, readers: Wake::default() }
+    }
+
+    /// Returns the same database over another pool. Commits over both pools wake the same readers.
+    pub fn with_pool(&self, pool: PgPool) -> Database {
+        Database { pool, readers: self.readers.clone() }
+    }
+
+    /// Returns a connection for statements that post nothing.
+    pub async fn acquire(&self) -> sqlx::Result<PoolConnection<Postgres>> {
+        self.pool.acquire().await
+    }
+
+    pub async fn begin(&self) -> sqlx::Result<DatabaseTransaction<'static>> {
+        Ok(DatabaseTransaction::new(self.pool.begin().await?, &self.readers))
+    }
+
+    /// Returns a connection of its own for one loop. Its commits wake the readers, too.
+    pub fn dedicated_connection(&self) -> DedicatedConnection {
+        DedicatedConnection::with_readers(self.pool.clone(), self.readers.clone())
+    }
+
+    /// Returns the pool, for work that posts nothing.
+    pub fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// Returns the handle that each commit triggers.
+    pub(crate) fn readers(&self) -> &Wake {
+        &self.readers
+    }
+}
+
+/// A transaction whose commit wakes the readers of the log. It is rolled back when it is dropped.
+#[derive(Debug)]
+pub struct DatabaseTransaction<'c> {
+    transaction: Transaction<'c, Postgres>,
+    readers: Wake,
+}
+
+impl<'c> DatabaseTransaction<'c> {
+    pub(super) fn new(transaction: Transaction<'c, Postgres>, readers: &Wake) -> DatabaseTransaction<'c> {
+        DatabaseTransaction { transaction, readers: readers.clone() }
+    }
+
+    /// Commits, then wakes the readers of the log. If nothing was posted, the wake-up costs one small poll.
+    pub async fn commit(self) -> sqlx::Result<()> {
+        self.transaction.commit().await?;
+        self.readers.wake();
+        Ok(())
+    }
+
+    pub async fn rollback(self) -> sqlx::Result<()> {
+        self.transaction.rollback().await
+    }
+}
+
+impl<'c> Deref for DatabaseTransaction<'c> {
+    type Target = Transaction<'c, Postgres>;
+
+    fn deref(&self) -> &Transaction<'c, Postgres> {
+        &self.transaction
+    }
+}
+
+impl<'c> DerefMut for DatabaseTransaction<'c> {
+    fn deref_mut(&mut self) -> &mut Transaction<'c, Postgres> {
+        &mut self.transaction
+    }
+}
