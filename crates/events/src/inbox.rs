@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use contracts::joins::{self, Count, JoinsCounted};
 use kit::clock::Clock;
-use mailbox::consumers::{Handler, HandlerError, HandlerFuture, StartAt, Subscription};
+use mailbox::consumers::{ConsumerOptions, Handler, HandlerError, HandlerFuture, StartAt, Subscription};
 use mailbox::log::{Message, MessagePattern};
 use serde::Deserialize;
 use sqlx::{Postgres, Transaction};
@@ -18,7 +18,7 @@ pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
     let subscribe = |consumer, topics: &[&str], handler: Arc<dyn Handler>| {
         let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
         let matching = MessagePattern { sources: vec![joins::SOURCE.to_owned()], topics, ..MessagePattern::default() };
-        Subscription { consumer, matching, start: StartAt::Beginning, handler }
+        Subscription { consumer, matching, start: StartAt::Beginning, handler, options: ConsumerOptions::default() }
     };
     vec![
         subscribe("events.counts", &["join.#", "mod.#"], Arc::new(CountMessages)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use contracts::events::{self, EventChanged, EventRestated, EventVersions};
 use kit::clock::Clock;
-use mailbox::consumers::{Handler, HandlerFuture, StartAt, Subscription};
+use mailbox::consumers::{ConsumerOptions, Handler, HandlerFuture, StartAt, Subscription};
 use mailbox::log::{Message, MessagePattern};
 use sqlx::{Postgres, Transaction};
 
@@ -24,6 +24,7 @@ pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
         },
         start: StartAt::Beginning,
         handler: Arc::new(EventMessages { clock: clock.clone() }),
+        options: ConsumerOptions::default(),
     }]
 }
 

@@ -7,7 +7,7 @@ use events::Events;
 use hub::Hub;
 use joins::Joins;
 use kit::config::InvalidSetting;
-use mailbox::consumers::{ConsumerOptions, Runtime, Subscription};
+use mailbox::consumers::{Runtime, Subscription};
 use mailbox::service::{Role, Roles, Service, ServiceContext};
 use relay::Broker;
 use utoipa::openapi::OpenApi;
@@ -127,9 +127,9 @@ pub(crate) fn start_workers(
 fn subscribe(settings: &Settings, runtime: &Runtime, broker: Option<&Arc<Broker>>, subscription: Subscription) {
     match (settings.bus, broker) {
         (Bus::Rabbitmq, Some(broker)) => {
-            relay::bus::subscribe(runtime, &settings.relay, broker, subscription, ConsumerOptions::default());
+            relay::bus::subscribe(runtime, &settings.relay, broker, subscription);
         }
         // `Settings::check` refuses the RabbitMQ bus without a broker.
-        (Bus::Postgres, _) | (Bus::Rabbitmq, None) => runtime.subscribe(&subscription, ConsumerOptions::default()),
+        (Bus::Postgres, _) | (Bus::Rabbitmq, None) => runtime.subscribe(&subscription),
     }
 }

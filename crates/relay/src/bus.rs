@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use mailbox::consumers::{ConsumerOptions, Runtime, Subscription};
+use mailbox::consumers::{Runtime, Subscription};
 use mailbox::log::MessagePattern;
 use mailbox::operations::dead_letters;
 
@@ -17,19 +17,13 @@ use crate::route::DEAD_LETTERS;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 
 /// Starts a subscription over the broker. Its queue is bound to the exchanges of the routes.
-pub fn subscribe(
-    runtime: &Runtime,
-    settings: &RelaySettings,
-    broker: &Arc<Broker>,
-    subscription: Subscription,
-    options: ConsumerOptions,
-) {
+pub fn subscribe(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>, subscription: Subscription) {
     let queue = queue_of(subscription.consumer);
     start_topology_worker(runtime, topology(settings, &subscription, &queue), broker);
     let trusted_sources = Some(subscription.matching.sources.clone());
     start_intake(runtime, &IntakeQueue { trusted_sources, ..IntakeQueue::new(&queue) }, broker);
     let matching = MessagePattern { sources: vec![source_of(&queue)], ..subscription.matching };
-    runtime.subscribe(&Subscription { matching, ..subscription }, options);
+    runtime.subscribe(&Subscription { matching, ..subscription });
 }
 
 /// Returns the name of a consumer's queue.

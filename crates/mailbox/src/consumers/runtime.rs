@@ -29,6 +29,8 @@ pub struct Subscription {
     pub matching: MessagePattern,
     pub start: StartAt,
     pub handler: Arc<dyn Handler>,
+    /// Batch size, retry policy and number of shard workers.
+    pub options: ConsumerOptions,
 }
 
 /// How a process runs a consumer.
@@ -120,14 +122,14 @@ impl Runtime {
     }
 
     /// Runs a consumer with a handler.
-    pub fn subscribe(&self, subscription: &Subscription, options: ConsumerOptions) {
+    pub fn subscribe(&self, subscription: &Subscription) {
         let consumer = Consumer {
             name: subscription.consumer.to_owned(),
             kind: ConsumerKind::Handler,
             filter: Filter::matching(&subscription.matching),
             start: subscription.start,
         };
-        self.consume(&consumer, options, || HandlerProcessor::new(subscription.handler.clone()));
+        self.consume(&consumer, subscription.options, || HandlerProcessor::new(subscription.handler.clone()));
     }
 
     /// Runs a consumer with a processor of any kind.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mailbox::consumers::{Handler, HandlerFuture, StartAt, Subscription};
+use mailbox::consumers::{ConsumerOptions, Handler, HandlerFuture, StartAt, Subscription};
 use mailbox::log::{Message, MessagePattern};
 use sqlx::{Postgres, Transaction};
 
@@ -18,6 +18,7 @@ pub(super) fn subscription() -> Subscription {
         matching: MessagePattern { sources, topics, ..MessagePattern::default() },
         start: StartAt::Beginning,
         handler: Arc::new(AnswerGreeting),
+        options: ConsumerOptions::default(),
     }
 }
 

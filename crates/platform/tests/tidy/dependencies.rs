@@ -89,8 +89,29 @@ fn dependencies(metadata: &Value) -> BTreeMap<&str, Vec<&str>> {
         .collect()
 }
 
+/// The groups of `mailbox`, each of which may use itself and those before it.
+const MAILBOX_GROUPS: [&str; 4] = ["database", "log", "consumers", "operations"];
+
+/// Uses of a later group in a file of `mailbox`: `path` is the file in the repository.
+pub(crate) fn against_the_group_order(path: &str, text: &str) -> Vec<String> {
+    let group_of = |name: &str| MAILBOX_GROUPS.iter().position(|group| *group == name);
+    let file = path.strip_prefix("crates/mailbox/src/").unwrap_or_default();
+    let Some(own) = group_of(file.split(['/', '.']).next().unwrap_or_default()) else { return Vec::new() };
+    let used = text.split("crate::").skip(1).map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next());
+    let later = used.flatten().filter(|name| group_of(name).is_some_and(|group| group > own));
+    later.map(|name| format!("{path}: `{}` must not use `{name}`", MAILBOX_GROUPS[own])).collect()
+}
+
 mod samples {
     use super::*;
+
+    #[test]
+    fn a_group_of_mailbox_uses_earlier_groups_only() {
+        let path = "crates/mailbox/src/log/reader.rs";
+        assert_eq!(against_the_group_order(path, "use crate::database::Snapshot; use crate::log::Filter;"), [""; 0]);
+        assert_eq!(against_the_group_order(path, "use crate::consumers::Runtime;").len(), 1);
+        assert_eq!(against_the_group_order("crates/mailbox/src/lib.rs", "pub use crate::operations::status;"), [""; 0]);
+    }
     use serde_json::json;
 
     fn packages(packages: &[(&str, Value)]) -> Value {

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod dependencies;
+mod documentation;
 mod domain;
 mod migration;
 mod paths;
@@ -13,7 +14,6 @@ mod size;
 mod sql;
 mod store;
 mod wake;
-mod walk;
 mod words;
 
 use std::fs;
@@ -58,9 +58,24 @@ fn sql_appears_in_stores_only() {
 }
 
 #[test]
+fn groups_of_mailbox_depend_one_way() {
+    let files = texts("crates/mailbox/src", ".rs");
+    assert!(!files.is_empty());
+    assert_none(files.iter().flat_map(|(path, text)| dependencies::against_the_group_order(path, text)).collect());
+}
+
+#[test]
+fn paths_in_the_documentation_exist() {
+    for page in ["README.md", "ARCHITECTURE.md", "docs/adding-a-service.md", "tests/README.md"] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        assert_none(documentation::missing_paths(&text, |path| root().join(path).exists()));
+    }
+}
+
+#[test]
 fn the_walk_of_a_webhook_is_short_and_true() {
     let read = |path: &str| fs::read_to_string(root().join(path)).ok();
-    assert_none(walk::violations(&read("ARCHITECTURE.md").unwrap(), read));
+    assert_none(documentation::violations(&read("ARCHITECTURE.md").unwrap(), read));
 }
 
 #[test]

@@ -125,8 +125,14 @@ async fn an_ingest_key_cannot_trigger_service_handlers_or_commands() {
         topics: vec!["join.#".to_owned(), "email.#".to_owned(), "test.#".to_owned()],
         ..MessagePattern::default()
     };
-    let subscription = Subscription { consumer: "effects", matching, start: StartAt::Beginning, handler: recorder() };
-    process.runtime.subscribe(&subscription, fast_options());
+    let subscription = Subscription {
+        consumer: "effects",
+        matching,
+        start: StartAt::Beginning,
+        handler: recorder(),
+        options: fast_options(),
+    };
+    process.runtime.subscribe(&subscription);
     for topic in ["join.confirmed", "email.verification.requested", "hub.dead_letter.retry"] {
         post(&ingest, topic, json!(1), Some("k")).await;
     }

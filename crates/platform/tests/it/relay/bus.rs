@@ -38,7 +38,9 @@ impl Handler for Doubled {
 
 fn doubling() -> Subscription {
     let matching = MessagePattern { sources: vec!["sql".to_owned()], ..MessagePattern::topic("test.#") };
-    Subscription { consumer: "doubling", matching, start: StartAt::Beginning, handler: Arc::new(Doubled) }
+    let mut options = ConsumerOptions::default();
+    options.worker.retry.backoff.first = Duration::from_millis(20);
+    Subscription { consumer: "doubling", matching, start: StartAt::Beginning, handler: Arc::new(Doubled), options }
 }
 
 #[tokio::test]
@@ -46,8 +48,6 @@ async fn one_handler_has_the_same_effects_on_both_buses() {
     let (here, there) = (TestDatabase::new(&migrations()).await, TestDatabase::new(&migrations()).await);
     let vhost = TestVhost::new().await;
     let app = TestApp::start_with(&here, relay_to(&vhost)).await;
-    let mut options = ConsumerOptions::default();
-    options.worker.retry.backoff.first = Duration::from_millis(20);
     let mut consumers = Vec::new();
     for (database, over_the_broker) in [(&here, false), (&there, true), (&there, true)] {
         sqlx::query(
@@ -65,10 +65,10 @@ async fn one_handler_has_the_same_effects_on_both_buses() {
             stop.clone(),
         );
         match over_the_broker {
-            false => runtime.subscribe(&doubling(), options),
+            false => runtime.subscribe(&doubling()),
             true => {
                 let broker = Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap());
-                relay::bus::subscribe(&runtime, &app.settings.relay, &broker, doubling(), options);
+                relay::bus::subscribe(&runtime, &app.settings.relay, &broker, doubling());
             }
         }
         consumers.push((runtime, stop));
@@ -167,9 +167,10 @@ async fn the_tenant_survives_the_broker_and_cannot_be_forged() {
     let runtime =
         Runtime::start(Database::new(there.pool().clone()), Clock::system(), replica, Health::default(), stop.clone());
     let matching = MessagePattern { sources: vec!["sql".to_owned()], ..MessagePattern::topic("test.#") };
-    let owners = Subscription { consumer: "owners", matching, start: StartAt::Beginning, handler: Arc::new(Owners) };
+    let (start, handler, options) = (StartAt::Beginning, Arc::new(Owners), ConsumerOptions::default());
+    let owners = Subscription { consumer: "owners", matching, start, handler, options };
     let broker = Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap());
-    relay::bus::subscribe(&runtime, &app.settings.relay, &broker, owners, ConsumerOptions::default());
+    relay::bus::subscribe(&runtime, &app.settings.relay, &broker, owners);
     amqp.wait_for_consumer_queue("owners").await;
     amqp.bind("pillarbox.owners", "pillarbox.events", "test.#").await; // the process creates the same binding
 

@@ -27,8 +27,14 @@ fn start_intake_and_consumer(db: &PgPool, vhost: &TestVhost, queue: &IntakeQueue
     let broker = Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap());
     relay::start_intake(&process.runtime, queue, &broker);
     let matching = MessagePattern { sources: vec![relay::source_of(&queue.queue)], ..MessagePattern::default() };
-    let subscription = Subscription { consumer: "effects", matching, start: StartAt::Beginning, handler: recorder() };
-    process.runtime.subscribe(&subscription, fast_options());
+    let subscription = Subscription {
+        consumer: "effects",
+        matching,
+        start: StartAt::Beginning,
+        handler: recorder(),
+        options: fast_options(),
+    };
+    process.runtime.subscribe(&subscription);
     process
 }
 

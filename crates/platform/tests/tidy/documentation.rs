@@ -1,4 +1,4 @@
-//! The walk of a webhook in ARCHITECTURE.md: short enough to follow, and true.
+//! The documentation: the walk of a webhook in ARCHITECTURE.md is short and true, and paths exist.
 
 use std::collections::BTreeSet;
 
@@ -33,15 +33,40 @@ fn steps(page: &str) -> impl Iterator<Item = (&str, Vec<&str>)> {
         let mut cells = row.rsplitn(3, " | ");
         let (functions, file) = (cells.next()?, cells.next()?);
         let file = file.strip_prefix("`crates/").and_then(|_| file.strip_prefix('`')?.strip_suffix('`'))?;
-        Some((file, functions.split(", ").map(|name| name.trim_matches('`')).collect()))
+        Some((file, functions.split(", ").map(function_name).collect()))
     })
+}
+
+/// The folders whose paths documentation may name.
+const FOLDERS: [&str; 5] = ["crates/", "docs/", "migrations/", "scripts/", "tests/"];
+
+/// The paths in backticks or links of `page` that do not exist. Placeholders such as `<name>` are ignored.
+pub(crate) fn missing_paths(page: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let words = page.split(['`', '(', ')', ' ', '\n', '#']).map(|word| word.trim_end_matches([',', '.', ':']));
+    let is_path =
+        |word: &&str| FOLDERS.iter().any(|folder| word.starts_with(folder)) && !word.contains(['<', '*', '{']);
+    words.filter(is_path).filter(|path| !exists(path)).map(|path| format!("{path} does not exist")).collect()
+}
+
+/// `run` of `` `Type::run` ``.
+fn function_name(cell: &str) -> &str {
+    let name = cell.trim_matches('`');
+    name.rsplit_once("::").map_or(name, |(_, function)| function)
 }
 
 #[cfg(test)]
 mod samples {
     use super::*;
 
-    const PAGE: &str = "| step | file | functions |\n|---|---|---|\n| It starts. | `crates/a.rs` | `start`, `run` |";
+    #[test]
+    fn a_path_that_does_not_exist_is_found() {
+        let page = "See `crates/a.rs`, [b](docs/b.md#c) and `crates/<name>/`.";
+        assert_eq!(missing_paths(page, |path| path == "crates/a.rs"), ["docs/b.md does not exist"]);
+        assert_eq!(missing_paths(page, |_| true), [""; 0]);
+    }
+
+    const PAGE: &str =
+        "| step | file | functions |\n|---|---|---|\n| It starts. | `crates/a.rs` | `start`, `Type::run` |";
 
     #[test]
     fn a_walk_along_existing_functions_is_accepted() {
