@@ -100,7 +100,7 @@ impl SubscriberQueue {
             return None;
         }
         let started = self.lanes.start_next()?;
-        self.limits.start_attempt(now);
+        self.limits.start_attempt(&self.recipient.limits, now);
         Some(started)
     }
 
