@@ -1,4 +1,5 @@
-//! The message that is posted for every dead letter, under the topic `dead_letter.<consumer>`.
+//! The message that is posted when a message becomes a dead letter after its retries, under the topic
+//! `dead_letter.<consumer>`. When an operator gives up all parked messages of a consumer, none is posted.
 
 use chrono::{DateTime, Utc};
 use contracts::{EventId, MESSAGE_BYTES_MAX};
@@ -44,7 +45,10 @@ pub(crate) async fn post_notice(
         // A notice that is too large is posted without the payload.
         to_raw_value(&notice).ok().filter(|text| text.get().len() <= MESSAGE_BYTES_MAX)
     });
-    let Some(notice) = notice else { return Ok(()) };
+    let Some(notice) = notice else {
+        tracing::warn!(consumer, message_id = %message.message_id, "the notice of a dead letter is too large, so it is not posted");
+        return Ok(());
+    };
     match post(tx, &SOURCE, &Post::new(topic_of(consumer), notice)).await {
         Ok(_) => Ok(()),
         Err(PostError::Database(error)) => Err(error),

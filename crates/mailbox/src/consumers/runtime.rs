@@ -151,6 +151,7 @@ impl Runtime {
                 self.clock.clone(),
                 processor(),
             );
+            let name = consumer.name.clone();
             self.workers.spawn(async move {
                 tokio::select! {
                     () = tokio::time::sleep(options.delay) => {}
@@ -159,7 +160,7 @@ impl Runtime {
                 let shard_worker = Mutex::new(shard_worker);
                 worker.run(async || shard_worker.lock().await.round().await).await;
                 if let Err(error) = shard_worker.lock().await.release().await {
-                    tracing::warn!(%error, "could not release the leases; they expire by themselves");
+                    tracing::warn!(consumer = name, %error, "could not release the leases of a consumer; they expire by themselves");
                 }
             });
         }
@@ -183,7 +184,7 @@ impl Runtime {
         self.vital_tasks.close();
         self.vital_tasks.wait().await;
         if let Err(error) = self.replica.remove(&self.vital_db).await {
-            tracing::warn!(%error, "could not release the leases; they expire by themselves");
+            tracing::warn!(%error, "could not remove this process from the database; its leases expire by themselves");
         }
         self.vital_db.close().await;
     }

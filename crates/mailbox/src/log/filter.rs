@@ -72,7 +72,7 @@ impl Filter {
     /// The condition for included messages in SQL: a list of sources, or a regular expression; None means no restriction.
     /// Reading a backlog evaluates this for every message: the expression is a third of the cost of reading, and a list of
     /// sources avoids it.
-    pub(crate) fn narrowed(&self) -> (Option<&[String]>, Option<&str>) {
+    pub(crate) fn sql_condition(&self) -> (Option<&[String]>, Option<&str>) {
         match &self.sources {
             Some(sources) => (Some(sources.as_slice()).filter(|sources| !sources.is_empty()), None),
             None => (None, Some(self.included())),
@@ -199,12 +199,12 @@ mod tests {
     #[test]
     fn a_filter_by_source_alone_needs_no_expression() {
         let of_hub = MessagePattern { sources: vec!["hub".to_owned()], ..MessagePattern::default() };
-        assert_eq!(Filter::everything().narrowed(), (None, None));
-        assert_eq!(Filter::matching(&of_hub).narrowed(), (Some(["hub".to_owned()].as_slice()), None));
+        assert_eq!(Filter::everything().sql_condition(), (None, None));
+        assert_eq!(Filter::matching(&of_hub).sql_condition(), (Some(["hub".to_owned()].as_slice()), None));
         let by_topic = Filter::matching(&MessagePattern { topics: vec!["order.#".to_owned()], ..of_hub.clone() });
-        assert_eq!(by_topic.narrowed(), (None, Some(by_topic.included())));
+        assert_eq!(by_topic.sql_condition(), (None, Some(by_topic.included())));
         let either = Filter::matching(&of_hub).or(&MessagePattern::topic("event.#"));
-        assert_eq!(either.narrowed(), (None, Some(either.included())));
+        assert_eq!(either.sql_condition(), (None, Some(either.included())));
     }
 
     #[test]
