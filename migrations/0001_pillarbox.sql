@@ -260,7 +260,7 @@ create table pillarbox.cursor (
     run        integer     not null default 0,
     -- When the consumer was created or last reset. Retention waits for it from then on.
     since      timestamptz not null default now(),
-    -- Lapsed: the consumer was too far behind. Retention no longer waits for it, and it reads nothing until an operator resets
+    -- Lapsed: it was too far behind. Retention no longer waits for it, and it reads nothing until an operator resets
     -- it.
     lapsed_at  timestamptz
 );

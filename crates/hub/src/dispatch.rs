@@ -38,8 +38,8 @@
 //! ```
 //!
 //! Queued messages and those in flight are in memory. The head of a waiting or blocked lane is unloaded with its lane, and
-//! read again when the lane continues. `delivered` and `dead` are final outcomes, unless an operator
-//! retries the dead head of a blocked lane. The retry of any other dead letter creates a new message.
+//! read again when the lane continues. `delivered` and `dead` are final outcomes, unless an operator retries the dead head
+//! of a blocked lane. The retry of any other dead letter creates a new message.
 //!
 //! # States of a lane
 //!
@@ -239,7 +239,7 @@ impl Dispatcher {
         self.scheduler.deactivate_idle(now, |subscriber| {
             let queue = queues.get(subscriber)?;
             // While all slots are in use, every queue with messages waits for a free one.
-            let is_active = !queue.has_no_unsaved_outcomes() || queue.has_changes(now) || queue.needs_read() || is_full;
+            let is_active = queue.has_unsaved_outcomes() || queue.has_changes(now) || queue.needs_read() || is_full;
             Some(Activity { wake_at: queue.next_wake(now), is_active })
         });
     }

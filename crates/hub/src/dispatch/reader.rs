@@ -106,8 +106,8 @@ impl Reader {
 }
 
 impl Dispatcher {
-    /// Passes the messages of a fan-out batch in this process to their subscriber queues, if they follow
-    /// directly on the announced position.
+    /// Passes the messages of a fan-out batch in this process to their subscriber queues, if they follow directly on
+    /// the announced position.
     pub(super) fn hand_over(&mut self, batch: FannedBatch) {
         if !self.ownership.is_loaded() || !self.reader.announced.advance_contiguously(batch.after, batch.to) {
             // Not loaded yet, a gap before the batch, or an overlap with it: the next poll announces the messages.

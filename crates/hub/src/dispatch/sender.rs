@@ -62,8 +62,8 @@ impl Sender {
     /// Starts attempts for all messages of a queue that may be sent now.
     pub(super) fn send_from(&mut self, queue: &mut SubscriberQueue, now: DateTime<Utc>) {
         // A queue may start an attempt while it has fewer in flight than there are free slots:
-        // queue.in_flight < IN_FLIGHT_MAX - in_flight of all queues. So one queue gets at most half of the slots, and however
-        // many queues use all they can get, some slots stay free.
+        // queue.in_flight < IN_FLIGHT_MAX - in_flight of all queues. So one queue gets at most half of the slots, and the
+        // more slots all queues use, the fewer each of them may use: a new queue finds a free one.
         while queue.in_flight() < IN_FLIGHT_MAX.saturating_sub(self.in_flight)
             && let Some((key, message)) = queue.start_next(now)
         {

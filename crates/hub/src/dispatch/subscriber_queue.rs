@@ -79,10 +79,10 @@ impl SubscriberQueue {
         self.recipient.is_enabled && !self.answered_gone
     }
 
-    /// Whether no attempt is in flight, and the database has the outcomes of all attempts and the rows of all lanes. The
-    /// position may be unsaved, and messages may be ready to be sent.
-    pub(super) fn has_no_unsaved_outcomes(&self) -> bool {
-        self.limits.in_flight() == 0 && !self.unsaved.has_outcomes() && !self.lanes.is_dirty()
+    /// Whether an attempt is in flight, or the database does not have the outcome of an attempt or the row of a lane. False
+    /// does not mean idle: the position may be unsaved, and messages may be ready to be sent.
+    pub(super) fn has_unsaved_outcomes(&self) -> bool {
+        self.limits.in_flight() > 0 || self.unsaved.has_outcomes() || self.lanes.is_dirty()
     }
 
     /// Whether the queue could continue if messages or commands were read for it.
@@ -126,9 +126,10 @@ impl SubscriberQueue {
 
     // ---- receive
 
-    /// The read that this queue needs, if there is more to read and memory for it.
+    /// The read that this queue needs, if there is more to read and it wants more messages in memory.
     pub(super) fn read_request(&self) -> Option<QueueReadRequest> {
-        // While the breaker is open, more is read only if there is nothing else to probe with.
+        // While the breaker is open, more is read only if there is nothing else to probe with; otherwise, if few messages
+        // are in memory.
         let wants_messages = match self.limits.is_breaker_open() {
             true => self.lanes.has_nothing_scheduled() && self.limits.in_flight() == 0,
             false => self.lanes.queued() <= self.progress.messages_max() / 4,

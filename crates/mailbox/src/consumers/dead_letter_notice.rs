@@ -1,5 +1,6 @@
 //! The message that is posted when a message becomes a dead letter after its retries, under the topic
-//! `dead_letter.<consumer>`. When an operator gives up all parked messages of a consumer, none is posted.
+//! `dead_letter.<consumer>`. None is posted for messages that are given up because an operator drops their consumer or
+//! runs `pillarbox recover --skip`.
 
 use chrono::{DateTime, Utc};
 use contracts::{EventId, MESSAGE_BYTES_MAX};
@@ -46,7 +47,9 @@ pub(crate) async fn post_notice(
         to_raw_value(&notice).ok().filter(|text| text.get().len() <= MESSAGE_BYTES_MAX)
     });
     let Some(notice) = notice else {
-        tracing::warn!(consumer, message_id = %message.message_id, "the notice of a dead letter is too large, so it is not posted");
+        tracing::warn!(
+            consumer, message_id = %message.message_id, "the notice of a dead letter is too large, so it is not posted"
+        );
         return Ok(());
     };
     match post(tx, &SOURCE, &Post::new(topic_of(consumer), notice)).await {

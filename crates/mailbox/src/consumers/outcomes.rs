@@ -82,7 +82,7 @@ impl<'a> Outcomes<'a> {
             Origin::Parked { id, attempts, .. } => (Some(id), attempts),
         };
         let was_parked = parked_id.is_some();
-        // A parked message that is finished or given up, and a message that is parked now, change whether its key is blocked.
+        // Whether the key is blocked can change if the message was parked before, or is parked now.
         let changes_key = was_parked || matches!(outcome, Outcome::Failed(_) | Outcome::Blocked);
         let label = match outcome {
             Outcome::Done | Outcome::Unrouted => {

@@ -160,7 +160,9 @@ impl Runtime {
                 let shard_worker = Mutex::new(shard_worker);
                 worker.run(async || shard_worker.lock().await.round().await).await;
                 if let Err(error) = shard_worker.lock().await.release().await {
-                    tracing::warn!(consumer = name, %error, "could not release the leases of a consumer; they expire by themselves");
+                    tracing::warn!(
+                        consumer = name, %error, "could not release the leases of a consumer; they expire by themselves"
+                    );
                 }
             });
         }

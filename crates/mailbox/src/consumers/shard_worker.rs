@@ -1,8 +1,9 @@
 //! The loop of one process that works on some shards of one consumer.
 //!
 //! A round rebalances the shards if that is due (the heartbeat of the process extends its leases), then processes due
-//! parked messages, the next messages of the log, and a chunk of a replay. The outcomes of a batch (done, parked, dead) are committed in one transaction with the new positions. A
-//! round that fails commits nothing, and the next one loads its state from the database.
+//! parked messages, the next messages of the log, and a chunk of a replay. The outcomes of a batch (done, parked, dead) are
+//! committed in one transaction with the new positions. If a batch fails, none of them is saved, and the next round loads
+//! its state from the database.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -95,7 +96,7 @@ impl<P: Processor> ShardWorker<P> {
     }
 
     /// Runs one round. Returns `Busy` if there is more to do. Fails if the database fails, was restored or has lost
-    /// transactions, if the consumer has lapsed, or if the processor fails; then nothing was committed since the last batch.
+    /// transactions, if the consumer has lapsed, or if the processor fails; the batches before the failure are committed.
     /// A lost lease is no failure: the next round joins again.
     pub(super) async fn round(&mut self) -> Result<Round, ConsumerError> {
         // The last round panicked. Its messages were read but not committed.

@@ -169,8 +169,8 @@ pub async fn post_all<'m>(
     insert(tx, source, messages).await
 }
 
-/// Posts many messages as their own transaction: all of them or none, in one round trip instead of three. The parameter is a dedicated connection, so that it cannot be called within another transaction's
-/// work by mistake.
+/// Posts many messages as their own transaction: all of them or none, in one round trip instead of three. The parameter
+/// is a dedicated connection, so that it cannot be called within another transaction's work by mistake.
 pub async fn post_alone<'m>(
     db: &mut ConnectionGuard<'_>,
     source: &Source,

@@ -34,7 +34,7 @@ const CAUGHT_UP_QUOTA: u32 = 4;
 pub struct Reader {
     filter: Filter,
     positions: BTreeMap<i16, Position>,
-    /// Shards whose window had more rows than the last read returned.
+    /// Shards that returned as many rows as their quota allowed, so that their window has more rows left, or may have.
     with_backlog: Vec<i16>,
     /// The average size of the messages of the last read, to request no more rows than fit into [`BYTES_MAX`].
     message_bytes: usize,
@@ -66,7 +66,7 @@ struct OpenShard {
 }
 
 impl Scan {
-    /// Whether the shard has more rows in its window.
+    /// Whether the window of the shard has more rows, or may have.
     fn has_backlog(&self, open: &OpenShard) -> bool {
         self.shards.get(&open.shard).is_some_and(|scan| scan.is_cut || scan.rows == open.quota)
     }
