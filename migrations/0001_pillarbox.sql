@@ -59,8 +59,8 @@ create sequence pillarbox.log_id;
 -- deleted; retention drops whole partitions.
 create table pillarbox.log (
     -- `xid` must stay the first column, before `id`: defaults are evaluated in column order, so a row gets its
-    -- transaction id before its id. Readers rely on this: every row of a transaction that began after the sequence was
-    -- read has a higher id than the value that was read.
+    -- transaction id before its id. Readers rely on this: every row of a transaction that got its transaction id after the
+    -- sequence was read has a higher id than the value that was read.
     xid            xid8        not null default pg_current_xact_id(),
     id             bigint      not null default nextval('pillarbox.log_id'),
     shard          smallint    not null check (shard between 0 and 15),
@@ -385,8 +385,9 @@ select pillarbox.make_reader_partitions(7);
 
 -- ---- 6. Failed messages
 
--- Messages that a consumer could not process, with their whole content: retention may drop the log entry earlier. Later
--- messages of the same key are parked behind them (next_at is null). Only the owner of the shard processes these rows.
+-- Messages that a consumer could not process, with their whole content: retention may drop the log entry earlier than the
+-- parked message. Later messages of the same key are parked, too, and wait for the failed one (next_at is null). Only the
+-- owner of the shard processes these rows.
 create table pillarbox.parked (
     -- The order in which the messages were read, which can differ from the order of `log_id`.
     id             bigint      generated always as identity primary key,
@@ -397,7 +398,7 @@ create table pillarbox.parked (
     next_at        timestamptz,
     last_error     text,
     parked_at      timestamptz not null default now(),
-    -- An operator discarded it; the owner of the shard deletes the row.
+    -- An operator discarded the message; the owner of the shard deletes the row.
     discarded      boolean     not null default false,
     log_id         bigint      not null,
     message_id     uuid        not null,
@@ -415,7 +416,7 @@ create table pillarbox.parked (
 create index parked_due on pillarbox.parked (consumer, shard, next_at) where next_at is not null;
 create index parked_key on pillarbox.parked (consumer, tenant, key, id) where key is not null;
 
--- Messages that were given up after their retries. They no longer block their key.
+-- Messages that were given up after their retries. A dead letter no longer blocks the later messages of its key.
 create table pillarbox.dead_letter (
     id             bigint      generated always as identity primary key,
     consumer       text        not null,
@@ -440,7 +441,7 @@ create index dead_letter_consumer on pillarbox.dead_letter (consumer, id);
 create index dead_letter_message on pillarbox.dead_letter (message_id);
 
 -- Parked messages and dead letters that an operator discarded: the consumer has passed them without processing them.
--- Retained as long as the inbox.
+-- These rows are retained as long as the inbox.
 create table pillarbox.discarded (
     consumer     text        not null,
     message_id   uuid        not null,
@@ -460,7 +461,8 @@ create table pillarbox.replay (
     from_at      timestamptz not null,
     to_at        timestamptz not null,
     requested_at timestamptz not null default now(),
-    -- Set when an operator cancels it: its unfinished shards are deleted, and processed messages are not undone.
+    -- Set when an operator cancels the replay: the rows of its unfinished shards are deleted, and processed messages are
+    -- not undone.
     canceled_at  timestamptz
 );
 

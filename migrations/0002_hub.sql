@@ -144,7 +144,8 @@ create table pillarbox_hub.position_overflow partition of pillarbox_hub.position
 -- Detached lanes: the subscriber's position no longer waits for their messages.
 create table pillarbox_hub.lane (
     subscriber   uuid        not null,
-    -- The next message. The earlier ones of the lane have a final outcome; some behind it may, too (the attempts tell).
+    -- The next message of the lane, or the last completed one. The earlier ones of the lane have a final outcome; some of
+    -- the later ones may, too (the attempts tell).
     head         bigint      not null,
     -- Null: a single message without an ordering key.
     lane         text,

@@ -10,7 +10,7 @@ use crate::store;
 /// Messages that are processed at a time: their content is in memory.
 const CHUNK: usize = 500;
 
-/// Makes a dead letter of every message without a final outcome, and moves every subscriber's position behind the newest
+/// Makes a dead letter of every message without a final outcome, and moves every subscriber's position after the newest
 /// message. Returns how many dead letters it made. No dispatcher may run meanwhile.
 pub async fn dead_letter_backlog(tx: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<u64> {
     store::recovery::disable_statement_timeout(tx).await?;

@@ -24,7 +24,7 @@ pub(crate) struct Recipient {
     pub(crate) tenant: String,
     pub(crate) version: i64,
     /// False while the subscriber is paused or switched off: nothing is sent.
-    pub(crate) is_open: bool,
+    pub(crate) is_enabled: bool,
     pub(crate) target: Target,
     pub(crate) headers: HeaderMap,
     /// The newest first, each with its expiry.
@@ -70,7 +70,7 @@ impl Recipient {
             id: subscriber.id,
             tenant: subscriber.tenant.as_str().to_owned(),
             version: subscriber.version,
-            is_open: settings.is_active && subscriber.paused_at.is_none(),
+            is_enabled: settings.is_active && subscriber.paused_at.is_none(),
             target,
             headers,
             secrets,
@@ -154,7 +154,8 @@ pub(crate) struct NewDeadLetter {
 /// The database row of a detached lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LaneRow {
-    /// The next message of the lane. All earlier ones of the lane have a final outcome.
+    /// The next message of the lane, or the last completed one while the next is not read yet. All earlier ones of the lane
+    /// have a final outcome.
     pub(crate) head: i64,
     pub(crate) lane: Option<Arc<str>>,
     pub(crate) attempts: u16,
@@ -275,7 +276,7 @@ pub(crate) mod fixtures {
             id: Uuid::now_v7(),
             tenant: "main".to_owned(),
             version: 1,
-            is_open: true,
+            is_enabled: true,
             target: Target::parse("http://127.0.0.1:1/", false).unwrap(),
             headers: HeaderMap::new(),
             secrets: Vec::new(),

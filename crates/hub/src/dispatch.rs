@@ -38,8 +38,8 @@
 //! ```
 //!
 //! Queued messages and those in flight are in memory. The head of a waiting or blocked lane is unloaded with its lane, and
-//! read again when the lane continues. `delivered` and `dead` are final outcomes. The retry of a dead letter that does not
-//! block its lane creates a new message.
+//! read again when the lane continues. `delivered` and `dead` are final outcomes, unless an operator retries the dead head
+//! of a blocked lane. The retry of any other dead letter creates a new message.
 //!
 //! # States of a lane
 //!
@@ -68,7 +68,7 @@
 //! - At most one message of a lane is in flight: its head. The next one follows when the head has a final outcome.
 //! - A lane is in at most one of the sets `ready`, `due` and `needs_read`, and in none while in flight or blocked.
 //! - The subscriber's position stays before the first message of an attached lane without a final outcome. So every message
-//!   up to the position has a final outcome, or belongs to a detached lane whose row has a head at or before it.
+//!   up to the position has a final outcome, or belongs to a detached lane whose head is this message or an earlier one.
 //! - The row of a lane is saved in the transaction of the first position that moves past the lane's messages, or earlier.
 //! - A detached lane never becomes attached again: it ends when it has caught up, and its next message starts a new lane.
 //! - After a crash, a message is sent again only if its attempt was in flight or its outcome was not saved.
@@ -81,7 +81,7 @@
 //! messages and reads them from the database. Both paths end in [`SubscriberQueue::receive`], and two checks make them
 //! equivalent:
 //! - [`AnnouncedPosition`](reader::AnnouncedPosition), per dispatcher: a batch is handed over only if it starts where the
-//!   previous announcement ended. With a gap it is ignored, and the next poll announces everything behind the gap.
+//!   previous announcement ended. With a gap it is ignored, and the next poll announces everything after the gap.
 //! - `read_to` and `has_more`, per queue: a queue that has something left to read does not accept messages that are handed
 //!   over, because they would overtake it. It reads them later. Numbers up to `read_to` are dropped as duplicates.
 
@@ -210,7 +210,7 @@ impl Dispatcher {
             until = until.min(now + pause);
         }
         if self.saver.in_flight.is_none() && self.has_changes() {
-            until = until.min(self.saver.linger_until());
+            until = until.min(self.saver.next_save());
         }
         if let Some(due) = self.ownership.refresh_due() {
             until = until.min(due);
@@ -239,7 +239,7 @@ impl Dispatcher {
         self.scheduler.deactivate_idle(now, |subscriber| {
             let queue = queues.get(subscriber)?;
             // While all slots are in use, every queue with messages waits for a free one.
-            let is_active = !queue.is_idle() || queue.has_changes(now) || queue.needs_read() || is_full;
+            let is_active = queue.has_unsaved_outcomes() || queue.has_changes(now) || queue.needs_read() || is_full;
             Some(Activity { wake_at: queue.next_wake(now), is_active })
         });
     }
@@ -276,7 +276,7 @@ pub(crate) enum DispatchError {
 
 impl DispatchError {
     /// Whether the same operation may succeed later.
-    fn may_pass(&self) -> bool {
+    fn is_transient(&self) -> bool {
         match self {
             DispatchError::Database(error) => is_transient(error),
             DispatchError::Task(_) => false,

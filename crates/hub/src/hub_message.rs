@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use mailbox::consumers::trace_of;
 use mailbox::log::{Message, Source};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -99,7 +98,7 @@ impl HubEvent {
             topic: message.topic.clone(),
             at: message.at,
             payload: Bytes::copy_from_slice(message.payload.get().as_bytes()),
-            traceparent: trace_of(message).map(|trace| trace.to_string()),
+            traceparent: message.trace().map(|trace| trace.to_string()),
         }
     }
 

@@ -19,8 +19,8 @@
 //!
 //! Invariants: the messages of a lane are sent one after the other, in the order in which their events were posted; the
 //! next one is sent only when the previous one is delivered or dead. An accepted event is delivered, or is visible as
-//! pending or dead. A restart sends again only the requests that were in flight. No event reaches a subscriber of another
-//! tenant.
+//! pending or dead. A restart sends again only the requests that were in flight or whose outcome was not saved. No event
+//! reaches a subscriber of another tenant.
 
 pub mod address;
 mod backlog;
@@ -72,7 +72,7 @@ use crate::hub_message::{EVENT_SOURCE, FannedBatch};
 use crate::ingest::{EventIngest, IngestBatcher};
 use crate::operator_command::CONTROL_SOURCE;
 
-/// Number of events that fan-out reads at a time; more while it is behind.
+/// Number of events that fan-out reads at a time; more while it lags.
 const FAN_OUT_BATCH: u32 = 500;
 /// Number of batches that fan-out may be ahead of the dispatcher in the same process.
 const HANDED_OVER_MAX: usize = 64;

@@ -23,7 +23,7 @@ mod runtime;
 mod shard_worker;
 
 pub use consumer::{Consumer, ConsumerKind, StartAt};
-pub use handler::{Handler, HandlerError, HandlerFuture, HandlerProcessor, trace_of};
+pub use handler::{Handler, HandlerError, HandlerFuture, HandlerProcessor};
 pub use leases::{Fence, ShardAssignment};
 pub use processor::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
 pub use replica::{Replica, end_all_leases};

@@ -23,7 +23,7 @@ pub(crate) use watcher::{POLL_INTERVAL, Watcher};
 
 use sqlx::PgConnection;
 
-/// The number of hash ranges of keys. The SQL functions `shard_of` and `shards` use the same number.
+/// The number of hash buckets of keys. The SQL functions `shard_of` and `shards` use the same number.
 pub const SHARDS: i16 = 16;
 
 /// Creates the log's partitions of today and of the next `days` days. Returns how many it created; fails with

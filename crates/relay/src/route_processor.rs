@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use contracts::{Envelope, EventId, SCHEMA_VERSION};
 use kit::trace::TraceContext;
-use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext, trace_of};
+use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
 use mailbox::log::Message;
 use serde_json::value::to_raw_value;
 
@@ -45,7 +45,7 @@ impl RouteProcessor {
                 Outcome::Unrouted
             }
             PublishOutcome::Rejected(reason) => Outcome::Failed(reason),
-            PublishOutcome::Blocked => Outcome::Behind,
+            PublishOutcome::Blocked => Outcome::Blocked,
         }
     }
 
@@ -86,7 +86,7 @@ impl Processor for RouteProcessor {
 
 /// Returns the AMQP message for a message of the log.
 fn outgoing(route: &Route, message: &Message) -> Result<Outgoing, serde_json::Error> {
-    let trace = trace_of(message);
+    let trace = message.trace();
     let body = match route.format {
         Format::Bare => message.payload.get().as_bytes().to_vec(),
         Format::Envelope => envelope(message, trace)?,

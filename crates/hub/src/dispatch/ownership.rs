@@ -24,13 +24,15 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
 pub(super) struct Ownership {
     assignment: ShardAssignment,
     shards: BTreeSet<i16>,
-    /// The version of the directory that the subscriber queues were loaded from; 0 if they have to be loaded.
-    loaded_version: i64,
+    /// The version of the directory (all subscribers with their settings; each change increments the version) that the
+    /// subscriber queues were loaded from. None: they have to be loaded.
+    loaded_version: Option<i64>,
     /// The newest version of the directory that a poll or fan-out has reported.
     newest_version: i64,
     rebalanced_at: Option<Instant>,
     refreshed_at: Option<Instant>,
-    /// How many subscriber queues this dispatcher has created.
+    /// How many subscriber queues this dispatcher has created. A new queue gets the count as its generation, which
+    /// distinguishes it from earlier queues of the same subscriber.
     generations: u64,
 }
 
@@ -39,7 +41,7 @@ impl Ownership {
         Ownership {
             assignment,
             shards: BTreeSet::new(),
-            loaded_version: 0,
+            loaded_version: None,
             newest_version: 0,
             rebalanced_at: None,
             refreshed_at: None,
@@ -53,7 +55,7 @@ impl Ownership {
 
     /// Whether the subscriber queues are those of the owned shards. Until then nothing is sent.
     pub(super) fn is_loaded(&self) -> bool {
-        self.loaded_version != 0
+        self.loaded_version.is_some()
     }
 
     /// Whether in-memory state has become stale since the last call, because the database restarted or failed over.
@@ -69,7 +71,7 @@ impl Ownership {
     /// belong to another process now.
     pub(super) fn set_shards(&mut self, shards: BTreeSet<i16>) {
         if shards != self.shards {
-            self.loaded_version = 0;
+            self.loaded_version = None;
             self.shards = shards;
         }
     }
@@ -80,14 +82,14 @@ impl Ownership {
 
     /// When the subscribers have to be loaded again; None if they have not changed.
     pub(super) fn refresh_due(&self) -> Option<Instant> {
-        let has_changed = !self.is_loaded() || self.newest_version > self.loaded_version;
+        let has_changed = self.loaded_version.is_none_or(|loaded| self.newest_version > loaded);
         (self.rebalanced_at.is_some() && has_changed)
             .then(|| self.refreshed_at.map_or_else(Instant::now, |at| at + REFRESH_PAUSE))
     }
 
     pub(super) fn reset(&mut self) {
         self.shards.clear();
-        (self.loaded_version, self.newest_version, self.rebalanced_at) = (0, 0, None);
+        (self.loaded_version, self.newest_version, self.rebalanced_at) = (None, 0, None);
     }
 
     fn next_generation(&mut self) -> u64 {
@@ -121,17 +123,17 @@ impl Dispatcher {
         let mut db = self.db.acquire().await?;
         // Read the version before the subscribers: a change in between makes the next refresh load them again.
         let version = store::subscriber::directory_version(&mut db).await?;
-        if version == self.ownership.loaded_version {
+        if self.ownership.loaded_version == Some(version) {
             return Ok(());
         }
         if !self.reader.announced.is_known() {
-            // Read before the positions of new queues, so that everything behind it is announced to them.
+            // Read before the positions of new queues, so that everything after it is announced to them.
             self.reader.announced.load(delivery_reads::newest_number(&mut db).await?);
         }
         let recipients = self.load_recipients(&mut db).await?;
         let new = self.update_queues(recipients);
         self.create_queues(&mut db, new).await?;
-        (self.ownership.loaded_version, self.ownership.newest_version) = (version, version);
+        (self.ownership.loaded_version, self.ownership.newest_version) = (Some(version), version);
         Ok(())
     }
 
@@ -242,7 +244,7 @@ impl Ownership {
     /// Sets the state after a successful rebalance and refresh.
     pub(super) fn assume_loaded(&mut self, shards: BTreeSet<i16>, version: i64) {
         self.shards = shards;
-        (self.loaded_version, self.newest_version) = (version, version);
+        (self.loaded_version, self.newest_version) = (Some(version), version);
         self.rebalanced_at = Some(Instant::now());
     }
 }

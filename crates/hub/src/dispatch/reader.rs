@@ -20,7 +20,8 @@ const POLL_PAUSE: Duration = Duration::from_millis(20);
 /// The pause between two polls after [`IDLE_AFTER`] without new messages.
 const IDLE_POLL_PAUSE: Duration = Duration::from_millis(100);
 const IDLE_AFTER: Duration = Duration::from_secs(2);
-/// Bounds one read: subscribers, and detached lanes of all subscribers.
+/// Bounds each part of one read: the subscribers whose messages are read, the detached lanes of all subscribers, and the
+/// subscribers whose commands are read.
 const READS_MAX: usize = 64;
 /// Bounds the detached lanes of one subscriber in one read.
 const LANE_READS_MAX: usize = 8;
@@ -38,7 +39,7 @@ pub(super) struct Reader {
 /// if it has not been loaded yet.
 ///
 /// It guarantees that no message is missed although messages come on two paths: a batch is handed over only if it starts
-/// where the announced position ends, and a poll covers everything behind it.
+/// where the announced position ends, and a poll covers everything after it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AnnouncedPosition(Option<i64>);
 
@@ -105,10 +106,12 @@ impl Reader {
 }
 
 impl Dispatcher {
-    /// Passes the messages of a fan-out batch in this process to their subscriber queues, unless there is a gap before them.
+    /// Passes the messages of a fan-out batch in this process to their subscriber queues, if they follow directly on
+    /// the announced position.
     pub(super) fn hand_over(&mut self, batch: FannedBatch) {
         if !self.ownership.is_loaded() || !self.reader.announced.advance_contiguously(batch.after, batch.to) {
-            return; // There is a gap; the next poll announces the missing messages.
+            // Not loaded yet, a gap before the batch, or an overlap with it: the next poll announces the messages.
+            return;
         }
         self.reader.advanced_at = Instant::now();
         self.ownership.notice_version(batch.directory_version);

@@ -17,9 +17,10 @@ use super::{DATABASE_RETRY_PAUSE, DispatchError, Dispatcher, TaskResult, finishe
 use crate::delivery::Changes;
 use crate::store;
 
-/// How long changes wait for more, to be saved together: it saves a quarter of the database's work.
-const LINGER: Duration = Duration::from_millis(10);
-/// Subscribers with changes for which the dispatcher does not wait for more.
+/// The minimum time between two saves. The changes of this time are saved together, which avoids a quarter of the
+/// database's work.
+const SAVE_PAUSE_MIN: Duration = Duration::from_millis(10);
+/// Save at once when this many subscribers have changes.
 const FULL_BATCH: usize = 1_000;
 
 pub(super) struct Saver {
@@ -46,9 +47,9 @@ impl Saver {
         (self.in_flight, self.failed) = (None, None);
     }
 
-    /// When changes have waited long enough for more.
-    pub(super) fn linger_until(&self) -> Instant {
-        self.saved_at + LINGER
+    /// When the next save may start, unless the batch is full earlier.
+    pub(super) fn next_save(&self) -> Instant {
+        self.saved_at + SAVE_PAUSE_MIN
     }
 
     fn start(&mut self, db: &PgPool, fence: Fence, changes: Arc<Changes>, now: DateTime<Utc>) {
@@ -89,7 +90,7 @@ impl Dispatcher {
             return self.saver.start(&self.db, fence, changes, now);
         }
         let count = self.changed_queues(now).take(FULL_BATCH).count();
-        if count > 0 && (count == FULL_BATCH || Instant::now() >= self.saver.linger_until()) {
+        if count > 0 && (count == FULL_BATCH || Instant::now() >= self.saver.next_save()) {
             let changes = self.drain_changes(now);
             self.saver.start(&self.db, fence, changes, now);
         }
@@ -146,7 +147,7 @@ impl Dispatcher {
                 self.reset();
                 Ok(())
             }
-            Err(error) if error.may_pass() => {
+            Err(error) if error.is_transient() => {
                 self.saver.failed = Some(changes);
                 self.retry_at = Some(Instant::now() + DATABASE_RETRY_PAUSE);
                 Err(error)

@@ -16,11 +16,12 @@ pub(super) struct Scheduler {
     active: HashSet<Uuid>,
     /// When to check a subscriber queue that waits for a point in time.
     timers: BTreeSet<(DateTime<Utc>, Uuid)>,
-    /// Counts rounds of reading. Each starts with another subscriber, so that all get their turn.
+    /// Counts rounds of reading. Each starts at another place in the set, so that none of the subscribers is always last.
+    /// Their order changes when one becomes active, so the turns are not strictly equal.
     turn: usize,
 }
 
-/// What a subscriber queue waits for.
+/// Whether a subscriber queue stays active, and when it is checked next.
 #[derive(Debug)]
 pub(super) struct Activity {
     pub(super) wake_at: Option<DateTime<Utc>>,
@@ -51,7 +52,7 @@ impl Scheduler {
         self.active.iter()
     }
 
-    /// All active subscribers. Each call starts with another one.
+    /// All active subscribers. Each call starts at the next one; the order changes when a subscriber becomes active.
     pub(super) fn next_turn(&mut self) -> impl Iterator<Item = &Uuid> {
         self.turn = self.turn.wrapping_add(1);
         let from = self.turn % self.active.len().max(1);

@@ -61,13 +61,14 @@ impl Sender {
 
     /// Starts attempts for all messages of a queue that may be sent now.
     pub(super) fn send_from(&mut self, queue: &mut SubscriberQueue, now: DateTime<Utc>) {
-        // A queue may use as many slots as it leaves free for all others. However many queues use all they can get, some
-        // slots stay free.
+        // A queue may start an attempt while it has fewer in flight than there are free slots:
+        // queue.in_flight < IN_FLIGHT_MAX - in_flight of all queues. So one queue gets at most half of the slots, and the
+        // more slots all queues use, the fewer each of them may use: a new queue finds a free one.
         while queue.in_flight() < IN_FLIGHT_MAX.saturating_sub(self.in_flight)
             && let Some((key, message)) = queue.start_next(now)
         {
             self.in_flight += 1;
-            // A message without content becomes a dead letter for that reason instead.
+            // A message without content is not given up here: its attempt makes it a dead letter as `expired`, not `manual`.
             let requested_by = queue.pop_dead_letter_request(message.n).filter(|_| message.event.is_some());
             let (finished, generation) = (self.finished.clone(), queue.generation);
             let recipient = queue.recipient.clone();
@@ -102,7 +103,7 @@ impl Dispatcher {
         self.sender.in_flight -= 1;
         let mut result = finished.result;
         if result.verdict == Verdict::Gone && finished.version != queue.recipient.version {
-            // The owner has changed the subscriber meanwhile, perhaps its address: the new one may exist.
+            // The tenant has changed the subscriber meanwhile, perhaps its address: the new address may exist.
             result.verdict = Verdict::Retry;
         }
         queue.finish_attempt(&finished.key, result, self.clock.now(), rand::random());

@@ -35,7 +35,7 @@ pub(super) enum Origin {
     /// Fan-out in this process handed them over. They follow directly after the last message that the dispatcher has
     /// announced to its queues.
     HandedOver,
-    /// They were read from the database behind the queue's read position; if `is_complete`, these are all there are.
+    /// They were read from the database after the queue's read position; if `is_complete`, these are all there are.
     Read { is_complete: bool },
 }
 
@@ -74,19 +74,20 @@ impl SubscriberQueue {
         }
     }
 
-    /// Whether anything may be sent at all.
-    fn is_open(&self) -> bool {
-        self.recipient.is_open && !self.answered_gone
+    /// Whether anything may be sent at all, apart from the limits.
+    fn may_send(&self) -> bool {
+        self.recipient.is_enabled && !self.answered_gone
     }
 
-    /// True if the database has everything that this queue knows.
-    pub(super) fn is_idle(&self) -> bool {
-        self.limits.in_flight() == 0 && !self.unsaved.has_outcomes() && !self.lanes.is_dirty()
+    /// Whether an attempt is in flight, or the database does not have the outcome of an attempt or the row of a lane. False
+    /// does not mean idle: the position may be unsaved, and messages may be ready to be sent.
+    pub(super) fn has_unsaved_outcomes(&self) -> bool {
+        self.limits.in_flight() > 0 || self.unsaved.has_outcomes() || self.lanes.is_dirty()
     }
 
     /// Whether the queue could continue if messages or commands were read for it.
     pub(super) fn needs_read(&self) -> bool {
-        self.commands.need_read || self.read_request().is_some() || (self.lanes.needs_read() && self.is_open())
+        self.commands.need_read || self.read_request().is_some() || (self.lanes.needs_read() && self.may_send())
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -96,25 +97,25 @@ impl SubscriberQueue {
     /// Marks the next message as in flight and returns it. None if no message may be sent now.
     pub(super) fn start_next(&mut self, now: DateTime<Utc>) -> Option<(LaneKey, HubMessage)> {
         self.lanes.wake_due(now);
-        if !self.lanes.has_ready() || !self.is_open() || !self.limits.allow(&self.recipient.limits, now) {
+        if !self.lanes.has_ready() || !self.may_send() || !self.limits.allow(&self.recipient.limits, now) {
             return None;
         }
         let started = self.lanes.start_next()?;
-        self.limits.start_attempt(now);
+        self.limits.start_attempt(&self.recipient.limits, now);
         Some(started)
     }
 
     /// When the dispatcher has to check this queue again if nothing else happens before.
     pub(super) fn next_wake(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let save = self.next_save();
-        if !self.is_open() {
+        if !self.may_send() {
             return save;
         }
         let allowed = self.limits.next_allowed_at(&self.recipient.limits, now).filter(|_| self.lanes.has_ready());
         [self.lanes.next_due(), allowed, save].into_iter().flatten().min()
     }
 
-    /// The owner of the subscriber has changed it.
+    /// The tenant may have changed the settings of the subscriber.
     pub(super) fn update_recipient(&mut self, recipient: Arc<Recipient>) {
         if recipient.version != self.recipient.version {
             self.answered_gone = false;
@@ -125,14 +126,15 @@ impl SubscriberQueue {
 
     // ---- receive
 
-    /// The read that this queue needs, if there is more to read and memory for it.
+    /// The read that this queue needs, if there is more to read and it wants more messages in memory.
     pub(super) fn read_request(&self) -> Option<QueueReadRequest> {
-        // While the breaker is open, more is read only if there is nothing else to probe with.
-        let has_memory = match self.limits.is_breaker_open() {
+        // While the breaker is open, more is read only if there is nothing else to probe with; otherwise, if few messages
+        // are in memory.
+        let wants_messages = match self.limits.is_breaker_open() {
             true => self.lanes.has_nothing_scheduled() && self.limits.in_flight() == 0,
             false => self.lanes.queued() <= self.progress.messages_max() / 4,
         };
-        let needs_read = self.progress.has_more && !self.progress.is_reading && self.is_open() && has_memory;
+        let needs_read = self.progress.has_more && !self.progress.is_reading && self.may_send() && wants_messages;
         needs_read.then(|| QueueReadRequest {
             subscriber: self.recipient.id,
             after: self.progress.read_to,
@@ -185,14 +187,14 @@ impl SubscriberQueue {
     /// the queue reads them from the database later.
     fn accepts_handed_over(&self) -> bool {
         let is_contiguous = !self.progress.has_more && !self.progress.is_reading;
-        is_contiguous && self.lanes.queued() <= self.progress.messages_max() && self.is_open()
+        is_contiguous && self.lanes.queued() <= self.progress.messages_max() && self.may_send()
     }
 
     /// Starts reads for up to `lanes_max` detached lanes that cannot continue without.
     pub(super) fn start_lane_reads(&mut self, now: DateTime<Utc>, lanes_max: usize) -> Vec<LaneReadRequest> {
         self.lanes.wake_due(now);
         let is_full = self.limits.in_flight() + self.lanes.ready_count() >= MESSAGES_AHEAD_MAX;
-        if !self.is_open() || !self.lanes.needs_read() || is_full {
+        if !self.may_send() || !self.lanes.needs_read() || is_full {
             return Vec::new();
         }
         let lanes_max = if self.limits.is_breaker_open() { 1 } else { lanes_max };
@@ -236,7 +238,7 @@ impl SubscriberQueue {
         self.unsaved.attempts.push(Attempt { at: now, subscriber, n, attempt, outcome, result });
         match next_step {
             NextStep::Complete => self.lanes.complete_head(key),
-            NextStep::RetryAfter(pause) => self.lanes.postpone(key, n, now + pause),
+            NextStep::RetryAfter(pause) => self.lanes.schedule_at(key, n, now + pause),
             NextStep::DeadLetter(reason) => {
                 let recipient = self.recipient.clone();
                 let dead_letter = NewDeadLetter { recipient, message, reason, detail, attempts: attempt, at: now };
@@ -262,7 +264,7 @@ impl SubscriberQueue {
     }
 
     /// Whether the lane waits for an operator after its head became a dead letter. A message without an ordering key has
-    /// nothing behind it that could wait.
+    /// no later message that could wait.
     fn blocks_lane(&self, key: &LaneKey, reason: Reason) -> bool {
         let is_failure = match reason {
             Reason::Exhausted | Reason::Refused => true,
@@ -278,7 +280,8 @@ impl SubscriberQueue {
         self.lanes.first_pending().map_or(self.progress.read_to, |first| first - 1)
     }
 
-    /// Whether the message may still be sent: it is beyond the position.
+    /// Whether the message is beyond the position, so that it may still have to be sent. A message before the position has
+    /// its final outcome, unless it belongs to a detached lane.
     pub(super) fn is_beyond_position(&self, n: i64) -> bool {
         n > self.position()
     }
@@ -292,7 +295,7 @@ impl SubscriberQueue {
         changes.executed_commands.append(&mut self.commands.executed);
         changes.rejected_retries.extend(self.commands.rejected_retries.drain(..).map(|n| (subscriber, n)));
         changes.deleted_lanes.extend(self.lanes.drain_deleted_rows().map(|head| (subscriber, head)));
-        if self.answered_gone && self.recipient.is_open {
+        if self.answered_gone && self.recipient.is_enabled {
             changes.gone_subscribers.push((subscriber, self.recipient.version));
         }
         let mut has_new_row = false;
@@ -309,10 +312,10 @@ impl SubscriberQueue {
             }
             true
         });
-        if !has_new_row && now - self.unsaved.saved_at < POSITION_SAVE_PAUSE {
+        if !has_new_row && now - self.unsaved.checked_at < POSITION_SAVE_PAUSE {
             return;
         }
-        self.unsaved.saved_at = now;
+        self.unsaved.checked_at = now;
         let position = self.position();
         // The row of a newly detached lane and the position that moves past its messages are saved together.
         if position > self.unsaved.saved_position {
@@ -324,7 +327,7 @@ impl SubscriberQueue {
     /// When the next rate-limited change (position or lane head) is due to be saved. None if there is none.
     pub(super) fn next_save(&self) -> Option<DateTime<Utc>> {
         let has_changes = self.lanes.is_dirty() || self.position() > self.unsaved.saved_position;
-        has_changes.then(|| self.unsaved.saved_at + POSITION_SAVE_PAUSE)
+        has_changes.then(|| self.unsaved.checked_at + POSITION_SAVE_PAUSE)
     }
 
     /// Whether there are changes to save now.

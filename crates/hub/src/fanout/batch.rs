@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_handed_over_with_the_numbers_behind_the_newest() {
+    fn messages_are_handed_over_with_the_numbers_after_the_newest() {
         let (mut batch, subscriber) = (Batch::default(), Uuid::now_v7());
         (0..2).for_each(|_| batch.add_message(subscriber, None, log_ref(), Arc::new(event(0))));
         let fanned = batch.into_fanned(10, 1);

@@ -13,7 +13,7 @@ use crate::delivery::{LaneReadRequest, LaneRow, NewMessages, QueueReadRequest, R
 use crate::hub_message::{EventSnapshot, HubEvent, HubMessage, LaneKey};
 use crate::operator_command::PendingCommand;
 
-/// Returns which subscribers have messages or commands behind `after`, and the version of the directory.
+/// Returns which subscribers have messages or commands after `after`, and the version of the directory.
 pub(crate) async fn poll(db: &mut PgConnection, after: i64) -> sqlx::Result<NewMessages> {
     let row = sqlx::query(
         "select (select version from pillarbox_hub.directory) as version,

@@ -87,7 +87,7 @@ async fn newest_sequences_chunk(tx: &mut PgConnection, lanes: &[(Uuid, String)])
     .await
 }
 
-/// Appends messages with the numbers behind `after`, and announces them, and new commands for the subscribers in `also_for`,
+/// Appends messages with the numbers after `after`, and announces them, and new commands for the subscribers in `also_for`,
 /// to dispatchers. Usually in one statement.
 pub(crate) async fn append(
     tx: &mut PgConnection,

@@ -114,7 +114,7 @@ pub(crate) async fn drop_days(db: &mut PgConnection, tables: &[&str], cutoff: Da
 
 /// Deletes batches of fan-out and secrets from before `before`, and the lanes and commands of deleted subscribers.
 pub(crate) async fn delete_obsolete(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
-    // The newest batch stays: the next hub message gets the number behind it.
+    // The newest batch stays: the next hub message gets the number after it.
     let query = "delete from pillarbox_hub.fanout_batch where n_to in (
                      select n_to from pillarbox_hub.fanout_batch
                      where at < $1 and n_to < (select max(n_to) from pillarbox_hub.fanout_batch) order by n_to limit $2)";

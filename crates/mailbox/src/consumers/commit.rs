@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use sqlx::{Postgres, Transaction};
 
 use super::outcomes::{KeyState, Outcomes};
-use super::positions;
+use super::positions::{self, SingleSave};
 use super::processor::{ConsumerError, WorkerContext};
 use super::replay_reader::ReplayShard;
 use crate::log::Position;
 
 /// Commits everything in one transaction. `tx` holds the effects, if there are any. Returns the keys whose parked
-/// messages have changed. Fails if the shard worker has lost its lease.
+/// messages have changed. Fails with `LeaseLost` if the shard worker has lost its lease, and with `Invalidated` if the
+/// database has lost transactions that a position contains.
 pub(super) async fn commit(
     context: &WorkerContext,
     mut tx: Option<Transaction<'static, Postgres>>,
@@ -41,21 +42,34 @@ pub(super) async fn commit(
     Ok(keys)
 }
 
-/// Saves the positions with a single statement, which saves a round trip. Returns false if they need several
+/// Commits the positions with a single statement, which avoids a round trip. Returns false if they need several
 /// statements.
 async fn save_positions(
     context: &WorkerContext,
-    tx: Option<&mut Transaction<'static, Postgres>>,
+    mut tx: Option<&mut Transaction<'static, Postgres>>,
     positions: &BTreeMap<i16, Position>,
 ) -> Result<bool, ConsumerError> {
     let (consumer, owner) = (&context.consumer, context.owner);
-    let saved = match tx {
+    let saved = match tx.as_deref_mut() {
         Some(tx) => positions::lock_and_append(&mut **tx, consumer, owner, positions, true).await?,
         None => positions::lock_and_append(&context.db, consumer, owner, positions, false).await?,
     };
     match saved {
-        Some(true) => Ok(true),
-        Some(false) => Err(ConsumerError::LeaseLost),
-        None => Ok(false),
+        SingleSave::Saved => Ok(true),
+        SingleSave::SeveralWindows => Ok(false),
+        SingleSave::Refused => Err(refusal(context, tx).await?),
     }
+}
+
+/// Determines why the positions were not saved. It happens too seldom for the statement itself to return the reason.
+async fn refusal(
+    context: &WorkerContext,
+    tx: Option<&mut Transaction<'static, Postgres>>,
+) -> Result<ConsumerError, ConsumerError> {
+    match tx {
+        Some(tx) => context.lock(tx, true).await?,
+        None => context.lock(&mut context.db.begin().await?, true).await?,
+    }
+    // The worker has its lease, so the positions are ahead of the database.
+    Ok(ConsumerError::Invalidated)
 }

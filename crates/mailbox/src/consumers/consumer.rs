@@ -40,7 +40,8 @@ impl ConsumerKind {
 }
 
 impl Consumer {
-    /// Creates the cursor of the consumer. An existing cursor keeps its positions; its kind and filter are updated.
+    /// Creates the cursor and the leases of the consumer. An existing cursor keeps its positions; its kind and filter are
+    /// updated. Fails only if the database does, and then has created nothing.
     pub async fn register(&self, db: &PgPool) -> sqlx::Result<()> {
         let mut db = db.acquire().await?;
         let now = Snapshot::now(&mut db).await?;
@@ -57,7 +58,7 @@ impl Consumer {
             .rows_affected()
             == 1;
         if is_new {
-            // Also for a start at the beginning: a dropped consumer of the same name may have left positions behind.
+            // Also for a start at the beginning: a dropped consumer of the same name may have left positions.
             let start = match self.start {
                 StartAt::Now => now,
                 StartAt::Beginning => Snapshot::beginning(&mut tx).await?,

@@ -1,4 +1,6 @@
-//! The message that is posted for every dead letter, under the topic `dead_letter.<consumer>`.
+//! The message that is posted when a message becomes a dead letter after its retries, under the topic
+//! `dead_letter.<consumer>`. None is posted for messages that are given up because an operator drops their consumer or
+//! runs `pillarbox recover --skip`.
 
 use chrono::{DateTime, Utc};
 use contracts::{EventId, MESSAGE_BYTES_MAX};
@@ -44,7 +46,12 @@ pub(crate) async fn post_notice(
         // A notice that is too large is posted without the payload.
         to_raw_value(&notice).ok().filter(|text| text.get().len() <= MESSAGE_BYTES_MAX)
     });
-    let Some(notice) = notice else { return Ok(()) };
+    let Some(notice) = notice else {
+        tracing::warn!(
+            consumer, message_id = %message.message_id, "the notice of a dead letter is too large, so it is not posted"
+        );
+        return Ok(());
+    };
     match post(tx, &SOURCE, &Post::new(topic_of(consumer), notice)).await {
         Ok(_) => Ok(()),
         Err(PostError::Database(error)) => Err(error),

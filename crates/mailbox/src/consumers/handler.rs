@@ -1,4 +1,8 @@
-//! Handlers: consumers that act in this database. Inbox row, effect, new posts and position are committed together.
+//! Handlers: consumers that act in this database.
+//!
+//! Inbox rows, effects, new posts and positions are committed together. Messages that are processed one by one, each in a
+//! transaction of its own, are the exception: the positions are committed after them, and if the process ends in between,
+//! the inbox prevents a second effect.
 
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
@@ -6,22 +10,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use kit::trace::TraceContext;
 use kit::worker::panic_text;
-use serde::Deserialize;
 use sqlx::{Postgres, Transaction};
 
 use super::inbox;
-use super::parked_messages::{Key, key_of};
+use super::parked_messages::Key;
 use super::processor::{BatchResult, ConsumerError, Delivery, Origin, Outcome, Processor, WorkerContext};
 use crate::database::redacted_error;
 use crate::log::Message;
 
-/// If at least this many live messages of a batch fail, and they are the majority, the cause is not the messages but
-/// something that all of them need. The consumer then stalls instead of parking everything.
+/// If at least this many messages of a batch fail, and more than half of those that were tried, the cause is probably not
+/// the messages but something that all of them need. The consumer then stalls instead of parking everything: it processes
+/// the batch again later. Messages that were parked before do not count. Only consumers with a handler stall.
 const STALL_FAILURES_MIN: usize = 10;
 
-/// After this many stalls in a row, the messages are considered bad after all, and are parked.
+/// After this many stalls in a row, the messages are considered bad after all, and those that fail are parked.
 const STALLS_MAX: u32 = 20;
 
 /// Why a message could not be processed. Any error type will do. Its text is stored, logged and shown to operators as
@@ -105,21 +108,21 @@ impl HandlerProcessor {
     ) -> Result<BatchResult, ConsumerError> {
         let mut failed_keys: HashSet<Key> = HashSet::new();
         let mut outcomes = Vec::with_capacity(deliveries.len());
-        // Only live messages count: a parked message has failed before, so another failure is no sign of a general
-        // cause.
+        // Only messages from the log count, live or replayed: a parked message has failed before, so another failure is
+        // no sign of a general cause.
         let (mut tried, mut failures, mut last_error) = (0, 0, String::new());
         for delivery in deliveries {
-            let key = key_of(&delivery.message);
+            let key = delivery.message.ordering_key();
             let outcome = match &key {
-                Some(key) if failed_keys.contains(key) => Outcome::Behind,
+                Some(key) if failed_keys.contains(key) => Outcome::Blocked,
                 _ => self.process_alone(context, delivery).await?,
             };
-            let is_live = usize::from(matches!(delivery.origin, Origin::Log));
-            if outcome != Outcome::Behind {
-                tried += is_live;
+            let is_from_log = matches!(delivery.origin, Origin::Log);
+            if is_from_log && outcome != Outcome::Blocked {
+                tried += 1;
             }
             if let Outcome::Failed(error) = &outcome {
-                failures += is_live;
+                failures += usize::from(is_from_log);
                 last_error.clone_from(error);
                 failed_keys.extend(key);
             }
@@ -188,7 +191,7 @@ impl HandlerProcessor {
 
     async fn handle_message(&self, tx: &mut Transaction<'static, Postgres>, message: &Message) -> Result<(), String> {
         let handling = catch_errors(async { self.handler.handle(tx, message).await });
-        match trace_of(message) {
+        match message.trace() {
             Some(trace) => trace.scope(handling).await,
             None => handling.await,
         }
@@ -202,14 +205,4 @@ async fn catch_errors(handling: impl Future<Output = Result<(), HandlerError>>) 
         Ok(Err(error)) => Err(redacted_error(&*error)),
         Err(panic) => Err(format!("panic: {}", panic_text(&*panic))),
     }
-}
-
-/// Returns the trace that the message was posted in, if its headers have a valid `traceparent`.
-pub fn trace_of(message: &Message) -> Option<TraceContext> {
-    #[derive(Deserialize)]
-    struct Headers {
-        traceparent: Option<String>,
-    }
-    let headers: Headers = serde_json::from_str(message.headers.get()).ok()?;
-    headers.traceparent?.parse().ok()
 }

@@ -25,7 +25,8 @@ pub async fn insert(
     Ok(new.into_iter().collect())
 }
 
-/// The same for ids of other producers, which can be any text.
+/// Records that the transaction processes messages of other producers, whose ids can be any text. Returns those that were
+/// not processed before.
 pub async fn insert_foreign(tx: &mut PgConnection, consumer: &str, ids: &[String]) -> sqlx::Result<HashSet<String>> {
     let new: Vec<String> = sqlx::query_scalar(
         "insert into pillarbox.inbox_foreign (consumer, message_id) select distinct $1, id from unnest($2::text[]) as id

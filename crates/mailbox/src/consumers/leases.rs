@@ -3,7 +3,8 @@
 //! The shard workers of a consumer, in all processes, divide its shards evenly. A shard worker lives as long as its
 //! process sends heartbeats; a process that takes over from an expired one deletes its row first. Every transaction
 //! that saves an effect or a position locks the shard worker's row ([`lock`]): a former owner finds that the row is
-//! gone, and the process that takes over waits for a commit in progress.
+//! gone. A worker that is committing is not removed, because its row is locked: the next rebalance of another process tries
+//! it again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -67,10 +68,7 @@ impl ShardAssignment {
 
     async fn join(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
         create(db, self.name).await?;
-        self.replica.heartbeat_on(db).await?;
-        remove(db, self.name, self.owner).await?;
-        self.owner = Uuid::now_v7();
-        join(db, self.name, self.owner, self.replica.id()).await
+        join(db, self.name, &mut self.owner, &self.replica).await
     }
 }
 
@@ -96,10 +94,20 @@ pub(super) async fn create(db: &mut PgConnection, consumer: &str) -> sqlx::Resul
     sqlx::query(query).bind(consumer).execute(db).await.map(drop)
 }
 
-/// Adds a shard worker to a consumer.
-pub(super) async fn join(db: &mut PgConnection, consumer: &str, owner: Uuid, replica: Uuid) -> sqlx::Result<()> {
+/// Adds a shard worker of this process to a consumer, under a new owner id, so that the fence of the old id stays invalid.
+/// The row of the old id is removed, because it may have been inserted although the response was lost: it would own shards
+/// that nobody reads.
+pub(super) async fn join(
+    db: &mut PgConnection,
+    consumer: &str,
+    owner: &mut Uuid,
+    replica: &Replica,
+) -> sqlx::Result<()> {
+    replica.heartbeat_on(db).await?;
+    remove(db, consumer, *owner).await?;
+    *owner = Uuid::now_v7();
     let query = "insert into pillarbox.shard_worker (consumer, owner, replica) values ($1, $2, $3)";
-    sqlx::query(query).bind(consumer).bind(owner).bind(replica).execute(db).await.map(drop)
+    sqlx::query(query).bind(consumer).bind(*owner).bind(replica.id()).execute(db).await.map(drop)
 }
 
 /// Claims free shards up to the worker's part, and releases shards above it. The part is an even one, or all shards for

@@ -6,13 +6,35 @@ use chrono::{DateTime, Utc};
 use sqlx::{Postgres, Transaction};
 
 use super::dead_letter_notice;
-use super::parked_messages::{self, Key, NewParked, key_of};
+use super::parked_messages::{self, Key, NewParked};
 use super::processor::{Delivery, Origin, Outcome};
 use super::retry::RetryPolicy;
 use crate::database::one_line;
 
-/// A message to park, with its attempts, the time of the next one, and the error.
-type ToPark<'a> = (&'a Delivery, i32, Option<DateTime<Utc>>, Option<String>);
+/// A message to park.
+struct ToPark<'a> {
+    delivery: &'a Delivery,
+    attempts: i32,
+    /// None: it waits for an earlier message of its key.
+    next_at: Option<DateTime<Utc>>,
+    error: Option<String>,
+}
+
+/// A parked message that failed again and is retried later.
+struct ToRetry {
+    parked_id: i64,
+    attempts: i32,
+    next_at: DateTime<Utc>,
+    error: String,
+}
+
+/// A parked message that failed for the last time.
+struct ToGiveUp<'a> {
+    delivery: &'a Delivery,
+    parked_id: i64,
+    attempts: i32,
+    error: String,
+}
 
 /// The outcomes of a batch, collected to be saved in one transaction.
 pub(super) struct Outcomes<'a> {
@@ -20,10 +42,8 @@ pub(super) struct Outcomes<'a> {
     retry: RetryPolicy,
     now: DateTime<Utc>,
     to_park: Vec<ToPark<'a>>,
-    /// Parked messages to retry later: id, attempts, time, error.
-    to_retry: Vec<(i64, i32, DateTime<Utc>, String)>,
-    /// Parked messages to give up: delivery, id, attempts, error.
-    to_give_up: Vec<(&'a Delivery, i64, i32, String)>,
+    to_retry: Vec<ToRetry>,
+    to_give_up: Vec<ToGiveUp<'a>>,
     /// Ids of parked messages that are done.
     finished: Vec<i64>,
     /// Ids of parked messages that an operator discarded.
@@ -62,6 +82,8 @@ impl<'a> Outcomes<'a> {
             Origin::Parked { id, attempts, .. } => (Some(id), attempts),
         };
         let was_parked = parked_id.is_some();
+        // Whether the key is blocked can change if the message was parked before, or is parked now.
+        let changes_key = was_parked || matches!(outcome, Outcome::Failed(_) | Outcome::Blocked);
         let label = match outcome {
             Outcome::Done | Outcome::Unrouted => {
                 match delivery.origin {
@@ -70,22 +92,21 @@ impl<'a> Outcomes<'a> {
                 }
                 if outcome == Outcome::Done { "done" } else { "unrouted" }
             }
-            Outcome::Behind => {
+            Outcome::Blocked => {
                 if !was_parked {
-                    self.to_park.push((delivery, 0, None, None));
+                    self.to_park.push(ToPark { delivery, attempts: 0, next_at: None, error: None });
                 }
                 "behind"
             }
             Outcome::Failed(error) => self.add_failure(delivery, parked_id, attempts + 1, one_line(&error)),
         };
         *self.counts.entry(label).or_default() += 1;
-        if (was_parked || label == "failed" || label == "behind")
-            && let Some(key) = key_of(&delivery.message)
-        {
+        if changes_key && let Some(key) = delivery.message.ordering_key() {
             self.changed_keys.insert(key, delivery.message.shard);
         }
     }
 
+    /// Returns the label of the outcome in the metrics.
     fn add_failure(
         &mut self,
         delivery: &'a Delivery,
@@ -108,16 +129,17 @@ impl<'a> Outcomes<'a> {
         }
         match (parked_id, next_at) {
             (None, next_at) => {
-                // Without retries it is parked as due now, and given up when it fails again.
-                self.to_park.push((delivery, attempts, Some(next_at.unwrap_or(self.now)), Some(error)));
+                // A message without retries is parked, too, as due now: it is given up when it fails again.
+                let next_at = Some(next_at.unwrap_or(self.now));
+                self.to_park.push(ToPark { delivery, attempts, next_at, error: Some(error) });
                 "failed"
             }
-            (Some(id), Some(next_at)) => {
-                self.to_retry.push((id, attempts, next_at, error));
+            (Some(parked_id), Some(next_at)) => {
+                self.to_retry.push(ToRetry { parked_id, attempts, next_at, error });
                 "failed"
             }
-            (Some(id), None) => {
-                self.to_give_up.push((delivery, id, attempts, error));
+            (Some(parked_id), None) => {
+                self.to_give_up.push(ToGiveUp { delivery, parked_id, attempts, error });
                 "dead"
             }
         }
@@ -138,20 +160,20 @@ impl<'a> Outcomes<'a> {
         let to_park: Vec<NewParked<'_>> = self
             .to_park
             .iter()
-            .map(|(delivery, attempts, next_at, error)| NewParked {
-                message: &delivery.message,
-                run: delivery.run,
-                attempts: *attempts,
-                next_at: *next_at,
-                last_error: error.as_deref(),
+            .map(|parked| NewParked {
+                message: &parked.delivery.message,
+                run: parked.delivery.run,
+                attempts: parked.attempts,
+                next_at: parked.next_at,
+                last_error: parked.error.as_deref(),
             })
             .collect();
         parked_messages::insert(tx, self.consumer, &to_park).await?;
-        for (id, attempts, next_at, error) in &self.to_retry {
-            parked_messages::retry_at(tx, *id, *attempts, *next_at, error).await?;
+        for ToRetry { parked_id, attempts, next_at, error } in &self.to_retry {
+            parked_messages::retry_at(tx, *parked_id, *attempts, *next_at, error).await?;
         }
-        for (delivery, id, attempts, error) in &self.to_give_up {
-            parked_messages::give_up(tx, *id, *attempts, error).await?;
+        for ToGiveUp { delivery, parked_id, attempts, error } in &self.to_give_up {
+            parked_messages::give_up(tx, *parked_id, *attempts, error).await?;
             dead_letter_notice::post_notice(tx, self.consumer, &delivery.message, *attempts, error).await?;
         }
         if !self.finished.is_empty() || !self.discarded.is_empty() {
@@ -171,10 +193,10 @@ impl<'a> Outcomes<'a> {
         Ok(self.changed_keys.iter().map(state).collect())
     }
 
-    /// Returns when the first of the newly parked messages is due.
+    /// Returns when the first message that this batch parked, or retries later, is due.
     pub(super) fn next_due(&self) -> Option<DateTime<Utc>> {
-        let parked = self.to_park.iter().filter_map(|(_, _, next_at, _)| *next_at);
-        parked.chain(self.to_retry.iter().map(|(_, _, next_at, _)| *next_at)).min()
+        let parked = self.to_park.iter().filter_map(|parked| parked.next_at);
+        parked.chain(self.to_retry.iter().map(|retried| retried.next_at)).min()
     }
 
     /// Adds the outcomes to the metrics.

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::outcomes::KeyState;
-use super::parked_messages::{self, Key, key_of};
+use super::parked_messages::{self, Key};
 use super::positions;
 use super::processor::{Delivery, Origin};
 use super::replay_reader::{self, ReplayShard};
@@ -117,7 +117,7 @@ impl OwnedShards {
     pub(super) fn is_ready(&self, delivery: &Delivery) -> bool {
         match delivery.origin {
             Origin::Parked { discarded, .. } => !discarded,
-            Origin::Log => match (key_of(&delivery.message), self.blocked.get(&delivery.message.shard)) {
+            Origin::Log => match (delivery.message.ordering_key(), self.blocked.get(&delivery.message.shard)) {
                 (Some(key), Some(blocked)) => !blocked.contains(&key),
                 (None, _) | (_, None) => true,
             },

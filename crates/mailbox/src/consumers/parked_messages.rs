@@ -1,5 +1,5 @@
-//! Storage of parked messages: failed messages that wait for their retry, and later messages of the same key behind
-//! them. Only the owner of a shard processes them.
+//! Storage of parked messages: failed messages that wait for their retry, and later messages of the same key, which wait
+//! for the failed ones. Only the owner of a shard processes the parked messages of the shard.
 
 use std::collections::HashSet;
 
@@ -14,19 +14,15 @@ use crate::log::{AggregateId, Message};
 pub(crate) const CONTENT: &str = "log_id, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, \
                                   payload, at";
 
-/// A tenant and a key.
+/// A tenant and a key, as [`Message::ordering_key`] returns them.
 pub(super) type Key = (String, String);
-
-pub(super) fn key_of(message: &Message) -> Option<Key> {
-    message.key.as_ref().map(|key| (message.tenant.clone(), key.clone()))
-}
 
 /// A message to be parked.
 pub(super) struct NewParked<'a> {
     pub(super) message: &'a Message,
     pub(super) run: i32,
     pub(super) attempts: i32,
-    /// None: it waits behind an earlier message of its key.
+    /// None: it waits for an earlier message of its key.
     pub(super) next_at: Option<DateTime<Utc>>,
     pub(super) last_error: Option<&'a str>,
 }
@@ -110,8 +106,8 @@ pub(super) async fn still_blocked(
     Ok(found.into_iter().collect())
 }
 
-/// Returns the messages that are due, each with some of the messages that wait behind it, so that a long queue behind a
-/// key does not proceed one message at a time.
+/// Returns the messages that are due, each with some of the messages that wait for it, so that a long queue of a key does
+/// not proceed one message at a time.
 pub(super) async fn due(
     db: &mut PgConnection,
     consumer: &str,
@@ -119,8 +115,8 @@ pub(super) async fn due(
     now: DateTime<Utc>,
     limit: u32,
 ) -> sqlx::Result<Vec<Delivery>> {
-    // A dead letter that an operator retries is due even if it is parked behind others of its key. No message follows
-    // it then, because it would overtake the others.
+    // A dead letter that an operator retries is due even if earlier messages of its key are parked. Then the messages that
+    // wait are not returned with it, because they would overtake the earlier ones.
     let rows = sqlx::query(
         "with head as (
              select * from pillarbox.parked
@@ -193,7 +189,7 @@ pub(super) async fn delete(tx: &mut PgConnection, done: &[i64], discarded: &[i64
     sqlx::query(query).bind(discarded).execute(&mut *tx).await?;
     let query = "delete from pillarbox.parked where id = any($1) returning discarded, consumer, message_id";
     let done: Vec<(bool, String, Uuid)> = sqlx::query_as(query).bind(done).fetch_all(&mut *tx).await?;
-    // An operator discarded it while it was being processed: it is done after all.
+    // A message that an operator discarded while it was being processed is done after all, and not discarded.
     for (_, consumer, message_id) in done.into_iter().filter(|(discarded, ..)| *discarded) {
         let query = "delete from pillarbox.discarded where consumer = $1 and message_id = $2";
         sqlx::query(query).bind(consumer).bind(message_id).execute(&mut *tx).await?;

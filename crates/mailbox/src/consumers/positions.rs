@@ -61,18 +61,29 @@ pub(crate) async fn append(
     Ok(())
 }
 
+/// The result of [`lock_and_append`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SingleSave {
+    Saved,
+    /// Nothing was saved: the worker has lost its lease, or the positions are ahead of the database.
+    Refused,
+    /// Nothing was saved, because the positions are not in a single window.
+    SeveralWindows,
+}
+
 /// Locks the shard worker's row and saves new positions of a single window, in one statement. Positions without effects
-/// need not be `durable`: if they are lost, messages are processed again. Returns false if the worker has lost its
-/// lease or if the positions are ahead of the database, and None if the positions are in several windows.
+/// need not be `durable`: if they are lost, messages are processed again.
 pub(super) async fn lock_and_append(
     db: impl PgExecutor<'_>,
     consumer: &str,
     owner: Uuid,
     positions: &BTreeMap<i16, Position>,
     durable: bool,
-) -> sqlx::Result<Option<bool>> {
+) -> sqlx::Result<SingleSave> {
     let mut windows = by_window(positions).into_iter();
-    let (Some(((old, new), (shards, last_ids))), None) = (windows.next(), windows.next()) else { return Ok(None) };
+    let (Some(((old, new), (shards, last_ids))), None) = (windows.next(), windows.next()) else {
+        return Ok(SingleSave::SeveralWindows);
+    };
     let query = "with locked as (
                      select case when not $11 then set_config('synchronous_commit', 'off', true) end
                      from pillarbox.shard_worker where consumer = $1 and owner = $10 for key share)
@@ -80,7 +91,10 @@ pub(super) async fn lock_and_append(
                  select $1, $2, $3, $4::pg_snapshot, $5, $6, $7::pg_snapshot, $8, $9 from locked
                  where pg_snapshot_xmax($7::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())";
     let query = bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).bind(owner).bind(durable);
-    Ok(Some(query.execute(db).await?.rows_affected() == 1))
+    Ok(match query.execute(db).await?.rows_affected() {
+        0 => SingleSave::Refused,
+        _ => SingleSave::Saved,
+    })
 }
 
 /// The two snapshots of a window.

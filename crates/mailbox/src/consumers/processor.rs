@@ -11,22 +11,19 @@ use crate::log::Message;
 /// One message that is given to a processor.
 pub struct Delivery {
     pub message: Message,
-    /// 0 is live; a replay that repeats messages has a run of its own.
+    /// The run: 0 for live processing and for a replay that repairs; a replay that repeats messages has its own number.
     pub run: i32,
-    /// It belongs to a replay and may have taken effect before.
+    /// The message belongs to a replay and may have taken effect before.
     pub is_replayed: bool,
     pub(super) origin: Origin,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Origin {
+    /// It was read from the log, live or by a replay.
     Log,
-    /// `id` is the id of the parked row.
-    Parked {
-        id: i64,
-        attempts: i32,
-        discarded: bool,
-    },
+    /// It was parked before. `id` is the id of the parked row.
+    Parked { id: i64, attempts: i32, discarded: bool },
 }
 
 impl Delivery {
@@ -43,11 +40,11 @@ impl Delivery {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// It was published, and no queue is bound for it.
+    /// The message was published, but no queue is bound for it.
     Unrouted,
     Failed(String),
-    /// It was not tried, because an earlier message of its key failed.
-    Behind,
+    /// The message was not tried, because an earlier message of its key failed.
+    Blocked,
 }
 
 /// The result of processing one batch.
@@ -60,7 +57,7 @@ pub struct BatchResult {
 
 /// Processes the messages of a consumer.
 pub trait Processor: Send {
-    /// Processes the deliveries in order. On an error the state of the batch is unknown, and it is processed again.
+    /// Processes the deliveries in order. After an error, all deliveries of the batch are processed again.
     fn process(
         &mut self,
         context: &WorkerContext,
@@ -93,6 +90,8 @@ pub enum ConsumerError {
     Database(#[from] sqlx::Error),
     #[error("lost the lease to another process")]
     LeaseLost,
+    #[error("an operator dropped the consumer")]
+    Dropped,
     #[error(
         "database-restored: this database was restored or copied; run `pillarbox recover --from TIME` or `pillarbox recover --skip`"
     )]
@@ -101,6 +100,7 @@ pub enum ConsumerError {
         "{0} is lapsed: it was too far behind, and retention no longer waits for it; run `pillarbox cursors reset {0}`"
     )]
     Lapsed(String),
+    /// The state in memory may contain transactions that the database has lost.
     #[error("the database may have restarted; the batch is read again")]
     Invalidated,
     /// Nothing was processed: the next batch has at most as many messages as [`Processor::batch_limit`] says then.

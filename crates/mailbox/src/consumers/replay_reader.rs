@@ -18,7 +18,7 @@ pub(super) struct ReplayShard {
     pub(super) shard: i16,
     from: DateTime<Utc>,
     to: DateTime<Utc>,
-    /// 0: it has not started.
+    /// The last id that the replay has read in this shard; 0 before the first read.
     last_id: i64,
     /// No message of the range has this id or a higher one. None: not determined yet, or the log ends within the range.
     until_id: Option<i64>,
@@ -56,7 +56,7 @@ pub(super) async fn unfinished(
 }
 
 impl ReplayShard {
-    /// Reads the next messages and advances behind them. `position` is how far the consumer has read the shard live.
+    /// Reads the next messages and advances past them. `position` is how far the consumer has read the shard live.
     pub(super) async fn read(
         &mut self,
         db: &mut PgConnection,

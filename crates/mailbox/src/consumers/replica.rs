@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use kit::worker::Round;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
@@ -31,9 +30,8 @@ impl Replica {
     }
 
     /// Extends the leases of this process. It uses the database's time, because the clocks of machines differ.
-    pub(super) async fn heartbeat(&self, db: &PgPool) -> sqlx::Result<Round> {
-        self.heartbeat_on(&mut *db.acquire().await?).await?;
-        Ok(Round::Idle)
+    pub(super) async fn heartbeat(&self, db: &PgPool) -> sqlx::Result<()> {
+        self.heartbeat_on(&mut *db.acquire().await?).await
     }
 
     pub(super) async fn heartbeat_on(&self, db: &mut PgConnection) -> sqlx::Result<()> {

@@ -7,7 +7,8 @@ use kit::backoff::Backoff;
 /// Exponential backoff with jitter, so that messages that failed together are not retried together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// None: without limit.
+    /// None: without limit. A failed message is parked before it can be given up, so it is retried at least once, even
+    /// with `Some(0)`.
     pub retries: Option<u32>,
     /// The delays between attempts, before jitter.
     pub backoff: Backoff,

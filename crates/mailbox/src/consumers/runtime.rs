@@ -153,6 +153,7 @@ impl Runtime {
                 self.clock.clone(),
                 processor(),
             );
+            let name = consumer.name.clone();
             self.workers.spawn(async move {
                 tokio::select! {
                     () = tokio::time::sleep(options.delay) => {}
@@ -161,7 +162,9 @@ impl Runtime {
                 let shard_worker = Mutex::new(shard_worker);
                 worker.run(async || shard_worker.lock().await.round().await).await;
                 if let Err(error) = shard_worker.lock().await.release().await {
-                    tracing::warn!(%error, "could not release the leases; they expire by themselves");
+                    tracing::warn!(
+                        consumer = name, %error, "could not release the leases of a consumer; they expire by themselves"
+                    );
                 }
             });
         }
@@ -185,7 +188,7 @@ impl Runtime {
         self.vital_tasks.close();
         self.vital_tasks.wait().await;
         if let Err(error) = self.replica.remove(&self.vital_db).await {
-            tracing::warn!(%error, "could not release the leases; they expire by themselves");
+            tracing::warn!(%error, "could not remove this process from the database; its leases expire by themselves");
         }
         self.vital_db.close().await;
     }

@@ -1,8 +1,9 @@
 //! The loop of one process that works on some shards of one consumer.
 //!
-//! A round renews the leases, then processes due parked messages, the next messages of the log, and a chunk of a
-//! replay. The outcomes of a batch (done, parked, dead) are committed in one transaction with the new positions. A
-//! round that fails commits nothing, and the next one loads its state from the database.
+//! A round rebalances the shards if that is due (the heartbeat of the process extends its leases), then processes due
+//! parked messages, the next messages of the log, and a chunk of a replay. The outcomes of a batch (done, parked, dead) are
+//! committed in one transaction with the new positions. If a batch fails, none of them is saved, and the next round loads
+//! its state from the database.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,12 +28,12 @@ use crate::log::{Reader, Watcher};
 /// How often positions are saved while no message matches.
 const IDLE_SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many batches a worker that is behind reads at once: the fixed cost of a batch matters then.
-const BATCHES_WHEN_BEHIND: u32 = 10;
+/// How many batches a worker that lags reads at once: the fixed cost of a batch matters then.
+const BATCHES_WHEN_LAGGING: u32 = 10;
 
 #[derive(Debug, Clone, Copy)]
 pub struct ShardWorkerOptions {
-    /// How many messages are processed at a time; a multiple of it while the worker is behind.
+    /// How many messages are processed at a time; a multiple of it while the worker lags.
     pub batch: u32,
     pub retry: RetryPolicy,
     /// One worker of all processes owns all shards and reads them in the order of the log; the others stand by.
@@ -94,7 +95,9 @@ impl<P: Processor> ShardWorker<P> {
         }
     }
 
-    /// Runs one round. Returns `Busy` if there is more to do.
+    /// Runs one round. Returns `Busy` if there is more to do. Fails if the database fails, was restored or has lost
+    /// transactions, if the consumer has lapsed, or if the processor fails; the batches before the failure are committed.
+    /// A lost lease is no failure: the next round joins again.
     pub(super) async fn round(&mut self) -> Result<Round, ConsumerError> {
         // The last round panicked. Its messages were read but not committed.
         if std::mem::replace(&mut self.is_in_round, true) {
@@ -118,12 +121,18 @@ impl<P: Processor> ShardWorker<P> {
                 self.is_registered = false;
                 Ok(Round::Busy)
             }
+            ConsumerError::Dropped => {
+                tracing::info!(consumer = self.context.consumer, "an operator dropped the consumer; registering again");
+                self.is_registered = false;
+                Ok(Round::Busy)
+            }
             ConsumerError::BatchTooLarge => Ok(Round::Busy),
             error => Err(error),
         }
     }
 
-    /// Saves the positions and releases all shards, so that other processes can take over at once.
+    /// Saves the positions and releases all shards, so that other processes can take over at once. Fails if the positions
+    /// could not be saved, even if the shards are released, or if the database fails.
     pub(super) async fn release(&mut self) -> Result<(), ConsumerError> {
         if self.is_in_round {
             self.reset();
@@ -166,8 +175,7 @@ impl<P: Processor> ShardWorker<P> {
         match consumer::is_lapsed(&mut db, consumer).await? {
             Some(false) => {}
             Some(true) => return Err(ConsumerError::Lapsed(consumer.clone())),
-            // An operator dropped the consumer. The next round registers it again.
-            None => return Err(ConsumerError::LeaseLost),
+            None => return Err(ConsumerError::Dropped),
         }
         let Some(owned) = leases::rebalance(&mut db, consumer, *owner, self.options.in_log_order).await? else {
             return Err(ConsumerError::LeaseLost);
@@ -184,12 +192,7 @@ impl<P: Processor> ShardWorker<P> {
         }
         self.consumer.register(pool).await?;
         let mut db = pool.acquire().await?;
-        self.replica.heartbeat_on(&mut db).await?;
-        // A new owner id each time, so that the fence of the old id stays invalid. The old row is removed, because it
-        // may have been inserted although the response was lost: it would own shards that nobody reads.
-        leases::remove(&mut db, consumer, *owner).await?;
-        *owner = Uuid::now_v7();
-        leases::join(&mut db, consumer, *owner, self.replica.id()).await?;
+        leases::join(&mut db, consumer, owner, &self.replica).await?;
         self.is_registered = true;
         Ok(())
     }
@@ -241,12 +244,12 @@ impl<P: Processor> ShardWorker<P> {
         let messages = match in_memory {
             Some(messages) => messages,
             None => {
-                let was_behind = !reader.is_done();
-                reader.open(&now);
+                let was_lagging = !reader.is_done();
+                reader.open_windows(&now);
                 if reader.is_done() {
                     return Ok(false);
                 }
-                let limit = if was_behind { self.options.batch * BATCHES_WHEN_BEHIND } else { batch };
+                let limit = if was_lagging { self.options.batch * BATCHES_WHEN_LAGGING } else { batch };
                 let limit = limit.min(self.processor.batch_limit());
                 reader.read(&mut *self.context.db.acquire().await?, limit).await?
             }
@@ -254,7 +257,7 @@ impl<P: Processor> ShardWorker<P> {
         if !messages.is_empty() || self.shards.saved_at.elapsed() > IDLE_SAVE_INTERVAL {
             self.process(messages.into_iter().map(Delivery::live).collect(), &[]).await?;
         }
-        // Also after a window in memory: there may be more windows behind it.
+        // Also after a window in memory: there may be more windows after it.
         let reader = &self.shards.reader;
         Ok(!reader.is_done() || !reader.has_reached(&now))
     }
@@ -277,9 +280,9 @@ impl<P: Processor> ShardWorker<P> {
             let outcome = match delivery.origin {
                 Origin::Parked { discarded: true, .. } => Some(Outcome::Done),
                 _ if self.shards.is_ready(delivery) => results.next(),
-                _ => Some(Outcome::Behind),
+                _ => Some(Outcome::Blocked),
             };
-            outcomes.add(delivery, outcome.unwrap_or(Outcome::Behind));
+            outcomes.add(delivery, outcome.unwrap_or(Outcome::Blocked));
         }
         let positions = self.shards.unsaved_positions();
 

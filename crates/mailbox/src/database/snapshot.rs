@@ -8,7 +8,8 @@ use sqlx::{PgConnection, Row};
 
 /// A PostgreSQL snapshot plus the value of the log's sequence that was read before it.
 ///
-/// Every row of a transaction that begins after the snapshot has an id above that value.
+/// Every row of a transaction that gets its xid after the snapshot has an id above that value: the first column of a log
+/// row is its xid, which is assigned before its id (see `0001_pillarbox.sql`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Snapshot {
     /// The last id that the log's sequence had returned before the snapshot was taken.
@@ -30,7 +31,7 @@ impl Snapshot {
     /// Three steps, in this order: read the sequence; begin and end a transaction W; take the snapshot. The xmax of a
     /// snapshot is not the next transaction id but the one after the last transaction that ENDED. Without W,
     /// transactions in progress could lie above xmax, unlisted, with ids that the sequence has already returned. W ends
-    /// before the snapshot is taken, so every transaction at or above xmax began after W, and got its ids after the
+    /// before the snapshot is taken, so every transaction at or above xmax got its xid after W, and its ids after the
     /// sequence was read.
     pub async fn now(db: &mut PgConnection) -> sqlx::Result<Snapshot> {
         // W writes nothing, so it need not wait for the disk.

@@ -69,10 +69,10 @@ impl Filter {
         self.included.as_str()
     }
 
-    /// The included messages as a list of sources or as a regular expression; None means no restriction. Reading a
-    /// backlog evaluates this for every message: the expression is a third of the cost of reading, and a list of
+    /// The condition for included messages in SQL: a list of sources, or a regular expression; None means no restriction.
+    /// Reading a backlog evaluates this for every message: the expression is a third of the cost of reading, and a list of
     /// sources avoids it.
-    pub(crate) fn narrowed(&self) -> (Option<&[String]>, Option<&str>) {
+    pub(crate) fn sql_condition(&self) -> (Option<&[String]>, Option<&str>) {
         match &self.sources {
             Some(sources) => (Some(sources.as_slice()).filter(|sources| !sources.is_empty()), None),
             None => (None, Some(self.included())),
@@ -85,11 +85,18 @@ impl Filter {
 }
 
 /// Compiles an expression. All names in it are escaped, so the syntax is valid; an expression that exceeds the
-/// compiler's size limit matches nothing.
+/// compiler's size limit is logged as an error and matches nothing.
 fn compile(regex: &str) -> Regex {
-    // In PostgreSQL a dot matches every character, including line breaks.
-    let build = |regex: &str| RegexBuilder::new(regex).dot_matches_new_line(true).build();
-    build(regex).or_else(|_| build("[^\\s\\S]")).unwrap_or_else(|error| unreachable!("{error}"))
+    let too_large = |error: regex::Error| {
+        tracing::error!(%error, "a filter is too large, so it matches no message in memory; use fewer or shorter patterns");
+        build("[^\\s\\S]")
+    };
+    build(regex).or_else(too_large).unwrap_or_else(|error| unreachable!("{error}"))
+}
+
+/// In PostgreSQL a dot matches every character, including line breaks.
+fn build(regex: &str) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(regex).dot_matches_new_line(true).build()
 }
 
 impl MessagePattern {
@@ -97,7 +104,8 @@ impl MessagePattern {
         MessagePattern { topics: vec![pattern.to_owned()], ..MessagePattern::default() }
     }
 
-    /// Checks the patterns. Fails with the invalid pattern and the syntax that is accepted.
+    /// Checks the patterns. Fails with the invalid pattern and the syntax that is accepted, or if the patterns together are
+    /// too large to be compiled.
     pub fn check(&self) -> Result<(), String> {
         let word = |word: &str| {
             word == "*"
@@ -109,9 +117,12 @@ impl MessagePattern {
                 "topic pattern `{bad}` is invalid: use words joined by dots; * matches one word, # any number of words"
             ));
         }
-        match self.sources.iter().find(|source| source.is_empty() || source.contains(' ')) {
-            Some(bad) => Err(format!("source `{bad}` is invalid: use a name without blanks")),
-            None => Ok(()),
+        if let Some(bad) = self.sources.iter().find(|source| source.is_empty() || source.contains(' ')) {
+            return Err(format!("source `{bad}` is invalid: use a name without blanks"));
+        }
+        match build(&self.regex()) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("the patterns are too large: {error}")),
         }
     }
 
@@ -179,14 +190,21 @@ mod tests {
     }
 
     #[test]
+    fn patterns_that_are_too_large_to_compile_are_rejected() {
+        let aggregate_types = (0..20).map(|n| format!("{n}{}", "a".repeat(10_000))).collect();
+        let error = MessagePattern { aggregate_types, ..MessagePattern::default() }.check().unwrap_err();
+        assert!(error.contains("too large"), "{error}");
+    }
+
+    #[test]
     fn a_filter_by_source_alone_needs_no_expression() {
         let of_hub = MessagePattern { sources: vec!["hub".to_owned()], ..MessagePattern::default() };
-        assert_eq!(Filter::everything().narrowed(), (None, None));
-        assert_eq!(Filter::matching(&of_hub).narrowed(), (Some(["hub".to_owned()].as_slice()), None));
+        assert_eq!(Filter::everything().sql_condition(), (None, None));
+        assert_eq!(Filter::matching(&of_hub).sql_condition(), (Some(["hub".to_owned()].as_slice()), None));
         let by_topic = Filter::matching(&MessagePattern { topics: vec!["order.#".to_owned()], ..of_hub.clone() });
-        assert_eq!(by_topic.narrowed(), (None, Some(by_topic.included())));
+        assert_eq!(by_topic.sql_condition(), (None, Some(by_topic.included())));
         let either = Filter::matching(&of_hub).or(&MessagePattern::topic("event.#"));
-        assert_eq!(either.narrowed(), (None, Some(either.included())));
+        assert_eq!(either.sql_condition(), (None, Some(either.included())));
     }
 
     #[test]

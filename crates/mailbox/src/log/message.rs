@@ -1,6 +1,8 @@
 //! Messages as the log stores them, and references to them.
 
 use chrono::{DateTime, Utc};
+use kit::trace::TraceContext;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
@@ -12,9 +14,10 @@ use super::post::AggregateId;
 /// One entry of the log.
 #[derive(Debug, Clone)]
 pub struct Message {
-    /// Its number in the log.
+    /// Its number in the log, assigned by the database: it orders the messages of a shard, and is not known outside.
     pub id: i64,
     pub shard: i16,
+    /// Its public id, which is the same on every channel and can be chosen by the poster.
     pub message_id: Uuid,
     pub source: String,
     pub tenant: String,
@@ -41,6 +44,21 @@ pub struct LogRef {
 impl Message {
     pub fn log_ref(&self) -> LogRef {
         LogRef { shard: self.shard, id: self.id, at: self.at }
+    }
+
+    /// The tenant and the key, which together select the messages that are processed in order.
+    pub(crate) fn ordering_key(&self) -> Option<(String, String)> {
+        self.key.as_ref().map(|key| (self.tenant.clone(), key.clone()))
+    }
+
+    /// Returns the trace that the message was posted in, if its headers have a valid `traceparent`.
+    pub fn trace(&self) -> Option<TraceContext> {
+        #[derive(Deserialize)]
+        struct Headers {
+            traceparent: Option<String>,
+        }
+        let headers: Headers = serde_json::from_str(self.headers.get()).ok()?;
+        headers.traceparent?.parse().ok()
     }
 
     /// The approximate memory use of its content, in bytes.

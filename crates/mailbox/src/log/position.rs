@@ -12,7 +12,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// The position behind everything that is visible in `snapshot`.
+    /// The position after everything that is visible in `snapshot`.
     pub(crate) fn after(snapshot: Snapshot) -> Position {
         Position { old: snapshot.clone(), new: snapshot, last_id: 0 }
     }

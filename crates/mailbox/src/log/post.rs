@@ -146,7 +146,7 @@ impl Post {
     }
 }
 
-/// Posts one message and returns its id, which stays the same in every redelivery and on every way of delivery.
+/// Posts one message and returns its id, which stays the same in every redelivery and on every channel.
 ///
 /// The parameter is a transaction, so that a post outside of a transaction does not compile:
 ///
@@ -169,9 +169,8 @@ pub async fn post_all<'m>(
     insert(tx, source, messages).await
 }
 
-/// Posts many messages that are the whole change, as a transaction of their own: all of them or none, in one round trip
-/// instead of three. The parameter is a dedicated connection, so that it cannot be called within another transaction's
-/// work by mistake.
+/// Posts many messages as their own transaction: all of them or none, in one round trip instead of three. The parameter
+/// is a dedicated connection, so that it cannot be called within another transaction's work by mistake.
 pub async fn post_alone<'m>(
     db: &mut ConnectionGuard<'_>,
     source: &Source,

@@ -1,12 +1,18 @@
 //! Reads the log without losing late commits and without waiting for them.
 //!
-//! Reading `id > last` loses rows that commit late; a cursor over (xid, id) waits behind every long transaction. So a
+//! Reading `id > last` loses rows that commit late; a cursor over (xid, id) waits for every long transaction. So a
 //! reader moves from snapshot to snapshot: a window holds exactly the rows that became visible between two of them.
-//! Rows whose transaction began after the old snapshot have an id above the sequence value that was read before it
-//! ([`Snapshot::now`] guarantees it), and are read by (shard, id) from there. The transactions of all other rows were
-//! in progress at the old snapshot; these are few, and are read by xid. A window is read in chunks by id, so that a
-//! chunk costs the same at any backlog. The messages of a key stay in order: by id within a window, and between windows
-//! because a row that committed earlier is in an earlier window.
+//! Rows whose transaction got its xid after the old snapshot have an id above the sequence value that was read before it
+//! ([`Snapshot::now`] guarantees it; the first column of a log row is its xid, assigned before its id), and are read by
+//! (shard, id) from there. The transactions of all other rows were in progress at the old snapshot; these are few, and are
+//! read by xid. A window is read in chunks by id, so that a chunk costs the same at any backlog.
+//!
+//! # Order
+//!
+//! Two messages of a key are read in the order in which they were posted if the first was committed before the second got
+//! its id, or if both transactions posted while they held the same row lock. The first then has the lower id, and is in
+//! the same window or an earlier one; within a window, rows are sorted by id. Transactions that overlap without a common
+//! lock have no defined order.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +26,7 @@ use super::position::Position;
 use super::window::{BYTES_MAX, Window};
 use crate::database::snapshot::Snapshot;
 
-/// How many rows a shard may return at once if it had no more rows last time; the full shards divide the rest of the
-/// limit.
+/// The row quota of a shard without a backlog. The shards with a backlog share the remainder of the limit.
 const CAUGHT_UP_QUOTA: u32 = 4;
 
 /// Reads some shards of the log, each from its own position.
@@ -29,15 +34,15 @@ const CAUGHT_UP_QUOTA: u32 = 4;
 pub struct Reader {
     filter: Filter,
     positions: BTreeMap<i16, Position>,
-    /// Shards that returned as many rows as they were allowed to: they have more.
-    full: Vec<i16>,
+    /// Shards that returned as many rows as their quota allowed, so that their window has more rows left, or may have.
+    with_backlog: Vec<i16>,
     /// The average size of the messages of the last read, to request no more rows than fit into [`BYTES_MAX`].
     message_bytes: usize,
     /// All shards advance together, so that messages are read in the order of the log across shards.
     in_log_order: bool,
 }
 
-/// What one read found in one shard.
+/// The rows of one shard in one read.
 #[derive(Default)]
 struct ShardScan {
     rows: i32,
@@ -61,15 +66,15 @@ struct OpenShard {
 }
 
 impl Scan {
-    /// Whether the shard has more rows in its window.
-    fn is_full(&self, open: &OpenShard) -> bool {
+    /// Whether the window of the shard has more rows, or may have.
+    fn has_backlog(&self, open: &OpenShard) -> bool {
         self.shards.get(&open.shard).is_some_and(|scan| scan.is_cut || scan.rows == open.quota)
     }
 }
 
 impl Reader {
     pub(crate) fn new(filter: Filter) -> Reader {
-        Reader { filter, positions: BTreeMap::new(), full: Vec::new(), message_bytes: 0, in_log_order: false }
+        Reader { filter, positions: BTreeMap::new(), with_backlog: Vec::new(), message_bytes: 0, in_log_order: false }
     }
 
     /// Reads all shards in the order of the log. The reader must have all shards.
@@ -97,7 +102,7 @@ impl Reader {
         &self.positions
     }
 
-    /// Whether every window has been read to its end; [`Reader::open`] opens the next ones.
+    /// Whether every window has been read to its end; [`Reader::open_windows`] opens the next ones.
     pub fn is_done(&self) -> bool {
         self.positions.values().all(Position::is_done)
     }
@@ -109,7 +114,7 @@ impl Reader {
 
     /// Opens windows up to `now`. A window that is not done stays as it is, because replacing it would break the order.
     /// The position of a shard that was taken over from another process can be ahead of `now`, and must not go back.
-    pub fn open(&mut self, now: &Snapshot) {
+    pub fn open_windows(&mut self, now: &Snapshot) {
         if self.in_log_order && !self.is_done() {
             return;
         }
@@ -136,7 +141,7 @@ impl Reader {
         Some(found)
     }
 
-    /// Reads the next messages of the open windows and advances behind them. It reads about `limit` rows of the log,
+    /// Reads the next messages of the open windows and advances past them. It reads about `limit` rows of the log,
     /// fewer if they are large. Messages are sorted by id; those that the filter does not match are skipped.
     pub async fn read(&mut self, db: &mut PgConnection, limit: u32) -> sqlx::Result<Vec<Message>> {
         let open = self.open_shards(limit.min((BYTES_MAX / self.message_bytes.max(1)) as u32));
@@ -148,8 +153,8 @@ impl Reader {
             self.message_bytes = scan.bytes / scan.messages.len();
         }
         scan.messages.sort_by_key(|message| message.id);
-        self.full.clear();
-        self.full.extend(open.iter().filter(|open| scan.is_full(open)).map(|open| open.shard));
+        self.with_backlog.clear();
+        self.with_backlog.extend(open.iter().filter(|open| scan.has_backlog(open)).map(|open| open.shard));
         match self.common_last_id(&scan) {
             Some(last_id) => self.advance_all_to(last_id, &open, &mut scan),
             None => self.advance_each(&open, &scan),
@@ -157,25 +162,25 @@ impl Reader {
         Ok(scan.messages)
     }
 
-    /// The shards with an open window. Full shards get most of the limit, so that one busy shard is read as fast as
-    /// sixteen.
+    /// The shards with an open window. Shards with a backlog get most of the limit, so that one busy shard is read as
+    /// fast as sixteen.
     fn open_shards(&self, limit: u32) -> Vec<OpenShard> {
         let is_open = |position: &&Position| !position.is_done();
         let count = self.positions.values().filter(is_open).count() as u32;
-        let full = |shard: &i16| self.full.contains(shard);
-        let full_count =
-            self.positions.iter().filter(|(shard, position)| is_open(position) && full(shard)).count() as u32;
-        let caught_up = count - full_count;
-        let (caught_up_quota, full_quota) = match full_count {
+        let has_backlog = |shard: &i16| self.with_backlog.contains(shard);
+        let backlog_count =
+            self.positions.iter().filter(|(shard, position)| is_open(position) && has_backlog(shard)).count() as u32;
+        let caught_up = count - backlog_count;
+        let (caught_up_quota, backlog_quota) = match backlog_count {
             0 => (limit / caught_up.max(1), 0),
             _ => {
                 let quota = CAUGHT_UP_QUOTA.min(limit / count);
-                (quota, limit.saturating_sub(caught_up * quota) / full_count)
+                (quota, limit.saturating_sub(caught_up * quota) / backlog_count)
             }
         };
         let open = self.positions.iter().filter(|(_, position)| is_open(position));
         open.map(|(shard, position)| {
-            let quota = if full(shard) { full_quota } else { caught_up_quota };
+            let quota = if has_backlog(shard) { backlog_quota } else { caught_up_quota };
             OpenShard { shard: *shard, position: position.clone(), quota: quota.max(1) as i32 }
         })
         .collect()
@@ -183,7 +188,7 @@ impl Reader {
 
     /// Queries the rows of the open windows and decodes the matching messages, until [`BYTES_MAX`] is reached.
     async fn scan(&self, db: &mut PgConnection, open: &[OpenShard]) -> sqlx::Result<Scan> {
-        let (sources, subjects) = self.filter.narrowed();
+        let (sources, subjects) = self.filter.sql_condition();
         let mut rows = sqlx::query(READ)
             .bind(open.iter().map(|open| open.shard).collect::<Vec<_>>())
             .bind(open.iter().map(|open| open.position.old.visible.as_str()).collect::<Vec<_>>())
@@ -221,12 +226,12 @@ impl Reader {
     }
 
     /// In log order, no shard may advance beyond the shard that still has more rows: returns the lowest last id of the
-    /// full shards. None if each shard advances by itself.
+    /// shards with a backlog. None if each shard advances by itself.
     fn common_last_id(&self, scan: &Scan) -> Option<i64> {
         if !self.in_log_order {
             return None;
         }
-        self.full.iter().filter_map(|shard| scan.shards.get(shard)).map(|scan| scan.last_id).min()
+        self.with_backlog.iter().filter_map(|shard| scan.shards.get(shard)).map(|scan| scan.last_id).min()
     }
 
     fn advance_all_to(&mut self, last_id: i64, open: &[OpenShard], scan: &mut Scan) {
@@ -242,22 +247,24 @@ impl Reader {
         for OpenShard { shard, .. } in open {
             let Some(position) = self.positions.get_mut(shard) else { continue };
             match scan.shards.get(shard) {
-                Some(scan) if self.full.contains(shard) => position.last_id = position.last_id.max(scan.last_id),
+                Some(scan) if self.with_backlog.contains(shard) => {
+                    position.last_id = position.last_id.max(scan.last_id)
+                }
                 _ => *position = Position::after(position.new.clone()),
             }
         }
     }
 }
 
-// The snapshots are cast as arrays, once, and not for each row. Rows that do not match return no content. A transaction
-// that was in progress is searched once it is visible, between exact bounds in the index (xid, shard, id). The bounds
-// compare rows: with an equality on the xid, the planner assumes many matches on a day with few transactions and scans
-// that whole day, and a range of the xid alone scans all rows of the transaction for each chunk.
+/// Reads the next rows of each open window: those whose transaction got its xid after the old snapshot, by (shard, id), and
+/// those whose transaction was in progress at the old snapshot, by xid.
 const READ: &str = "
+-- Rows that do not match return no content.
 select ahead.shard, ahead.id, ahead.matches, ahead.message_id, ahead.source, ahead.tenant, ahead.topic, ahead.key,
        ahead.aggregate_type, ahead.aggregate_id, ahead.at,
        case when ahead.matches then ahead.headers end as headers,
        case when ahead.matches then ahead.payload end as payload
+-- The snapshots are cast as arrays, once, and not for each row.
 from unnest($1::smallint[], $2::text[]::pg_snapshot[], $3::bigint[], $4::text[]::pg_snapshot[], $5::bigint[],
             $6::integer[]) as position (shard, old, old_id, new, last_id, quota)
 cross join lateral (
@@ -273,12 +280,16 @@ cross join lateral (
         union all
         (select late.* from pg_snapshot_xip(position.old) as in_progress (xid)
          cross join lateral (
+             -- Exact bounds in the index (xid, shard, id). With an equality on the xid, the planner assumes many matches on
+             -- a day with few transactions and scans that whole day; a range of the xid alone scans all rows of the
+             -- transaction for each chunk.
              select * from pillarbox.log
              where (xid, shard, id) > (in_progress.xid, position.shard,
                                        greatest(position.last_id, (select floor_id from pillarbox.cluster_identity)))
                and (xid, shard, id) <= (in_progress.xid, position.shard, 9223372036854775807)
              order by xid, shard, id limit position.quota
          ) late
+         -- A transaction is searched only if it has become visible.
          where pg_visible_in_snapshot(in_progress.xid, position.new))
         order by id limit position.quota
     ) found

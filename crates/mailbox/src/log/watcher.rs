@@ -1,7 +1,7 @@
 //! The watcher: polls the log once per process, loads new messages, and wakes the readers.
 //!
 //! An idle log costs one small query per poll, and a busy log two, however many consumers there are: a reader that has
-//! kept up finds the new messages in memory, and one that is behind reads the log itself.
+//! kept up finds the new messages in memory, and one that lags reads the log itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -61,8 +61,8 @@ struct Inner {
 }
 
 impl Watcher {
-    /// A watcher that polls at once when `wake` is triggered, as each commit of a [`Database`](crate::database::Database)
-    /// does.
+    /// Creates a watcher. `wake` is the handle that it waits on between two polls: each commit of a
+    /// [`Database`](crate::database::Database) triggers it, and the watcher polls at once.
     pub(crate) fn new(wake: Wake) -> Watcher {
         Watcher { inner: Arc::new(Inner { wake, ..Inner::default() }) }
     }

@@ -48,8 +48,8 @@ impl Window {
     }
 }
 
-// Finds the same rows as the reader's query does for all shards. Restored rows have ids up to the floor, and xids of
-// another cluster, so they are excluded from the search by xid.
+/// Finds the same rows as the reader's query does for all shards. Restored rows have ids up to `floor_id` of the cluster
+/// identity, and xids of another cluster, so they are excluded from the search by xid.
 const BETWEEN: &str = "
 select * from pillarbox.log
 where xid >= pg_snapshot_xmax($1::pg_snapshot) and xid < pg_snapshot_xmax($3::pg_snapshot) and id > $2
@@ -57,6 +57,7 @@ where xid >= pg_snapshot_xmax($1::pg_snapshot) and xid < pg_snapshot_xmax($3::pg
 union all
 select late.* from pg_snapshot_xip($1::pg_snapshot) as in_progress (xid)
 cross join lateral (
+    -- Not `xid = in_progress.xid`: with an equality, the planner assumes many matches and scans a whole day.
     select * from pillarbox.log
     where xid >= in_progress.xid and xid <= in_progress.xid and id > (select floor_id from pillarbox.cluster_identity)
     limit $4

@@ -11,7 +11,7 @@ pub struct ParkedMessage {
     pub id: i64,
     pub consumer: String,
     pub attempts: i32,
-    /// None: it waits behind an earlier message of its key.
+    /// None: it waits for an earlier message of its key.
     pub next_at: Option<DateTime<Utc>>,
     pub last_error: Option<String>,
     pub parked_at: DateTime<Utc>,
@@ -74,7 +74,7 @@ pub async fn retry(tx: &mut PgConnection, id: i64) -> sqlx::Result<RetryResult> 
 /// Marks a message as discarded. The owner of its shard skips it, now or when its turn comes. Returns false if there is
 /// no such message.
 pub async fn discard(db: impl PgExecutor<'_>, id: i64) -> sqlx::Result<bool> {
-    // A message that waits behind another one stays where it is: later messages must not overtake the earlier ones.
+    // A message that waits for another one stays where it is: later messages must not overtake the earlier ones.
     let query = format!(
         "with removed as (
              update pillarbox.parked set discarded = true,

@@ -35,7 +35,7 @@ pub(super) async fn tail(
     };
     let mut reader = Reader::of_all_shards(filter, &start);
     loop {
-        reader.open(&Snapshot::now(&mut db).await?);
+        reader.open_windows(&Snapshot::now(&mut db).await?);
         while !reader.is_done() {
             if print(reader.read(&mut db, CHUNK).await?).is_err() {
                 return Ok(()); // the reader has closed the pipe

@@ -12,7 +12,7 @@ use crate::operator_command::{OperatorCommand, PendingCommand};
 pub(super) struct Commands {
     /// The database may have commands that were not read yet. They are read even if the queue needs no messages.
     pub(super) need_read: bool,
-    /// Commands that were read. A read returns them again until the database has them as executed.
+    /// Commands that were read. A read returns them again until they are executed and their rows are deleted.
     seen: HashSet<i64>,
     /// Messages to dead-letter when their turn comes: the command's id, and who requested it.
     dead_letter_requests: HashMap<i64, (i64, String)>,
@@ -45,29 +45,29 @@ impl SubscriberQueue {
     }
 
     /// Executes a command, or remembers it until it is the turn of its message. Until it is executed it stays in the
-    /// database, where the next owner of the subscriber finds it.
+    /// database, where the next process that owns the subscriber finds it.
     pub(in crate::dispatch) fn execute(&mut self, pending: PendingCommand, now: DateTime<Utc>) {
         let PendingCommand { id, key, n, command, by } = pending;
         if !self.commands.seen.insert(id) {
             return;
         }
-        let is_expected =
+        let is_undecided =
             self.is_beyond_position(n) || self.lanes.get(&key).is_some_and(|lane| lane.detached.is_some());
         let lane = self.lanes.get_mut(&key).filter(|lane| lane.has_head(n));
         match (command, lane) {
             (OperatorCommand::Retry, Some(lane)) if lane.is_blocked => {
                 lane.unblock(true);
-                self.lanes.postpone(&key, n, now);
+                self.lanes.schedule_at(&key, n, now);
                 self.commands.executed.push(id);
             }
             (OperatorCommand::Retry, _) => {
                 self.commands.rejected_retries.push(n);
                 self.commands.executed.push(id);
             }
-            // The head is a dead letter already; the lane continues behind it.
+            // The head is a dead letter already; the lane continues after it.
             (OperatorCommand::DeadLetter, Some(lane)) if lane.is_blocked => {
                 lane.unblock(false);
-                self.lanes.postpone(&key, n, now);
+                self.lanes.schedule_at(&key, n, now);
                 if let Some(detached) = self.lanes.get_mut(&key).and_then(|lane| lane.detached.as_mut()) {
                     detached.read_to = n;
                 }
@@ -77,7 +77,7 @@ impl SubscriberQueue {
                 self.commands.dead_letter_requests.insert(n, (id, by));
                 self.lanes.expedite(&key, n, now);
             }
-            (OperatorCommand::DeadLetter, None) if is_expected => {
+            (OperatorCommand::DeadLetter, None) if is_undecided => {
                 self.commands.dead_letter_requests.insert(n, (id, by));
             }
             // The message has its final outcome.

@@ -33,7 +33,8 @@ pub(super) struct DetachedLane {
     /// The row as it is in the database; None if it is not saved yet.
     pub(super) saved: Option<LaneRow>,
     pub(super) saved_at: Option<DateTime<Utc>>,
-    /// The next message of this lane, or the last that was completed. It identifies the row: no other lane has it.
+    /// The message that the row is saved with: the next one of this lane, or the last completed one while the next is not
+    /// read yet. It identifies the row: no other lane has it.
     pub(super) head: i64,
     /// All messages of this lane up to this number were read.
     pub(super) read_to: i64,
@@ -53,9 +54,9 @@ pub(super) struct Lanes {
     needs_read: BTreeSet<LaneKey>,
     /// Messages of attached lanes without a final outcome. The subscriber's position stays before the first.
     pending: BTreeSet<i64>,
-    /// Messages beyond the subscriber queue's read position that must not be queued again: they have a final outcome, or
-    /// their detached lane has already read them.
-    completed: HashSet<i64>,
+    /// Messages beyond the subscriber queue's read position that must not be queued when the queue reaches them: they have a
+    /// final outcome, or their detached lane has already read them.
+    not_to_queue: HashSet<i64>,
     /// Messages in the queues of all lanes.
     queued: usize,
     /// Lanes whose row may have to change.
@@ -67,7 +68,7 @@ pub(super) struct Lanes {
 impl Lanes {
     /// Starts with the detached lanes as the database has them, each with its first message to send.
     pub(super) fn new(rows: Vec<(LaneRow, i64)>, completed: HashSet<i64>, now: DateTime<Utc>) -> Lanes {
-        let mut lanes = Lanes { completed, ..Lanes::default() };
+        let mut lanes = Lanes { not_to_queue: completed, ..Lanes::default() };
         for (row, next) in rows {
             let key = LaneKey::new(row.lane.clone(), row.head);
             if let Some(next_at) = row.next_at {
@@ -140,10 +141,10 @@ impl Lanes {
 
     // ---- messages in
 
-    /// Appends a message to its lane, in the order of numbers. Drops it if it is completed already, or if its lane is
+    /// Appends a message to its lane, in the order of numbers. Drops it if it must not be queued, or if its lane is
     /// detached and will read it (or has read it) itself.
     pub(super) fn push(&mut self, message: HubMessage) {
-        if self.completed.remove(&message.n) {
+        if self.not_to_queue.remove(&message.n) {
             return;
         }
         let key = message.lane_key();
@@ -170,7 +171,8 @@ impl Lanes {
     }
 
     /// Starts reads for up to `lanes_max` lanes. A lane reads up to `read_to`, the subscriber queue's read position, because
-    /// the messages behind it come through the subscriber queue; a lane that has read as far reads the next number only.
+    /// the later messages come through the subscriber queue. The head of a lane can be beyond that: if the queue starts at
+    /// 50 and the lane's head is 60, the lane reads 60 only.
     pub(super) fn start_reads(&mut self, lanes_max: usize, limit: usize, read_to: i64) -> Vec<LaneReadRequest> {
         let keys: Vec<LaneKey> = self.needs_read.iter().take(lanes_max).cloned().collect();
         let mut requests = Vec::new();
@@ -191,7 +193,7 @@ impl Lanes {
     pub(super) fn finish_read(&mut self, request: &LaneReadRequest, messages: Vec<HubMessage>, read_to: i64) {
         let is_complete = messages.len() < request.limit;
         // The subscriber queue reaches these numbers later, when this lane may have ended: remember not to queue them twice.
-        self.completed.extend(messages.iter().map(|message| message.n).filter(|n| *n > read_to));
+        self.not_to_queue.extend(messages.iter().map(|message| message.n).filter(|n| *n > read_to));
         let Some(lane) = self.by_key.get_mut(&request.key) else { return };
         let Some(detached) = &mut lane.detached else { return };
         detached.is_reading = false;
@@ -270,8 +272,8 @@ impl Lanes {
         }
     }
 
-    /// The lane continues with `head` at this time.
-    pub(super) fn postpone(&mut self, key: &LaneKey, head: i64, next_at: DateTime<Utc>) {
+    /// Detaches the lane and schedules its next attempt, of `head`, at this time.
+    pub(super) fn schedule_at(&mut self, key: &LaneKey, head: i64, next_at: DateTime<Utc>) {
         if let Some(lane) = self.unload(key, head) {
             lane.next_at = Some(next_at);
             self.due.insert((next_at, key.clone()));
@@ -289,7 +291,7 @@ impl Lanes {
     pub(super) fn expedite(&mut self, key: &LaneKey, head: i64, now: DateTime<Utc>) {
         if let Some(next_at) = self.by_key.get(key).and_then(|lane| lane.next_at) {
             self.due.remove(&(next_at, key.clone()));
-            self.postpone(key, head, now);
+            self.schedule_at(key, head, now);
         }
     }
 
@@ -299,7 +301,7 @@ impl Lanes {
         let lane = self.by_key.get_mut(key)?;
         self.queued -= lane.queue.len();
         for message in lane.queue.drain(..) {
-            self.completed.remove(&message.n);
+            self.not_to_queue.remove(&message.n);
         }
         if let Some(detached) = &mut lane.detached {
             (detached.head, detached.read_to, detached.has_more) = (head, head - 1, true);
@@ -423,7 +425,7 @@ mod tests {
         [(1, "a"), (2, "a"), (3, "b")].iter().for_each(|(n, lane)| lanes.push(message(*n, lane)));
         lanes.start_next().unwrap();
         lanes.get_mut(&key("a")).unwrap().is_in_flight = false;
-        lanes.postpone(&key("a"), 1, now);
+        lanes.schedule_at(&key("a"), 1, now);
         assert_eq!((lanes.first_pending(), lanes.queued(), lanes.is_dirty()), (Some(3), 1, true));
         lanes.wake_due(now);
         let requests = lanes.start_reads(8, 64, 3);

@@ -58,9 +58,13 @@ impl Limits {
     }
 
     /// Counts a message that is being sent.
-    pub(super) fn start_attempt(&mut self, now: DateTime<Utc>) {
+    pub(super) fn start_attempt(&mut self, limits: &RecipientLimits, now: DateTime<Utc>) {
         self.in_flight += 1;
-        self.tokens.tokens -= 1.0;
+        // Without a rate the bucket is not refilled, so nothing is taken from it: a rate that is set later must not start
+        // with a debt.
+        if limits.rate.is_some() {
+            self.tokens.tokens -= 1.0;
+        }
         if self.is_breaker_open() {
             self.probe_at = Some(now + PROBE_PAUSE);
         }
@@ -87,7 +91,8 @@ impl Limits {
         self.paused_until = None;
     }
 
-    /// When the limits that hold now are over. None if none holds: then the queue waits for the result of an attempt.
+    /// The time when all time-based limits (pause, probe, rate) have ended. None if there is none: then only the limit of
+    /// messages in flight applies, and the queue waits for the result of an attempt.
     pub(super) fn next_allowed_at(&self, limits: &RecipientLimits, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let rate = limits.rate.filter(|_| self.tokens.tokens < 1.0);
         let next_token = rate.map(|rate| now + Duration::from_secs_f64(1.0 / f64::from(rate)));
@@ -122,7 +127,7 @@ mod tests {
         let (mut limits, two) = (Limits::new(now()), RecipientLimits { max_in_flight: 2, rate: None });
         for _ in 0..2 {
             assert!(limits.allow(&two, now()));
-            limits.start_attempt(now());
+            limits.start_attempt(&two, now());
         }
         assert!(!limits.allow(&two, now()));
         limits.finish_attempt();
@@ -137,7 +142,7 @@ mod tests {
             limits.record(Verdict::Retry, None, now());
         }
         assert!(limits.is_breaker_open() && limits.allow(&UNLIMITED, now()));
-        limits.start_attempt(now());
+        limits.start_attempt(&UNLIMITED, now());
         assert!(!limits.allow(&UNLIMITED, now() + TimeDelta::seconds(1)), "one at a time");
         limits.finish_attempt();
         assert!(!limits.allow(&UNLIMITED, now()), "not before the pause is over");
@@ -173,10 +178,22 @@ mod tests {
         let (mut limits, later) = (Limits::new(now()), now() + TimeDelta::seconds(5));
         let mut sent = 0;
         while limits.allow(&limited, later) {
-            limits.start_attempt(later);
+            limits.start_attempt(&limited, later);
             sent += 1;
         }
         assert_eq!(sent, 10);
         assert_eq!(limits.next_allowed_at(&limited, later), Some(later + TimeDelta::milliseconds(10)));
+    }
+
+    #[test]
+    fn messages_sent_without_a_rate_do_not_count_when_one_is_set_later() {
+        let limited = RecipientLimits { max_in_flight: 100, rate: Some(10) };
+        let mut limits = Limits::new(now());
+        for _ in 0..100_000 {
+            assert!(limits.allow(&UNLIMITED, now()));
+            limits.start_attempt(&UNLIMITED, now());
+            limits.finish_attempt();
+        }
+        assert!(limits.allow(&limited, now() + TimeDelta::milliseconds(100)), "one token after a tenth of a second");
     }
 }

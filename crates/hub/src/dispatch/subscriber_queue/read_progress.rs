@@ -2,7 +2,7 @@
 
 use crate::hub_message::HubMessage;
 
-/// Messages held in memory before no more are read.
+/// The maximum number of messages in memory.
 pub(super) const MESSAGES_AHEAD_MAX: usize = 512;
 /// Approximate bytes that one read returns: fewer messages if they are large.
 const READ_BYTES: usize = 2 * 1024 * 1024;

@@ -1,11 +1,12 @@
-//! What a subscriber queue knows and the database does not have yet.
+//! The changes of a subscriber queue that are not saved yet.
 
 use chrono::{DateTime, Utc};
 
 use super::lanes::DetachedLane;
 use crate::delivery::{Attempt, LaneRow, NewDeadLetter};
 
-/// The minimum time between two saves of a position. After a crash, the stored attempts tell the rest.
+/// The minimum time between two saves of a position. After a crash, the stored attempts tell which messages beyond the
+/// saved position have a final outcome.
 pub(super) const POSITION_SAVE_PAUSE: chrono::Duration = chrono::Duration::milliseconds(250);
 /// The minimum time between two saves of the head of a lane that makes progress without failures.
 const LANE_SAVE_PAUSE: chrono::Duration = chrono::Duration::milliseconds(1_000);
@@ -15,13 +16,13 @@ pub(super) struct UnsavedChanges {
     pub(super) attempts: Vec<Attempt>,
     pub(super) dead_letters: Vec<NewDeadLetter>,
     pub(super) saved_position: i64,
-    /// When a position was considered for saving for the last time.
-    pub(super) saved_at: DateTime<Utc>,
+    /// When the position was last compared with the saved one; it was saved then if it had changed.
+    pub(super) checked_at: DateTime<Utc>,
 }
 
 impl UnsavedChanges {
     pub(super) fn new(position: i64, now: DateTime<Utc>) -> UnsavedChanges {
-        UnsavedChanges { attempts: Vec::new(), dead_letters: Vec::new(), saved_position: position, saved_at: now }
+        UnsavedChanges { attempts: Vec::new(), dead_letters: Vec::new(), saved_position: position, checked_at: now }
     }
 
     pub(super) fn has_outcomes(&self) -> bool {
@@ -30,7 +31,7 @@ impl UnsavedChanges {
 }
 
 /// Whether the saved row is recent and differs from the new one only by the head of a lane without failures. Such a row is
-/// saved seldom: after a crash, the stored attempts tell which messages behind the saved head are completed.
+/// saved seldom: after a crash, the stored attempts tell which messages after the saved head are completed.
 pub(super) fn only_head_moved(lane: &DetachedLane, row: &LaneRow, now: DateTime<Utc>) -> bool {
     let is_healthy = |row: &LaneRow| row.attempts == 0 && row.next_at.is_some() && !row.manual_retry;
     lane.saved.as_ref().is_some_and(|saved| is_healthy(saved) && is_healthy(row))

@@ -35,7 +35,7 @@ impl LogReader {
             self.0 = Some(Reader::of_all_shards(Filter::everything(), &beginning));
         }
         let reader = self.0.as_mut().unwrap();
-        reader.open(&Snapshot::now(&mut db).await.unwrap());
+        reader.open_windows(&Snapshot::now(&mut db).await.unwrap());
         let mut messages = Vec::new();
         while !reader.is_done() {
             messages.extend(reader.read(&mut db, limit).await.unwrap());
@@ -166,7 +166,7 @@ async fn a_filter_selects_the_same_messages_in_sql_and_in_memory() {
         let mut db = database.pool().acquire().await.unwrap();
         let beginning = Snapshot::beginning(&mut db).await.unwrap();
         let mut reader = Reader::of_all_shards(filter.clone(), &beginning);
-        reader.open(&Snapshot::now(&mut db).await.unwrap());
+        reader.open_windows(&Snapshot::now(&mut db).await.unwrap());
         let mut seen = Vec::new();
         while !reader.is_done() {
             seen.extend(reader.read(&mut db, 16).await.unwrap());
@@ -308,7 +308,7 @@ async fn a_chunk_of_a_long_backlog_is_read_by_index() {
     sqlx::raw_sql(BACKLOG).execute(&mut *db).await.unwrap();
     sqlx::raw_sql("analyze pillarbox.log").execute(&mut *db).await.unwrap();
     let mut reader = Reader::of_all_shards(Filter::everything(), &beginning);
-    reader.open(&Snapshot::now(&mut db).await.unwrap());
+    reader.open_windows(&Snapshot::now(&mut db).await.unwrap());
     let blocks = blocks_of_a_chunk(&mut db, &mut reader).await;
     assert!(blocks < 1_000, "{blocks} blocks were accessed");
 }
@@ -327,7 +327,7 @@ async fn a_chunk_of_a_large_late_commit_is_read_by_index() {
     let mut reader = Reader::of_all_shards(Filter::everything(), &Snapshot::now(&mut db).await.unwrap());
     late.commit().await.unwrap();
     sqlx::raw_sql("analyze pillarbox.log").execute(&mut *db).await.unwrap();
-    reader.open(&Snapshot::now(&mut db).await.unwrap());
+    reader.open_windows(&Snapshot::now(&mut db).await.unwrap());
     for _ in 0..3 {
         let blocks = blocks_of_a_chunk(&mut db, &mut reader).await;
         assert!(blocks < 1_000, "{blocks} blocks were accessed");

@@ -224,7 +224,7 @@ impl Simulation {
             && self.database.lanes.is_empty()
             && self.database.position == self.fanout.total
             && self.in_flight.is_empty()
-            && self.queue.is_idle()
+            && !self.queue.has_unsaved_outcomes()
     }
 
     fn check_end(self) {
