@@ -31,14 +31,14 @@ create table pillarbox_joins.event_capacity (
 ) with (fillfactor = 50);
 create index event_capacity_sweep on pillarbox_joins.event_capacity (sweep_at) where sweep_at is not null;
 
--- One row for each person and event: the current registration. There is no foreign key to `event_capacity`, because
+-- One row for each user and event: the current registration. There is no foreign key to `event_capacity`, because
 -- every writer holds the lock of the event's row, and the check would cost a lookup for each row.
 create table pillarbox_joins.joins (
     id           uuid                        primary key,
     event_id     uuid                        not null,
     user_id      uuid                        not null,
     status       pillarbox_joins.join_status not null,
-    -- The sequence number in the event's order of joining. A person who joins again gets a new one.
+    -- The sequence number in the event's order of joining. A user who joins again gets a new one.
     seq          bigint                      not null,
     created_at   timestamptz                 not null,
     updated_at   timestamptz                 not null,
@@ -58,10 +58,10 @@ create table pillarbox_joins.history (
     event_id    uuid        not null,
     -- The version of the event's counts after the change.
     version     bigint      not null,
-    -- Null for `recounted`, a correction of the counts that concerns no person.
+    -- Null for `recounted`, a correction of the counts that concerns no user.
     user_id     uuid,
     action      text        not null,
-    -- Null if the person has never joined.
+    -- Null if the user has never joined.
     seq         bigint,
     from_status pillarbox_joins.join_status,
     to_status   pillarbox_joins.join_status,
@@ -77,7 +77,8 @@ create table pillarbox_joins.history (
 
 create function pillarbox_joins.refuse_change() returns trigger language plpgsql as $$
 begin
-    raise exception 'pillarbox_joins.history is append-only';
+    raise exception 'pillarbox_joins.history is append-only'
+        using hint = 'Insert a new entry instead.';
 end
 $$;
 create trigger history_append_only before update or delete or truncate on pillarbox_joins.history

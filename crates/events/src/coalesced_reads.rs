@@ -1,6 +1,6 @@
-//! Coalesced reads: batches of [`kit::batch`] that only read. Concurrent requests share one query. Requests that arrive while a query runs wait for the next one.
-//! So every request is answered by a query that started after it arrived, and a popular event costs one small query at
-//! a time.
+//! Coalesced reads: batches of [`kit::batch`] that only read. Concurrent requests share one query. Requests that arrive
+//! while a query runs wait for the next one. So every request is answered by a query that started after it arrived, and
+//! a popular event costs one small query at a time.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

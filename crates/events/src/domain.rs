@@ -23,7 +23,7 @@ use uuid::Uuid;
 #[serde(rename_all = "lowercase")]
 #[schema(as = EventStatus)]
 #[strum(serialize_all = "lowercase", const_into_str)]
-pub enum Status {
+pub(crate) enum Status {
     /// Visible to its owner alone.
     Draft,
     Published,
@@ -33,7 +33,7 @@ pub enum Status {
 
 /// A change that the owner requests. The text form completes the sentence of [`Refused`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
-pub enum Action {
+pub(crate) enum Action {
     #[strum(serialize = "changed")]
     Update,
     #[strum(serialize = "published")]
@@ -46,14 +46,14 @@ pub enum Action {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an event that is {from} cannot be {action}")]
-pub struct Refused {
-    pub from: Status,
-    pub action: Action,
+pub(crate) struct Refused {
+    pub(crate) from: Status,
+    pub(crate) action: Action,
 }
 
 impl Status {
     /// The status after an action. Every transition that is not listed is refused.
-    pub fn after(self, action: Action) -> Result<Status, Refused> {
+    pub(crate) fn after(self, action: Action) -> Result<Status, Refused> {
         match (self, action) {
             (Status::Draft | Status::Published, Action::Update) => Ok(self),
             (Status::Draft, Action::Publish) => Ok(Status::Published),
@@ -76,45 +76,45 @@ impl From<Status> for EventStatus {
 
 /// The fields that the owner sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Details {
-    pub title: String,
-    pub description: String,
-    pub city: Name,
-    pub category: Name,
-    pub start_time: DateTime<Utc>,
-    pub end_time: DateTime<Utc>,
+pub(crate) struct Details {
+    pub(crate) title: String,
+    pub(crate) description: String,
+    pub(crate) city: Name,
+    pub(crate) category: Name,
+    pub(crate) start_time: DateTime<Utc>,
+    pub(crate) end_time: DateTime<Utc>,
     /// IANA name.
-    pub time_zone: String,
+    pub(crate) time_zone: String,
     /// 0 means unlimited.
-    pub capacity: i32,
-    pub cover_image_ids: Vec<String>,
+    pub(crate) capacity: i32,
+    pub(crate) cover_image_ids: Vec<String>,
 }
 
 /// A name as the owner spelled it, and its normalized form for comparisons.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Name {
-    pub spelled: String,
-    pub normalized: String,
+pub(crate) struct Name {
+    pub(crate) spelled: String,
+    pub(crate) normalized: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    pub id: Uuid,
-    pub owner_id: Uuid,
-    pub details: Details,
-    pub status: Status,
-    pub active_participants: i32,
-    pub count_version: i64,
-    pub published_at: Option<DateTime<Utc>>,
-    pub canceled_at: Option<DateTime<Utc>>,
-    pub created_at: DateTime<Utc>,
-    pub updated_at: DateTime<Utc>,
+pub(crate) struct Event {
+    pub(crate) id: Uuid,
+    pub(crate) owner_id: Uuid,
+    pub(crate) details: Details,
+    pub(crate) status: Status,
+    pub(crate) active_participants: i32,
+    pub(crate) count_version: i64,
+    pub(crate) published_at: Option<DateTime<Utc>>,
+    pub(crate) canceled_at: Option<DateTime<Utc>>,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) updated_at: DateTime<Utc>,
     /// Increases with every change of the event. A new participant count does not change it.
-    pub version: i64,
+    pub(crate) version: i64,
 }
 
 impl Event {
-    pub fn draft(id: Uuid, owner_id: Uuid, details: Details, now: DateTime<Utc>) -> Event {
+    pub(crate) fn draft(id: Uuid, owner_id: Uuid, details: Details, now: DateTime<Utc>) -> Event {
         Event {
             id,
             owner_id,
@@ -131,12 +131,12 @@ impl Event {
     }
 
     /// Whether users other than the owner may see it: it is published, or was published when it was canceled.
-    pub fn is_public(&self) -> bool {
+    pub(crate) fn is_public(&self) -> bool {
         is_public(self.status, self.published_at)
     }
 
     /// The event after an action, with the next version. Fails if the status does not allow the action.
-    pub fn after(&self, action: Action, now: DateTime<Utc>) -> Result<Event, Refused> {
+    pub(crate) fn after(&self, action: Action, now: DateTime<Utc>) -> Result<Event, Refused> {
         let status = self.status.after(action)?;
         Ok(Event {
             status,
@@ -155,7 +155,7 @@ impl Event {
     }
 
     /// The payload of the messages about the event.
-    pub fn to_message(&self) -> EventChanged {
+    pub(crate) fn to_message(&self) -> EventChanged {
         EventChanged {
             event_id: self.id,
             version: self.version,
@@ -175,16 +175,16 @@ impl Event {
 
 /// One entry of an event's status history.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StatusChange {
-    pub version: i64,
+pub(crate) struct StatusChange {
+    pub(crate) version: i64,
     /// None for the creation of the event.
-    pub from: Option<Status>,
-    pub to: Status,
-    pub by: Uuid,
-    pub at: DateTime<Utc>,
+    pub(crate) from: Option<Status>,
+    pub(crate) to: Status,
+    pub(crate) by: Uuid,
+    pub(crate) at: DateTime<Utc>,
 }
 
-pub fn is_public(status: Status, published_at: Option<DateTime<Utc>>) -> bool {
+pub(crate) fn is_public(status: Status, published_at: Option<DateTime<Utc>>) -> bool {
     match status {
         Status::Draft => false,
         Status::Published => true,

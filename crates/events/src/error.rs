@@ -23,9 +23,11 @@ pub(crate) enum Error {
     CursorExpired,
     #[error("q cannot be parsed as a search; use fewer operators")]
     Unsearchable,
-    #[error("post: {0}")]
+    #[error("a message cannot be serialized: {0}")]
+    Unserializable(#[from] serde_json::Error),
+    #[error("a message cannot be posted: {0}")]
     Post(#[from] PostError),
-    #[error("database: {0}")]
+    #[error("the database failed: {0}")]
     Database(#[from] sqlx::Error),
 }
 
@@ -42,6 +44,7 @@ impl From<Error> for Problem {
                 kit::extract::query_problem("/q", "cannot be parsed as a search; use fewer operators")
             }
             Error::CursorExpired => Problem::new(StatusCode::GONE, "cursor-expired", &error),
+            Error::Unserializable(_) => Problem::internal(&error),
             Error::Post(cause) => cause.into(),
             Error::Database(cause) => mailbox::database::problem(&cause),
         }

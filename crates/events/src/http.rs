@@ -9,27 +9,19 @@ use std::sync::Arc;
 use http::header::{ETAG, LOCATION};
 use http::{HeaderValue, StatusCode};
 use kit::etag;
-use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::idempotency::StoredResponse;
 use kit::problem::Problem;
-use mailbox::idempotency::{self, Effect, StoreResponse};
 use serde::Deserialize;
-use sqlx::{Postgres, Transaction};
 use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use crate::Events;
 
+/// The description of the header `Idempotency-Key` in the OpenAPI document.
+const IDEMPOTENCY_KEY: &str = "A repeated request with the same key has no further effect and gets the same response";
+
 pub(crate) fn router() -> OpenApiRouter<Arc<Events>> {
     OpenApiRouter::new().merge(feed::router()).merge(events::router())
-}
-
-/// Runs a flow in a transaction, once for each `Idempotency-Key`. The flow responds with an event.
-async fn run_once<F>(events: &Events, identity: Option<&RequestIdentity>, flow: F) -> Result<StoredResponse, Problem>
-where
-    F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
-{
-    let now = events.clock.now();
-    with_headers(idempotency::run_once(&events.db, identity, StoreResponse::WithBody, now, flow).await?)
 }
 
 /// Adds `ETag` and, for a new event, `Location`. Both are derived from the body, so the stored response of a repeated

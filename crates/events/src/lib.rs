@@ -10,13 +10,15 @@
 //!
 //! Invariants: an event changes its status only along [`domain::Status::after`], one change at a time, and every change
 //! is recorded with its user. Only the owner changes an event, and only the owner sees a draft. The change, its record
-//! and its message commit together. The count with the highest version wins, in whatever order counts arrive. A request
-//! that starts after a change has committed never sees the state before it, in any process: every cached response is
-//! validated against the database.
+//! and its message commit together. The count with the highest version wins, in whatever order counts arrive. An event
+//! that is read after a change has committed shows the change, in every process: its cache entry is validated against
+//! the database. So are feed pages and city suggestions, against the database that feeds are read from; a replica may
+//! lag. They also have numbers that no change invalidates: the participant counts of a feed page may be 15 s old, and
+//! the event counts of city suggestions 1 h.
 
 mod cache;
 mod coalesced_reads;
-pub mod domain;
+mod domain;
 mod error;
 mod fields;
 mod flow;
@@ -136,7 +138,8 @@ impl Service for Events {
 }
 
 impl Events {
-    /// Every combination of feed filters, with the query plan of one page. A test checks that indexes serve all of them.
+    /// Every combination of feed filters, with the query plan of one page. It exists for a test of the platform, which
+    /// checks that indexes serve all of them: only this crate knows the queries.
     pub async fn feed_plans(&self) -> sqlx::Result<Vec<(String, String)>> {
         flow::feed::plans(self).await
     }

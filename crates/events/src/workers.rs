@@ -19,6 +19,6 @@ pub(crate) async fn score(db: &PgPool, every: TimeDelta, now: DateTime<Utc>) -> 
 
 /// Starts a reconciliation run if the last one is older than `every`.
 pub(crate) async fn reconcile(db: &Database, every: TimeDelta, now: DateTime<Utc>) -> Result<Round, ReconcileError> {
-    flow::reconcile::begin_unless_since(db, now - every, now).await?;
+    flow::reconcile::begin_if_due(db, now - every, now).await?;
     Ok(Round::Idle)
 }

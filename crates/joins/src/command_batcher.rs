@@ -43,7 +43,7 @@ impl CommandBatchers {
     pub(crate) async fn submit(&self, request: CommandRequest) -> Result<StoredResponse, Problem> {
         match self.of_event(request.command.event_id).submit(request).await {
             Ok(response) => response,
-            Err(refused) => Err(refused.into_problem(Problem::clone)),
+            Err(error) => Err(error.into_problem(Problem::clone)),
         }
     }
 

@@ -45,7 +45,7 @@ pub(crate) struct Event {
     pub(crate) update_trace: Option<TraceContext>,
 }
 
-/// One person's registration for one event.
+/// One user's registration for one event.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Registration {
     pub(crate) id: Uuid,
@@ -94,7 +94,7 @@ pub(crate) struct HistoryEntry {
     /// None for a correction of the counts.
     pub(crate) user_id: Option<Uuid>,
     pub(crate) action: HistoryAction,
-    /// This and the next three are None if the person has never joined.
+    /// None if the user has never joined, like `seq`, `from` and `to`.
     pub(crate) join_id: Option<Uuid>,
     pub(crate) seq: Option<i64>,
     pub(crate) from: Option<JoinStatus>,
@@ -157,7 +157,7 @@ impl Event {
 }
 
 impl Registration {
-    /// Whether the person has a seat or is on the waitlist.
+    /// Whether the user has a seat or is on the waitlist.
     pub(crate) fn is_current(&self) -> bool {
         match self.status {
             JoinStatus::Active | JoinStatus::Waitlisted => true,

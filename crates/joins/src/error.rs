@@ -14,13 +14,13 @@ pub(crate) enum Error {
     Refused(#[from] Refused),
     #[error("you have never joined this event")]
     NotRegistered,
-    #[error("only the event's organizer may do this")]
+    #[error("only the event's organizer may do this: use the token of its owner, or the key of an operator")]
     NotOrganizer,
     #[error("a message cannot be serialized: {0}")]
     Unserializable(#[from] serde_json::Error),
-    #[error("post: {0}")]
+    #[error("a message cannot be posted: {0}")]
     Post(#[from] PostError),
-    #[error("database: {0}")]
+    #[error("the database failed: {0}")]
     Database(#[from] sqlx::Error),
 }
 
@@ -42,10 +42,7 @@ impl From<Refused> for Problem {
             Refused::Banned(_) => Problem::new(StatusCode::FORBIDDEN, "banned", refused),
             Refused::NotRegistered | Refused::NothingToCancel => Problem::not_found("not-registered", refused),
             Refused::NotBanned => Problem::not_found("not-banned", refused),
-            Refused::BanInThePast => Problem::validation(vec![FieldError::body(
-                "/expires_at",
-                "must be a time in the future; omit it for a permanent ban",
-            )]),
+            Refused::BanInThePast => Problem::validation(vec![FieldError::body("/expires_at", &refused)]),
         }
     }
 }

@@ -16,9 +16,14 @@ use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use crate::Joins;
-use crate::domain::{Actor, Command, CommandKind, Event};
+use crate::domain::{Actor, CommandKind, Event};
+use crate::flow::command_batch::new_command;
 use crate::flow::commands::CommandRequest;
 use crate::flow::queries;
+
+/// The description of the header `Idempotency-Key` in the OpenAPI document.
+const IDEMPOTENCY_KEY: &str =
+    "A unique value per request. A repeated request with the same key has no further effect and gets the same response";
 
 pub(crate) fn router() -> OpenApiRouter<Arc<Joins>> {
     OpenApiRouter::new().merge(registration::router()).merge(participants::router()).merge(moderation::router())
@@ -54,6 +59,6 @@ async fn submit<T>(
     kind: CommandKind,
 ) -> Result<StoredResponse, Problem> {
     let identity = request.require_identity()?.clone();
-    let command = Command::new(event_id, Actor::Caller(principal), kind);
+    let command = new_command(event_id, Actor::Caller(principal), kind);
     joins.command_batchers.submit(CommandRequest { command, identity }).await
 }

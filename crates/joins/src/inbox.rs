@@ -8,8 +8,9 @@ use mailbox::consumers::{ConsumerOptions, Handler, HandlerFuture, StartAt, Subsc
 use mailbox::log::{Message, MessagePattern};
 use sqlx::{Postgres, Transaction};
 
-use crate::domain::{Actor, Command, CommandKind, EventUpdate};
+use crate::domain::{Actor, CommandKind, EventUpdate};
 use crate::flow;
+use crate::flow::command_batch::new_command;
 
 /// One consumer, which applies the updates of events and takes part in reconciliation.
 pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
@@ -54,7 +55,7 @@ impl Handler for EventMessages {
                 _ => {
                     let event: EventChanged = serde_json::from_str(payload)?;
                     let kind = CommandKind::UpdateEvent { update: EventUpdate::from(&event) };
-                    let command = Command::new(event.event_id, Actor::Events, kind);
+                    let command = new_command(event.event_id, Actor::Events, kind);
                     flow::commands::execute(tx, &self.clock, &[command]).await?;
                 }
             }

@@ -18,6 +18,12 @@ const EVENT_COLUMNS: &str = "event_id, owner_id, status, capacity, start_time, e
     active_count, waitlist_count, next_seq, version, sweep_at, update_trace";
 const REGISTRATION_COLUMNS: &str =
     "id, event_id, user_id, status::text as status, seq, created_at, updated_at, canceled_at, activated_at";
+/// The numbers of active and waitlisted registrations of the event `e`, counted from the rows.
+const ROW_COUNTS: &str = "
+    (select count(*) from pillarbox_joins.joins as j
+     where j.event_id = e.event_id and j.status = 'active')::int as active,
+    (select count(*) from pillarbox_joins.joins as j
+     where j.event_id = e.event_id and j.status = 'waitlisted')::int as waitlisted";
 
 pub(crate) async fn find_event(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Event>> {
     let query = format!("select {EVENT_COLUMNS} from pillarbox_joins.event_capacity where event_id = $1");
@@ -94,7 +100,9 @@ fn event_status(row: &PgRow) -> sqlx::Result<EventStatus> {
     status.parse().map_err(|_| unknown_status(status))
 }
 
-/// Another version of this service may have written the row.
+/// The error for a status that another version of this service has written.
 fn unknown_status(status: &str) -> sqlx::Error {
-    sqlx::Error::Decode(format!("unknown status {status}").into())
+    sqlx::Error::Decode(
+        format!("unknown status {status}, written by another version of Pillarbox: run the newest one").into(),
+    )
 }

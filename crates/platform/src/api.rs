@@ -19,7 +19,7 @@ pub(crate) fn router(
     settings: &Settings,
     app: App,
     services: Vec<Arc<dyn BuiltService>>,
-    gate: Authenticator,
+    authenticator: Authenticator,
 ) -> Router {
     let open = Router::from(server_routes::router().with_state(app.clone()));
     if !settings.roles().contains(Role::Api) {
@@ -27,7 +27,7 @@ pub(crate) fn router(
     }
     let platform = Router::from(platform_routes().with_state(app));
     let api = services.into_iter().fold(platform, |api, service| api.merge(service.router()));
-    open.merge(api.layer(middleware::from_fn_with_state(gate, authenticate)))
+    open.merge(api.layer(middleware::from_fn_with_state(authenticator, authenticate)))
 }
 
 /// The authenticated routes of the platform itself.

@@ -60,6 +60,7 @@ pub struct App {
 impl App {
     /// The OpenAPI description as JSON; rendered once.
     pub(crate) fn description(&self) -> Bytes {
+        // A description always serializes: it consists of strings, lists and maps with strings as keys.
         let render = || Bytes::from(api::api_description(self.services).to_json().unwrap_or_default());
         self.description.get_or_init(render).clone()
     }
@@ -91,7 +92,11 @@ pub enum StartError {
     Pooled(&'static str),
     #[error(transparent)]
     Pooler(#[from] PoolerError),
-    #[error("database: {0}")]
+    #[error("the address of the HTTP server cannot be determined: {0}; restart the process")]
+    Listener(#[source] std::io::Error),
+    #[error(
+        "the database failed during the start: {0}; `pillarbox status` shows whether it can be reached and is migrated"
+    )]
     Database(#[from] sqlx::Error),
     #[error(transparent)]
     Keys(#[from] keys::Error),
@@ -138,7 +143,9 @@ async fn with_timeout<T>(step: &str, ending: impl Future<Output = T>) {
 /// Starts the configured services and roles on a migrated database. `database` is PostgreSQL itself, as
 /// [`check_reachable`](crate::pools::check_reachable) has verified. `master_keys`: the current key first.
 ///
-/// Fails when the settings, the schema or the secret key do not fit.
+/// Fails when a setting is invalid, the database cannot be reached or lacks migrations, an address that must be PostgreSQL
+/// itself is that of a pooler, or the database belongs to another secret key. The first admin key is created by
+/// the last step that can fail.
 pub async fn start(
     settings: &Settings,
     services: ServiceList,
@@ -153,10 +160,12 @@ pub async fn start(
     let broker = settings.broker()?;
     let health = Health::default();
     let app = app_state(settings, services, &pools, &clock, master_keys, &health)?;
-    let gate = authenticator(settings, &app, master_keys)?;
+    let authenticator = authenticator(settings, &app, master_keys)?;
     let checks = Arc::new(Checks::new(settings, &pools.checks, pools.pooler_checks.clone(), broker.clone(), &health)?);
     checks.run().await;
-    let address = listener.local_addr().map_err(sqlx::Error::Io)?;
+    let address = listener.local_addr().map_err(StartError::Listener)?;
+    let context = service_context(settings, &pools, &app, master_keys);
+    let built = services::build(services, &context, settings)?;
     // The last step that can fail: it may create the first admin key, which is lost unless the caller can show it.
     let has_admin_key = settings.admin_key.is_some();
     let first_admin_key = claim_installation(&pools.workers, master_keys, has_admin_key, clock.now()).await?;
@@ -166,16 +175,14 @@ pub async fn start(
     let workers = Workers { tasks: TaskTracker::new(), stop: stop.clone(), health: health.clone() };
     workers.start_upkeep(Upkeep {
         checks: checks.clone(),
-        rate_limit: gate.rate_limit.clone(),
+        rate_limit: authenticator.rate_limit.clone(),
         metrics: app.metrics.clone(),
     });
     let runtime = start_runtime(settings, &pools, &app, &workers, broker.as_ref());
-    let context = service_context(settings, &pools, &app, master_keys);
-    let built = services::build(services, &context, settings)?;
     services::start_workers(&built, settings, &runtime, broker.as_ref());
     workers.start_lag_measurement(pools.workers.clone());
 
-    let router = web::finish(api::router(settings, app, built, gate), settings.request_limits());
+    let router = web::finish(api::router(settings, app, built, authenticator), settings.request_limits());
     let server = TaskTracker::new();
     server.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
     let service_tasks = context.tasks().clone();

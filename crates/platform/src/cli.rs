@@ -1,8 +1,11 @@
 //! The command line: its commands, their options, and how it loads the settings.
 
 mod admin;
+mod consumers;
 mod cursors;
 mod dead_letters;
+mod installation;
+mod parity;
 mod parked;
 mod readyz;
 mod reconcile;
@@ -11,7 +14,6 @@ mod serve;
 mod status;
 mod table;
 mod tail;
-pub(crate) mod time;
 mod webhooks;
 
 use std::net::SocketAddr;
@@ -34,7 +36,7 @@ use crate::{keys, operator};
 
 /// A reliable event platform on PostgreSQL.
 ///
-/// Without a command, it runs `up`: all services and roles in one process, with a private PostgreSQL.
+/// Without a command, it runs `up`: all services and roles in one process, with an embedded PostgreSQL.
 #[derive(Parser)]
 #[command(name = "pillarbox", version, max_term_width = 100)]
 struct Cli {
@@ -58,12 +60,12 @@ struct Flags {
     #[arg(long, global = true, value_name = "ADDR:PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     listen: Option<SocketAddr>,
-    /// The folder for the private PostgreSQL and the secret key [default: /var/lib/pillarbox for root, otherwise
+    /// The folder for the embedded PostgreSQL and the secret key [default: /var/lib/pillarbox for root, otherwise
     /// ~/.local/share/pillarbox]
     #[arg(long, global = true, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     data_dir: Option<PathBuf>,
-    /// The PostgreSQL to use instead of the private one
+    /// The PostgreSQL to use instead of the embedded one
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     database_url: Option<String>,
@@ -99,7 +101,7 @@ struct Flags {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run everything in one process, with a private PostgreSQL unless --database-url is set
+    /// Run everything in one process, with an embedded PostgreSQL unless --database-url is set
     Up,
     /// Run the configured services and roles on the PostgreSQL at --database-url
     Serve,
@@ -213,10 +215,11 @@ enum Failure {
     Keys(#[from] keys::Error),
     #[error(transparent)]
     Operator(#[from] operator::Error),
-    #[error("migrations: {0}")]
+    #[error("the database cannot be migrated: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
-    #[error("database: {0}")]
+    #[error("the database failed: {0}; `pillarbox status` shows whether it can be reached and is migrated")]
     Database(#[from] sqlx::Error),
+    /// Standard output. Every other I/O error gets a text that names what failed.
     #[error("cannot print: {0}")]
     Print(#[from] std::io::Error),
     #[error("{0}")]
@@ -270,11 +273,11 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::DeadLetters(command) => dead_letters::run(&settings, command).await?,
         Command::Replay(args) => replay::replay(&settings, args).await?,
         Command::Recover(args) => replay::recover(&settings, args).await?,
-        Command::Parity { check } => cursors::parity(&settings, check).await?,
+        Command::Parity { check } => parity::run(&settings, check).await?,
         Command::Reconcile(args) => return reconcile::run(&settings, args).await,
         Command::Status { json } => return status::run(&settings, json).await,
         Command::Send(send) => webhooks::send(&settings, send).await?,
-        Command::Openapi | Command::Listen(_) => {}
+        Command::Openapi | Command::Listen(_) => {} // done above, without settings
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! A private PostgreSQL in the data folder, run from the binaries that are installed on the machine.
+//! An embedded PostgreSQL in the data folder, run from the binaries that are installed on the machine.
 //!
 //! It listens only on a Unix socket, so it needs no port and no password: only the user that it runs as (and root) can enter
 //! the folder of the socket. It stops when this process ends, even after a crash. A server that is left over from a killed
@@ -57,13 +57,13 @@ pub(crate) enum EmbeddedError {
     Tool { what: &'static str, why: String },
     #[error("PostgreSQL did not start; the end of {log}:\n{tail}")]
     DidNotStart { log: PathBuf, tail: String },
-    #[error("the private PostgreSQL: {0}")]
+    #[error("the embedded PostgreSQL: {0}")]
     Database(#[from] sqlx::Error),
     #[error("{0}: {1}")]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// The paths of one private PostgreSQL.
+/// The paths of one embedded PostgreSQL.
 #[derive(Debug, Clone)]
 struct Folders {
     data: PathBuf,
@@ -79,13 +79,13 @@ struct Account {
     gid: Gid,
 }
 
-/// A running private PostgreSQL.
+/// A running embedded PostgreSQL.
 pub(crate) struct Embedded {
     server: Server,
     folders: Folders,
 }
 
-/// The connection options of the private PostgreSQL of a data folder, which another process may have started.
+/// The connection options of the embedded PostgreSQL of a data folder, which another process may have started.
 pub(crate) fn connect_options(data_dir: &DataDir) -> PgConnectOptions {
     options(&folders(data_dir)).database(DATABASE)
 }
@@ -261,7 +261,7 @@ fn create_cluster(install: &Install, folders: &Folders, account: Option<&Account
     let failed = |error| EmbeddedError::Io(temporary.clone(), error);
     remove_incomplete_clusters(&folders.data).map_err(failed)?;
     create_private_dir(&temporary, account)?;
-    tracing::info!(folder = %folders.data.display(), version = install.major, "creating a private PostgreSQL");
+    tracing::info!(folder = %folders.data.display(), version = install.major, "creating an embedded PostgreSQL");
     let mut initdb = install.command("initdb", account);
     initdb.args(["--encoding=UTF8", "--locale=C.UTF-8", "--auth=trust", "--data-checksums", "--no-instructions"]);
     initdb.args([OsStr::new("--username"), OsStr::new(USER), OsStr::new("--pgdata"), temporary.as_os_str()]);

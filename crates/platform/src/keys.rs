@@ -55,7 +55,7 @@ pub enum Error {
          the key, add the former key to secret_keys_previous"
     )]
     OtherSecretKey,
-    #[error("database: {0}")]
+    #[error("the database failed: {0}; `pillarbox status` shows whether it can be reached and is migrated")]
     Database(#[from] sqlx::Error),
 }
 

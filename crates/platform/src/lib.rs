@@ -3,7 +3,7 @@
 //! - [`settings`]: all settings. `cli`: the commands.
 //! - [`app`]: starts a process from its settings and stops it. `pools`: its database connections. `checks`: its health checks.
 //! - [`services`]: the list of services. [`api`]: the router and the OpenAPI description.
-//! - `embedded`: a private PostgreSQL in the data folder. [`data_dir`]: that folder, its lock and its secret key.
+//! - `embedded`: an embedded PostgreSQL in the data folder. [`data_dir`]: that folder, its lock and its secret key.
 //! - [`keys`]: API keys (schema `pillarbox_platform`).
 //! - `operator`: the operator API: the log, its consumers, parked messages, dead letters and replays.
 //! - `server_routes`: health, readiness, metrics and the API documentation.

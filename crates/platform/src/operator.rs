@@ -1,13 +1,15 @@
 //! The operator API: the log, its consumers, parked messages, dead letters and replays.
 //!
 //! This module owns no table; it reads and changes the tables of `mailbox`. Operators use it over HTTP ([`http`]) or on the
-//! command line; both call [`flow`] and share the [`filters`]. It never does a consumer's work: it records what the operator
+//! command line. Both share the [`filters`] and the views; both change something only through [`flow`], but read lists from
+//! `mailbox` directly. It never does a consumer's work: it records what the operator
 //! wants (a parked message is due, a dead letter is parked again, a replay is requested), and the shard worker that owns the
 //! shard does it.
 
 pub(crate) mod filters;
 pub(crate) mod flow;
 pub(crate) mod http;
+pub(crate) mod time;
 
 use chrono::{DateTime, Utc};
 use contracts::EventId;
@@ -208,7 +210,7 @@ pub(crate) enum Error {
     FromInTheFuture,
     #[error("must be a time after `from`")]
     ToNotAfterFrom,
-    #[error("database: {0}")]
+    #[error("the database failed: {0}; `pillarbox status` shows whether it can be reached and is migrated")]
     Database(#[from] sqlx::Error),
 }
 

@@ -84,7 +84,7 @@ impl Pools {
 pub(crate) async fn check_reachable(settings: &Settings, database: &PgConnectOptions) -> Result<(), StartError> {
     let setting = settings.database_setting();
     connect(setting, database).await?;
-    // The private PostgreSQL is never behind a pooler.
+    // The embedded PostgreSQL is never behind a pooler.
     if settings.database_url.is_some() && pooler::is_pooler(database).await? {
         return Err(StartError::Pooled(setting));
     }

@@ -23,10 +23,10 @@ use crate::services::SERVICES;
 pub struct Settings {
     /// The address of the HTTP server.
     pub listen: SocketAddr,
-    /// The data folder: the private PostgreSQL and the secret key.
+    /// The data folder: the embedded PostgreSQL and the secret key.
     pub data_dir: PathBuf,
 
-    /// The PostgreSQL to use instead of the private one.
+    /// The PostgreSQL to use instead of the embedded one.
     pub database_url: Option<Secret<String>>,
     /// PostgreSQL itself, when `database_url` is a pooler. Everything but requests uses it.
     pub database_direct_url: Option<Secret<String>>,
@@ -96,8 +96,8 @@ pub enum Bus {
     Rabbitmq,
 }
 
-/// The largest total of both pools with the private PostgreSQL, which accepts 100 connections; the rest is for operators.
-const PRIVATE_DATABASE_POOL_MAX: u32 = 80;
+/// The largest total of both pools with the embedded PostgreSQL, which accepts 100 connections; the rest is for operators.
+const EMBEDDED_DATABASE_POOL_MAX: u32 = 80;
 
 impl Default for Settings {
     fn default() -> Settings {
@@ -167,9 +167,9 @@ impl Settings {
             return Err(InvalidSetting::new("worker_pool_max", "must be a number from 1"));
         }
         let connections = self.pool_max.saturating_add(self.worker_pool_max);
-        if self.database_url.is_none() && connections > PRIVATE_DATABASE_POOL_MAX {
+        if self.database_url.is_none() && connections > EMBEDDED_DATABASE_POOL_MAX {
             let error = format!(
-                "must be at most {PRIVATE_DATABASE_POOL_MAX} together with worker_pool_max, with the private PostgreSQL"
+                "must be at most {EMBEDDED_DATABASE_POOL_MAX} together with worker_pool_max, with the embedded PostgreSQL"
             );
             return Err(InvalidSetting::new("pool_max", error));
         }
@@ -246,7 +246,7 @@ fn check_admin_key(key: &str) -> Result<(), InvalidSetting> {
 
 fn default_data_dir() -> PathBuf {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    // The user `postgres`, which runs the private PostgreSQL then, cannot reach the home folder of root.
+    // The user `postgres`, which runs the embedded PostgreSQL then, cannot reach the home folder of root.
     if nix::unistd::geteuid().is_root() {
         return PathBuf::from("/var/lib/pillarbox");
     }

@@ -43,6 +43,7 @@ pub struct RelaySettings {
 
 impl Default for RelaySettings {
     fn default() -> RelaySettings {
+        // These recipients and the default routes are those of the application that this relay was first specified for.
         let notifications = ["restaurant", "customer", "agency", "admin"].map(|recipient| Queue {
             name: format!("notification.{recipient}"),
             bindings: vec![Binding {

@@ -34,7 +34,7 @@ pub(crate) async fn create(tx: &mut Tx<'_>, user: Uuid, fields: Fields, now: Dat
 
 /// An event as this caller may see it. Fails with [`Error::EventNotFound`] if it is hidden from the caller.
 pub(crate) async fn show(events: &Events, user: Option<Uuid>, id: Uuid) -> Result<FoundEvent, Problem> {
-    let found = events.event_reader.submit(id).await.map_err(|refused| refused.into_problem(problem))?;
+    let found = events.event_reader.submit(id).await.map_err(|error| error.into_problem(problem))?;
     match found {
         Some(FoundEvent::Hidden(event)) if Some(event.owner_id) != user => Err(Error::EventNotFound.into()),
         Some(found) => Ok(found),
@@ -64,7 +64,8 @@ pub(crate) async fn history(
     Ok(store::status_changes(&mut db, id, page).await?)
 }
 
-/// Changes the given fields; absent ones stay. Returns the old event if nothing differs.
+/// Changes the given fields; absent ones stay. Returns the old event if nothing differs. Fails if the user is not the
+/// owner, the event has changed since `if_match`, it is canceled, or a field is invalid.
 pub(crate) async fn update(
     tx: &mut Tx<'_>,
     (user, id): (Uuid, Uuid),
@@ -82,8 +83,9 @@ pub(crate) async fn update(
     Ok(new)
 }
 
-/// Publishes, unpublishes or cancels an event.
-pub(crate) async fn act(
+/// Publishes, unpublishes or cancels an event. Fails if the user is not the owner, the event has changed since
+/// `if_match`, or its status does not allow the action.
+pub(crate) async fn change_status(
     tx: &mut Tx<'_>,
     (user, id): (Uuid, Uuid),
     if_match: &IfMatch,
@@ -119,10 +121,10 @@ async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(
     if old.status != new.status {
         record_status(tx, Some(old.status), new, user).await?;
     }
-    let (was_public, is_public) = (old.status == Status::Published, new.status == Status::Published);
-    if was_public || is_public {
+    let (was_published, is_published) = (old.status == Status::Published, new.status == Status::Published);
+    if was_published || is_published {
         let (old_city, new_city) = (&old.details.city, &new.details.city);
-        let changes = match (was_public, is_public) {
+        let changes = match (was_published, is_published) {
             (true, true) if old_city == new_city => Vec::new(),
             (true, true) => vec![(old_city, -1), (new_city, 1)],
             (true, false) => vec![(old_city, -1)],
@@ -140,8 +142,9 @@ async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(
 }
 
 /// A message about one event. Its key is the event's id, so that the messages about an event stay in order.
-pub(super) fn message(topic: &str, event_id: Uuid, payload: &impl Serialize) -> sqlx::Result<Post> {
-    let payload = to_raw_value(payload).map_err(|error| sqlx::Error::Encode(error.into()))?;
+/// Fails if the payload cannot be serialized.
+pub(super) fn message(topic: &str, event_id: Uuid, payload: &impl Serialize) -> serde_json::Result<Post> {
+    let payload = to_raw_value(payload)?;
     let mut message = Post::new(topic, payload).with_key(event_id.to_string());
     message.aggregate_type = Some(AGGREGATE_TYPE.to_owned());
     message.aggregate_id = Some(AggregateId::Text(event_id.to_string()));

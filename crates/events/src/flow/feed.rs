@@ -59,7 +59,8 @@ pub(crate) async fn page(
     let (generation, _) = generations(events).await?;
     // The key contains the whole request. The cursor is verified on a miss only: a cached page proves that it was
     // valid.
-    let query = serde_json::to_string(&(sort, &filter, request.limit, &request.cursor)).unwrap_or_default();
+    let query = serde_json::to_string(&(sort, &filter, request.limit, &request.cursor));
+    let query = query.map_err(|error| Problem::internal(&error))?;
     let key = CacheKey {
         key: format!("feed:public:{}:{query}", filter.city.as_deref().unwrap_or_default()),
         tag: generation.to_string(),
@@ -83,18 +84,19 @@ pub(crate) async fn suggest_cities(events: &Events, typed: &str, limit: u32) -> 
         let read = async { cities::with_prefix(&mut *events.feed_db.acquire().await?, &prefix, limit).await };
         let found = read.await.map_err(|error| problem(&error))?;
         let items = found.into_iter().map(|(city, events)| City { city, events }).collect();
-        let body = serde_json::to_vec(&Cities { items }).unwrap_or_default().into();
-        Ok::<_, Problem>(events.cache.entry(key.tag.clone(), ReadyPage { body, next_cursor: None }))
+        let body = serde_json::to_vec(&Cities { items }).map_err(|error| Problem::internal(&error))?;
+        let page = ReadyPage { body: body.into(), next_cursor: None };
+        Ok::<_, Problem>(events.cache.entry(key.tag.clone(), page))
     });
     let entry = entry.await.map_err(|problem| (*problem).clone())?;
     Ok(ReadyPage { body: entry.body.clone(), next_cursor: None })
 }
 
-/// Every combination of filters that an index must serve, with PostgreSQL's plan for a page of it.
+/// Every combination of filters that an index must serve, with PostgreSQL's plan for a page of it. For a test.
 pub(crate) async fn plans(events: &Events) -> sqlx::Result<Vec<(String, String)>> {
     let (now, mut plans) = (events.clock.now(), Vec::new());
     let mut db = events.feed_db.acquire().await?;
-    let epoch = trending::newest_epoch(&mut db).await?.unwrap_or(0);
+    let epoch = trending::newest(&mut db).await?.map_or(0, |(epoch, _)| epoch);
     let after = SortKey { rank: -1, start_time: now, id: uuid::Uuid::nil() };
     for order in [FeedOrder::Latest, FeedOrder::Trending { epoch, now }] {
         for bits in 0..32_u8 {
@@ -139,8 +141,8 @@ async fn read_after(
             Some(epoch)
         }
         (Sort::Trending, Some(_)) => return Err(Error::CursorExpired),
-        (Sort::Trending, None) => match trending::newest_epoch(&mut db).await? {
-            Some(epoch) => Some(epoch),
+        (Sort::Trending, None) => match trending::newest(&mut db).await? {
+            Some((epoch, _)) => Some(epoch),
             // Nothing has been scored yet.
             None => return Ok(Page { items: Vec::new(), next_cursor: None }),
         },
@@ -171,5 +173,5 @@ async fn read_after(
 
 /// The generations of the feeds and of the cities.
 async fn generations(events: &Events) -> Result<(i64, i64), Problem> {
-    events.generation_reader.submit(()).await.map_err(|refused| refused.into_problem(problem))
+    events.generation_reader.submit(()).await.map_err(|error| error.into_problem(problem))
 }

@@ -54,13 +54,16 @@ pub struct Progress {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
-    #[error("post: {0}")]
+    #[error("a message cannot be serialized: {0}")]
+    Unserializable(#[from] serde_json::Error),
+    #[error("a message cannot be posted: {0}")]
     Post(#[from] PostError),
-    #[error("database: {0}")]
+    #[error("the database failed: {0}; check that it is running, then try again")]
     Database(#[from] sqlx::Error),
 }
 
-/// Starts a run and posts the versions of all events. Returns the id of the run; the replies arrive as messages.
+/// Starts a run and posts the versions of all events. Returns the id of the run; the replies arrive as messages. Fails
+/// if the database fails; the parts that are posted by then stay.
 pub async fn begin(db: &Database, options: ReconcileOptions, now: DateTime<Utc>) -> Result<Uuid, ReconcileError> {
     let run = Uuid::now_v7();
     store::begin(&mut *db.acquire().await?, run, options, now).await?;
@@ -68,8 +71,8 @@ pub async fn begin(db: &Database, options: ReconcileOptions, now: DateTime<Utc>)
     Ok(run)
 }
 
-/// Starts a run, unless a repairing run of any process has started after `since`.
-pub(crate) async fn begin_unless_since(
+/// Starts a run if it is due: no repairing run of any process has started after `since`. Fails if the database fails.
+pub(crate) async fn begin_if_due(
     db: &Database,
     since: DateTime<Utc>,
     now: DateTime<Utc>,
@@ -115,7 +118,7 @@ pub(crate) async fn apply_reply(
             };
             message(RESTATED, event.id, &restated)
         });
-        post_all(tx, &MESSAGE_SOURCE, &restated.collect::<sqlx::Result<Vec<Post>>>()?).await?;
+        post_all(tx, &MESSAGE_SOURCE, &restated.collect::<serde_json::Result<Vec<Post>>>()?).await?;
     }
     let (events, joins) = (counted.events.len() as u64, counted.drifted as u64 + outdated as u64);
     for (service, drifted) in [("events", events), ("joins", joins)] {
@@ -145,7 +148,7 @@ async fn post_versions(
         };
         after = Some(last.event_id);
         let versions = EventVersions { run, part, dry_run: options.dry_run, force: options.force, events };
-        let payload = to_raw_value(&versions).map_err(|error| sqlx::Error::Encode(error.into()))?;
+        let payload = to_raw_value(&versions)?;
         post(&mut tx, &MESSAGE_SOURCE, &Post::new(VERSIONS, payload)).await?;
         tx.commit().await?;
         part += 1;

@@ -20,12 +20,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::run_once;
+use super::{IDEMPOTENCY_KEY, with_headers};
 use crate::Events;
 use crate::coalesced_reads::FoundEvent;
 use crate::domain::{Action, Event, Status};
 use crate::fields::{Fields, NewFields};
-use crate::flow::event as flow;
+use crate::flow::{event as flow, run_once};
 use crate::view::{EventSummary, EventView, StatusChangeView};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
@@ -50,7 +50,7 @@ struct MyFilters {
 ///
 /// The event is a draft, visible to its owner alone, until it is published.
 #[utoipa::path(post, path = "/event/v1/events", tag = "events", request_body = NewFields,
-    params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 201, body = EventView,
         headers(("location" = String, description = "The path of the event"), ("etag" = String, description = "Changes when the event or its participant count changes")))))]
@@ -60,10 +60,10 @@ async fn create(
     Mutation { body: JsonBody(NewFields(fields)), identity }: Mutation<JsonBody<NewFields>>,
 ) -> Result<StoredResponse, Problem> {
     let now = events.clock.now();
-    run_once(&events, identity.as_ref(), |tx| {
+    let created = run_once(&events, identity.as_ref(), |tx| {
         Box::pin(async move { Ok(response(StatusCode::CREATED, flow::create(tx, user, fields, now).await?)) })
-    })
-    .await
+    });
+    with_headers(created.await?)
 }
 
 /// Show an event
@@ -100,7 +100,7 @@ async fn show(
 /// changed.
 #[utoipa::path(patch, path = "/event/v1/events/{id}", tag = "events", request_body = Fields,
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the change is refused if the event has changed since"),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
         (status = 404, description = "The event does not exist"), (status = 409, description = "The event is canceled"),
@@ -113,12 +113,12 @@ async fn update(
     Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<Fields>>,
 ) -> Result<StoredResponse, Problem> {
     let now = events.clock.now();
-    run_once(&events, identity.as_ref(), |tx| {
+    let updated = run_once(&events, identity.as_ref(), |tx| {
         Box::pin(
             async move { Ok(response(StatusCode::OK, flow::update(tx, (user, id), &if_match, fields, now).await?)) },
         )
-    })
-    .await
+    });
+    with_headers(updated.await?)
 }
 
 /// Publish a draft
@@ -126,7 +126,7 @@ async fn update(
 /// Everyone can see the event and join it.
 #[utoipa::path(post, path = "/event/v1/events/{id}/publish", tag = "events",
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
         (status = 404, description = "The event does not exist"), (status = 409, description = "The event is not a draft"),
@@ -138,7 +138,7 @@ async fn publish(
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    act(&events, (user, id), if_match, Action::Publish, identity).await
+    change_status(&events, (user, id), if_match, Action::Publish, identity).await
 }
 
 /// Make a published event a draft again
@@ -146,7 +146,7 @@ async fn publish(
 /// Nobody can join it; existing registrations stay.
 #[utoipa::path(post, path = "/event/v1/events/{id}/unpublish", tag = "events",
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
         (status = 404, description = "The event does not exist"), (status = 409, description = "The event is not published"),
@@ -158,13 +158,13 @@ async fn unpublish(
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    act(&events, (user, id), if_match, Action::Unpublish, identity).await
+    change_status(&events, (user, id), if_match, Action::Unpublish, identity).await
 }
 
 /// Cancel an event permanently
 #[utoipa::path(post, path = "/event/v1/events/{id}/cancel", tag = "events",
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and gets the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
         (status = 404, description = "The event does not exist"), (status = 409, description = "The event is already canceled"),
@@ -176,7 +176,7 @@ async fn cancel(
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    act(&events, (user, id), if_match, Action::Cancel, identity).await
+    change_status(&events, (user, id), if_match, Action::Cancel, identity).await
 }
 
 /// List the status changes of an event, oldest first
@@ -212,7 +212,7 @@ async fn list_mine(
     Ok(page.map(EventSummary::from))
 }
 
-async fn act(
+async fn change_status(
     events: &Events,
     user_and_event: (Uuid, Uuid),
     if_match: IfMatch,
@@ -220,12 +220,13 @@ async fn act(
     identity: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let now = events.clock.now();
-    run_once(events, identity.as_ref(), |tx| {
-        Box::pin(
-            async move { Ok(response(StatusCode::OK, flow::act(tx, user_and_event, &if_match, action, now).await?)) },
-        )
-    })
-    .await
+    let changed = run_once(events, identity.as_ref(), |tx| {
+        Box::pin(async move {
+            let event = flow::change_status(tx, user_and_event, &if_match, action, now).await?;
+            Ok(response(StatusCode::OK, event))
+        })
+    });
+    with_headers(changed.await?)
 }
 
 fn response(status: StatusCode, event: Event) -> StoredResponse {

@@ -135,10 +135,18 @@ async fn save(db: &mut PgConnection, event: &Event, statement: &'static str) -> 
 
 /// Saves participant counts. The highest version wins, in whatever order and however often they arrive.
 pub(crate) async fn save_counts(db: &mut PgConnection, newest: &BTreeMap<Uuid, Count>) -> sqlx::Result<()> {
+    // Every transaction locks events in the order of their ids, which prevents deadlocks. The order of a subquery alone
+    // would not determine the order in which the update locks the rows.
     sqlx::query(
-        "update pillarbox_events.event set active_participants = n.active, count_version = n.version
-         from (select * from unnest($1::uuid[], $2::int[], $3::bigint[]) as n (id, active, version) order by id) as n
-         where event.id = n.id and event.count_version < n.version",
+        "with locked as (
+             select event.id, n.active, n.version
+             from unnest($1::uuid[], $2::int[], $3::bigint[]) as n (id, active, version)
+             join pillarbox_events.event on event.id = n.id
+             where event.count_version < n.version
+             order by event.id for no key update of event
+         )
+         update pillarbox_events.event set active_participants = locked.active, count_version = locked.version
+         from locked where event.id = locked.id",
     )
     .bind(newest.keys().copied().collect::<Vec<_>>())
     .bind(newest.values().map(|counts| counts.active).collect::<Vec<_>>())
@@ -227,5 +235,10 @@ pub(super) fn status(row: &PgRow, column: &str) -> sqlx::Result<Status> {
 
 /// Fails if another version of this service has written an unknown status.
 fn parse_status(name: &str, column: &str) -> sqlx::Result<Status> {
-    name.parse().map_err(|_| sqlx::Error::Decode(format!("{column}: unknown status {name}").into()))
+    name.parse().map_err(|_| {
+        sqlx::Error::Decode(
+            format!("{column}: unknown status {name}, written by another version of Pillarbox: run the newest one")
+                .into(),
+        )
+    })
 }

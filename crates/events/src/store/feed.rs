@@ -81,7 +81,8 @@ pub(crate) async fn last_scanned(
     row.map(key).transpose()
 }
 
-/// PostgreSQL's plan for a page.
+/// PostgreSQL's plan for a page. It is built here, for a test, so that the test explains the same statement that
+/// requests run.
 pub(crate) async fn plan(
     db: &mut PgConnection,
     filter: &FeedFilter,

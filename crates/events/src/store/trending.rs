@@ -3,14 +3,17 @@
 use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, PgConnection};
 
+// The score of an event is the sum of three terms.
+/// Multiplied by `ln(1 + participants)`.
+const PARTICIPANTS_WEIGHT: i32 = 1_000;
+/// Multiplied by the occupied part of the capacity, from 0 to 1; 0 if the capacity is unlimited.
+const OCCUPANCY_WEIGHT: i32 = 200;
+/// Multiplied by the hours since the first publication, and subtracted.
+const AGE_WEIGHT: i32 = 5;
+
 /// The table of an epoch. Three tables are reused in turn.
 pub(super) fn table_of(epoch: i64) -> String {
     format!("pillarbox_events.trending_{}", epoch.rem_euclid(3))
-}
-
-/// The newest epoch; None before the first.
-pub(crate) async fn newest_epoch(db: &mut PgConnection) -> sqlx::Result<Option<i64>> {
-    sqlx::query_scalar("select max(epoch) from pillarbox_events.trending_epoch").fetch_one(db).await
 }
 
 /// Whether the epoch is the newest or the one before it. The scores of older epochs are deleted.
@@ -45,9 +48,10 @@ pub(crate) async fn score(tx: &mut PgConnection, epoch: i64, now: DateTime<Utc>)
     sqlx::query(AssertSqlSafe(format!("truncate {table}"))).execute(&mut *tx).await?;
     let insert = format!(
         "insert into {table} (rank, start_time, event_id, city_norm, category_norm)
-         select -round(1000 * ln(1 + active_participants)
-                       + 200 * case when capacity > 0 then least(active_participants::float8 / capacity, 1) else 0 end
-                       - 5 * extract(epoch from $1 - published_at)::float8 / 3600)::integer as rank,
+         select -round({PARTICIPANTS_WEIGHT} * ln(1 + active_participants)
+                       + {OCCUPANCY_WEIGHT}
+                         * case when capacity > 0 then least(active_participants::float8 / capacity, 1) else 0 end
+                       - {AGE_WEIGHT} * extract(epoch from $1 - published_at)::float8 / 3600)::integer as rank,
                 start_time, id, city_norm, category_norm
          from pillarbox_events.event where status = 'published' and end_time > $1
          order by rank, start_time, id"

@@ -87,7 +87,7 @@ pub(crate) struct EventUpdate {
 pub(crate) enum Outcome {
     /// With the position in the waitlist, starting at 1, if the registration is waitlisted.
     Joined(Registration, Option<i32>),
-    /// The person had a seat or was on the waitlist; nothing changed.
+    /// The user had a seat or was on the waitlist; nothing changed.
     AlreadyJoined(Registration),
     Canceled(Registration),
     Kicked(Registration),
@@ -118,7 +118,7 @@ pub(crate) enum Refused {
     NothingToCancel,
     #[error("this user is not banned from the event")]
     NotBanned,
-    #[error("expires_at must be in the future; omit it for a permanent ban")]
+    #[error("must be a time in the future; omit it for a permanent ban")]
     BanInThePast,
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Difference {
 }
 
 impl KnownEvent {
-    /// Compares the two. `known` is None if this service does not know the event.
+    /// Compares the known event with the reported one. `known` is None if this service does not know the event.
     pub(crate) fn compare(known: Option<&KnownEvent>, reported: &EventVersion, now: DateTime<Utc>) -> Difference {
         let Some(known) = known else { return compare_unknown(reported) };
         let Count { active, waitlisted, version } = known.counts;

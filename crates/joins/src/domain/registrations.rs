@@ -63,10 +63,10 @@ pub(crate) struct Changes {
 }
 
 /// The fields of a history entry that the command does not determine.
-struct EntryDetails<'o> {
+struct EntryDetails<'a> {
     action: HistoryAction,
     from: Option<JoinStatus>,
-    reason: Option<&'o String>,
+    reason: Option<&'a String>,
     expires_at: Option<DateTime<Utc>>,
 }
 

@@ -35,20 +35,20 @@ pub(crate) struct CommandBatch {
     now: DateTime<Utc>,
 }
 
-impl Command {
-    pub(crate) fn new(event_id: Uuid, actor: Actor, kind: CommandKind) -> Command {
-        let trace = TraceContext::current().unwrap_or_else(TraceContext::start);
-        Command { event_id, kind, actor, new_id: Uuid::now_v7(), trace }
-    }
+/// A command with a new id, in the current trace. It is not part of the domain, which has no clock and no context.
+pub(crate) fn new_command(event_id: Uuid, actor: Actor, kind: CommandKind) -> Command {
+    let trace = TraceContext::current().unwrap_or_else(TraceContext::start);
+    Command { event_id, kind, actor, new_id: Uuid::now_v7(), trace }
 }
 
 impl CommandBatch {
     /// Locks the events of the commands and loads the rows that the commands and one due sweep need. An event without a
-    /// row is missing from the batch, unless a command creates it.
-    pub(crate) async fn load<'o>(
+    /// row is missing from the batch, unless a command creates it. Fails if the database fails or a row cannot be
+    /// decoded.
+    pub(crate) async fn load<'c>(
         tx: &mut Transaction<'_, Postgres>,
         clock: &Clock,
-        commands: impl IntoIterator<Item = &'o Command> + Clone,
+        commands: impl IntoIterator<Item = &'c Command> + Clone,
     ) -> Result<CommandBatch, sqlx::Error> {
         let updates: Vec<_> = commands.clone().into_iter().filter_map(|command| command.kind.event_update()).collect();
         if !updates.is_empty() {
@@ -58,7 +58,7 @@ impl CommandBatch {
         CommandBatch::lock_and_load(tx, clock, event_ids, commands).await
     }
 
-    /// Locks one event and loads the rows that its due sweep needs.
+    /// Locks one event and loads the rows that its due sweep needs. Fails like [`CommandBatch::load`].
     pub(crate) async fn load_event(
         tx: &mut Transaction<'_, Postgres>,
         clock: &Clock,
@@ -67,11 +67,11 @@ impl CommandBatch {
         CommandBatch::lock_and_load(tx, clock, BTreeSet::from([event_id]), []).await
     }
 
-    async fn lock_and_load<'o>(
+    async fn lock_and_load<'c>(
         tx: &mut Transaction<'_, Postgres>,
         clock: &Clock,
         event_ids: BTreeSet<Uuid>,
-        commands: impl IntoIterator<Item = &'o Command>,
+        commands: impl IntoIterator<Item = &'c Command>,
     ) -> Result<CommandBatch, sqlx::Error> {
         let events = store::lock_events(tx, &Vec::from_iter(event_ids)).await?;
         // Read the time under the locks, so that a higher version of the counts never has an earlier time.
@@ -79,7 +79,7 @@ impl CommandBatch {
         let due = events.iter().filter(|event| event.is_due(now)).min_by_key(|event| event.sweep_at);
         let due_sweep = due.map(|event| Command {
             trace: event.update_trace.unwrap_or_else(TraceContext::start),
-            ..Command::new(event.id, event.sweep_actor(now), CommandKind::Sweep)
+            ..new_command(event.id, event.sweep_actor(now), CommandKind::Sweep)
         });
         let mut loaded = RowsToLoad::new(commands, &events, due).load(tx).await?;
         let with_rows = |event: Event| {
@@ -103,7 +103,8 @@ impl CommandBatch {
         self.events.get_mut(&command.event_id).ok_or(Refused::EventNotFound)?.apply(command, self.now)
     }
 
-    /// Writes the changed rows, the history entries and the messages.
+    /// Writes the changed rows, the history entries and the messages. Fails if the database fails or refuses a value,
+    /// or a message cannot be posted; the caller then rolls back.
     pub(crate) async fn save(self, tx: &mut Transaction<'_, Postgres>) -> Result<(), Error> {
         let mut events = Vec::new();
         let mut all = Changes::default();
@@ -140,8 +141,8 @@ struct RowsToLoad<'e> {
 }
 
 impl<'e> RowsToLoad<'e> {
-    fn new<'o>(
-        commands: impl IntoIterator<Item = &'o Command>,
+    fn new<'c>(
+        commands: impl IntoIterator<Item = &'c Command>,
         events: &[Event],
         swept: Option<&'e Event>,
     ) -> RowsToLoad<'e> {

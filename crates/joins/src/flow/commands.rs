@@ -20,8 +20,8 @@ pub(crate) struct CommandRequest {
     pub(crate) identity: RequestIdentity,
 }
 
-/// Executes the commands of HTTP requests, many in one transaction. Each request has its effect once; a repeated request
-/// gets the stored response of the first.
+/// Executes the commands of HTTP requests, many in one transaction. Each request has its effect once; a repeated
+/// request gets the stored response of the first.
 pub(crate) struct RequestedCommands {
     pub(crate) clock: Clock,
 }

@@ -11,9 +11,9 @@ use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use super::command_batch::SOURCE;
+use super::command_batch::{SOURCE, new_command};
 use super::commands::execute;
-use crate::domain::{Actor, Command, CommandKind, EventUpdate, KnownEvent, ReportedCount};
+use crate::domain::{Actor, CommandKind, EventUpdate, KnownEvent, ReportedCount};
 use crate::error::Error;
 use crate::store::reconciliation::load_known_events;
 
@@ -21,7 +21,8 @@ use crate::store::reconciliation::load_known_events;
 const EVENTS_PER_STATEMENT: usize = 50;
 
 /// Compares one part of a reconciliation run and posts the differences. Changes and locks no event: the events service
-/// restates the events that differ, one at a time, and [`repair`] handles each of them.
+/// restates the events that differ, one at a time, and [`repair`] handles each of them. Fails if the database
+/// fails or the reply cannot be posted.
 pub(crate) async fn compare(
     tx: &mut Transaction<'_, Postgres>,
     reported: &EventVersions,
@@ -59,7 +60,7 @@ pub(crate) async fn compare(
 }
 
 /// Repairs one event after the events service has restated it: corrects the counts and applies the event's current
-/// state.
+/// state. Fails if the database fails or a message cannot be posted.
 pub(crate) async fn repair(
     tx: &mut Transaction<'_, Postgres>,
     clock: &Clock,
@@ -69,6 +70,6 @@ pub(crate) async fn repair(
     let reported = ReportedCount { active: restated.active_participants, version: restated.count_version };
     // Recount first: the rows were counted before the update promotes or expires registrations.
     let commands = [CommandKind::Recount { reported }, CommandKind::UpdateEvent { update }]
-        .map(|kind| Command::new(restated.event.event_id, Actor::Events, kind));
+        .map(|kind| new_command(restated.event.event_id, Actor::Events, kind));
     execute(tx, clock, &commands).await
 }

@@ -13,7 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{Organizer, submit};
+use super::{IDEMPOTENCY_KEY, Organizer, submit};
 use crate::Joins;
 use crate::domain::CommandKind;
 use crate::view::{BanView, RegistrationView};
@@ -56,7 +56,7 @@ struct Unban {
 /// The user may join again.
 #[utoipa::path(post, path = "/join/v1/events/{id}/kick", tag = "joins", request_body = Kick,
     params(("id" = Uuid, Path, description = "Event id"),
-        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
+        ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = RegistrationView), (status = 403, description = "The caller is not the event's organizer"),
         (status = 404, description = "The event does not exist, or the user is not registered (`not-registered`)")))]
@@ -77,7 +77,7 @@ async fn kick(
 /// ones.
 #[utoipa::path(post, path = "/join/v1/events/{id}/ban", tag = "joins", request_body = BanUser,
     params(("id" = Uuid, Path, description = "Event id"),
-        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
+        ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = BanView), (status = 403, description = "The caller is not the event's organizer"),
         (status = 404, description = "The event does not exist")))]
@@ -97,7 +97,7 @@ async fn ban(
 /// Lift a ban
 #[utoipa::path(post, path = "/join/v1/events/{id}/unban", tag = "joins", request_body = Unban,
     params(("id" = Uuid, Path, description = "Event id"),
-        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
+        ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 204, description = "The user may join again"), (status = 403, description = "The caller is not the event's organizer"),
         (status = 404, description = "The event does not exist, or the user is not banned (`not-banned`)")))]

@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::submit;
+use super::{IDEMPOTENCY_KEY, submit};
 use crate::Joins;
 use crate::domain::CommandKind;
 use crate::flow::queries;
@@ -46,7 +46,7 @@ struct MyFilters {
 /// without a ban may join again, and is then last in the order of joining.
 #[utoipa::path(post, path = "/join/v1/events/{id}/join", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"),
-        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
+        ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 201, body = RegistrationView, description = "The registration: `active`, or `waitlisted` with its position"),
         (status = 200, body = RegistrationView, description = "The user had already joined; `position` is omitted"),
@@ -68,7 +68,7 @@ async fn join(
 /// The first registration of the waitlist gets a freed seat.
 #[utoipa::path(post, path = "/join/v1/events/{id}/cancel", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"),
-        ("idempotency-key" = String, Header, description = "A unique value per request. A repeated request with the same key has no further effect and gets the same response")),
+        ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = RegistrationView),
         (status = 404, description = "The event does not exist, or the user is not registered (`not-registered`)"),

@@ -7,7 +7,7 @@ use contracts::joins::JoinStatus;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
-use super::{EVENT_COLUMNS, REGISTRATION_COLUMNS, ban_of, event_of, registration_of};
+use super::{EVENT_COLUMNS, REGISTRATION_COLUMNS, ROW_COUNTS, ban_of, event_of, registration_of};
 use crate::domain::{Ban, Event, EventUpdate, HistoryEntry, Registration};
 
 /// Inserts a stub for each event that has no row yet. Its version is lower than that of any update.
@@ -99,17 +99,8 @@ async fn first_registrations(
 
 /// The numbers of active and waitlisted registrations of these events, counted from the rows.
 pub(crate) async fn count_rows(tx: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<Vec<(Uuid, i32, i32)>> {
-    let rows = sqlx::query(
-        "select k.event_id,
-                (select count(*) from pillarbox_joins.joins as j
-                 where j.event_id = k.event_id and j.status = 'active')::int as active,
-                (select count(*) from pillarbox_joins.joins as j
-                 where j.event_id = k.event_id and j.status = 'waitlisted')::int as waitlisted
-         from unnest($1::uuid[]) as k (event_id)",
-    )
-    .bind(events)
-    .fetch_all(tx)
-    .await?;
+    let query = format!("select e.event_id, {ROW_COUNTS} from unnest($1::uuid[]) as e (event_id)");
+    let rows = sqlx::query(AssertSqlSafe(query)).bind(events).fetch_all(tx).await?;
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
 }
 

@@ -2,28 +2,23 @@
 
 use contracts::joins::Count;
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
-use super::event_status;
+use super::{ROW_COUNTS, event_status};
 use crate::domain::KnownEvent;
 
 /// The known ones of these events. No lock is needed: an event's row and its registrations change in the same
 /// transaction, and one statement sees a consistent snapshot of both.
 pub(crate) async fn load_known_events(db: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<Vec<(Uuid, KnownEvent)>> {
-    let rows = sqlx::query(
+    let query = format!(
         "select e.event_id, e.event_version, e.status, e.active_count, e.waitlist_count, e.version,
-                (select count(*) from pillarbox_joins.joins as j
-                 where j.event_id = e.event_id and j.status = 'active')::int as active,
-                (select count(*) from pillarbox_joins.joins as j
-                 where j.event_id = e.event_id and j.status = 'waitlisted')::int as waitlisted,
+                {ROW_COUNTS},
                 (select h.at from pillarbox_joins.history as h
                  where h.event_id = e.event_id and h.version = e.version) as counts_changed_at
-         from pillarbox_joins.event_capacity as e where e.event_id = any($1)",
-    )
-    .bind(events)
-    .fetch_all(db)
-    .await?;
+         from pillarbox_joins.event_capacity as e where e.event_id = any($1)"
+    );
+    let rows = sqlx::query(AssertSqlSafe(query)).bind(events).fetch_all(db).await?;
     rows.iter().map(known_event_of).collect()
 }
 

@@ -5,7 +5,7 @@ use mailbox::operations::dead_letters::{self, Bulk};
 use sqlx::PgPool;
 
 use super::Failure;
-use super::admin::connect;
+use super::installation::connect;
 use super::table::{self, print_line};
 use crate::operator::filters::{DEAD_LETTER_SELECTION, DeadLetterFilters, DeadLetterSelection};
 use crate::operator::{self, DeadLetterView, flow};
@@ -13,7 +13,7 @@ use crate::settings::Settings;
 
 #[derive(Subcommand)]
 pub(super) enum Command {
-    /// List them, oldest first
+    /// List dead letters, oldest first
     List {
         #[command(flatten)]
         filters: DeadLetterFilters,
@@ -21,17 +21,17 @@ pub(super) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show one as JSON, with its headers and payload
+    /// Show a dead letter as JSON, with its headers and payload
     Show {
         /// The number in the column ID of `pillarbox dead-letters list`
         id: i64,
     },
-    /// Retry one or many, with the full number of retries
+    /// Retry one or many dead letters, with the full number of retries
     Retry {
         #[command(flatten)]
         target: Target,
     },
-    /// Discard one or many
+    /// Discard one or many dead letters
     Discard {
         #[command(flatten)]
         target: Target,
@@ -51,6 +51,8 @@ pub(super) struct Target {
     selection: DeadLetterSelection,
 }
 
+/// Lists, shows, retries or discards dead letters. Fails if the given one does not exist, its consumer no longer exists, or
+/// nothing is selected.
 pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Failure> {
     match command {
         Command::List { filters, json } => list(&connect(settings)?, filters, json).await,
@@ -104,7 +106,7 @@ async fn retry(settings: &Settings, target: Target) -> Result<(), Failure> {
     }
     let query = target.selection.into_query().map_err(explain)?;
     let db = connect(settings)?;
-    print_result("are parked again, and due now", dead_letters::retry_many(&db, &query).await?)?;
+    print_result("are parked again, and due now", flow::retry_dead_letters(&db, &query).await?)?;
     for (consumer, count) in dead_letters::without_consumer(&db, &query).await? {
         print_line(&format!(
             "{count} of {consumer} cannot be retried: it is not a consumer of the log, or it no longer exists."
@@ -121,7 +123,7 @@ async fn discard(settings: &Settings, target: Target) -> Result<(), Failure> {
         return Ok(print_line(&format!("Dead letter {id} is discarded."))?);
     }
     let query = target.selection.into_query().map_err(explain)?;
-    print_result("are discarded", dead_letters::discard_many(&connect(settings)?, &query).await?)
+    print_result("are discarded", flow::discard_dead_letters(&connect(settings)?, &query).await?)
 }
 
 /// Names the options of the command line instead of the fields of the HTTP API.

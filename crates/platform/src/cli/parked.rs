@@ -4,7 +4,7 @@ use clap::Subcommand;
 use mailbox::operations::parked;
 
 use super::Failure;
-use super::admin::connect;
+use super::installation::connect;
 use super::table::{self, print_line};
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{ParkedView, flow};
@@ -12,7 +12,7 @@ use crate::settings::Settings;
 
 #[derive(Subcommand)]
 pub(super) enum Command {
-    /// List them in the order in which they were parked
+    /// List parked messages in the order in which they were parked
     List {
         #[command(flatten)]
         filter: ConsumerFilter,
@@ -20,18 +20,19 @@ pub(super) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Retry one now
+    /// Retry a parked message now
     Retry {
         /// The number in the column PLACE of `pillarbox parked list`
         place: i64,
     },
-    /// Discard one; later messages of its key continue
+    /// Discard a parked message; later messages of its key continue
     Discard {
         /// The number in the column PLACE of `pillarbox parked list`
         place: i64,
     },
 }
 
+/// Lists, retries or discards parked messages. Fails if the given one is not parked any more, or waits behind another.
 pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Failure> {
     let db = connect(settings)?;
     match command {

@@ -6,16 +6,18 @@ use std::time::{Duration, Instant};
 use chrono::Utc;
 use clap::Args;
 use events::reconcile::{ReconcileOptions, begin, progress};
-
 use mailbox::database::Database;
 
 use super::Failure;
-use super::admin::connect;
+use super::installation::connect;
 use super::table::print_line;
 use crate::settings::Settings;
 
 /// Time between two progress checks.
 const POLL_PAUSE: Duration = Duration::from_millis(200);
+
+const RUN_DELETED: &str = "the run was deleted before it ended, for example because the database was restored; run \
+                           `pillarbox reconcile` again";
 
 #[derive(Args)]
 pub(super) struct Reconcile {
@@ -30,7 +32,8 @@ pub(super) struct Reconcile {
     wait_seconds: u32,
 }
 
-/// Starts a run and waits for its end. Fails when the services do not respond in time.
+/// Starts a run and waits for its end. Returns the exit code 1 when the services do not respond in time. Fails if the run cannot
+/// be started, or is deleted before it ends.
 pub(super) async fn run(settings: &Settings, args: Reconcile) -> Result<ExitCode, Failure> {
     let db = connect(settings)?;
     let begun =
@@ -40,7 +43,7 @@ pub(super) async fn run(settings: &Settings, args: Reconcile) -> Result<ExitCode
     let (time_max, started) = (Duration::from_secs(u64::from(args.wait_seconds)), Instant::now());
     let mut seen = None;
     loop {
-        let now = progress(&db, run).await?.ok_or_else(|| Failure::Other("the run no longer exists".to_owned()))?;
+        let now = progress(&db, run).await?.ok_or_else(|| Failure::Other(RUN_DELETED.to_owned()))?;
         if seen != Some(now.answered) {
             eprintln!("{} of {} parts have a response", now.answered, now.parts.unwrap_or_default());
             seen = Some(now.answered);

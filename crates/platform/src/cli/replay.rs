@@ -9,11 +9,11 @@ use mailbox::operations::replays::{self, Request};
 use mailbox::operations::status;
 use sqlx::PgPool;
 
-use super::admin::connect;
+use super::Failure;
+use super::installation::connect;
 use super::table::{self, print_line};
-use super::{Failure, time};
 use crate::operator::filters::ConsumerFilter;
-use crate::operator::flow;
+use crate::operator::{flow, time};
 use crate::settings::Settings;
 
 /// Time between two progress checks of `--wait`.
@@ -52,7 +52,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Cancel one; messages that it has already processed stay processed
+    /// Cancel a replay; messages that it has already processed stay processed
     Cancel {
         /// The number in the column ID of `pillarbox replay list`
         id: i64,
@@ -70,6 +70,7 @@ pub(super) struct RecoverArgs {
     skip: bool,
 }
 
+/// Requests, lists or cancels replays. Fails if the consumer or the replay does not exist, or the time range is empty.
 pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Failure> {
     let db = connect(settings)?;
     match replay {
@@ -84,9 +85,8 @@ pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Fa
 }
 
 async fn request_replay(db: &PgPool, request: &Request, waits: bool) -> Result<(), Failure> {
-    if request.to <= request.from {
-        return Err(Failure::Other("--to must be a time after --from".to_owned()));
-    }
+    // Checked before the database is needed, to name the options instead of the fields.
+    flow::check_range(request).map_err(|_| Failure::Other("--to must be a time after --from".to_owned()))?;
     let mut tx = db.begin().await?;
     let id = flow::request_replay(&mut tx, request).await?;
     tx.commit().await?;
@@ -161,10 +161,10 @@ async fn wait(db: &PgPool, id: i64) -> Result<(), Failure> {
     }
 }
 
-/// Resumes the consumers of a restored database, and prints what they do.
+/// Resumes the consumers of a restored database, and prints what they do. Fails if the database cannot be reached.
 pub(super) async fn recover(settings: &Settings, args: RecoverArgs) -> Result<(), Failure> {
     let db = connect(settings)?;
-    let (way, effect) = match args.from {
+    let (recovery, effect) = match args.from {
         Some(from) => {
             let effect = format!("every consumer reads again what was posted since {}", table::format_time(from));
             (Recovery::From(from), effect)
@@ -173,7 +173,7 @@ pub(super) async fn recover(settings: &Settings, args: RecoverArgs) -> Result<()
             (Recovery::Skip, "nothing that was restored is sent, and parked messages are dead letters now".to_owned())
         }
     };
-    let Some(skipped) = flow::recover(&db, way, Utc::now()).await? else {
+    let Some(skipped) = flow::recover(&db, recovery, Utc::now()).await? else {
         print_line("This database was not restored or copied; nothing is changed.")?;
         return Ok(());
     };

@@ -13,15 +13,16 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Failure;
-use super::admin::{database_options, master_keys};
-use crate::app::{self, Running};
+use super::installation::{database_options, master_keys};
+use crate::app::{self, Running, StartError};
 use crate::data_dir::DataDir;
 use crate::embedded::{self, Embedded};
 use crate::pools::check_reachable;
 use crate::services::SERVICES;
 use crate::settings::{Role, Settings};
 
-/// Runs with the private PostgreSQL unless `database_url` is set. Migrates the database first.
+/// Runs with the embedded PostgreSQL unless `database_url` is set. Migrates the database first. Fails if another process uses
+/// the data folder, the address is in use, or the process cannot start.
 pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
     let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
     let settings = &limit_connections(settings);
@@ -29,9 +30,11 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
     let listener = bind(settings).await?;
     let data_dir = DataDir::at(&settings.data_dir)?;
     let mut lock = data_dir.lock()?;
-    let address = listener.local_addr().map_err(sqlx::Error::Io)?;
+    let address = listener.local_addr().map_err(StartError::Listener)?;
     let written = lock.write_description(&format!("process {} at http://{address}", std::process::id()));
-    written.map_err(|error| Failure::Other(format!("{}: {error}", data_dir.path().display())))?;
+    written.map_err(|error| {
+        Failure::Other(format!("cannot write to the data folder {}: {error}", data_dir.path().display()))
+    })?;
     let master_keys = master_keys(settings, &data_dir)?;
 
     let embedded = match settings.database_url {
@@ -65,11 +68,12 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
     result
 }
 
-/// Runs on an existing, migrated database.
+/// Runs on an existing, migrated database. Fails if `database_url` is not set, the address is in use, or the process cannot
+/// start.
 pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
     let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
     if settings.database_url.is_none() {
-        let detail = "is required by `serve` (--database-url postgres://user:password@host/name); `pillarbox up` starts a private \
+        let detail = "is required by `serve` (--database-url postgres://user:password@host/name); `pillarbox up` starts an embedded \
                       PostgreSQL instead";
         return Err(InvalidSetting::new("database_url", detail).into());
     }
@@ -203,7 +207,8 @@ struct StopSignal {
 
 impl StopSignal {
     fn listen() -> Result<StopSignal, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::Other(format!("signals: {error}")));
+        let listen =
+            |kind| signal(kind).map_err(|error| Failure::Other(format!("cannot receive stop signals: {error}")));
         Ok(StopSignal {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,

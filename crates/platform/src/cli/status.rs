@@ -6,21 +6,17 @@ use std::process::ExitCode;
 use kit::health::{Health, Kind, State};
 use mailbox::database::{self, cluster_identity};
 use mailbox::operations::dead_letters::{self, Selection};
-use mailbox::operations::status::{self, ConsumerStatus};
+use mailbox::operations::status::ConsumerStatus;
 use serde::Serialize;
-use sqlx::PgPool;
-use strum::Display;
 
-use super::admin::{database_options, pool};
+use super::consumers::{Consumer, ConsumerState, load_consumers};
+use super::installation::{database_options, pool};
 use super::table::{self, print_line};
-use super::{Failure, cursors, readyz};
+use super::{Failure, consumers, readyz};
 use crate::checks::Checks;
 use crate::data_dir::DataDir;
 use crate::embedded;
 use crate::settings::Settings;
-
-/// A consumer with a larger lag is behind. The alert in the runbook uses the same number.
-const BEHIND_SECONDS: f64 = 60.0;
 
 #[derive(Serialize)]
 struct Report {
@@ -39,44 +35,8 @@ struct Report {
     other_dead_letters: BTreeMap<String, i64>,
 }
 
-/// A consumer with its state.
-#[derive(Serialize)]
-pub(super) struct Consumer {
-    pub(super) state: ConsumerState,
-    #[serde(flatten)]
-    pub(super) status: ConsumerStatus,
-}
-
-/// The state of a consumer. If several apply, it is the last of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Display)]
-#[serde(rename_all = "lowercase")]
-#[strum(serialize_all = "lowercase")]
-pub(super) enum ConsumerState {
-    Good,
-    /// It has parked messages.
-    Parked,
-    /// Its oldest unread message is more than a minute old.
-    Behind,
-    /// Its shard worker fails and retries.
-    Stalled,
-    /// No process runs it.
-    Nobody,
-    /// It was behind for too long, and an operator must reset or drop it.
-    Lapsed,
-}
-
-impl Consumer {
-    fn is_behind(&self) -> bool {
-        self.status.lag_seconds > BEHIND_SECONDS
-    }
-
-    /// Whether an operator should act. Parked messages are retried, and a consumer without lag needs no process.
-    fn needs_attention(&self) -> bool {
-        self.is_behind() || matches!(self.state, ConsumerState::Lapsed | ConsumerState::Stalled)
-    }
-}
-
-/// Prints the status. Returns a failure when a required dependency is down or a consumer needs attention.
+/// Prints the status. Returns the exit code 1 when a required dependency is down, the database was restored, or a consumer
+/// needs attention. Fails when a setting is invalid or the database fails while it is read.
 pub(super) async fn run(settings: &Settings, json: bool) -> Result<ExitCode, Failure> {
     let report = load(settings).await?;
     match json {
@@ -87,24 +47,6 @@ pub(super) async fn run(settings: &Settings, json: bool) -> Result<ExitCode, Fai
         || report.is_restored
         || report.consumers.iter().any(Consumer::needs_attention);
     Ok(if needs_attention { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-/// Loads the consumers. `checks` are those of a running server; they show which consumers stall.
-pub(super) async fn load_consumers(db: &PgPool, checks: &[State]) -> Result<Vec<Consumer>, Failure> {
-    let is_stalled = |consumer: &str| {
-        let of = |check: &State| check.name.split_once('/').is_some_and(|(name, _)| name == consumer);
-        checks.iter().any(|check| !check.up && check.kind == Kind::Task && of(check))
-    };
-    let state = |status: &ConsumerStatus| match () {
-        () if status.lapsed_at.is_some() => ConsumerState::Lapsed,
-        () if status.workers.is_empty() => ConsumerState::Nobody,
-        () if is_stalled(&status.consumer) => ConsumerState::Stalled,
-        () if status.lag_seconds > BEHIND_SECONDS => ConsumerState::Behind,
-        () if status.parked > 0 => ConsumerState::Parked,
-        () => ConsumerState::Good,
-    };
-    let consumers = status::consumers(db).await?;
-    Ok(consumers.into_iter().map(|status| Consumer { state: state(&status), status }).collect())
 }
 
 async fn load(settings: &Settings) -> Result<Report, Failure> {
@@ -190,7 +132,7 @@ fn print(report: &Report) -> std::io::Result<()> {
     }
     if !report.consumers.is_empty() {
         print_line("")?;
-        cursors::print(&report.consumers)?;
+        consumers::print(&report.consumers)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Output on standard output: aligned tables for people, lines of JSON for programs.
+//! Output on standard output: aligned tables for users, lines of JSON for programs.
 
 use std::io::Write;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mailbox::log::{Filter, Message, MessagePattern, Reader, Snapshot};
 
 use super::Failure;
-use super::admin::connect;
+use super::installation::connect;
 use crate::operator::MessageView;
 use crate::settings::Settings;
 
@@ -15,7 +15,8 @@ const CHUNK: u32 = 1_000;
 /// Time between two polls for new messages.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Prints messages as lines of JSON until it is stopped, or with `once` until the end of the log.
+/// Prints messages as lines of JSON until it is stopped, or with `once` until the end of the log. Fails if the topic is
+/// invalid or the database cannot be reached.
 pub(super) async fn tail(
     settings: &Settings,
     from_beginning: bool,

@@ -63,7 +63,8 @@ pub(super) struct Listen {
     count: Option<usize>,
 }
 
-/// Posts an event over HTTP, as a producer does.
+/// Posts an event over HTTP, as a producer does. Fails if an argument is invalid, there is no API key, or the server does not
+/// accept the event.
 pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure> {
     let payload: Box<RawValue> = serde_json::from_str(&send.payload)
         .map_err(|error| Failure::Other(format!("the payload is not JSON: {error}")))?;
@@ -127,7 +128,7 @@ struct Endpoint {
     received: tokio::sync::mpsc::Sender<()>,
 }
 
-/// Prints the received webhooks as lines of JSON until it is stopped.
+/// Prints the received webhooks as lines of JSON until it is stopped. Fails if the secret is invalid or the port is in use.
 pub(super) async fn listen(listen: Listen) -> Result<(), Failure> {
     let verifier = listen.secret.as_deref().map(Verifier::parse).transpose();
     let verifier = verifier.map_err(|_| {
@@ -138,7 +139,9 @@ pub(super) async fn listen(listen: Listen) -> Result<(), Failure> {
     let listener = TcpListener::bind(("127.0.0.1", listen.port))
         .await
         .map_err(|error| Failure::Other(format!("port {}: {error}; choose another with --port", listen.port)))?;
-    let address = listener.local_addr()?;
+    let address = listener
+        .local_addr()
+        .map_err(|error| Failure::Other(format!("the address of the listener cannot be determined: {error}")))?;
     eprintln!("Listening on http://{address}. Create a subscriber with this url. Press Ctrl-C to stop.");
     if verifier.is_none() {
         eprintln!("Signatures are not verified; give the subscriber's secret with --secret.");
@@ -157,9 +160,13 @@ pub(super) async fn listen(listen: Listen) -> Result<(), Failure> {
         }
     };
     tokio::select! {
-        served = async { axum::serve(listener, router).await } => served?,
+        served = async { axum::serve(listener, router).await } => {
+            served.map_err(|error| Failure::Other(format!("cannot receive webhooks: {error}")))?;
+        }
         () = limit_reached => {}
-        stopped = tokio::signal::ctrl_c() => stopped?,
+        stopped = tokio::signal::ctrl_c() => {
+            stopped.map_err(|error| Failure::Other(format!("cannot receive Ctrl-C: {error}")))?;
+        }
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The server process of the private PostgreSQL: a thread restarts it when it exits, and it stops with this process.
+//! The server process of the embedded PostgreSQL: a thread restarts it when it exits, and it stops with this process.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;

@@ -7,8 +7,7 @@ use mailbox::operations::dead_letters::Selection;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::Error;
-use crate::cli::time;
+use super::{Error, time};
 
 /// Selects parked messages or replays.
 #[derive(Debug, Args, Deserialize, IntoParams)]

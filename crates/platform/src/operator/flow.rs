@@ -1,18 +1,36 @@
-//! The operator's actions. Each runs in the caller's transaction; the HTTP API and the command line share them.
+//! The operator's actions, shared by the HTTP API and the command line. An action that takes a connection runs in the caller's
+//! transaction; one that takes a pool opens its own.
 
 use chrono::{DateTime, Utc};
+use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::problem::Problem;
 use mailbox::database::cluster_identity;
+use mailbox::idempotency::{self, Effect, StoreResponse};
 use mailbox::log::Snapshot;
 use mailbox::operations::cursors::{self, DeleteResult};
-use mailbox::operations::dead_letters::{self, DeadLetter, Selection};
+use mailbox::operations::dead_letters::{self, Bulk, DeadLetter, Selection};
 use mailbox::operations::parked::{self, RetryResult};
 use mailbox::operations::recovery::{self, Recovery};
 use mailbox::operations::replays::{self, CancelResult, Request};
 use mailbox::operations::{browse, status};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
 use super::{Error, MessageView, MessageWithOutcomes};
+use crate::app::App;
+
+/// Runs `effect` in a transaction, once for each `Idempotency-Key`; a repeated request gets the stored response. Fails if
+/// `effect` fails, or the key belongs to a different request.
+pub(crate) async fn run_once<F>(
+    app: &App,
+    identity: Option<&RequestIdentity>,
+    effect: F,
+) -> Result<StoredResponse, Problem>
+where
+    F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
+{
+    idempotency::run_once(&app.db, identity, StoreResponse::WithBody, app.clock.now(), effect).await
+}
 
 /// The message with its status for each consumer. Fails if the log does not have it.
 pub(crate) async fn message(db: &PgPool, id: Uuid) -> Result<MessageWithOutcomes, Error> {
@@ -42,19 +60,19 @@ pub(crate) async fn reset(
 }
 
 /// Resumes the consumers of a restored database. Returns the number of pending hub messages that became dead letters, or
-/// `None` if the database was not restored.
-pub(crate) async fn recover(db: &PgPool, way: Recovery, now: DateTime<Utc>) -> Result<Option<u64>, Error> {
+/// `None` if the database was not restored. Fails if the database cannot be reached.
+pub(crate) async fn recover(db: &PgPool, recovery: Recovery, now: DateTime<Utc>) -> Result<Option<u64>, Error> {
     cluster_identity::check(db).await?;
     let mut tx = db.begin().await?;
-    if !recovery::recover_in(&mut tx, way).await? {
+    if !recovery::recover_in(&mut tx, recovery).await? {
         return Ok(None);
     }
-    let skipped = match way {
+    let skipped = match recovery {
         Recovery::From(_) => 0,
         Recovery::Skip => hub::dead_letter_backlog(&mut tx, now).await?,
     };
     tx.commit().await?;
-    tracing::info!(?way, skipped, "an operator recovered the log");
+    tracing::info!(?recovery, skipped, "an operator recovered the log");
     Ok(Some(skipped))
 }
 
@@ -70,7 +88,7 @@ pub(crate) async fn drop_consumer(tx: &mut PgConnection, consumer: &str) -> Resu
     }
 }
 
-/// Makes a parked message due now. Fails if it waits behind an earlier message of its key.
+/// Makes a parked message due now. Fails if it is not parked any more, or waits behind an earlier message of its key.
 pub(crate) async fn retry_parked(tx: &mut PgConnection, place: i64) -> Result<(), Error> {
     match parked::retry(tx, place).await? {
         RetryResult::Scheduled => Ok(()),
@@ -79,7 +97,7 @@ pub(crate) async fn retry_parked(tx: &mut PgConnection, place: i64) -> Result<()
     }
 }
 
-/// Marks a parked message as discarded; the shard worker removes it when its turn comes.
+/// Marks a parked message as discarded; the shard worker removes it when its turn comes. Fails if it is not parked any more.
 pub(crate) async fn discard_parked(tx: &mut PgConnection, place: i64) -> Result<(), Error> {
     if !parked::discard(tx, place).await? {
         return Err(Error::NotParked);
@@ -88,41 +106,63 @@ pub(crate) async fn discard_parked(tx: &mut PgConnection, place: i64) -> Result<
     Ok(())
 }
 
+/// The dead letter with this id. Fails if there is none.
 pub(crate) async fn dead_letter(db: &mut PgConnection, id: i64) -> Result<DeadLetter, Error> {
-    let which = Selection { id: Some(id), ..Selection::default() };
-    dead_letters::list(db, &which, None, 1).await?.pop().ok_or(Error::NoDeadLetter)
+    let selection = Selection { id: Some(id), ..Selection::default() };
+    dead_letters::list(db, &selection, None, 1).await?.pop().ok_or(Error::NoDeadLetter)
 }
 
-/// Parks a dead letter again, due now, with all of its retries. Fails if its consumer no longer exists.
+/// Parks a dead letter again, due now, with all of its retries. Fails if there is none with this id, or its consumer no longer
+/// exists.
 pub(crate) async fn retry_dead_letter(tx: &mut PgConnection, id: i64) -> Result<(), Error> {
-    let which = Selection { id: Some(id), ..Selection::default() };
-    if dead_letters::retry(&mut *tx, &which, 1).await? == 0 {
+    let selection = Selection { id: Some(id), ..Selection::default() };
+    if dead_letters::retry(&mut *tx, &selection, 1).await? == 0 {
         // Either the dead letter does not exist, which this reports, or its consumer does not.
         return Err(Error::ConsumerDropped(dead_letter(tx, id).await?.consumer));
     }
     Ok(())
 }
 
+/// Discards a dead letter. Fails if there is none with this id.
 pub(crate) async fn discard_dead_letter(tx: &mut PgConnection, id: i64) -> Result<(), Error> {
-    let which = Selection { id: Some(id), ..Selection::default() };
-    if dead_letters::discard(tx, &which, 1).await? == 0 {
+    let selection = Selection { id: Some(id), ..Selection::default() };
+    if dead_letters::discard(tx, &selection, 1).await? == 0 {
         return Err(Error::NoDeadLetter);
     }
     tracing::info!(id, "an operator discarded a dead letter");
     Ok(())
 }
 
+/// Parks the selected dead letters again, due now, in several transactions. Fails if the database fails; what is committed by
+/// then stays.
+pub(crate) async fn retry_dead_letters(db: &PgPool, selection: &Selection) -> Result<Bulk, Error> {
+    Ok(dead_letters::retry_many(db, selection).await?)
+}
+
+/// Discards the selected dead letters in several transactions. Fails if the database fails; what is committed by then stays.
+pub(crate) async fn discard_dead_letters(db: &PgPool, selection: &Selection) -> Result<Bulk, Error> {
+    let done = dead_letters::discard_many(db, selection).await?;
+    tracing::info!(count = done.count, "an operator discarded dead letters");
+    Ok(done)
+}
+
 /// Requests a replay and returns its id. Fails if the range is empty or there is no such consumer.
 pub(crate) async fn request_replay(tx: &mut PgConnection, request: &Request) -> Result<i64, Error> {
-    if request.to <= request.from {
-        return Err(Error::ToNotAfterFrom);
-    }
+    check_range(request)?;
     let id = replays::request_in(tx, request).await?.ok_or(Error::NoConsumer)?;
     tracing::info!(consumer = request.consumer, replay = id, again = request.again, "an operator requested a replay");
     Ok(id)
 }
 
-/// Cancels a replay. Returns false if it had already ended.
+/// Fails if the time range of the replay is empty.
+pub(crate) fn check_range(request: &Request) -> Result<(), Error> {
+    match request.from < request.to {
+        true => Ok(()),
+        false => Err(Error::ToNotAfterFrom),
+    }
+}
+
+/// Cancels a replay. Returns false if it had already ended. Fails if it does not exist.
 pub(crate) async fn cancel_replay(tx: &mut PgConnection, id: i64) -> Result<bool, Error> {
     match replays::cancel(tx, id).await? {
         CancelResult::Canceled => {

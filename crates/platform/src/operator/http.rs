@@ -7,13 +7,12 @@ mod log;
 mod parked;
 mod replays;
 
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
-use mailbox::idempotency::{self, Effect, StoreResponse};
-use sqlx::{Postgres, Transaction};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::app::App;
+
+/// The description of the header `Idempotency-Key` in the OpenAPI document.
+const IDEMPOTENCY_KEY: &str = "A repeated request with the same key has no further effect and gets the same response";
 
 pub(crate) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -22,12 +21,4 @@ pub(crate) fn router() -> OpenApiRouter<App> {
         .merge(parked::router())
         .merge(dead_letters::router())
         .merge(replays::router())
-}
-
-/// Runs `effect` in a transaction, once for each `Idempotency-Key`; a repeated request gets the stored response.
-async fn run_once<F>(app: &App, identity: Option<&RequestIdentity>, effect: F) -> Result<StoredResponse, Problem>
-where
-    F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
-{
-    idempotency::run_once(&app.db, identity, StoreResponse::WithBody, app.clock.now(), effect).await
 }

@@ -64,7 +64,7 @@ impl Settings {
         self.redis_url.as_ref().map(open).transpose().map_err(|_| InvalidSetting::new("redis_url", error))
     }
 
-    /// PostgreSQL itself, without a pooler. `None`: the private PostgreSQL is used.
+    /// PostgreSQL itself, without a pooler. `None`: the embedded PostgreSQL is used.
     pub fn database(&self) -> Result<Option<PgConnectOptions>, InvalidSetting> {
         match &self.database_direct_url {
             Some(_) => database_at(self.database_setting(), &self.database_direct_url),

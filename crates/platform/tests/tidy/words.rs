@@ -1,6 +1,6 @@
 //! Names use the vocabulary of the glossary: no word of the banned list names a file, a Rust item, a table or a column.
 
-/// Words that say too little or have a technical word of their own (see the table in the style guide).
+/// Words that say too little or have a technical word of their own (docs/glossary.md defines the words to use).
 const BANNED: &str = "moment moments place places keep keeps kept keeping look looks looking looked take takes taking \
     taken takeover settle settles settled settling settlement leave leaves leaving forget forgets forgotten forgetting \
     doubt doubts doubtful careful home hold holds held own told tell tells news wish wishes wished desk desks plant \

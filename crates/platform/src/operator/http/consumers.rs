@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::run_once;
+use super::IDEMPOTENCY_KEY;
 use crate::app::App;
 use crate::operator::{Error, flow};
 
@@ -46,7 +46,7 @@ async fn list(State(app): State<App>, _: Operator) -> Result<Json<Consumers>, Pr
 /// Reset a consumer to now or to a time; a lapsed consumer resumes
 #[utoipa::path(post, path = "/admin/v1/consumers/{name}/reset", tag = "operator", request_body = Reset,
     params(("name" = String, Path),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 204, description = "The consumer is reset"), (status = 404, description = "The consumer does not exist")))]
 async fn reset(
@@ -59,7 +59,7 @@ async fn reset(
     let mut db = app.db.acquire().await.map_err(Error::Database)?;
     let snapshot = Snapshot::now(&mut db).await.map_err(Error::Database)?;
     drop(db);
-    run_once(&app, identity.as_ref(), |tx| {
+    flow::run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             flow::reset(tx, &name, body.from, (&snapshot, now)).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
@@ -71,7 +71,7 @@ async fn reset(
 /// Drop a consumer that no process runs; its parked messages become dead letters
 #[utoipa::path(delete, path = "/admin/v1/consumers/{name}", tag = "operator",
     params(("name" = String, Path),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 204, description = "The consumer is dropped"), (status = 404, description = "The consumer does not exist"),
         (status = 409, description = "A running process uses the consumer")))]
@@ -81,7 +81,7 @@ async fn drop_consumer(
     Path(name): Path<String>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&app, identity.as_ref(), |tx| {
+    flow::run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             flow::drop_consumer(tx, &name).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))

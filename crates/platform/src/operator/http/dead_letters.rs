@@ -11,7 +11,7 @@ use mailbox::operations::dead_letters::{self, Bulk};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::run_once;
+use super::IDEMPOTENCY_KEY;
 use crate::app::App;
 use crate::operator::filters::{DeadLetterFilters, DeadLetterSelection};
 use crate::operator::{DeadLetterView, Error, flow};
@@ -53,7 +53,7 @@ async fn show(State(app): State<App>, _: Operator, Path(id): Path<i64>) -> Resul
 /// Retry a dead letter, with the full number of retries
 #[utoipa::path(post, path = "/admin/v1/dead-letters/{id}/retry", tag = "operator",
     params(("id" = i64, Path),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 202, description = "The message is parked again and due now"), (status = 404, description = "The dead letter does not exist"),
         (status = 409, description = "Its consumer no longer exists")))]
@@ -63,7 +63,7 @@ async fn retry(
     Path(id): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&app, identity.as_ref(), |tx| {
+    flow::run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             flow::retry_dead_letter(tx, id).await?;
             Ok(StoredResponse::empty(StatusCode::ACCEPTED))
@@ -75,7 +75,7 @@ async fn retry(
 /// Discard a dead letter
 #[utoipa::path(post, path = "/admin/v1/dead-letters/{id}/discard", tag = "operator",
     params(("id" = i64, Path),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 204, description = "The dead letter is discarded"), (status = 404, description = "The dead letter does not exist")))]
 async fn discard(
@@ -84,7 +84,7 @@ async fn discard(
     Path(id): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&app, identity.as_ref(), |tx| {
+    flow::run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             flow::discard_dead_letter(tx, id).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
@@ -104,8 +104,7 @@ async fn retry_many(
     _: Operator,
     Json(selection): Json<DeadLetterSelection>,
 ) -> Result<Json<Bulk>, Problem> {
-    let done = dead_letters::retry_many(app.db.pool(), &selection.into_query()?).await;
-    Ok(Json(done.map_err(Error::Database)?))
+    Ok(Json(flow::retry_dead_letters(app.db.pool(), &selection.into_query()?).await?))
 }
 
 /// Discard many dead letters
@@ -119,7 +118,5 @@ async fn discard_many(
     _: Operator,
     Json(selection): Json<DeadLetterSelection>,
 ) -> Result<Json<Bulk>, Problem> {
-    let done = dead_letters::discard_many(app.db.pool(), &selection.into_query()?).await.map_err(Error::Database)?;
-    tracing::info!(count = done.count, "an operator discarded dead letters");
-    Ok(Json(done))
+    Ok(Json(flow::discard_dead_letters(app.db.pool(), &selection.into_query()?).await?))
 }

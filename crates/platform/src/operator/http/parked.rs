@@ -11,7 +11,7 @@ use mailbox::operations::parked;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::run_once;
+use super::IDEMPOTENCY_KEY;
 use crate::app::App;
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{Error, ParkedView, flow};
@@ -41,7 +41,7 @@ async fn list(
 /// its key is refused: the earlier message must be retried or discarded first.
 #[utoipa::path(post, path = "/admin/v1/parked/{place}/retry", tag = "operator",
     params(("place" = i64, Path),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 202, description = "The message is due"), (status = 404, description = "No parked message has this number"),
         (status = 409, description = "An earlier message of the same key is parked")))]
@@ -51,7 +51,7 @@ async fn retry(
     Path(place): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&app, identity.as_ref(), |tx| {
+    flow::run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             flow::retry_parked(tx, place).await?;
             Ok(StoredResponse::empty(StatusCode::ACCEPTED))
@@ -65,7 +65,7 @@ async fn retry(
 /// The shard worker removes it within seconds or, if it waits behind other messages of its key, when its turn comes.
 #[utoipa::path(post, path = "/admin/v1/parked/{place}/discard", tag = "operator",
     params(("place" = i64, Path),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 202, description = "The message is discarded"), (status = 404, description = "No parked message has this number")))]
 async fn discard(
@@ -74,7 +74,7 @@ async fn discard(
     Path(place): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&app, identity.as_ref(), |tx| {
+    flow::run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             flow::discard_parked(tx, place).await?;
             Ok(StoredResponse::empty(StatusCode::ACCEPTED))

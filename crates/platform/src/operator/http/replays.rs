@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::run_once;
+use super::IDEMPOTENCY_KEY;
 use crate::app::App;
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{Error, flow};
@@ -63,7 +63,7 @@ async fn list(
 /// A handler processes the messages that have not taken effect, or with `again` all of them. A relay route publishes all of
 /// them again, each with its original id.
 #[utoipa::path(post, path = "/admin/v1/replays", tag = "operator", request_body = CreateReplay,
-    params(("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 202, body = CreatedReplay), (status = 404, description = "The consumer does not exist")))]
 async fn create(
@@ -73,7 +73,7 @@ async fn create(
 ) -> Result<StoredResponse, Problem> {
     let to = body.to.unwrap_or_else(|| app.clock.now());
     let request = Request { consumer: body.consumer, from: body.from, to, again: body.again };
-    run_once(&app, identity.as_ref(), |tx| {
+    flow::run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             let id = flow::request_replay(tx, &request).await?;
             Ok(StoredResponse::json(StatusCode::ACCEPTED, &CreatedReplay { id }))
@@ -88,7 +88,7 @@ async fn create(
 /// change.
 #[utoipa::path(delete, path = "/admin/v1/replays/{id}", tag = "operator",
     params(("id" = i64, Path),
-        ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key has no further effect and returns the same response")),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 204, description = "The replay does not continue"), (status = 404, description = "The replay does not exist")))]
 async fn cancel(
@@ -97,7 +97,7 @@ async fn cancel(
     Path(id): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&app, identity.as_ref(), |tx| {
+    flow::run_once(&app, identity.as_ref(), |tx| {
         Box::pin(async move {
             flow::cancel_replay(tx, id).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))

@@ -1,4 +1,4 @@
-//! Parses times on the command line.
+//! Parses times as an operator enters them on the command line.
 
 use chrono::{DateTime, Duration, Utc};
 
