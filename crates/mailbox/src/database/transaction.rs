@@ -19,7 +19,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// A database whose readers nobody runs yet: [`Runtime::start`](crate::consumers::Runtime::start) runs them.
+    /// A database whose readers nobody runs yet: `consumers::Runtime::start` runs them.
     pub fn new(pool: PgPool) -> Database {
         Database { pool, readers: Wake::default() }
     }
