@@ -82,8 +82,9 @@ async fn work_continues_at_once_after_kill_9() {
         }
         let sent = client.post("/hub/v1/events", json!({"event_type": "order.paid", "payload": round})).await;
         assert_eq!(sent.status, 202, "{sent:?}");
-        // Far shorter than the lease of the killed process.
-        let arrived = async || receiver.count() == round + 1;
+        // Far shorter than the lease of the killed process. The webhook before may be repeated: its outcome was perhaps not
+        // saved before the kill.
+        let arrived = async || receiver.received().iter().any(|received| received.json() == json!(round));
         testkit::eventually("the webhook arrives", Duration::from_secs(30), arrived).await;
         process.kill9();
     }
