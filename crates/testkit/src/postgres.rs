@@ -123,8 +123,19 @@ fn template_name(migrator: &Migrator) -> String {
     format!("template_{:016x}", hasher.finish())
 }
 
+/// Attempts to connect as the administrator. A session that is still starting ends without a message when it receives a
+/// signal, and tests send many signals: a process id can belong to another process by then.
+const CONNECT_ATTEMPTS: usize = 3;
+
 async fn connect_as_admin() -> PgConnection {
-    PgConnection::connect(&servers::postgres_url()).await.expect("a connection to PBX_TEST_POSTGRES_URL")
+    let mut refused = None;
+    for _ in 0..CONNECT_ATTEMPTS {
+        match PgConnection::connect(&servers::postgres_url()).await {
+            Ok(connection) => return connection,
+            Err(error) => refused = Some(error),
+        }
+    }
+    panic!("no connection to PBX_TEST_POSTGRES_URL: {refused:?}");
 }
 
 fn options_of(database: &str) -> PgConnectOptions {

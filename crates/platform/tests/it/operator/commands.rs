@@ -251,7 +251,7 @@ async fn the_runbook_works_as_written() {
     assert!(commands.len() > 20, "{commands:?}");
     // Several at a time: each command needs a new database and a process.
     futures_util::stream::iter(commands)
-        .for_each_concurrent(4, async |command| {
+        .for_each_concurrent(2, async |command| {
             let database = runbook_database().await;
             // No process runs here; another test proves that the command waits.
             Cli::new(&database).ok(command.trim_end_matches(" --wait")).await;
