@@ -113,7 +113,7 @@ impl Fixture {
         let consumers = if dual { 2 } else { 1 };
         for _ in 0..600 {
             let query = "select count(*) from pillarbox.lease join pillarbox.shard_worker using (consumer, owner)
-                         join pillarbox.replica on replica.id = lane.replica where until > now()";
+                         join pillarbox.replica on replica.id = shard_worker.replica where until > now()";
             if sqlx::query_scalar::<_, i64>(query).fetch_one(&self.db).await? == consumers * 16 {
                 return Ok(relay);
             }
