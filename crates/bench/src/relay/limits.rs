@@ -13,8 +13,8 @@ use kit::health::Health;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, PublisherConfirm};
 use mailbox::consumers::{
-    BatchResult, Consumer, ConsumerError, ConsumerKind, ConsumerOptions, Delivery, Outcome as Came, Processor, Replica,
-    Runtime, StartAt, WorkerContext,
+    BatchResult, Consumer, ConsumerError, ConsumerKind, ConsumerOptions, Delivery, Outcome as MessageOutcome,
+    Processor, Replica, Runtime, StartAt, WorkerContext,
 };
 use mailbox::database::{self, Database, PoolLimits};
 use mailbox::log::{Filter, Post, Source, post_all};
@@ -164,7 +164,7 @@ struct Count(Arc<AtomicU64>);
 impl Processor for Count {
     async fn process(&mut self, _: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
         self.0.fetch_add(items.len() as u64, Ordering::Relaxed);
-        Ok(BatchResult { outcomes: vec![Came::Done; items.len()], tx: None })
+        Ok(BatchResult { outcomes: vec![MessageOutcome::Done; items.len()], tx: None })
     }
 }
 
