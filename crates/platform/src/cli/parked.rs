@@ -48,13 +48,15 @@ pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Fai
             let mut tx = db.begin().await?;
             flow::retry_parked(&mut tx, place).await?;
             tx.commit().await?;
-            Ok(print_line(&format!("Place {place} is due; the shard worker retries it within seconds."))?)
+            Ok(print_line(&format!("Parked message {place} is due; the shard worker retries it within seconds."))?)
         }
         Command::Discard { place } => {
             let mut tx = db.begin().await?;
             flow::discard_parked(&mut tx, place).await?;
             tx.commit().await?;
-            Ok(print_line(&format!("Place {place} is discarded; the shard worker removes it when its turn comes."))?)
+            Ok(print_line(&format!(
+                "Parked message {place} is discarded; the shard worker removes it when its turn comes."
+            ))?)
         }
     }
 }
