@@ -15,7 +15,7 @@ use crate::trace::TraceContext;
 
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
-/// An error response. `type` is stable and meant for programs, `detail` is meant for people.
+/// An error response. Programs rely on `type`, which is stable; `detail` explains the error to a reader.
 #[derive(Debug, Clone)]
 pub struct Problem(Box<Parts>);
 
