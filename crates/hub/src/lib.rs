@@ -117,7 +117,7 @@ impl Default for HubSettings {
 
 impl HubSettings {
     /// Builds the HTTP client that sends webhooks. Fails with the name of the invalid setting and the values it accepts.
-    fn client(&self, has_private_database: bool) -> Result<Client, InvalidSetting> {
+    fn client(&self, has_embedded_database: bool) -> Result<Client, InvalidSetting> {
         let proxy = match &self.egress_proxy {
             Some(proxy) => {
                 Some(proxy.reveal().parse().map_err(|error: String| InvalidSetting::new("hub.egress_proxy", error))?)
@@ -126,7 +126,7 @@ impl HubSettings {
         };
         // Loopback, so that webhooks can be tried on one machine.
         let default_networks =
-            || if has_private_database { AllowedNetworks::loopback() } else { AllowedNetworks::default() };
+            || if has_embedded_database { AllowedNetworks::loopback() } else { AllowedNetworks::default() };
         let allowed_networks = self.allowed_networks.clone().unwrap_or_else(default_networks);
         let settings =
             ClientSettings { allowed_networks, https_only: self.https_only, proxy, ..ClientSettings::default() };
@@ -167,7 +167,7 @@ impl Service for Hub {
             clock,
             cursor_key: context.cursor_key.clone(),
             cipher: context.cipher("hub secrets"),
-            client: settings.client(context.has_private_database)?,
+            client: settings.client(context.has_embedded_database)?,
             ingest,
             export: settings.export.clone(),
             retention: workers::HubRetention {

@@ -37,7 +37,8 @@ pub trait Service: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// Builds the service and spawns the loops that its requests need. Fails only where [`Service::check`] fails.
+    /// Builds the service and spawns the loops that its requests need. Fails where [`Service::check`] fails, or if a value of
+    /// the context, such as the address of Redis, is invalid.
     fn build(context: &ServiceContext, settings: &Self::Settings) -> Result<Self, InvalidSetting>;
 
     /// The HTTP routes with their OpenAPI description.
@@ -69,8 +70,8 @@ pub struct ServiceContext {
     pub redis: Option<RedisAddress>,
     /// How long the log retains messages.
     pub retention: Retention,
-    /// Whether the process runs with a private PostgreSQL, as on a developer's machine.
-    pub has_private_database: bool,
+    /// Whether the process runs with an embedded PostgreSQL, as on a developer's machine.
+    pub has_embedded_database: bool,
     /// The current key first.
     master_keys: Vec<MasterKey>,
     tasks: TaskTracker,
@@ -99,7 +100,7 @@ impl ServiceContext {
             cursor_key: cursor_key(master_keys),
             redis: None,
             retention: Retention::default(),
-            has_private_database: false,
+            has_embedded_database: false,
             master_keys: master_keys.to_vec(),
             tasks: TaskTracker::new(),
         }

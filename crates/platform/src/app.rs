@@ -245,7 +245,7 @@ fn service_context(settings: &Settings, pools: &Pools, app: &App, master_keys: &
     context.read_db = pools.reads.clone();
     context.redis = redis;
     context.retention = settings.retention();
-    context.has_private_database = settings.database_url.is_none();
+    context.has_embedded_database = settings.database_url.is_none();
     context
 }
 
