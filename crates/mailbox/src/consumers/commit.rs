@@ -11,8 +11,8 @@ use super::replay_reader::ReplayShard;
 use crate::log::Position;
 
 /// Commits everything in one transaction. `tx` holds the effects, if there are any. Returns the keys whose parked
-/// messages have changed. Fails with `LeaseLost` if the shard worker has lost its lease, and with `Invalidated` if the
-/// database has lost transactions that a position contains.
+/// messages have changed. Fails with `LeaseLost` if the shard worker has lost its lease. If the database has lost transactions
+/// that a position contains, it fails with `Invalidated`, or with a database error where the positions need several rows.
 pub(super) async fn commit(
     context: &WorkerContext,
     mut tx: Option<Transaction<'static, Postgres>>,
