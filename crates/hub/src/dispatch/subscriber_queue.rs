@@ -128,12 +128,11 @@ impl SubscriberQueue {
 
     /// The read that this queue needs, if there is more to read and it wants more messages in memory.
     pub(super) fn read_request(&self) -> Option<QueueReadRequest> {
-        // While the breaker is open, more is read only if there is nothing else to probe with; otherwise, if few messages
-        // are in memory.
-        let wants_messages = match self.limits.is_breaker_open() {
-            true => self.lanes.has_nothing_scheduled() && self.limits.in_flight() == 0,
-            false => self.lanes.queued() <= self.progress.messages_max() / 4,
-        };
+        // More is read if few messages are in memory. While the breaker is open, also only if no other message can be
+        // probed now: one that waits for its retry cannot.
+        let has_room = self.lanes.queued() <= self.progress.messages_max() / 4;
+        let can_probe = self.lanes.has_ready() || self.lanes.needs_read() || self.limits.in_flight() > 0;
+        let wants_messages = has_room && !(self.limits.is_breaker_open() && can_probe);
         let needs_read = self.progress.has_more && !self.progress.is_reading && self.may_send() && wants_messages;
         needs_read.then(|| QueueReadRequest {
             subscriber: self.recipient.id,

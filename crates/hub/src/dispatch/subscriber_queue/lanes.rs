@@ -118,11 +118,6 @@ impl Lanes {
         !self.needs_read.is_empty()
     }
 
-    /// True if no lane has anything to send, now or later, or to read.
-    pub(super) fn has_nothing_scheduled(&self) -> bool {
-        self.ready.is_empty() && self.due.is_empty() && self.needs_read.is_empty()
-    }
-
     pub(super) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }

@@ -76,6 +76,19 @@ fn after_twenty_failures_messages_are_probed_one_at_a_time_until_a_success() {
 }
 
 #[test]
+fn new_messages_are_probed_while_all_failed_ones_wait_for_their_retry() {
+    let (mut database, mut queue) = queue_with(recipient(50, OnExhausted::Skip), &[None; 20]);
+    for (key, _) in start_all(&mut queue, now()) {
+        queue.finish_attempt(&key, result(Verdict::Retry), now(), 0.0);
+    }
+    database.messages.insert(21, None);
+    queue.mark_has_more();
+    database.read(&mut queue, now());
+    let probe = queue.start_next(now()).map(|(_, message)| message.n);
+    assert_eq!(probe, Some(21), "the endpoint may be well again long before the first retry is due");
+}
+
+#[test]
 fn a_rate_limit_is_not_exceeded() {
     let unlimited = fixtures::recipient();
     let limits = RecipientLimits { max_in_flight: 1_000, rate: Some(100) };
