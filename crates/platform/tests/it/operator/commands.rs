@@ -1,6 +1,5 @@
 //! The operator's commands, run as typed.
 
-use futures_util::StreamExt;
 use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
 use mailbox::database::cluster_identity;
 use mailbox::log::Filter;
@@ -241,46 +240,4 @@ async fn parity_reports_whether_the_legacy_exchange_is_complete() {
     cursors::reset(db, "relay.legacy", None).await.unwrap();
     let output = cli.ok("parity").await;
     assert!(output.contains("has received everything that the new one has"), "{output}");
-}
-
-/// Runs every command of the runbook on a database with the objects that it names.
-#[tokio::test]
-async fn the_runbook_works_as_written() {
-    let runbook = include_str!("../../../../../docs/runbook.md");
-    let commands: Vec<&str> = runbook.lines().filter_map(|line| line.strip_prefix("    pillarbox ")).collect();
-    assert!(commands.len() > 20, "{commands:?}");
-    // Several at a time: each command needs a new database and a process.
-    futures_util::stream::iter(commands)
-        .for_each_concurrent(2, async |command| {
-            let database = runbook_database().await;
-            // No process runs here; another test proves that the command waits.
-            Cli::new(&database).ok(command.trim_end_matches(" --wait")).await;
-        })
-        .await;
-}
-
-/// A database with the consumers, the parked message, the dead letter and the replay that the runbook names.
-async fn runbook_database() -> TestDatabase {
-    let database = database().await;
-    let db = database.pool();
-    post_numbers(db, Some("k"), [1]).await;
-    for consumer in ["relay.default", "relay.email", "relay.legacy", "joins.events"] {
-        let (kind, filter) = (ConsumerKind::Relay, Filter::everything());
-        let cursor = Consumer { name: consumer.to_owned(), kind, filter, start: StartAt::Beginning };
-        cursor.register(db).await.unwrap();
-    }
-    for table in ["parked (id, last_error, next_at", "dead_letter (id, last_error, died_at"] {
-        let insert = format!(
-            "insert into pillarbox.{table}, consumer, shard, run, attempts, log_id, message_id, source, tenant, topic,
-                 key, headers, payload, at) overriding system value
-             select 17, 'x', now(), 'relay.email', shard, 0, 1, id, message_id, source, tenant, topic, key, headers,
-                 payload, at
-             from pillarbox.log"
-        );
-        sqlx::query(sqlx::AssertSqlSafe(insert)).execute(db).await.unwrap();
-    }
-    let replay = "insert into pillarbox.replay (id, consumer, run, from_at, to_at) overriding system value
-                  values (17, 'relay.email', 0, now(), now())";
-    sqlx::query(replay).execute(db).await.unwrap();
-    database
 }

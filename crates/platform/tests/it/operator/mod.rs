@@ -3,3 +3,4 @@
 pub(crate) mod commands;
 mod discarding;
 mod http;
+mod runbook;

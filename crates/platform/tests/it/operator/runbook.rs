@@ -1,0 +1,147 @@
+//! Runs every command of the runbook, and checks what it prints or changes.
+
+use futures_util::StreamExt;
+use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
+use mailbox::log::Filter;
+use sqlx::PgPool;
+use testkit::TestDatabase;
+
+use crate::consumers::support::{database, post_numbers};
+use crate::operator::commands::Cli;
+
+/// What a command of the runbook must do.
+enum Effect {
+    /// It prints a text that contains this.
+    Prints(&'static str),
+    /// It changes the database: this condition is false before and true after it.
+    Makes(&'static str),
+}
+use Effect::{Makes, Prints};
+
+const EFFECTS: &[(&str, Effect)] = &[
+    ("status", Prints("relay.email")),
+    ("cursors", Prints("nobody")),
+    ("reconcile --dry-run", Prints("0 drifted")),
+    ("parked list", Prints("17 ")),
+    ("parked list --consumer relay.email", Prints("17 ")),
+    ("parked retry 17", Makes("exists (select from pillarbox.parked where id = 17 and next_at <= now())")),
+    ("parked discard 17", Makes("exists (select from pillarbox.parked where id = 17 and discarded)")),
+    ("dead-letters list --consumer relay.email --from 2h", Prints("17 ")),
+    ("dead-letters show 17", Prints("email.requested")),
+    ("dead-letters retry 17", Makes("(select array_agg(id) from pillarbox.dead_letter) = '{18}'")),
+    (
+        "dead-letters retry --consumer relay.email --topic email --from 2h",
+        Makes("(select array_agg(id) from pillarbox.dead_letter) = '{18}'"),
+    ),
+    ("dead-letters retry --all", Makes("(select count(*) from pillarbox.parked) = 3")),
+    ("dead-letters discard 17", Makes("(select array_agg(id) from pillarbox.dead_letter) = '{18}'")),
+    (
+        "dead-letters discard --consumer relay.email --from 7d --to 1d",
+        Makes("(select array_agg(id) from pillarbox.dead_letter) = '{17}'"),
+    ),
+    ("dead-letters discard --all --yes", Makes("(select count(*) from pillarbox.discarded) = 2")),
+    (
+        "replay --consumer relay.default --from 2h",
+        Makes("exists (select from pillarbox.replay where consumer = 'relay.default' and run = 0)"),
+    ),
+    (
+        "replay --consumer relay.default --from 2026-01-31T08:00:00Z --to 2026-01-31T09:00:00Z",
+        Makes("exists (select from pillarbox.replay where to_at = '2026-01-31T09:00:00Z')"),
+    ),
+    (
+        "replay --consumer joins.events --from 2h --again",
+        Makes("exists (select from pillarbox.replay where consumer = 'joins.events' and run = 1)"),
+    ),
+    ("replay list", Prints("17 ")),
+    ("replay cancel 17", Makes("exists (select from pillarbox.replay where canceled_at is not null)")),
+    (
+        "cursors reset relay.default --from 7d",
+        Makes("exists (select from pillarbox.replay where consumer = 'relay.default')"),
+    ),
+    (
+        "cursors reset relay.default --yes",
+        Makes(
+            "(select max(new_id) from pillarbox.position where consumer = 'relay.default')
+             >= (select max(id) from pillarbox.log)",
+        ),
+    ),
+    ("cursors drop relay.default", Makes("not exists (select from pillarbox.cursor where consumer = 'relay.default')")),
+    ("recover --from 2h", Makes("exists (select from pillarbox.cluster_identity where restored_at is null)")),
+    ("recover --skip", Makes("(select count(*) from pillarbox.dead_letter) = 3")),
+    ("parity", Prints("relay.legacy")),
+    ("parity --check", Prints("relay.legacy")),
+    ("cursors drop relay.legacy", Makes("not exists (select from pillarbox.cursor where consumer = 'relay.legacy')")),
+];
+
+#[tokio::test]
+async fn the_runbook_works_as_written() {
+    let runbook = include_str!("../../../../../docs/runbook.md");
+    // No process runs here that could end a replay; another test proves that the command waits.
+    let commands: Vec<&str> = runbook
+        .lines()
+        .filter_map(|line| line.strip_prefix("    pillarbox "))
+        .map(|line| line.trim_end_matches(" --wait"))
+        .collect();
+    let checked: Vec<&str> = EFFECTS.iter().map(|(command, _)| *command).collect();
+    assert_eq!(commands, checked, "every command of the runbook has its effect in this file");
+    // Several at a time: each command needs a new database and a process.
+    futures_util::stream::iter(EFFECTS)
+        .for_each_concurrent(2, async |(command, effect)| check(command, effect).await)
+        .await;
+}
+
+async fn check(command: &str, effect: &Effect) {
+    let database = runbook_database(command.starts_with("recover")).await;
+    let cli = Cli::new(&database);
+    match effect {
+        Prints(expected) => {
+            let printed = cli.ok(command).await;
+            assert!(printed.contains(expected), "{command}: {printed}");
+        }
+        Makes(condition) => {
+            assert!(!holds(database.pool(), condition).await, "{command}: {condition} holds before");
+            cli.ok(command).await;
+            assert!(holds(database.pool(), condition).await, "{command}: {condition} does not hold afterwards");
+        }
+    }
+}
+
+async fn holds(db: &PgPool, condition: &str) -> bool {
+    let query = format!("select coalesce({condition}, false)");
+    sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(db).await.unwrap()
+}
+
+/// A database with the consumers, the parked message, the dead letters and the replay that the runbook names.
+async fn runbook_database(is_restored: bool) -> TestDatabase {
+    let database = database().await;
+    let db = database.pool();
+    post_numbers(db, Some("k"), [1, 2, 3]).await;
+    for consumer in ["relay.default", "relay.email", "relay.legacy", "joins.events"] {
+        let (kind, filter) = (ConsumerKind::Relay, Filter::everything());
+        let cursor = Consumer { name: consumer.to_owned(), kind, filter, start: StartAt::Beginning };
+        cursor.register(db).await.unwrap();
+    }
+    for (number, table, at) in [
+        (1, "parked (id, last_error, next_at", "17, 'x', now() + interval '1 hour'"),
+        (2, "dead_letter (id, last_error, died_at", "17, 'x', now()"),
+        (3, "dead_letter (id, last_error, died_at", "18, 'x', now() - interval '3 days'"),
+    ] {
+        let insert = format!(
+            "insert into pillarbox.{table}, consumer, shard, run, attempts, log_id, message_id, source, tenant, topic,
+                 key, headers, payload, at) overriding system value
+             select {at}, 'relay.email', shard, 0, 1, id, message_id, source, tenant, 'email.requested', key, headers,
+                 payload, at
+             from pillarbox.log where payload::text = '{number}'"
+        );
+        sqlx::query(sqlx::AssertSqlSafe(insert)).execute(db).await.unwrap();
+    }
+    let statements = "insert into pillarbox.replay (id, consumer, run, from_at, to_at) overriding system value
+                      values (17, 'relay.email', 0, now(), now());
+                      insert into pillarbox.replay_shard (replay, shard) values (17, 0)";
+    sqlx::raw_sql(statements).execute(db).await.unwrap();
+    if is_restored {
+        let mark = "update pillarbox.cluster_identity set restored_at = now()";
+        sqlx::query(mark).execute(db).await.unwrap();
+    }
+    database
+}
