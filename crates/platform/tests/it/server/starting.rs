@@ -186,19 +186,6 @@ async fn a_process_warns_about_roles_that_no_process_runs() {
 }
 
 #[tokio::test]
-async fn a_binary_runs_on_the_schema_of_the_next_version() {
-    let (database, folder) = (TestDatabase::new(&migrations()).await, DataFolder::new());
-    sqlx::query("insert into pillarbox.migration select 999999, 'later', now(), true, '', 0")
-        .execute(database.pool())
-        .await
-        .unwrap();
-    let (code, _, error) = run(&["migrate", "--database-url", &database.url()], &[]);
-    assert_eq!(code, Some(0), "{error}");
-    let process = serve(&folder, &database, &[]);
-    assert_eq!(Client::new(&process.base_url().await).get("/readyz").await.status, 200);
-}
-
-#[tokio::test]
 async fn a_process_with_another_secret_key_is_refused() {
     let database = TestDatabase::new(&migrations()).await;
     let (first, second) = (DataFolder::new(), DataFolder::new());

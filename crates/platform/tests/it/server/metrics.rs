@@ -1,0 +1,117 @@
+//! Proves that every metric of the runbook is exported and moves, in a process with the shipped settings.
+
+use std::time::Duration;
+
+use hyper::Method;
+use lapin::ExchangeKind;
+use serde_json::json;
+use sqlx::PgPool;
+use testkit::{Client, Receiver, Reply, TestDatabase, TestVhost, eventually};
+
+use crate::hub::fixture::{post, subscribe};
+use crate::relay::broker_client::BrokerClient;
+use crate::server::process::{ADMIN_KEY, BINARY, DataFolder};
+
+/// A sample of each metric of the runbook, and the least value that it has after [`cause_everything`].
+const SAMPLES: &[(&str, f64)] = &[
+    ("pillarbox_consumer_lag_seconds{consumer=\"nobody\"}", 3_600.0),
+    ("pillarbox_consumer_lag_messages{consumer=\"nobody\"}", 2.0),
+    ("pillarbox_consumer_parked{consumer=\"nobody\"}", 1.0),
+    ("pillarbox_consumer_dead_letters{consumer=\"nobody\"}", 1.0),
+    ("pillarbox_consumer_lapsed{consumer=\"lapsed\"}", 1.0),
+    ("pillarbox_consumer_messages_total{consumer=\"relay.default\",outcome=\"unrouted\"}", 1.0),
+    ("pillarbox_relay_published_total{route=\"default\"}", 1.0),
+    ("pillarbox_relay_returned_total{route=\"default\"}", 1.0),
+    ("event_publish_duration_seconds_count{route=\"default\"}", 1.0),
+    ("pillarbox_intake_messages_total{queue=\"orders\"}", 1.0),
+    ("pillarbox_worker_failures_total{worker=\"intake missing\"}", 1.0),
+    ("eventhub_events_received_total", 3.0),
+    ("eventhub_messages_delivered_total{outcome=\"delivered\"}", 1.0),
+    ("eventhub_messages_delivered_total{outcome=\"failed\"}", 1.0),
+    ("eventhub_messages_delivered_total{outcome=\"dead\"}", 1.0),
+    ("eventhub_delivery_latency_seconds_count", 3.0),
+    ("eventhub_pending_messages", 1.0),
+    ("eventhub_dlq_size", 1.0),
+    ("pillarbox_events_cache_total{outcome=\"miss\"}", 1.0),
+    ("pillarbox_events_cache_total{outcome=\"hit\"}", 1.0),
+];
+/// It needs two services whose counts differ; the tests of reconciliation check it.
+const CHECKED_ELSEWHERE: &str = "pillarbox_reconcile_drift_total";
+
+#[tokio::test]
+async fn every_metric_of_the_runbook_is_exported_and_moves() {
+    let runbook = include_str!("../../../../../docs/runbook.md");
+    let documented: Vec<&str> = runbook
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .map(|line| line.split(['{', '`']).next().unwrap())
+        .filter(|name| name.starts_with("pillarbox_") || name.starts_with("event"))
+        .collect();
+    assert!(documented.len() > 10, "{documented:?}");
+    for name in documented {
+        let is_checked = name == CHECKED_ELSEWHERE || SAMPLES.iter().any(|(sample, _)| sample.starts_with(name));
+        assert!(is_checked, "{name} has no sample in this file");
+    }
+
+    let (database, vhost) = (TestDatabase::new(&mailbox::database::migrations()).await, TestVhost::new().await);
+    let (folder, url, amqp_url) = (DataFolder::new(), database.url(), vhost.amqp_url());
+    let amqp = BrokerClient::connect(&vhost).await;
+    amqp.queue("orders", "", "").await;
+    amqp.exchange("pillarbox.events", ExchangeKind::Topic).await;
+    amqp.queue("bound", "pillarbox.events", "test.bound").await;
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text(), "--database-url", &url];
+    let env = [
+        ("PILLARBOX_ADMIN_KEY", ADMIN_KEY),
+        ("PILLARBOX_AMQP_URL", &amqp_url[..]),
+        ("PILLARBOX_RELAY__INITIAL_DELAY_MS", "0"),
+        ("PILLARBOX_RELAY__INTAKE", r#"[{queue="orders"}, {queue="missing"}]"#),
+        ("PILLARBOX_HUB__ALLOWED_NETWORKS", "127.0.0.0/8"),
+    ];
+    let mut process = testkit::Pillarbox::start(BINARY, &args, &env);
+    let admin = Client::new(&process.base_url().await).bearer(ADMIN_KEY);
+    cause_everything(&admin, database.pool(), &amqp).await;
+    eventually("every metric has moved", Duration::from_secs(60), async || {
+        let exported = admin.get("/metrics").await.text;
+        let missing: Vec<_> =
+            SAMPLES.iter().filter(|(sample, least)| value(&exported, sample) < Some(*least)).collect();
+        if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?}")) }
+    })
+    .await;
+    assert!(process.terminate().await.success());
+}
+
+fn value(exported: &str, sample: &str) -> Option<f64> {
+    let line = exported.lines().find(|line| line.strip_prefix(sample).is_some_and(|rest| rest.starts_with(' ')))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+/// Causes something that each metric counts.
+async fn cause_everything(admin: &Client, db: &PgPool, amqp: &BrokerClient) {
+    amqp.publish("orders", Some("1"), Some("order.placed"), None, b"1").await;
+    sqlx::raw_sql(
+        "select pillarbox.post('test.bound', '1'::json), pillarbox.post('test.without_queue', '1'::json);
+         insert into pillarbox.log (shard, message_id, source, tenant, topic, payload, at)
+         select 0, gen_random_uuid(), 'old', 'main', 'test.old', '1', now() - interval '2 hours' from generate_series(1, 2);
+         insert into pillarbox.cursor (consumer, kind, included, lapsed_at)
+         values ('nobody', 'handler', '^old ', null), ('lapsed', 'handler', '^old ', now());
+         insert into pillarbox.parked (consumer, shard, run, attempts, log_id, message_id, source, tenant, topic, headers,
+                                       payload, at)
+         select 'nobody', 0, 0, 1, 1, gen_random_uuid(), 'old', 'main', 'test.old', '{}', '1', now();
+         insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source, tenant,
+                                            topic, headers, payload, at)
+         select 'nobody', 0, 0, 1, 'x', 1, gen_random_uuid(), 'old', 'main', 'test.old', '{}', '1', now()",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    for (status, name) in [(200, "good"), (400, "refusing"), (503, "failing")] {
+        let receiver = Receiver::with_reply(move |_| Reply::status(status)).await;
+        let fields = json!({"event_types": [format!("test.{name}")], "retry_backoff_seconds": [3600]});
+        subscribe(admin, &receiver.url(), fields).await;
+        post(admin, &format!("test.{name}"), json!({}), None).await;
+        eventually("the webhook is sent", Duration::from_secs(20), async || receiver.count() == 1).await;
+    }
+    for _ in 0..2 {
+        assert_eq!(admin.send(Method::GET, "/event/v1/events", None).await.status, 200);
+    }
+}
