@@ -40,6 +40,15 @@ fn a_migration_uses_one_schema() {
 }
 
 #[test]
+fn a_migration_lets_the_previous_binary_run() {
+    let contracting = |(path, text): &(String, String)| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        migration::contractions(name, text).into_iter().map(|found| format!("{path}: {found}")).collect::<Vec<_>>()
+    };
+    assert_none(texts("migrations", ".sql").iter().flat_map(contracting).collect());
+}
+
+#[test]
 fn a_domain_has_no_side_effects() {
     let mut domains = texts("crates", ".rs");
     let is_domain = |path: &str| path.ends_with("/domain.rs") || path.contains("/domain/");

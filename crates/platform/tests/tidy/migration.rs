@@ -1,4 +1,5 @@
-//! A migration names its schema in its first line and uses no other schema.
+//! A migration names its schema in its first line and uses no other schema. A migration after the first version only
+//! expands, so that the previous binary runs on the new schema, unless it says why it may contract.
 
 /// Objects that are created, altered or dropped by name. An index and a trigger belong to the schema of their table, so
 /// for them the table after `on` is checked.
@@ -27,6 +28,35 @@ pub(crate) fn outside_its_schema(text: &str) -> Vec<String> {
         violations.extend(named_without_schema(statement).map(|name| format!("`{name}` has no schema")));
     }
     violations
+}
+
+/// The last migration of the first version. Before it, nothing was released.
+const FIRST_VERSION: u32 = 5;
+/// A migration may contract if a comment says which version stopped using what it removes.
+const CONTRACTION: &str = "-- contracts: ";
+/// What the previous binary might not survive.
+const CONTRACTING: [&[&str]; 9] = [
+    &["drop", "table"],
+    &["drop", "column"],
+    &["drop", "view"],
+    &["drop", "schema"],
+    &["drop", "sequence"],
+    &["drop", "default"],
+    &["rename", "to"],
+    &["rename", "column"],
+    &["set", "not", "null"],
+];
+
+/// The statements of a migration that change what the previous binary uses. `name` is the name of its file.
+pub(crate) fn contractions(name: &str, text: &str) -> Vec<String> {
+    let version: u32 = name.split('_').next().and_then(|number| number.parse().ok()).unwrap_or(u32::MAX);
+    if version <= FIRST_VERSION || text.lines().any(|line| line.starts_with(CONTRACTION)) {
+        return Vec::new();
+    }
+    let words = words(text);
+    let found = CONTRACTING.iter().filter(|words_of| words.windows(words_of.len()).any(|window| window == **words_of));
+    let advice = "the previous binary may need it; expand first, or explain it in a line that starts with";
+    found.map(|words| format!("`{}`: {advice} `{CONTRACTION}`", words.join(" "))).collect()
 }
 
 /// The names in a statement that depend on the search path.
@@ -76,6 +106,24 @@ mod samples {
             "insert into pillarbox_a.t select o.id from pillarbox_a.o o;",
         ] {
             assert_eq!(outside_its_schema(&format!("{FIRST_LINE}{good}")), [""; 0], "{good}");
+        }
+    }
+
+    #[test]
+    fn a_migration_that_contracts_needs_a_reason() {
+        let add = "alter table pillarbox_a.t add column x int not null default 0;";
+        assert_eq!(contractions("0006_a.sql", add), [""; 0]);
+        for contraction in [
+            "alter table pillarbox_a.t drop column x;",
+            "ALTER TABLE pillarbox_a.t RENAME TO pillarbox_a.u;",
+            "alter table pillarbox_a.t rename column x to y;",
+            "alter table pillarbox_a.t alter column x set not null;",
+            "drop table pillarbox_a.t;",
+        ] {
+            assert!(!contractions("0006_a.sql", contraction).is_empty(), "{contraction}");
+            assert_eq!(contractions("0005_a.sql", contraction), [""; 0], "nothing was released before");
+            let explained = format!("-- contracts: unused since 0.3\n{contraction}");
+            assert_eq!(contractions("0006_a.sql", &explained), [""; 0]);
         }
     }
 
