@@ -95,6 +95,8 @@ impl Service for Events {
     fn build(context: &ServiceContext, settings: &EventsSettings) -> Result<Events, InvalidSetting> {
         let (db, feed_db) = (context.db.clone(), context.read_db.clone());
         let cache = Cache::new(context.clock.clone(), redis_client(context)?);
+        let dropped = cache.clone();
+        db.on_invalidation(move || dropped.clear());
         let limits = Limits::new(500, 10_000);
         let (event_reader, event_loop) =
             Batcher::new(EventReader { db: db.pool().clone(), cache: cache.clone() }, limits);

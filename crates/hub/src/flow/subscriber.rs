@@ -165,7 +165,8 @@ pub(crate) async fn delete(hub: &Arc<Hub>, request: ChangeRequest) -> Result<Sto
     run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, _| {
         Box::pin(async move {
             let version = store::lock_version(tx, &tenant, id).await.map_err(Error::from)?;
-            if_match.check(version.ok_or(Error::NoSubscriber)?)?;
+            let (version, updated_at) = version.ok_or(Error::NoSubscriber)?;
+            if_match.check(version, updated_at)?;
             store::delete(tx, &tenant, id).await.map_err(Error::from)?;
             tracing::info!(subscriber = %id, tenant = tenant.as_str(), "deleted a subscriber");
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
@@ -269,7 +270,7 @@ async fn lock(
     if_match: &IfMatch,
 ) -> Result<StoredSubscriber, Error> {
     let stored = store::lock(tx, &hub.cipher, tenant, id).await?.ok_or(Error::NoSubscriber)?;
-    if_match.check(stored.subscriber.version).map_err(Error::Stale)?;
+    if_match.check(stored.subscriber.version, stored.subscriber.updated_at).map_err(Error::Stale)?;
     check_decrypted(stored)
 }
 

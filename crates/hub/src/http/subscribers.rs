@@ -111,11 +111,11 @@ async fn show(
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
     let stored = flow::show(&hub, &caller.tenant, id).await?;
-    let tag = [(ETAG, etag::of(stored.subscriber.version))];
-    if if_none_match.matches(stored.subscriber.version) {
-        return Ok((StatusCode::NOT_MODIFIED, tag).into_response());
+    let tag = etag::of(stored.subscriber.version, stored.subscriber.updated_at);
+    if if_none_match.matches(&tag) {
+        return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response());
     }
-    Ok((tag, Json(SubscriberWithSecrets::from(&stored))).into_response())
+    Ok(([(ETAG, tag)], Json(SubscriberWithSecrets::from(&stored))).into_response())
 }
 
 /// Change a subscriber

@@ -107,7 +107,7 @@ async fn a_reconciliation_restates_differences_unless_it_is_a_dry_run() {
     post_messages(db, "joins", &[join_message(event_id(&wrong), 1, 6)]).await;
     wait_for_count(db, event_id(&wrong), (1, 6)).await;
     let tag = fixture.app.anonymous().get(&event_path(&restored)).await.header("etag").to_owned();
-    assert_eq!(tag, "\"10.0\"");
+    assert!(tag.starts_with("\"10."), "{tag}");
     let metrics = fixture.app.anonymous().get("/metrics").await.text;
     for service in ["events", "joins"] {
         let drift = format!("pillarbox_reconcile_drift_total{{service=\"{service}\"}}");
