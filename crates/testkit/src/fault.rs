@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -23,11 +23,21 @@ pub struct FaultProxy {
     accepted: Arc<AtomicUsize>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct State {
     mode: Mode,
+    upstream: SocketAddr,
     /// The number of cuts so far. A connection ends when this number differs from the one at the connection's start.
     cuts: u64,
+    /// Connections that a failover leaves open and silent, by their port on the server's side.
+    silent: Arc<[u16]>,
+}
+
+impl State {
+    /// Whether a connection ends that began after this many cuts.
+    fn ends(&self, cuts_at_start: u64, port: u16) -> bool {
+        self.cuts != cuts_at_start && !self.silent.contains(&port)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -43,17 +53,15 @@ impl FaultProxy {
     pub async fn start(upstream: SocketAddr) -> FaultProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("a bound listener has an address");
-        let (state, watched) = watch::channel(State { mode: Mode::Pass, cuts: 0 });
+        let (state, watched) = watch::channel(State { mode: Mode::Pass, upstream, cuts: 0, silent: Arc::default() });
         let accepted = Arc::<AtomicUsize>::default();
-        let acceptor = tokio::spawn(accept(listener, upstream, watched, accepted.clone()));
+        let acceptor = tokio::spawn(accept(listener, watched, accepted.clone()));
         FaultProxy { addr, state, acceptor, accepted }
     }
 
     /// A proxy in front of the server of a URL. Clients connect to [`FaultProxy::url`] of the same URL.
     pub async fn in_front_of(url: &str) -> FaultProxy {
-        let (_, host_and_port, _) = split(url);
-        let upstream = host_and_port.to_socket_addrs().ok().and_then(|mut found| found.next());
-        FaultProxy::start(upstream.unwrap_or_else(|| panic!("no address for {host_and_port}"))).await
+        FaultProxy::start(address_of(url)).await
     }
 
     /// The number of connections accepted since the start.
@@ -78,17 +86,32 @@ impl FaultProxy {
 
     /// The server is down: existing connections and every new one are reset.
     pub fn refuse(&self) {
-        self.state.send_modify(|state| *state = State { mode: Mode::Refuse, cuts: state.cuts + 1 });
+        self.state.send_modify(|state| (state.mode, state.cuts) = (Mode::Refuse, state.cuts + 1));
     }
 
     /// The server restarts: existing connections are reset, new ones pass.
     pub fn cut(&self) {
-        self.state.send_modify(|state| *state = State { mode: Mode::Pass, cuts: state.cuts + 1 });
+        self.state.send_modify(|state| (state.mode, state.cuts) = (Mode::Pass, state.cuts + 1));
     }
 
     /// The network is a black hole: connections stay open, new ones are accepted, and no data is delivered.
     pub fn stall(&self) {
         self.state.send_modify(|state| state.mode = Mode::Stall);
+    }
+
+    /// Another server takes over: new connections lead to it. Existing connections are reset, except those in `silent`,
+    /// which stay open without a sign of life until [`FaultProxy::end_silence`]. They are named by the client port that
+    /// the former server sees.
+    pub fn fail_over(&self, url: &str, silent: &[u16]) {
+        let upstream = address_of(url);
+        self.state.send_modify(|state| {
+            *state = State { mode: Mode::Pass, upstream, cuts: state.cuts + 1, silent: silent.into() };
+        });
+    }
+
+    /// Resets the connections that a failover has left silent.
+    pub fn end_silence(&self) {
+        self.state.send_modify(|state| state.silent = Arc::default());
     }
 
     /// Responses are withheld: data from clients is delivered, data from the server is not, on new connections too.
@@ -108,31 +131,27 @@ impl Drop for FaultProxy {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    upstream: SocketAddr,
-    state: watch::Receiver<State>,
-    accepted: Arc<AtomicUsize>,
-) {
+async fn accept(listener: TcpListener, state: watch::Receiver<State>, accepted: Arc<AtomicUsize>) {
     loop {
         let (client, _) = listener.accept().await.expect("the listener accepts");
         accepted.fetch_add(1, Ordering::SeqCst);
-        let now = *state.borrow();
+        let now = state.borrow().clone();
         if now.mode == Mode::Refuse {
             reset(&client);
         } else {
-            tokio::spawn(serve(client, upstream, state.clone(), now.cuts));
+            tokio::spawn(serve(client, state.clone(), now));
         }
     }
 }
 
-async fn serve(mut client: TcpStream, upstream: SocketAddr, state: watch::Receiver<State>, cuts_at_start: u64) {
-    let mut server = None;
+async fn serve(mut client: TcpStream, state: watch::Receiver<State>, at_start: State) {
+    let (mut server, port) = (None, AtomicU16::new(0));
     let mut cuts = state.clone();
+    let gate = Gate { state, cuts_at_start: at_start.cuts };
     let orderly = tokio::select! {
-        relayed = relay(&mut client, &mut server, upstream, state) => relayed.is_ok(),
+        relayed = relay(&mut client, &mut server, at_start.upstream, &port, gate) => relayed.is_ok(),
         // This also ends, with an error, when the proxy is dropped.
-        _ = cuts.wait_for(|now| now.cuts != cuts_at_start) => false,
+        _ = cuts.wait_for(|now| now.ends(at_start.cuts, port.load(Ordering::SeqCst))) => false,
     };
     if !orderly {
         reset(&client);
@@ -145,17 +164,19 @@ async fn relay(
     client: &mut TcpStream,
     server: &mut Option<TcpStream>,
     upstream: SocketAddr,
-    state: watch::Receiver<State>,
+    port: &AtomicU16,
+    mut gate: Gate,
 ) -> io::Result<()> {
-    wait_until_open(&mut state.clone(), passes_requests).await?;
+    gate.wait_until_open(passes_requests).await?;
     let server = server.insert(TcpStream::connect(upstream).await?);
+    port.store(server.local_addr()?.port(), Ordering::SeqCst);
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
     tokio::try_join!(
-        copy(from_client, to_server, state.clone(), passes_requests),
-        copy(from_server, to_client, state, passes_responses)
+        copy(from_client, to_server, gate.clone(), passes_requests),
+        copy(from_server, to_client, gate, passes_responses)
     )?;
     Ok(())
 }
@@ -163,16 +184,16 @@ async fn relay(
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    mut state: watch::Receiver<State>,
+    mut gate: Gate,
     is_open: fn(Mode) -> bool,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let length = from.read(&mut buffer).await?;
-        if let Mode::Delay(per_chunk) = wait_until_open(&mut state, is_open).await? {
+        if let Mode::Delay(per_chunk) = gate.wait_until_open(is_open).await? {
             sleep(per_chunk).await;
             // The mode may have changed to a stall during the delay.
-            wait_until_open(&mut state, is_open).await?;
+            gate.wait_until_open(is_open).await?;
         }
         if length == 0 {
             return to.shutdown().await;
@@ -181,10 +202,21 @@ async fn copy(
     }
 }
 
-/// Waits while the proxy withholds the data of this direction. Fails when the proxy is dropped.
-async fn wait_until_open(state: &mut watch::Receiver<State>, is_open: fn(Mode) -> bool) -> io::Result<Mode> {
-    let now = state.wait_for(|now| is_open(now.mode)).await.map_err(io::Error::other)?;
-    Ok(now.mode)
+/// Decides when a connection passes data.
+#[derive(Clone)]
+struct Gate {
+    state: watch::Receiver<State>,
+    cuts_at_start: u64,
+}
+
+impl Gate {
+    /// Waits while the proxy withholds the data of this direction, forever after a failover that leaves the connection
+    /// silent. Fails when the proxy is dropped.
+    async fn wait_until_open(&mut self, is_open: fn(Mode) -> bool) -> io::Result<Mode> {
+        let cuts = self.cuts_at_start;
+        let now = self.state.wait_for(|now| now.cuts == cuts && is_open(now.mode)).await.map_err(io::Error::other)?;
+        Ok(now.mode)
+    }
 }
 
 fn passes_requests(mode: Mode) -> bool {
@@ -199,6 +231,12 @@ fn passes_responses(mode: Mode) -> bool {
 fn reset(stream: &TcpStream) {
     // This fails only if the connection has already ended, which is the goal.
     let _ = stream.set_zero_linger();
+}
+
+fn address_of(url: &str) -> SocketAddr {
+    let (_, host_and_port, _) = split(url);
+    let address = host_and_port.to_socket_addrs().ok().and_then(|mut found| found.next());
+    address.unwrap_or_else(|| panic!("no address for {host_and_port}"))
 }
 
 /// Splits a URL into three parts: up to the host, `host:port`, and the rest.
@@ -300,6 +338,28 @@ mod tests {
         client.write_u8(1).await.unwrap();
         proxy.cut();
         assert_eq!(client.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+
+    #[tokio::test]
+    async fn after_a_failover_silent_connections_hang_and_new_ones_lead_to_the_other_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
+        let mut silent = connect(&proxy).await;
+        let (_server, peer) = listener.accept().await.unwrap();
+        let mut other = connect(&proxy).await;
+        let (_other_server, _) = listener.accept().await.unwrap();
+
+        let successor = proxied_echo().await;
+        proxy.fail_over(&format!("echo://{}", successor.addr()), &[peer.port()]);
+        assert_eq!(other.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        let mut new = connect(&proxy).await;
+        echo(&mut new).await.unwrap();
+        assert_eq!(successor.accepted(), 1);
+        timeout(SILENCE, echo(&mut silent)).await.expect_err("no data arrives and the connection stays open");
+
+        proxy.end_silence();
+        assert_eq!(silent.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        echo(&mut new).await.unwrap();
     }
 
     #[tokio::test]

@@ -10,8 +10,9 @@
 //! | RabbitMQ                 | [`TestVhost`]: a separate vhost                                             |
 //! | Redis                    | [`TestRedis`]: a separate key prefix                                        |
 //! | to wait for a condition  | [`eventually`]: polls a condition, with a deadline                          |
-//! | network faults           | [`FaultProxy`]: refuses, cuts, stalls, mutes or delays connections          |
+//! | network faults           | [`FaultProxy`]: refuses, cuts, stalls, mutes, delays or redirects them      |
 //! | servers it may kill      | [`PrivateServers`]: a separate PostgreSQL and RabbitMQ, for faults          |
+//! | a failover               | [`Standby`]: a streaming copy of a private PostgreSQL, which it promotes    |
 //! | Pillarbox                | [`TestApp`]: the real roles in this process, and a [`Client`] to call them  |
 //! | an endpoint for webhooks | [`Receiver`]: records requests and responds as the test configures it       |
 //! | the binary itself        | [`Pillarbox`]: the real process, which can be killed at any time            |
@@ -37,6 +38,7 @@ mod rabbit;
 mod receiver;
 mod redis;
 pub mod servers;
+mod standby;
 mod watchdog;
 
 pub use app::TestApp;
@@ -50,6 +52,7 @@ pub use process::{Pillarbox, command};
 pub use rabbit::TestVhost;
 pub use receiver::{Received, Receiver, Reply};
 pub use redis::TestRedis;
+pub use standby::Standby;
 
 /// Returns a name that no other test uses, in this process or another.
 fn unique_name() -> String {
