@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use http::HeaderMap;
+use mailbox::database::Incarnation;
 use serde_json::Value;
 use uuid::Uuid;
 
 use crate::domain::{Format, OnExhausted, Outcome, Reason, Subscriber, Verdict};
-use crate::hub_message::{HubMessage, LaneKey};
+use crate::hub_message::{DirectoryVersion, HubMessage, LaneKey};
 use crate::operator_command::PendingCommand;
 use crate::signature::SigningSecret;
 use crate::target::Target;
@@ -220,7 +221,7 @@ pub(crate) struct StoredState {
 /// The result of a poll for new messages.
 #[derive(Debug)]
 pub(crate) struct NewMessages {
-    pub(crate) directory_version: i64,
+    pub(crate) directory_version: DirectoryVersion,
     pub(crate) newest: i64,
     /// Subscribers with new messages or new commands.
     pub(crate) subscribers: HashSet<Uuid>,
@@ -261,6 +262,8 @@ impl ReadRequest {
 /// The answer to a [`ReadRequest`]. Messages are in the order of their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct ReadResult {
+    /// The incarnation of the database that the messages belong to. None if there are no messages.
+    pub(crate) incarnation: Option<Incarnation>,
     pub(crate) queues: HashMap<Uuid, Vec<HubMessage>>,
     pub(crate) lanes: HashMap<(Uuid, LaneKey), Vec<HubMessage>>,
     pub(crate) commands: Vec<(Uuid, PendingCommand)>,

@@ -163,8 +163,16 @@ impl Dispatcher {
     /// Waits until something happens, and reacts to it. Fails with the error of the database, after which the next call
     /// continues.
     pub(crate) async fn round(&mut self) -> Result<Round, DispatchError> {
-        // Hub messages and outcomes are committed without waiting for the disk. After a crash of the database, a number that
-        // the dispatcher knows may be that of another message.
+        let result = self.try_round().await;
+        if let Err(error) = &result {
+            self.ownership.report_error(error);
+        }
+        result
+    }
+
+    async fn try_round(&mut self) -> Result<Round, DispatchError> {
+        // Hub messages and outcomes are committed without waiting for the disk, and a standby may lack them. After a crash
+        // or a failover of the database, a number that the dispatcher knows may be that of another message.
         if self.ownership.consume_invalidation() {
             self.reset();
         }

@@ -15,6 +15,7 @@ use chrono::TimeDelta;
 use kit::auth::Tenant;
 use kit::clock::Clock;
 use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext, inbox};
+use mailbox::database::Incarnation;
 use mailbox::log::{Message, SHARDS};
 use serde_json::Value;
 use sqlx::PgConnection;
@@ -24,7 +25,7 @@ use uuid::Uuid;
 use self::batch::Batch;
 use self::directory::Directory;
 use crate::domain::lane_at;
-use crate::hub_message::{EVENT_SOURCE, FannedBatch, HubEvent};
+use crate::hub_message::{DirectoryVersion, EVENT_SOURCE, FannedBatch, HubEvent};
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest};
 use crate::store;
 use crate::store::fanout::{DeadLetterToRetry, NewMessage};
@@ -48,9 +49,12 @@ pub(crate) struct FanOut {
     uncommitted: Option<(FannedBatch, u32)>,
 }
 
-/// The newest sequence number of each lane, valid as long as `newest` is the newest hub message.
+/// The newest sequence number of each lane, valid as long as `newest` is the newest hub message of the same incarnation of
+/// the database.
+#[derive(Default)]
 struct LaneSequences {
     by_lane: HashMap<(Uuid, String), i64>,
+    incarnation: Option<Incarnation>,
     /// [`UNCOMMITTED`] while a transaction is open.
     newest: i64,
 }
@@ -68,26 +72,26 @@ enum Meaning {
 
 impl FanOut {
     pub(crate) fn new(clock: Clock, handing_over: mpsc::Sender<FannedBatch>) -> FanOut {
-        let sequences = LaneSequences { by_lane: HashMap::new(), newest: 0 };
         FanOut {
             clock,
             handing_over,
             directory: Directory::default(),
-            sequences,
+            sequences: LaneSequences::default(),
             batch_limit: u32::MAX,
             uncommitted: None,
         }
     }
 
     /// Loads the subscribers if they have changed, and drops cached sequence numbers that are no longer valid.
-    async fn refresh(&mut self, tx: &mut PgConnection) -> Result<(), ConsumerError> {
+    /// Returns the version of the directory.
+    async fn refresh(&mut self, tx: &mut PgConnection) -> Result<DirectoryVersion, ConsumerError> {
         let (newest, version) = store::fanout::begin(tx).await?;
-        self.sequences.validate(newest);
-        if version != self.directory.version {
+        self.sequences.validate(newest, version.incarnation);
+        if self.directory.version != Some(version) {
             let interests = store::subscriber::load_interests(tx).await?;
             self.directory = Directory::new(version, interests);
         }
-        Ok(())
+        Ok(version)
     }
 
     /// What each message means. Commands are few, so the inbox ensures that each is executed once per run. Events are many:
@@ -184,7 +188,7 @@ impl Processor for FanOut {
         // If this batch fails, for whatever reason, the next one has half its size.
         let previous_limit = std::mem::replace(&mut self.batch_limit, (items.len() as u32 / 2).max(1));
         let mut tx = context.db.begin().await?;
-        self.refresh(&mut tx).await?;
+        let directory_version = self.refresh(&mut tx).await?;
         let Some(mut batch) = self.collect(&mut tx, context, items).await? else {
             return Err(ConsumerError::BatchTooLarge);
         };
@@ -195,7 +199,7 @@ impl Processor for FanOut {
         store::fanout::append(&mut tx, after, &batch.messages, &commanded, now).await?;
         store::fanout::insert_commands(&mut tx, &batch.commands).await?;
         store::fanout::insert_skipped(&mut tx, &batch.skipped, now).await?;
-        self.uncommitted = Some((batch.into_fanned(after, self.directory.version), batch_limit));
+        self.uncommitted = Some((batch.into_fanned(after, directory_version), batch_limit));
         Ok(BatchResult { outcomes: vec![Outcome::Done; items.len()], tx: Some(tx) })
     }
 
@@ -208,17 +212,23 @@ impl Processor for FanOut {
         }
     }
 
+    fn reset(&mut self) {
+        (self.directory, self.sequences, self.uncommitted) = (Directory::default(), LaneSequences::default(), None);
+    }
+
     fn batch_limit(&self) -> u32 {
         self.batch_limit
     }
 }
 
 impl LaneSequences {
-    /// Drops the cache if another process has created hub messages, or if it is too large.
-    fn validate(&mut self, newest: i64) {
-        if newest != self.newest || self.by_lane.len() > CACHED_LANES_MAX {
+    /// Drops the cache if another process has created hub messages, if the numbers may be those of lost messages, or if
+    /// the cache is too large.
+    fn validate(&mut self, newest: i64, incarnation: Option<Incarnation>) {
+        let is_current = newest == self.newest && incarnation == self.incarnation;
+        if !is_current || self.by_lane.len() > CACHED_LANES_MAX {
             self.by_lane.clear();
-            self.newest = newest;
+            (self.newest, self.incarnation) = (newest, incarnation);
         }
     }
 

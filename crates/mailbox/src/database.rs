@@ -3,6 +3,8 @@
 pub mod cluster_identity;
 mod dedicated_connection;
 mod errors;
+mod incarnation;
+mod invalidations;
 mod migrations;
 pub mod partition;
 mod pool;
@@ -12,10 +14,12 @@ pub(crate) mod snapshot;
 mod transaction;
 
 pub use dedicated_connection::{ConnectionGuard, DedicatedConnection};
-pub use errors::{is_data_error, is_transient, problem};
+pub use errors::{is_connection_lost, is_data_error, is_transient, problem};
+pub use incarnation::Incarnation;
 pub use migrations::{migrate, migrations, missing_migrations};
 pub use pool::{PoolLimits, ping, pool, pool_behind_pooler};
 pub use redacted_error::redacted_error;
 pub use transaction::{Database, DatabaseTransaction};
 
+pub(crate) use invalidations::Invalidations;
 pub(crate) use redacted_error::one_line;

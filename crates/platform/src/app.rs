@@ -197,11 +197,15 @@ fn app_state(
     master_keys: &[MasterKey],
     health: &Health,
 ) -> Result<App, StartError> {
+    let db = Database::new(pools.requests.clone());
+    let keys = KeyCache::new(pools.requests.clone(), clock.clone(), settings.admin_key.as_ref());
+    let dropped = keys.clone();
+    db.on_invalidation(move || dropped.clear());
     Ok(App {
-        db: Database::new(pools.requests.clone()),
+        db,
         clock: clock.clone(),
         cursor_key: cursor_key(master_keys),
-        keys: KeyCache::new(pools.requests.clone(), clock.clone(), settings.admin_key.as_ref()),
+        keys,
         health: health.clone(),
         metrics: telemetry::metrics()?,
         services,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mailbox::consumers::{Fence, ShardAssignment};
+use mailbox::database::Incarnation;
 use sqlx::PgConnection;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -13,6 +14,7 @@ use super::saver::save_changes;
 use super::subscriber_queue::SubscriberQueue;
 use super::{DispatchError, Dispatcher};
 use crate::delivery::{Changes, Recipient};
+use crate::hub_message::DirectoryVersion;
 use crate::store::subscriber::StoredSubscriber;
 use crate::store::{self, delivery_reads};
 
@@ -23,11 +25,13 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
 
 pub(super) struct Ownership {
     assignment: ShardAssignment,
+    /// The incarnation of the database that the shards were claimed in. None: they have to be claimed.
+    incarnation: Option<Incarnation>,
     shards: BTreeSet<i16>,
     /// The version of the directory (all subscribers with their settings; each change increments the version) that the
-    /// subscriber queues were loaded from. None: they have to be loaded.
+    /// subscriber queues were loaded from, in the same incarnation. None: they have to be loaded.
     loaded_version: Option<i64>,
-    /// The newest version of the directory that a poll or fan-out has reported.
+    /// The newest version of the directory that a poll or fan-out has reported, in the same incarnation.
     newest_version: i64,
     rebalanced_at: Option<Instant>,
     refreshed_at: Option<Instant>,
@@ -40,6 +44,7 @@ impl Ownership {
     pub(super) fn new(assignment: ShardAssignment) -> Ownership {
         Ownership {
             assignment,
+            incarnation: None,
             shards: BTreeSet::new(),
             loaded_version: None,
             newest_version: 0,
@@ -63,6 +68,19 @@ impl Ownership {
         self.assignment.consume_invalidation()
     }
 
+    /// Whether something that was read or handed over belongs to the incarnation of the database that the shards were
+    /// claimed in. In another one, its numbers and versions are those of other messages and subscribers.
+    pub(super) fn is_of(&self, incarnation: Option<Incarnation>) -> bool {
+        incarnation.is_some() && incarnation == self.incarnation
+    }
+
+    /// Reports a database error, so that nobody follows a snapshot from before it.
+    pub(super) fn report_error(&self, error: &DispatchError) {
+        if let DispatchError::Database(error) = error {
+            self.assignment.report_error(error);
+        }
+    }
+
     pub(super) fn is_rebalance_due(&self) -> bool {
         self.rebalanced_at.is_none_or(|at| at.elapsed() > self.assignment.rebalance_interval())
     }
@@ -76,8 +94,9 @@ impl Ownership {
         }
     }
 
-    pub(super) fn notice_version(&mut self, version: i64) {
-        self.newest_version = self.newest_version.max(version);
+    /// Notices a version of the directory, which must be of the incarnation that the shards were claimed in.
+    pub(super) fn notice_version(&mut self, version: DirectoryVersion) {
+        self.newest_version = self.newest_version.max(version.count);
     }
 
     /// When the subscribers have to be loaded again; None if they have not changed.
@@ -90,6 +109,7 @@ impl Ownership {
     pub(super) fn reset(&mut self) {
         self.shards.clear();
         (self.loaded_version, self.newest_version, self.rebalanced_at) = (None, 0, None);
+        self.incarnation = None;
     }
 
     fn next_generation(&mut self) -> u64 {
@@ -112,6 +132,7 @@ impl Dispatcher {
             return Ok(());
         };
         drop(db);
+        self.ownership.incarnation = self.ownership.assignment.incarnation();
         self.ownership.set_shards(shards);
         self.ownership.rebalanced_at = Some(Instant::now());
         self.refresh().await
@@ -122,7 +143,12 @@ impl Dispatcher {
         self.ownership.refreshed_at = Some(Instant::now());
         let mut db = self.db.acquire().await?;
         // Read the version before the subscribers: a change in between makes the next refresh load them again.
-        let version = store::subscriber::directory_version(&mut db).await?;
+        let DirectoryVersion { incarnation, count: version } = store::subscriber::directory_version(&mut db).await?;
+        if !self.ownership.is_of(incarnation) {
+            drop(db);
+            self.rejoin();
+            return Ok(());
+        }
         if self.ownership.loaded_version == Some(version) {
             return Ok(());
         }
@@ -187,6 +213,13 @@ impl Dispatcher {
         Ok(())
     }
 
+    /// Drops all in-memory state and the claim on the shards, because the database has another incarnation.
+    pub(super) fn rejoin(&mut self) {
+        tracing::warn!("the database has failed over or was restarted after a crash; rejoining");
+        self.ownership.assignment.abandon();
+        self.reset();
+    }
+
     /// Drops all in-memory state. It may be stale; the next round loads it again from the database.
     pub(super) fn reset(&mut self) {
         self.queues.clear();
@@ -242,8 +275,9 @@ impl Dispatcher {
 #[cfg(test)]
 impl Ownership {
     /// Sets the state after a successful rebalance and refresh.
-    pub(super) fn assume_loaded(&mut self, shards: BTreeSet<i16>, version: i64) {
-        self.shards = shards;
+    pub(super) fn assume_loaded(&mut self, shards: BTreeSet<i16>, version: DirectoryVersion) {
+        let DirectoryVersion { incarnation, count: version } = version;
+        (self.shards, self.incarnation) = (shards, incarnation);
         (self.loaded_version, self.newest_version) = (Some(version), version);
         self.rebalanced_at = Some(Instant::now());
     }

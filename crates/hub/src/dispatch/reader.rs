@@ -109,7 +109,10 @@ impl Dispatcher {
     /// Passes the messages of a fan-out batch in this process to their subscriber queues, if they follow directly on
     /// the announced position.
     pub(super) fn hand_over(&mut self, batch: FannedBatch) {
-        if !self.ownership.is_loaded() || !self.reader.announced.advance_contiguously(batch.after, batch.to) {
+        // A batch from before a failover must not follow on numbers from after it, although they may be contiguous: the
+        // messages that have these numbers now would never be announced.
+        let is_valid = self.ownership.is_loaded() && self.ownership.is_of(batch.directory_version.incarnation);
+        if !is_valid || !self.reader.announced.advance_contiguously(batch.after, batch.to) {
             // Not loaded yet, a gap before the batch, or an overlap with it: the next poll announces the messages.
             return;
         }
@@ -129,6 +132,10 @@ impl Dispatcher {
     pub(super) fn finish_poll(&mut self, polled: TaskResult<NewMessages>) -> Result<(), DispatchError> {
         self.reader.poll = None;
         let new = flatten(polled)?;
+        if !self.ownership.is_of(new.directory_version.incarnation) {
+            self.rejoin();
+            return Ok(());
+        }
         self.ownership.notice_version(new.directory_version);
         if self.reader.announced.advance_to(new.newest) {
             self.reader.advanced_at = Instant::now();
@@ -171,6 +178,10 @@ impl Dispatcher {
     pub(super) fn finish_read(&mut self, read: TaskResult<ReadResult>) -> Result<(), DispatchError> {
         let Some((request, _)) = self.reader.read.take() else { return Ok(()) };
         match flatten(read) {
+            Ok(ReadResult { incarnation: Some(incarnation), .. }) if !self.ownership.is_of(Some(incarnation)) => {
+                self.rejoin();
+                Ok(())
+            }
             Ok(result) => {
                 self.receive_read(request, result);
                 Ok(())
@@ -224,6 +235,13 @@ impl Dispatcher {
                 queue.mark_has_commands();
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl AnnouncedPosition {
+    pub(super) fn of(n: i64) -> AnnouncedPosition {
+        AnnouncedPosition(Some(n))
     }
 }
 

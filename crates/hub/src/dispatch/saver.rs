@@ -141,9 +141,7 @@ impl Dispatcher {
                 Ok(())
             }
             Ok(false) => {
-                tracing::warn!(
-                    "lost the lease to another process, which sends the messages in flight again; rejoining"
-                );
+                tracing::warn!("lost the lease; its next owner sends the messages in flight again; rejoining");
                 self.reset();
                 Ok(())
             }

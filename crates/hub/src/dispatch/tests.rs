@@ -13,13 +13,14 @@ use sqlx::postgres::PgPoolOptions;
 use tokio_util::sync::CancellationToken;
 
 use super::ownership::REFRESH_PAUSE;
+use super::reader::AnnouncedPosition;
 use super::subscriber_queue::Origin;
 use super::*;
 use crate::client::ClientSettings;
 use crate::delivery::fixtures::recipient;
 use crate::delivery::{LaneRow, Recipient, RecipientLimits, StoredState};
-use crate::hub_message::HubMessage;
 use crate::hub_message::fixtures::event;
+use crate::hub_message::{DirectoryVersion, HubMessage};
 
 /// A dispatcher that owns all shards and has loaded its (zero) subscribers.
 async fn dispatcher() -> Dispatcher {
@@ -33,9 +34,14 @@ async fn dispatcher() -> Dispatcher {
     let cipher = Cipher::new(&MasterKey::generate(), &[], "test");
     let (_, handed_over) = mpsc::channel(1);
     let mut dispatcher = Dispatcher::new(db, clock, client, cipher, assignment, handed_over);
-    dispatcher.ownership.assume_loaded((0..16).collect(), 7);
+    dispatcher.ownership.assume_loaded((0..16).collect(), directory_version(Uuid::nil()));
     dispatcher.reader.announced.load(0);
     dispatcher
+}
+
+/// Version 7 of the directory in this incarnation of the database.
+fn directory_version(incarnation: Uuid) -> DirectoryVersion {
+    DirectoryVersion { incarnation: Some(incarnation.into()), count: 7 }
 }
 
 impl Dispatcher {
@@ -131,5 +137,28 @@ async fn nothing_is_sent_between_losing_shards_and_loading_the_rest() {
             has_sent |= dispatcher.sender.in_flight() > 0;
         }
         assert_eq!(has_sent, !loses_shards);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_from_before_a_failover_is_not_handed_over_although_its_numbers_fit() {
+    for (incarnation, is_accepted) in [(Uuid::nil(), true), (Uuid::max(), false)] {
+        let mut dispatcher = dispatcher().await;
+        let subscriber = dispatcher.add(0, 10);
+        let message = HubMessage { n: 1, lane: None, seq: None, event: Some(Arc::new(event(0))) };
+        let messages = HashMap::from([(subscriber, vec![message])]);
+        let directory_version = directory_version(incarnation);
+        dispatcher.hand_over(FannedBatch { after: 0, to: 1, messages, directory_version });
+        dispatcher.send(dispatcher.clock.now());
+        assert_eq!(dispatcher.sender.in_flight(), usize::from(is_accepted));
+        // The message that has this number now is still to be announced.
+        let next = FannedBatch {
+            after: 0,
+            to: 1,
+            messages: HashMap::new(),
+            directory_version: self::directory_version(Uuid::nil()),
+        };
+        dispatcher.hand_over(next);
+        assert_eq!(dispatcher.reader.announced, AnnouncedPosition::of(1));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use mailbox::log::LogRef;
 use uuid::Uuid;
 
-use crate::hub_message::{FannedBatch, HubEvent, HubMessage};
+use crate::hub_message::{DirectoryVersion, FannedBatch, HubEvent, HubMessage};
 use crate::operator_command::{CommandRequest, DeadLetterRequest, OperatorCommand, RetryRequest};
 use crate::store::fanout::{DeadLetterToRetry, NewCommand, NewMessage, NewSkipped};
 
@@ -62,7 +62,7 @@ impl Batch {
     }
 
     /// The batch for a dispatcher in this process; `after` is the newest number before it.
-    pub(super) fn into_fanned(self, after: i64, directory_version: i64) -> FannedBatch {
+    pub(super) fn into_fanned(self, after: i64, directory_version: DirectoryVersion) -> FannedBatch {
         let used_numbers = match (self.messages.len(), self.commands.is_empty()) {
             (0, true) => 0,
             (count, _) => (count as i64).max(1),
@@ -87,7 +87,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hub_message::fixtures::event;
+    use crate::hub_message::fixtures::{directory_version, event};
     use chrono::DateTime;
 
     fn log_ref() -> LogRef {
@@ -103,7 +103,7 @@ mod tests {
     fn messages_are_handed_over_with_the_numbers_after_the_newest() {
         let (mut batch, subscriber) = (Batch::default(), Uuid::now_v7());
         (0..2).for_each(|_| batch.add_message(subscriber, None, log_ref(), Arc::new(event(0))));
-        let fanned = batch.into_fanned(10, 1);
+        let fanned = batch.into_fanned(10, directory_version(1));
         let numbers: Vec<i64> = fanned.messages[&subscriber].iter().map(|message| message.n).collect();
         assert_eq!((fanned.after, fanned.to, numbers), (10, 12, vec![11, 12]));
     }
@@ -115,7 +115,7 @@ mod tests {
             let request = CommandRequest::Retry(RetryRequest { dead_letter: found.dead_letter });
             batch.add_command(request, &mut HashMap::from([(found.dead_letter, found)]));
             assert_eq!((batch.messages.len(), batch.commands.len()), if blocks_lane { (0, 1) } else { (1, 0) });
-            let fanned = batch.into_fanned(10, 1);
+            let fanned = batch.into_fanned(10, directory_version(1));
             assert_eq!((fanned.after, fanned.to, fanned.messages.len()), (11, 11, 0));
         }
     }

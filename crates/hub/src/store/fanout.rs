@@ -8,7 +8,9 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
+use crate::hub_message::DirectoryVersion;
 use crate::operator_command::OperatorCommand;
+use crate::store::subscriber::version_of;
 
 /// Rows that one statement processes, so that a large batch does not exceed the statement timeout.
 const ROWS_MAX: usize = 10_000;
@@ -34,15 +36,16 @@ pub(crate) struct NewSkipped {
 
 /// Returns the number of the newest hub message and the version of the directory. Turns off synchronous commit for this
 /// transaction: if a crash loses its commit, fan-out creates the same rows from the log again.
-pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
+pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, DirectoryVersion)> {
     let row = sqlx::query(
         "select set_config('synchronous_commit', 'off', true),
                 coalesce((select n_to from pillarbox_hub.fanout_batch order by n_to desc limit 1), 0) as n,
-                (select version from pillarbox_hub.directory) as version",
+                (select version from pillarbox_hub.directory) as version,
+                (select id from pillarbox.incarnation) as incarnation",
     )
     .fetch_one(tx)
     .await?;
-    Ok((row.try_get("n")?, row.try_get("version")?))
+    Ok((row.try_get("n")?, version_of(&row)?))
 }
 
 /// The log ids of those messages that were fanned out before: they have a hub message or a skipped subscriber.

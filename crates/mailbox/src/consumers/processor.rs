@@ -67,6 +67,10 @@ pub trait Processor: Send {
     /// Called after the last batch was committed.
     fn committed(&mut self) {}
 
+    /// Drops everything that was derived from the database and is not loaded for each batch: the database may have lost
+    /// transactions, or another process may have taken over.
+    fn reset(&mut self) {}
+
     /// Returns how many deliveries the next batch may have. A batch from several shards has at least one of each.
     fn batch_limit(&self) -> u32 {
         u32::MAX

@@ -80,7 +80,7 @@ impl Runtime {
         let limits = PoolLimits { connections_min: 0, connections_max: 2, for_workers: true, ..PoolLimits::default() };
         let runtime = Runtime {
             vital_db: database::pool((*db.pool().connect_options()).clone(), limits),
-            watcher: Watcher::new(db.readers().clone()),
+            watcher: Watcher::new(db.readers().clone(), db.invalidations().clone()),
             db,
             clock,
             replica: Arc::new(replica),

@@ -22,7 +22,7 @@ use super::replay_reader::ReplayShard;
 use super::replica::Replica;
 use super::retry::RetryPolicy;
 use super::{leases, parked_messages};
-use crate::database::cluster_identity;
+use crate::database::{Incarnation, cluster_identity, is_connection_lost};
 use crate::log::{Reader, Watcher};
 
 /// How often positions are saved while no message matches.
@@ -56,7 +56,8 @@ pub struct ShardWorker<P> {
     clock: Clock,
     processor: P,
     shards: OwnedShards,
-    is_registered: bool,
+    /// The incarnation of the database in which the worker is registered. None: it has to register.
+    registered_in: Option<Incarnation>,
     rebalanced_at: Option<Instant>,
     /// Still set at the start of a round if the last round panicked.
     is_in_round: bool,
@@ -88,7 +89,7 @@ impl<P: Processor> ShardWorker<P> {
             watcher,
             clock,
             processor,
-            is_registered: false,
+            registered_in: None,
             rebalanced_at: None,
             is_in_round: false,
             invalidations: 0,
@@ -113,20 +114,30 @@ impl<P: Processor> ShardWorker<P> {
             Ok(round) => return Ok(round),
             Err(error) => error,
         };
-        self.reset();
         self.context.isolate_failures = true;
+        if let ConsumerError::BatchTooLarge = error {
+            self.reset_shards();
+            return Ok(Round::Busy);
+        }
+        self.reset();
         match error {
             ConsumerError::LeaseLost => {
-                tracing::info!(consumer = self.context.consumer, "lost the lease to another process; rejoining");
-                self.is_registered = false;
+                tracing::info!(consumer = self.context.consumer, "lost the lease; rejoining");
+                self.registered_in = None;
                 Ok(Round::Busy)
             }
             ConsumerError::Dropped => {
                 tracing::info!(consumer = self.context.consumer, "an operator dropped the consumer; registering again");
-                self.is_registered = false;
+                self.registered_in = None;
                 Ok(Round::Busy)
             }
-            ConsumerError::BatchTooLarge => Ok(Round::Busy),
+            ConsumerError::Database(error) => {
+                // The database may have failed over, and the watcher's own connection may fail much later.
+                if is_connection_lost(&error) {
+                    self.watcher.drop_snapshot();
+                }
+                Err(error.into())
+            }
             error => Err(error),
         }
     }
@@ -159,12 +170,17 @@ impl<P: Processor> ShardWorker<P> {
 
     /// Drops all in-memory state. It may be stale; the next round loads it again from the database.
     fn reset(&mut self) {
+        self.reset_shards();
+        self.processor.reset();
+    }
+
+    fn reset_shards(&mut self) {
         self.shards.reset(self.options.reader(&self.consumer));
         self.rebalanced_at = None;
     }
 
     async fn rebalance(&mut self) -> Result<(), ConsumerError> {
-        if !self.is_registered {
+        if self.registered_in.is_none() {
             self.register().await?;
         }
         let WorkerContext { db, consumer, owner, .. } = &self.context;
@@ -192,8 +208,7 @@ impl<P: Processor> ShardWorker<P> {
         }
         self.consumer.register(pool).await?;
         let mut db = pool.acquire().await?;
-        leases::join(&mut db, consumer, owner, &self.replica).await?;
-        self.is_registered = true;
+        self.registered_in = Some(leases::join(&mut db, consumer, owner, &self.replica).await?);
         Ok(())
     }
 
@@ -238,6 +253,13 @@ impl<P: Processor> ShardWorker<P> {
     /// Processes the next messages of the log. Returns whether there is more to read.
     async fn process_live(&mut self) -> Result<bool, ConsumerError> {
         let Some((now, windows)) = self.watcher.newest() else { return Ok(false) };
+        if self.registered_in != Some(now.incarnation) {
+            // The watcher or this worker is connected to the database as it was before a failover. Transactions of that
+            // snapshot may be lost and their ids assigned again, so a position with it would skip messages.
+            self.watcher.invalidate();
+            self.registered_in = None;
+            return Err(ConsumerError::Invalidated);
+        }
         let batch = self.options.batch.min(self.processor.batch_limit());
         let reader = &mut self.shards.reader;
         let in_memory = windows.iter().find_map(|window| reader.read_window(window, batch));

@@ -22,6 +22,21 @@ pub fn is_transient(error: &sqlx::Error) -> bool {
     code.is_none_or(|code| TRANSIENT_CLASSES.iter().any(|class| code.starts_with(class)))
 }
 
+/// Returns whether the connection was lost or could not be opened: the server may have crashed or failed over.
+pub fn is_connection_lost(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(cause) => {
+            cause.code().is_some_and(|code| code.starts_with("08") || matches!(&*code, "57P01" | "57P02" | "57P03"))
+        }
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::WorkerCrashed => true,
+        _ => false,
+    }
+}
+
 /// Returns the problem that the HTTP API shows for a database error.
 pub fn problem(error: &sqlx::Error) -> Problem {
     let code = error.as_database_error().and_then(|cause| cause.code());

@@ -10,23 +10,33 @@ use sqlx::pool::PoolConnection;
 use sqlx::{PgPool, Postgres, Transaction};
 
 use super::dedicated_connection::DedicatedConnection;
+use super::invalidations::Invalidations;
 
-/// A connection pool, and the readers of the log that a commit wakes. It is cheap to clone.
+/// A connection pool, the readers of the log that a commit wakes, and the caches that an invalidation drops. It is cheap
+/// to clone.
 #[derive(Debug, Clone)]
 pub struct Database {
     pool: PgPool,
     readers: Wake,
+    invalidations: Invalidations,
 }
 
 impl Database {
     /// A database whose readers nobody runs yet: `consumers::Runtime::start` runs them.
     pub fn new(pool: PgPool) -> Database {
-        Database { pool, readers: Wake::default() }
+        Database { pool, readers: Wake::default(), invalidations: Invalidations::default() }
     }
 
-    /// Returns the same database over another pool. Commits over both pools wake the same readers.
+    /// Returns the same database over another pool. Commits over both pools wake the same readers, and an invalidation
+    /// concerns both.
     pub fn with_pool(&self, pool: PgPool) -> Database {
-        Database { pool, readers: self.readers.clone() }
+        Database { pool, readers: self.readers.clone(), invalidations: self.invalidations.clone() }
+    }
+
+    /// Calls `drop_cache` whenever the database may have lost transactions. Everything in memory that was derived from
+    /// the database must be dropped then: versions and ids are assigned again for other content.
+    pub fn on_invalidation(&self, drop_cache: impl Fn() + Send + Sync + 'static) {
+        self.invalidations.subscribe(Box::new(drop_cache));
     }
 
     /// Returns a connection for statements that post nothing.
@@ -46,6 +56,10 @@ impl Database {
     /// Returns the pool, for work that posts nothing.
     pub fn pool(&self) -> &PgPool {
         &self.pool
+    }
+
+    pub(crate) fn invalidations(&self) -> &Invalidations {
+        &self.invalidations
     }
 
     /// Returns the handle that each commit triggers.
