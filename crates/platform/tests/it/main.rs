@@ -8,6 +8,7 @@ mod consumers;
 mod events;
 mod events_and_joins;
 mod example_service;
+mod failover;
 mod hub;
 mod joins;
 mod log;

@@ -9,6 +9,6 @@ mod handlers;
 pub(crate) mod removal;
 mod replay_ranges;
 mod replays;
-mod shard_workers;
+pub(crate) mod shard_workers;
 mod shards;
 pub(crate) mod support;
