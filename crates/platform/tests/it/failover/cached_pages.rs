@@ -12,7 +12,7 @@ use crate::events::fixture::{create_event, event_path, meetup_with, patch_event,
 use crate::hub::fixture::{patch_subscriber, subscribe, subscriber_path};
 use crate::support::{DEADLINE, text, uuid_of};
 
-const FEED: &str = "/event/v1/events";
+const PUBLIC_EVENTS: &str = "/event/v1/events";
 
 async fn titles(reader: &Client, path: &str) -> BTreeSet<String> {
     let feed = reader.get(path).await.json();
@@ -29,7 +29,7 @@ async fn rename_again(owner: &Client, event: &Value, title: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_page_and_no_etag_of_a_lost_version_is_taken_for_the_version_that_replaces_it() {
+async fn no_page_and_no_etag_of_a_lost_version_passes_as_the_version_that_replaces_it() {
     let (cluster, redis) = (Cluster::start().await, TestRedis::new());
     let with_redis = |settings: &mut pillarbox::settings::Settings| {
         settings.redis_url = Some(Secret::new(redis.url()));
@@ -49,7 +49,7 @@ async fn no_page_and_no_etag_of_a_lost_version_is_taken_for_the_version_that_rep
     assert_eq!(lost.json()["version"], 3);
     assert_eq!(post_action(&owner, &drafts[0], "publish").await.status, 200);
     assert_eq!(reader.get(&event_path(&event)).await.json()["title"], "Lost");
-    assert_eq!(titles(&reader, FEED).await, BTreeSet::from(["Lost".to_owned(), "Lost draft".to_owned()]));
+    assert_eq!(titles(&reader, PUBLIC_EVENTS).await, BTreeSet::from(["Lost".to_owned(), "Lost draft".to_owned()]));
     let lost_name = patch_subscriber(&admin, uuid_of(&subscriber["id"]), json!({"name": "lost"})).await;
 
     cluster.fail_over(&BTreeSet::new()).await;
@@ -58,7 +58,7 @@ async fn no_page_and_no_etag_of_a_lost_version_is_taken_for_the_version_that_rep
     let name = patch_subscriber(&admin, uuid_of(&subscriber["id"]), json!({"name": "kept"})).await;
     assert_eq!(name.json()["version"], lost_name.json()["version"]);
 
-    assert_eq!(titles(&reader, FEED).await, BTreeSet::from(["Kept".to_owned(), "Other draft".to_owned()]));
+    assert_eq!(titles(&reader, PUBLIC_EVENTS).await, BTreeSet::from(["Kept".to_owned(), "Other draft".to_owned()]));
     let shown = reader.get(&event_path(&event)).await;
     assert_eq!(shown.json()["title"], "Kept");
     for (client, path, tag) in [
