@@ -29,14 +29,24 @@ struct State {
     upstream: SocketAddr,
     /// The number of cuts so far. A connection ends when this number differs from the one at the connection's start.
     cuts: u64,
-    /// Connections that a failover leaves open and silent, by their port on the server's side.
-    silent: Arc<[u16]>,
+    /// Connections that a failover leaves open, by their port on the server's side, and what happens to their data.
+    left: Arc<[u16]>,
+    left_behind: LeftBehind,
+}
+
+/// What happens to a connection that a failover leaves open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftBehind {
+    /// It shows no sign of life, as after a sudden death of the old server.
+    Silent,
+    /// It still leads to the old server, which does not know that it was replaced.
+    Alive,
 }
 
 impl State {
     /// Whether a connection ends that began after this many cuts.
     fn ends(&self, cuts_at_start: u64, port: u16) -> bool {
-        self.cuts != cuts_at_start && !self.silent.contains(&port)
+        self.cuts != cuts_at_start && !self.left.contains(&port)
     }
 }
 
@@ -53,7 +63,13 @@ impl FaultProxy {
     pub async fn start(upstream: SocketAddr) -> FaultProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("a bound listener has an address");
-        let (state, watched) = watch::channel(State { mode: Mode::Pass, upstream, cuts: 0, silent: Arc::default() });
+        let (state, watched) = watch::channel(State {
+            mode: Mode::Pass,
+            upstream,
+            cuts: 0,
+            left: Arc::default(),
+            left_behind: LeftBehind::Silent,
+        });
         let accepted = Arc::<AtomicUsize>::default();
         let acceptor = tokio::spawn(accept(listener, watched, accepted.clone()));
         FaultProxy { addr, state, acceptor, accepted }
@@ -99,19 +115,18 @@ impl FaultProxy {
         self.state.send_modify(|state| state.mode = Mode::Stall);
     }
 
-    /// Another server takes over: new connections lead to it. Existing connections are reset, except those in `silent`,
-    /// which stay open without a sign of life until [`FaultProxy::end_silence`]. They are named by the client port that
-    /// the former server sees.
-    pub fn fail_over(&self, url: &str, silent: &[u16]) {
+    /// Another server takes over: new connections lead to it. Existing connections are reset, except those in `left`,
+    /// which stay open until [`FaultProxy::end_failover`]. They are named by the client port that the old server sees.
+    pub fn fail_over(&self, url: &str, left: &[u16], left_behind: LeftBehind) {
         let upstream = address_of(url);
         self.state.send_modify(|state| {
-            *state = State { mode: Mode::Pass, upstream, cuts: state.cuts + 1, silent: silent.into() };
+            *state = State { mode: Mode::Pass, upstream, cuts: state.cuts + 1, left: left.into(), left_behind };
         });
     }
 
-    /// Resets the connections that a failover has left silent.
-    pub fn end_silence(&self) {
-        self.state.send_modify(|state| state.silent = Arc::default());
+    /// Resets the connections that a failover has left open.
+    pub fn end_failover(&self) {
+        self.state.send_modify(|state| state.left = Arc::default());
     }
 
     /// Responses are withheld: data from clients is delivered, data from the server is not, on new connections too.
@@ -214,7 +229,8 @@ impl Gate {
     /// silent. Fails when the proxy is dropped.
     async fn wait_until_open(&mut self, is_open: fn(Mode) -> bool) -> io::Result<Mode> {
         let cuts = self.cuts_at_start;
-        let now = self.state.wait_for(|now| now.cuts == cuts && is_open(now.mode)).await.map_err(io::Error::other)?;
+        let passes = |now: &State| is_open(now.mode) && (now.cuts == cuts || now.left_behind == LeftBehind::Alive);
+        let now = self.state.wait_for(passes).await.map_err(io::Error::other)?;
         Ok(now.mode)
     }
 }
@@ -350,14 +366,14 @@ mod tests {
         let (_other_server, _) = listener.accept().await.unwrap();
 
         let successor = proxied_echo().await;
-        proxy.fail_over(&format!("echo://{}", successor.addr()), &[peer.port()]);
+        proxy.fail_over(&format!("echo://{}", successor.addr()), &[peer.port()], LeftBehind::Silent);
         assert_eq!(other.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
         let mut new = connect(&proxy).await;
         echo(&mut new).await.unwrap();
         assert_eq!(successor.accepted(), 1);
         timeout(SILENCE, echo(&mut silent)).await.expect_err("no data arrives and the connection stays open");
 
-        proxy.end_silence();
+        proxy.end_failover();
         assert_eq!(silent.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
         echo(&mut new).await.unwrap();
     }

@@ -44,7 +44,7 @@ mod watchdog;
 pub use app::TestApp;
 pub use client::{Client, Response};
 pub use eventually::{Condition, eventually};
-pub use fault::FaultProxy;
+pub use fault::{FaultProxy, LeftBehind};
 pub use pooler::TestPooler;
 pub use postgres::TestDatabase;
 pub use private_servers::{PrivateServers, Server};
