@@ -8,7 +8,7 @@ use pillarbox::settings::Settings;
 use serde_json::Value;
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
-use testkit::{Client, FaultProxy, PrivateServers, Server, Standby, TestApp, eventually};
+use testkit::{Client, FaultProxy, LeftBehind, PrivateServers, Server, Standby, TestApp, eventually};
 
 use crate::support::DEADLINE;
 
@@ -43,12 +43,16 @@ impl Cluster {
         self.standby.cut_replication();
     }
 
-    /// All connections fall silent, the standby is promoted, and new connections lead to it. The existing ones are reset,
-    /// except those with the given ports, which stay silent.
-    pub(super) async fn fail_over(&self, silent: &BTreeSet<u16>) {
+    /// All connections fall silent, the standby is promoted, and new connections lead to it. The existing ones are reset.
+    pub(super) async fn fail_over(&self) {
+        self.fail_over_except(&BTreeSet::new(), LeftBehind::Silent).await;
+    }
+
+    /// The same, but the connections with these ports are left open.
+    pub(super) async fn fail_over_except(&self, left: &BTreeSet<u16>, left_behind: LeftBehind) {
         self.proxy.stall();
         self.standby.promote().await;
-        self.proxy.fail_over(self.standby.url(), &silent.iter().copied().collect::<Vec<_>>());
+        self.proxy.fail_over(self.standby.url(), &left.iter().copied().collect::<Vec<_>>(), left_behind);
     }
 
     /// The client ports of the connections that the watcher and the heartbeat share. They use them in turn, so each of
@@ -68,17 +72,13 @@ impl Cluster {
         ports
     }
 
-    /// Whether the transaction ids of the promoted standby have reached this one, which the old primary has assigned.
-    pub(super) async fn wait_until_assigned_again(&self, xid: i64) {
+    /// Makes the promoted standby assign transaction ids up to this one, which the old primary has assigned, as other
+    /// clients of the database do with time.
+    pub(super) async fn assign_again_up_to(&self, xid: i64) {
         let mut db = PgConnection::connect(self.standby.url()).await.unwrap();
-        eventually("the transaction ids of the old primary are assigned again", DEADLINE, async || {
-            let next = "select pg_current_xact_id()::text::bigint";
-            match sqlx::query_scalar::<_, i64>(next).fetch_one(&mut db).await.unwrap() {
-                next if next > xid => Ok(()),
-                other => Err(other),
-            }
-        })
-        .await;
+        let statement =
+            format!("do $$ begin while pg_current_xact_id()::text::bigint <= {xid} loop commit; end loop; end $$");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&mut db).await.unwrap();
     }
 
     /// The last transaction id that the old primary has assigned.

@@ -1,7 +1,5 @@
 //! Subscribers after a failover: those that the new primary has get webhooks, whatever versions repeat.
 
-use std::collections::BTreeSet;
-
 use hyper::Method;
 use serde_json::{Value, json};
 use testkit::{Client, Receiver, eventually};
@@ -30,7 +28,7 @@ async fn a_subscriber_that_is_created_again_after_a_failover_gets_its_webhooks()
     post(&admin, "test.posted", json!({"n": 1}), Some("lane")).await;
     wait_for_webhooks(&receiver, 1).await;
 
-    cluster.fail_over(&BTreeSet::new()).await;
+    cluster.fail_over().await;
     let subscriber = subscribe_again(&admin, &again.url()).await;
     assert_ne!(text(&subscriber["id"]), text(&lost["id"]));
     for n in 2..=3 {
