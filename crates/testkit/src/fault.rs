@@ -361,7 +361,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
         let mut silent = connect(&proxy).await;
-        let (_server, peer) = listener.accept().await.unwrap();
+        let (mut server, peer) = listener.accept().await.unwrap();
+        silent.write_u8(0).await.unwrap();
+        assert_eq!(server.read_u8().await.unwrap(), 0);
         let mut other = connect(&proxy).await;
         let (_other_server, _) = listener.accept().await.unwrap();
 
@@ -376,6 +378,28 @@ mod tests {
         proxy.end_failover();
         assert_eq!(silent.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
         echo(&mut new).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_a_failover_leaves_alive_leads_to_the_old_server() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
+        let mut alive = connect(&proxy).await;
+        let (mut server, peer) = listener.accept().await.unwrap();
+        alive.write_u8(0).await.unwrap();
+        assert_eq!(server.read_u8().await.unwrap(), 0);
+        proxy.stall();
+        alive.write_u8(1).await.unwrap();
+        let successor = proxied_echo().await;
+        proxy.fail_over(&format!("echo://{}", successor.addr()), &[peer.port()], LeftBehind::Alive);
+        for sent in [1, 2] {
+            assert_eq!(server.read_u8().await.unwrap(), sent);
+            server.write_u8(sent).await.unwrap();
+            assert_eq!(alive.read_u8().await.unwrap(), sent);
+            alive.write_u8(sent + 1).await.unwrap();
+        }
+        proxy.end_failover();
+        assert_eq!(alive.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
     }
 
     #[tokio::test]
