@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_a_failover_leaves_alive_leads_to_the_old_server() {
+    async fn a_connection_that_is_alive_after_a_failover_leads_to_the_old_server() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
         let mut alive = connect(&proxy).await;
