@@ -12,6 +12,7 @@
 //! | to wait for a condition  | [`eventually`]: polls a condition, with a deadline                          |
 //! | network faults           | [`FaultProxy`]: refuses, cuts, stalls, mutes or delays connections          |
 //! | servers it may kill      | [`PrivateServers`]: a separate PostgreSQL and RabbitMQ, for faults          |
+//! | days to pass             | [`MovableTime`]: a separate PostgreSQL whose time the test moves            |
 //! | Pillarbox                | [`TestApp`]: the real roles in this process, and a [`Client`] to call them  |
 //! | an endpoint for webhooks | [`Receiver`]: records requests and responds as the test configures it       |
 //! | the binary itself        | [`Pillarbox`]: the real process, which can be killed at any time            |
@@ -29,6 +30,7 @@ mod app;
 mod client;
 mod eventually;
 mod fault;
+mod movable_time;
 mod pooler;
 mod postgres;
 mod private_servers;
@@ -43,6 +45,7 @@ pub use app::TestApp;
 pub use client::{Client, Response};
 pub use eventually::{Condition, eventually};
 pub use fault::FaultProxy;
+pub use movable_time::MovableTime;
 pub use pooler::TestPooler;
 pub use postgres::TestDatabase;
 pub use private_servers::{PrivateServers, Server};

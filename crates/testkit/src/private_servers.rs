@@ -42,10 +42,15 @@ pub struct PrivateServers {
 impl PrivateServers {
     /// Starts the given kinds of servers and no others: each of them costs the test some seconds.
     pub async fn start(servers: &[Server]) -> PrivateServers {
+        PrivateServers::start_with(servers, &[]).await
+    }
+
+    /// The same, with more settings of `scripts/with-servers`.
+    pub(crate) async fn start_with(servers: &[Server], settings: &'static [(&str, &str)]) -> PrivateServers {
         watchdog::register_test();
         let names: Vec<&str> = servers.iter().map(|server| server.name()).collect();
         let names = names.join(" ");
-        tokio::task::spawn_blocking(move || start_blocking(&names)).await.expect("the servers start")
+        tokio::task::spawn_blocking(move || start_blocking(&names, settings)).await.expect("the servers start")
     }
 
     pub fn postgres_url(&self) -> &str {
@@ -137,7 +142,7 @@ impl PrivateServers {
         command
     }
 
-    fn folder(&self) -> PathBuf {
+    pub(crate) fn folder(&self) -> PathBuf {
         PathBuf::from(&self.variables["PBX_TEST_DIR"])
     }
 }
@@ -149,11 +154,12 @@ impl Drop for PrivateServers {
     }
 }
 
-fn start_blocking(servers: &str) -> PrivateServers {
+fn start_blocking(servers: &str, settings: &[(&str, &str)]) -> PrivateServers {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/with-servers");
     let mut child = Command::new(script)
         .args(["bash", "-c", "env | grep ^PBX_TEST_; echo; exec sleep 600"])
         .env("PBX_TEST_SERVERS", servers)
+        .envs(settings.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())

@@ -136,6 +136,10 @@ impl Drop for Pillarbox {
         // Both fail only if the process has already exited, which is the goal.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // A process that is killed leaves what libfaketime has created for it.
+        for name in ["faketime_shm_", "sem.faketime_sem_"] {
+            let _ = std::fs::remove_file(format!("/dev/shm/{name}{}", self.child.id()));
+        }
     }
 }
 
