@@ -57,6 +57,7 @@ use kit::secret::Cipher;
 use mailbox::batched_writes::BatchedWriteHandler;
 use mailbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
 use mailbox::database::Database;
+use mailbox::database::time::maintain;
 use mailbox::service::{Role, Roles, Service, ServiceContext};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, mpsc};
@@ -159,7 +160,7 @@ impl Service for Hub {
 
     fn build(context: &ServiceContext, settings: &HubSettings) -> Result<Hub, InvalidSetting> {
         let (db, clock) = (context.db.clone(), context.clock.clone());
-        let handler = BatchedWriteHandler::new(&db, clock.clone(), EventIngest);
+        let handler = BatchedWriteHandler::new(&db, EventIngest);
         let (ingest, ingest_loop) = Batcher::new(handler, ingest::LIMITS);
         context.spawn(ingest_loop);
         Ok(Hub {
@@ -194,13 +195,9 @@ impl Service for Hub {
     }
 
     fn start_maintenance(&self, runtime: &Runtime) {
-        let (worker, db, clock) = (
-            runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE),
-            runtime.db().pool().clone(),
-            self.clock.clone(),
-        );
+        let (worker, db) = (runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE), runtime.db().pool().clone());
         let retention = self.retention;
-        runtime.spawn(async move { worker.run(|| workers::maintain(&db, retention, clock.now())).await });
+        runtime.spawn(async move { worker.run(|| maintain(&db, workers::maintain(&db, retention))).await });
         let (worker, db) = (runtime.worker("hub.measure".to_owned(), MEASURE_PAUSE), runtime.db().pool().clone());
         runtime.spawn(async move { worker.run(|| workers::measure(&db)).await });
     }

@@ -9,6 +9,7 @@ mod pool;
 pub mod pooler;
 mod redacted_error;
 pub(crate) mod snapshot;
+pub mod time;
 mod transaction;
 
 pub use dedicated_connection::{ConnectionGuard, DedicatedConnection};

@@ -18,6 +18,7 @@ use kit::{serve, web};
 use mailbox::consumers::{Replica, Runtime};
 use mailbox::database::Database;
 use mailbox::database::pooler::PoolerError;
+use mailbox::database::time::maintain;
 use mailbox::operations::{maintenance, status};
 use mailbox::service::{RedisAddress, Role, ServiceContext, cursor_key};
 use relay::Broker;
@@ -28,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::checks::Checks;
+use crate::clock_check::ClockCheck;
 use crate::keys::cache::KeyCache;
 use crate::keys::flow::claim_installation;
 use crate::pools::Pools;
@@ -154,11 +156,13 @@ pub async fn start(
     master_keys: &[MasterKey],
 ) -> Result<Running, StartError> {
     services.iter().try_for_each(|entry| entry.check(settings))?;
-    let clock = Clock::system();
+    let clock = Clock::following();
     let pools = Pools::open(settings, &database).await?;
     pools.check_database().await?;
     let broker = settings.broker()?;
     let health = Health::default();
+    let clock_check = ClockCheck::new(&pools.checks, &clock, &health);
+    clock_check.run().await?;
     let app = app_state(settings, services, &pools, &clock, master_keys, &health)?;
     let authenticator = authenticator(settings, &app, master_keys)?;
     let checks = Arc::new(Checks::new(settings, &pools.checks, pools.pooler_checks.clone(), broker.clone(), &health)?);
@@ -168,13 +172,14 @@ pub async fn start(
     let built = services::build(services, &context, settings)?;
     // The last step that can fail: it may create the first admin key, which is lost unless the caller can show it.
     let has_admin_key = settings.admin_key.is_some();
-    let first_admin_key = claim_installation(&pools.workers, master_keys, has_admin_key, clock.now()).await?;
+    let first_admin_key = claim_installation(&pools.workers, master_keys, has_admin_key).await?;
 
     tokio::spawn(pools.clone().warm_up(settings.pool_min));
     let stop = CancellationToken::new();
     let workers = Workers { tasks: TaskTracker::new(), stop: stop.clone(), health: health.clone() };
     workers.start_upkeep(Upkeep {
         checks: checks.clone(),
+        clock_check,
         rate_limit: authenticator.rate_limit.clone(),
         metrics: app.metrics.clone(),
     });
@@ -201,7 +206,7 @@ fn app_state(
         db: Database::new(pools.requests.clone()),
         clock: clock.clone(),
         cursor_key: cursor_key(master_keys),
-        keys: KeyCache::new(pools.requests.clone(), clock.clone(), settings.admin_key.as_ref()),
+        keys: KeyCache::new(pools.requests.clone(), settings.admin_key.as_ref()),
         health: health.clone(),
         metrics: telemetry::metrics()?,
         services,
@@ -212,7 +217,8 @@ fn app_state(
 fn authenticator(settings: &Settings, app: &App, master_keys: &[MasterKey]) -> Result<Authenticator, StartError> {
     Ok(Authenticator {
         keys: Arc::new(app.keys.clone()),
-        tokens: Arc::new(TokenVerifier::new(master_keys, &settings.issuers, app.clock.clone())?),
+        // Issuers are other machines: their tokens expire by the clock of this one, not by the database's.
+        tokens: Arc::new(TokenVerifier::new(master_keys, &settings.issuers, Clock::system())?),
         rate_limit: settings.rate_limit().map(RateLimit::per_second),
     })
 }
@@ -227,7 +233,7 @@ fn start_runtime(
 ) -> Runtime {
     let roles = settings.roles();
     if roles.contains(Role::Maintain) {
-        workers.start_log_maintenance(settings, pools.workers.clone(), app.clock.clone());
+        workers.start_log_maintenance(settings, pools.workers.clone());
     }
     let replica = Replica::new(process_name(), settings.lease_time());
     // Commits over the pool for requests and over that for background work wake the same readers.
@@ -278,14 +284,12 @@ impl Workers {
         self.tasks.spawn(async move { worker.run(|| upkeep.run_once()).await });
     }
 
-    fn start_log_maintenance(&self, settings: &Settings, db: PgPool, clock: Clock) {
+    fn start_log_maintenance(&self, settings: &Settings, db: PgPool) {
         let worker = self.worker("maintain", MAINTAIN_PAUSE, false);
         let (retention, started_at) = (settings.retention(), Instant::now());
-        let run_once = move || {
-            let (db, now) = (db.clone(), clock.now());
-            async move { maintenance::run_once(&db, retention, now, started_at.elapsed()).await }
-        };
-        self.tasks.spawn(async move { worker.run(run_once).await });
+        self.tasks.spawn(async move {
+            worker.run(|| maintain(&db, maintenance::run_once(&db, retention, started_at.elapsed()))).await;
+        });
     }
 
     fn start_lag_measurement(&self, db: PgPool) {
@@ -302,13 +306,14 @@ async fn measure_lag(db: &PgPool) -> Result<Round, sqlx::Error> {
 /// The periodic task of every process, whatever its roles.
 struct Upkeep {
     checks: Arc<Checks>,
+    clock_check: ClockCheck,
     rate_limit: Option<RateLimit>,
     metrics: PrometheusHandle,
 }
 
 impl Upkeep {
     async fn run_once(&self) -> Result<Round, std::convert::Infallible> {
-        self.checks.run().await;
+        tokio::join!(self.checks.run(), self.clock_check.run_in_time());
         self.metrics.run_upkeep();
         if let Some(limit) = &self.rate_limit {
             limit.drop_idle();

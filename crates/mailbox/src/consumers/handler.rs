@@ -170,7 +170,15 @@ impl HandlerProcessor {
         deliveries: &[&Delivery],
     ) -> Result<HashSet<(uuid::Uuid, i32)>, ConsumerError> {
         let ids: Vec<_> = deliveries.iter().map(|delivery| (delivery.message.message_id, delivery.run)).collect();
-        Ok(inbox::insert(tx, &context.consumer, &ids).await?)
+        let mut new = inbox::insert(tx, &context.consumer, &ids).await?;
+        let has_old_id = |delivery: &&&Delivery| inbox::has_old_id(delivery.message.message_id, delivery.message.at);
+        let old: Vec<_> =
+            deliveries.iter().filter(has_old_id).map(|delivery| (delivery.message.message_id, delivery.run)).collect();
+        if !old.is_empty() {
+            let new_old = inbox::insert_old(tx, &context.consumer, &old).await?;
+            new.retain(|message| new_old.contains(message) || !old.contains(message));
+        }
+        Ok(new)
     }
 
     async fn handle_messages(

@@ -10,7 +10,7 @@ use mailbox::operations::status;
 use sqlx::PgPool;
 
 use super::Failure;
-use super::installation::connect;
+use super::installation::{connect, require_same_time};
 use super::table::{self, print_line};
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{flow, time};
@@ -77,6 +77,7 @@ pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Fa
         Replay { command: Some(Command::List { filter, json }), .. } => list(&db, filter, json).await,
         Replay { command: Some(Command::Cancel { id }), .. } => cancel(&db, id).await,
         Replay { command: None, consumer: Some(consumer), from: Some(from), to, again, wait } => {
+            require_same_time(&db).await?;
             let to = to.unwrap_or_else(Utc::now);
             request_replay(&db, &Request { consumer, from, to, again }, wait).await
         }
@@ -173,7 +174,8 @@ pub(super) async fn recover(settings: &Settings, args: RecoverArgs) -> Result<()
             (Recovery::Skip, "nothing that was restored is sent, and parked messages are dead letters now".to_owned())
         }
     };
-    let Some(skipped) = flow::recover(&db, recovery, Utc::now()).await? else {
+    require_same_time(&db).await?;
+    let Some(skipped) = flow::recover(&db, recovery).await? else {
         print_line("This database was not restored or copied; nothing is changed.")?;
         return Ok(());
     };

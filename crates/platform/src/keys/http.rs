@@ -82,10 +82,9 @@ async fn create(
     let tenant = body.tenant.unwrap_or_else(|| caller.tenant.clone());
     managed_tenant(&caller, Some(tenant.clone()))?;
     let new = NewKey { name: body.name, role: body.role, tenant, expires_at: body.expires_at };
-    let now = app.clock.now();
-    idempotency::run_once(&app.db, identity.as_ref(), StoreResponse::WithoutBody, now, |tx| {
+    idempotency::run_once(&app.db, identity.as_ref(), StoreResponse::WithoutBody, |tx| {
         Box::pin(async move {
-            let (details, secret) = flow::create(tx, new, now).await?;
+            let (details, secret) = flow::create(tx, new).await?;
             Ok(StoredResponse::json(StatusCode::CREATED, &CreatedKey { key: secret.reveal().clone(), details }))
         })
     })
@@ -97,7 +96,7 @@ async fn create(
     responses((status = 204, description = "The key is revoked"), (status = 404, description = "The key does not exist")))]
 async fn revoke(State(app): State<App>, caller: Caller, Path(id): Path<Uuid>) -> Result<impl IntoResponse, Problem> {
     let tenant = managed_tenant(&caller, None)?;
-    flow::revoke(app.db.pool(), id, tenant.as_ref(), app.clock.now()).await?;
+    flow::revoke(app.db.pool(), id, tenant.as_ref()).await?;
     app.keys.clear();
     Ok(StatusCode::NO_CONTENT)
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod consumers;
+mod days;
 mod events;
 mod events_and_joins;
 mod example_service;

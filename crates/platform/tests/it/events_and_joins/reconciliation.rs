@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use chrono::Utc;
 use events::reconcile::{self, Progress, ReconcileOptions};
 use mailbox::database::{Database, migrations};
 use mailbox::log::Post;
@@ -94,7 +93,7 @@ impl Services {
     }
 
     async fn reconcile(&self, options: ReconcileOptions) -> Progress {
-        let run = reconcile::begin(&Database::new(self.db().clone()), options, Utc::now()).await.unwrap();
+        let run = reconcile::begin(&Database::new(self.db().clone()), options).await.unwrap();
         self.wait_until_finished(run).await
     }
 
@@ -134,7 +133,7 @@ async fn a_forced_run_does_not_revert_a_cancellation() {
     }
     // The run states the events as published; then they are canceled.
     let services = services.restart(without_handlers).await;
-    let run = reconcile::begin(&Database::new(services.db().clone()), FORCED, Utc::now()).await.unwrap();
+    let run = reconcile::begin(&Database::new(services.db().clone()), FORCED).await.unwrap();
     let stated = "delete from pillarbox.log where payload->>'run' = $1 returning topic, payload::text";
     let (topic, payload): (String, String) =
         sqlx::query_as(stated).bind(run.to_string()).fetch_one(services.db()).await.unwrap();

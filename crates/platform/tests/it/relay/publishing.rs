@@ -211,3 +211,33 @@ async fn a_python_producer_and_consumer_need_no_library_of_ours() {
     assert_eq!((&envelope["event_type"], &envelope["aggregate_id"]), (&json!("RESERVATION_REQUESTED"), &json!(5)));
     app.stop().await;
 }
+
+#[tokio::test]
+async fn a_message_of_a_required_route_does_not_die_by_the_number_of_its_attempts() {
+    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
+    let (db, amqp) = (database.pool(), BrokerClient::connect(&vhost).await);
+    post(db, "test.lost", Some("k"), 1).await;
+    let app = TestApp::start_with(&database, |settings| {
+        one_route(&vhost)(settings);
+        settings.relay.routes[0].required = true;
+    })
+    .await;
+    eventually("it is parked", TIMEOUT, async || parked(db).await == (1, 1)).await;
+    // As after weeks of failures.
+    sqlx::query("update pillarbox.parked set attempts = 30000, next_at = now()").execute(db).await.unwrap();
+    eventually("it has failed again", TIMEOUT, async || {
+        let query = "select coalesce(max(attempts), 0) from pillarbox.parked";
+        match sqlx::query_scalar::<_, i32>(query).fetch_one(db).await.unwrap() {
+            attempts if attempts > 30_000 => Ok(()),
+            attempts => Err(attempts),
+        }
+    })
+    .await;
+    let dead: i64 = sqlx::query_scalar("select count(*) from pillarbox.dead_letter").fetch_one(db).await.unwrap();
+    assert_eq!(dead, 0);
+    amqp.queue("found", "test.exchange", "test.lost").await;
+    sqlx::query("update pillarbox.parked set next_at = now()").execute(db).await.unwrap();
+    assert_eq!(amqp.consume("found", 1).await.len(), 1);
+    eventually("nothing is parked", TIMEOUT, async || parked(db).await == (0, 0)).await;
+    app.stop().await;
+}

@@ -1,0 +1,37 @@
+-- schema: pillarbox
+-- Which days maintenance may drop.
+
+-- The start of yesterday in UTC, by the database's clock. Maintenance deletes nothing from this time on, whatever its
+-- settings, its arguments and the clocks of processes are.
+create function pillarbox.yesterday() returns timestamptz
+language sql stable parallel safe
+as $$
+    select (date_trunc('day', now() at time zone 'UTC') - interval '1 day') at time zone 'UTC'
+$$;
+
+-- Drops the partition of one day, of a table of any schema. Fails if the day is yesterday or later, so that no caller can
+-- drop data in use. The name of a partition ends with its day.
+create function pillarbox.drop_day(parent regclass, partition regclass) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    day timestamptz;
+begin
+    select to_date(right(relname, 8), 'YYYYMMDD')::timestamp at time zone 'UTC' into day
+    from pg_class join pg_inherits on inhrelid = pg_class.oid
+    where pg_class.oid = partition and inhparent = parent and relname ~ '_[0-9]{8}$';
+    if day is null then
+        raise exception '% is not the partition of a day of %', partition, parent using errcode = 'invalid_parameter_value';
+    end if;
+    if day >= pillarbox.yesterday() then
+        raise exception '% is in use: only days before yesterday (UTC) are dropped', partition
+            using errcode = 'invalid_parameter_value',
+                  hint = 'Check the clock of the database server, and the settings of retention.';
+    end if;
+    execute format('alter table %s detach partition %s', parent, partition);
+    execute format('drop table %s', partition);
+end
+$$;
+
+revoke all on function pillarbox.drop_day from public;
