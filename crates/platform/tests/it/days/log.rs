@@ -58,9 +58,8 @@ async fn a_position_that_is_saved_while_its_day_is_dropped_wins() {
     // A shard worker is about to commit a newer position. The day cannot be dropped meanwhile, so nothing is copied, either.
     let mut saving = db.begin().await.unwrap();
     let save = "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
-                select 'effects', array_agg(shard), array_agg(77::bigint), old, old_id, old_at, new, new_id, new_at
-                from pillarbox.shards() as shard cross join lateral pillarbox.latest_position('effects', shard)
-                group by old, old_id, old_at, new, new_id, new_at";
+                select 'effects', array[shard], array[77::bigint], old, old_id, old_at, new, new_id, new_at
+                from pillarbox.shards() as shard cross join lateral pillarbox.latest_position('effects', shard)";
     sqlx::query(save).execute(&mut *saving).await.unwrap();
     maintain(db, PATIENT).await;
     assert!(exists(db, &old).await);
