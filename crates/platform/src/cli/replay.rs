@@ -77,7 +77,6 @@ pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Fa
         Replay { command: Some(Command::List { filter, json }), .. } => list(&db, filter, json).await,
         Replay { command: Some(Command::Cancel { id }), .. } => cancel(&db, id).await,
         Replay { command: None, consumer: Some(consumer), from: Some(from), to, again, wait } => {
-            require_same_time(&db).await?;
             let to = to.unwrap_or_else(Utc::now);
             request_replay(&db, &Request { consumer, from, to, again }, wait).await
         }
@@ -88,6 +87,7 @@ pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Fa
 async fn request_replay(db: &PgPool, request: &Request, waits: bool) -> Result<(), Failure> {
     // Checked before the database is needed, to name the options instead of the fields.
     flow::check_range(request).map_err(|_| Failure::Other("--to must be a time after --from".to_owned()))?;
+    require_same_time(db).await?;
     let mut tx = db.begin().await?;
     let id = flow::request_replay(&mut tx, request).await?;
     tx.commit().await?;
