@@ -33,7 +33,7 @@ impl ClockCheck {
 
     /// Compares the clocks once. Fails if the database's time cannot be read.
     pub(crate) async fn run(&self) -> sqlx::Result<()> {
-        let measured = Measurement::take(&mut *self.db.acquire().await?).await?;
+        let measured = Measurement::read(&mut *self.db.acquire().await?).await?;
         measured.apply_to(&self.clock);
         let checked = measured.check();
         let differed = self.differs.swap(checked.is_err(), Ordering::Relaxed);

@@ -29,7 +29,7 @@ pub struct Measurement {
 
 impl Measurement {
     /// Reads both, and sets the gauge of their difference.
-    pub async fn take(db: &mut PgConnection) -> sqlx::Result<Measurement> {
+    pub async fn read(db: &mut PgConnection) -> sqlx::Result<Measurement> {
         let (process_sent_at, sent_at) = (Clock::system().now(), Instant::now());
         let now = now(db).await?;
         let measured = Measurement { now, process_sent_at, sent_at, round_trip: sent_at.elapsed() };
@@ -85,6 +85,6 @@ pub async fn maintain<E>(
     db: &PgPool,
     round: impl Future<Output = Result<Round, E>>,
 ) -> Result<Round, MaintenanceError<E>> {
-    Measurement::take(&mut *db.acquire().await?).await?.check()?;
+    Measurement::read(&mut *db.acquire().await?).await?.check()?;
     round.await.map_err(MaintenanceError::Task)
 }

@@ -49,7 +49,7 @@ pub(super) fn connect(settings: &Settings) -> Result<PgPool, Failure> {
 /// Fails when the clock of this machine differs from the database's: a time that the operator gave relative to now would be
 /// another one for the database.
 pub(super) async fn require_same_time(db: &PgPool) -> Result<(), Failure> {
-    let measured = Measurement::take(&mut *db.acquire().await?).await?;
+    let measured = Measurement::read(&mut *db.acquire().await?).await?;
     measured.check().map_err(|differs| Failure::Other(differs.to_string()))
 }
 

@@ -22,7 +22,7 @@ async fn deliver_again(db: &PgPool) {
 }
 
 /// Makes retention preserve the log, as for webhooks that are not sent yet.
-async fn hold_log(db: &PgPool) {
+async fn preserve_log(db: &PgPool) {
     let from = sqlx::query_scalar("select now() - interval '1 hour'").fetch_one(db).await.unwrap();
     retention_hold::set(&mut db.acquire().await.unwrap(), "test", Some(from)).await.unwrap();
 }
@@ -35,7 +35,7 @@ async fn an_effect_happens_once_across_midnight_and_while_its_message_is_in_the_
                                               - (now() at time zone 'UTC'))::float8";
     let seconds: f64 = sqlx::query_scalar(to_midnight).fetch_one(db).await.unwrap();
     time.advance(Duration::from_secs_f64((seconds - 60.0).rem_euclid(86_400.0)));
-    hold_log(db).await;
+    preserve_log(db).await;
     let inbox = day(db, "pillarbox.inbox", 0).await;
     let process = Process::start(db, recorder());
     post(db, 1).await;
@@ -100,7 +100,7 @@ async fn the_inbox_is_not_purged_early() {
 async fn a_message_whose_id_is_too_old_has_its_effect_once() {
     let time = start().await;
     let db = time.database().pool();
-    hold_log(db).await;
+    preserve_log(db).await;
     let process = Process::start(db, recorder());
     let behind = "insert into pillarbox.log (shard, message_id, source, tenant, topic, payload)
                   values (3, pillarbox.uuid_at(now() - interval '10 days'), 'test', 'main', 'test.posted', '1')";

@@ -24,7 +24,7 @@ const ALL_ROLES: &str = "api,consume,fanout,dispatch,maintain";
 const HUB_ROLES: &str = "api,fanout,dispatch,maintain";
 
 /// The start of the log that a retention hold preserves.
-async fn held_from(db: &PgPool) -> Option<chrono::DateTime<chrono::Utc>> {
+async fn retention_start(db: &PgPool) -> Option<chrono::DateTime<chrono::Utc>> {
     let query = "select from_at from pillarbox.retention_hold where holder = 'hub'";
     sqlx::query_scalar(query).fetch_optional(db).await.unwrap()
 }
@@ -41,7 +41,7 @@ async fn wait_for_fan_out(db: &PgPool, admin: &Client) {
 }
 
 #[tokio::test]
-async fn the_log_is_held_for_a_webhook_that_is_not_sent_yet() {
+async fn the_log_is_retained_for_a_webhook_that_is_not_sent_yet() {
     let time = start().await;
     let (db, receiver) = (time.database().pool(), Receiver::start().await);
     let mut server = Server::start(&time.database().url(), SECRET_KEY, HUB_ROLES, &time.environment());
@@ -57,7 +57,7 @@ async fn the_log_is_held_for_a_webhook_that_is_not_sent_yet() {
     time.advance(10 * DAY);
     let mut server = Server::start(&time.database().url(), SECRET_KEY, HUB_ROLES, &time.environment());
     let admin = server.admin().await;
-    eventually("the hub holds the log", DEADLINE, async || held_from(db).await.is_some()).await;
+    eventually("the hub holds the log", DEADLINE, async || retention_start(db).await.is_some()).await;
     // Retention waits for no consumer any more.
     wait_for_fan_out(db, &admin).await;
     maintain(db, Retention::default()).await;
@@ -70,7 +70,7 @@ async fn the_log_is_held_for_a_webhook_that_is_not_sent_yet() {
 
     let mut server = Server::start(&time.database().url(), SECRET_KEY, HUB_ROLES, &time.environment());
     let admin = server.admin().await;
-    eventually("the hold is removed", DEADLINE, async || held_from(db).await.is_none()).await;
+    eventually("the hold is removed", DEADLINE, async || retention_start(db).await.is_none()).await;
     wait_for_fan_out(db, &admin).await;
     maintain(db, Retention::default()).await;
     assert!(!exists(db, &log).await, "retention goes on");
@@ -124,7 +124,7 @@ async fn trending_decays_with_the_age_of_an_event() {
     publish("crowd", 1_000).await;
     publish("club", 50).await;
     let reader = app.anonymous();
-    wait_for_feed(&reader, &["crowd", "club"]).await;
+    wait_for_titles(&reader, &["crowd", "club"]).await;
     // An event loses 5 points an hour; the crowd had 3,000 points more than the club.
     time.advance(30 * DAY);
     scorer.process.wait_for_line(|line| line.contains("listening"), DEADLINE).await;
@@ -138,12 +138,12 @@ async fn trending_decays_with_the_age_of_an_event() {
     })
     .await;
     publish("news", 50).await;
-    wait_for_feed(&reader, &["news", "crowd", "club"]).await;
+    wait_for_titles(&reader, &["news", "crowd", "club"]).await;
     app.stop().await;
 }
 
 /// Waits until the trending feed has these titles. A cached page may be 15 s old; another limit is another page.
-async fn wait_for_feed(reader: &Client, expected: &[&str]) {
+async fn wait_for_titles(reader: &Client, expected: &[&str]) {
     let mut limit = 10;
     eventually("the events are scored", DEADLINE, async || {
         limit = limit % 99 + 1;
