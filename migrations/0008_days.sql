@@ -16,24 +16,24 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    found record;
+    target record;
 begin
     select to_date(right(child.relname, 8), 'YYYYMMDD')::timestamp at time zone 'UTC' as day,
            nspname as schema, child.relname as child, whole.relname as whole
-    into found
+    into target
     from pg_inherits join pg_class as child on child.oid = inhrelid join pg_class as whole on whole.oid = inhparent
          join pg_namespace on pg_namespace.oid = child.relnamespace and pg_namespace.oid = whole.relnamespace
     where child.oid = partition and whole.oid = parent and child.relname ~ '_[0-9]{8}$';
-    if found is null then
+    if target is null then
         raise exception '% is not the partition of a day of %', partition, parent using errcode = 'invalid_parameter_value';
     end if;
-    if found.day >= pillarbox.yesterday() then
+    if target.day >= pillarbox.yesterday() then
         raise exception '% is in use: only days before yesterday (UTC) are dropped', partition
             using errcode = 'invalid_parameter_value',
                   hint = 'Check the clock of the database server, and the settings of retention.';
     end if;
-    execute format('alter table %I.%I detach partition %I.%I', found.schema, found.whole, found.schema, found.child);
-    execute format('drop table %I.%I', found.schema, found.child);
+    execute format('alter table %I.%I detach partition %I.%I', target.schema, target.whole, target.schema, target.child);
+    execute format('drop table %I.%I', target.schema, target.child);
 end
 $$;
 
