@@ -21,7 +21,7 @@ use crate::target::Target;
 #[derive(Debug)]
 pub(crate) struct Recipient {
     pub(crate) id: Uuid,
-    pub(crate) tenant: String,
+    pub(crate) tenant: Arc<str>,
     pub(crate) version: i64,
     /// False while the subscriber is paused or switched off: nothing is sent.
     pub(crate) is_enabled: bool,
@@ -68,7 +68,7 @@ impl Recipient {
             .map_err(|refused| format!("{}: {} of its headers are not allowed", subscriber.id, refused.len()))?;
         Ok(Recipient {
             id: subscriber.id,
-            tenant: subscriber.tenant.as_str().to_owned(),
+            tenant: subscriber.tenant.as_str().into(),
             version: subscriber.version,
             is_enabled: settings.is_active && subscriber.paused_at.is_none(),
             target,
@@ -224,6 +224,8 @@ pub(crate) struct NewMessages {
     pub(crate) newest: i64,
     /// Subscribers with new messages or new commands.
     pub(crate) subscribers: HashSet<Uuid>,
+    /// Those of them that may have new commands.
+    pub(crate) commanded: HashSet<Uuid>,
 }
 
 /// What the dispatcher reads in one round trip for many subscriber queues.
@@ -274,7 +276,7 @@ pub(crate) mod fixtures {
         let backoff = vec![5, 30, 300];
         Recipient {
             id: Uuid::now_v7(),
-            tenant: "main".to_owned(),
+            tenant: "main".into(),
             version: 1,
             is_enabled: true,
             target: Target::parse("http://127.0.0.1:1/", false).unwrap(),

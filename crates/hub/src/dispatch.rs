@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`Ownership`] | which shards and subscribers this process owns |
 //! | [`Reader`] | polls for new messages; the read in flight |
-//! | [`Sender`] | the attempts in flight |
+//! | [`Sender`] | the attempts in flight; [`slots`]: who may start the next one |
 //! | [`Saver`] | the save in flight, and its retry |
 //! | [`Scheduler`] | which queues have something to do, now or later |
 //! | [`SubscriberQueue`] | all decisions about one subscriber |
@@ -91,6 +91,7 @@ mod reader;
 mod saver;
 mod scheduler;
 mod sender;
+mod slots;
 mod subscriber_queue;
 
 use std::collections::HashMap;
@@ -144,10 +145,11 @@ impl Dispatcher {
         cipher: Cipher,
         assignment: ShardAssignment,
         handed_over: mpsc::Receiver<FannedBatch>,
+        in_flight_max: usize,
     ) -> Dispatcher {
         Dispatcher {
             db,
-            sender: Sender::new(client, clock.clone()),
+            sender: Sender::new(client, clock.clone(), in_flight_max),
             clock,
             cipher,
             queues: HashMap::new(),
@@ -204,6 +206,9 @@ impl Dispatcher {
 
     fn next_wake(&self) -> Instant {
         let now = Instant::now();
+        if self.sender.is_interrupted && self.saver.failed.is_none() && self.ownership.is_loaded() {
+            return now;
+        }
         let mut until = self.reader.next_poll().max(now + Duration::from_millis(1));
         if let Some(at) = self.scheduler.next_timer() {
             let pause = (at - self.clock.now()).to_std().unwrap_or_default();
@@ -235,11 +240,12 @@ impl Dispatcher {
     }
 
     fn deactivate_idle(&mut self, now: DateTime<Utc>) {
-        let (queues, is_full) = (&self.queues, self.sender.is_full());
+        let queues = &self.queues;
         self.scheduler.deactivate_idle(now, |subscriber| {
             let queue = queues.get(subscriber)?;
-            // While all slots are in use, every queue with messages waits for a free one.
-            let is_active = queue.has_unsaved_outcomes() || queue.has_changes(now) || queue.needs_read() || is_full;
+            // The result of an attempt in flight activates the queue, and so does a free slot for a queue that waits for one:
+            // rounds do not visit the many queues of slow subscribers.
+            let is_active = queue.has_unsaved_outcomes() || queue.has_changes(now) || queue.needs_read();
             Some(Activity { wake_at: queue.next_wake(now), is_active })
         });
     }

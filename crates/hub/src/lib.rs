@@ -6,13 +6,14 @@
 //! | module | responsibility |
 //! |---|---|
 //! | [`ingest`] | accepts events over HTTP, many in one transaction |
+//! | [`quota`] | refuses the events of a tenant with too many waiting messages |
 //! | [`fanout`] | turns hub events into hub messages |
 //! | [`dispatch`] | sends hub messages, in order per lane |
 //! | [`client`], [`dial`], [`connection_pool`] | the HTTP client that connects to vetted addresses only |
 //! | [`hub_message`], [`delivery`], [`operator_command`] | types that fan-out, dispatcher and store share |
 //!
 //! Owns the schema `pillarbox_hub`: subscribers and their secrets; hub messages (appended by fan-out only), attempts and
-//! positions (appended by dispatchers); detached lanes, dead letters and operator commands, which are few.
+//! positions (appended by dispatchers); detached lanes, dead letters, operator commands and deferred events, which are few.
 //!
 //! Consumes messages of source `hub` (events of all tenants), of source `hub.control` (operator commands), and the
 //! messages of services that [`Export`] selects (events of the tenant `main`). Publishes none.
@@ -40,6 +41,7 @@ mod http;
 mod hub_message;
 mod ingest;
 mod operator_command;
+mod quota;
 pub mod signature;
 mod store;
 pub mod target;
@@ -71,6 +73,7 @@ use crate::fanout::FanOut;
 use crate::hub_message::{EVENT_SOURCE, FannedBatch};
 use crate::ingest::{EventIngest, IngestBatcher};
 use crate::operator_command::CONTROL_SOURCE;
+use crate::quota::WaitingQuota;
 
 /// Number of events that fan-out reads at a time; more while it lags.
 const FAN_OUT_BATCH: u32 = 500;
@@ -84,6 +87,9 @@ const DISPATCH: &str = "hub.dispatch";
 const DISPATCH_PAUSE: Duration = Duration::from_millis(100);
 const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
 const MEASURE_PAUSE: Duration = Duration::from_secs(30);
+const COUNT_PAUSE_MAX: Duration = Duration::from_secs(600);
+/// How old the counts of waiting messages are at most when ingest uses them.
+const QUOTA_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -100,6 +106,12 @@ pub struct HubSettings {
     pub dead_letter_days: u32,
     /// Topics of the services that become hub events of the tenant `main`: `["event.*", "join.*"]`.
     pub export: Export,
+    /// Requests in flight, of all subscribers of a process.
+    pub in_flight_max: u32,
+    /// Subscribers of a tenant.
+    pub subscribers_max: u32,
+    /// Hub messages of a tenant that may wait. With more, its events are refused.
+    pub waiting_max: u64,
 }
 
 impl Default for HubSettings {
@@ -111,11 +123,30 @@ impl Default for HubSettings {
             attempt_days: 30,
             dead_letter_days: 90,
             export: Export::default(),
+            in_flight_max: 4_096,
+            subscribers_max: 10_000,
+            waiting_max: 10_000_000,
         }
     }
 }
 
 impl HubSettings {
+    /// Fails with the name of the limit that is out of range.
+    fn check_limits(&self) -> Result<(), InvalidSetting> {
+        let limits = [
+            ("hub.in_flight_max", u64::from(self.in_flight_max), 16..=100_000),
+            ("hub.subscribers_max", u64::from(self.subscribers_max), 1..=100_000),
+            ("hub.waiting_max", self.waiting_max, 100..=1_000_000_000_000),
+        ];
+        for (setting, value, range) in limits {
+            if !range.contains(&value) {
+                let detail = format!("must be from {} to {}, not {value}", range.start(), range.end());
+                return Err(InvalidSetting::new(setting, detail));
+            }
+        }
+        Ok(())
+    }
+
     /// Builds the HTTP client that sends webhooks. Fails with the name of the invalid setting and the values it accepts.
     fn client(&self, has_embedded_database: bool) -> Result<Client, InvalidSetting> {
         let proxy = match &self.egress_proxy {
@@ -143,6 +174,9 @@ pub struct Hub {
     pub(crate) client: Client,
     pub(crate) ingest: IngestBatcher,
     pub(crate) export: Export,
+    pub(crate) waiting_quota: WaitingQuota,
+    pub(crate) subscribers_max: u32,
+    in_flight_max: u32,
     retention: workers::HubRetention,
 }
 
@@ -154,6 +188,7 @@ impl Service for Hub {
     type Settings = HubSettings;
 
     fn check(settings: &HubSettings) -> Result<(), InvalidSetting> {
+        settings.check_limits()?;
         settings.client(false).map(drop)
     }
 
@@ -170,6 +205,9 @@ impl Service for Hub {
             client: settings.client(context.has_embedded_database)?,
             ingest,
             export: settings.export.clone(),
+            waiting_quota: WaitingQuota::new(settings.waiting_max),
+            subscribers_max: settings.subscribers_max,
+            in_flight_max: settings.in_flight_max,
             retention: workers::HubRetention {
                 log: context.retention,
                 attempts: settings.attempt_days,
@@ -191,6 +229,11 @@ impl Service for Hub {
         if roles.contains(Role::Dispatch) {
             self.start_dispatcher(runtime, handed_over);
         }
+        if roles.contains(Role::Api) {
+            let (worker, db) = (runtime.worker("hub.quota".to_owned(), QUOTA_PAUSE), runtime.db().pool().clone());
+            let quota = self.waiting_quota.clone();
+            runtime.spawn(async move { worker.run(|| quota.refresh(&db)).await });
+        }
     }
 
     fn start_maintenance(&self, runtime: &Runtime) {
@@ -203,6 +246,9 @@ impl Service for Hub {
         runtime.spawn(async move { worker.run(|| workers::maintain(&db, retention, clock.now())).await });
         let (worker, db) = (runtime.worker("hub.measure".to_owned(), MEASURE_PAUSE), runtime.db().pool().clone());
         runtime.spawn(async move { worker.run(|| workers::measure(&db)).await });
+        let (worker, db) = (runtime.worker("hub.count".to_owned(), COUNT_PAUSE_MAX), runtime.db().pool().clone());
+        let quota = self.waiting_quota.clone();
+        runtime.spawn(async move { worker.run(|| quota.count(&db)).await });
     }
 }
 
@@ -227,6 +273,7 @@ impl Hub {
             self.cipher.clone(),
             runtime.shard_assignment(DISPATCH),
             handed_over,
+            self.in_flight_max as usize,
         );
         let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE);
         runtime.spawn(async move {
@@ -234,5 +281,27 @@ impl Hub {
             worker.run(async || dispatcher.lock().await.round().await).await;
             dispatcher.into_inner().close().await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_out_of_range_is_refused_with_its_name_and_range() {
+        assert!(Hub::check(&HubSettings::default()).is_ok());
+        let refused = |change: fn(&mut HubSettings)| {
+            let mut settings = HubSettings::default();
+            change(&mut settings);
+            Hub::check(&settings).unwrap_err().to_string()
+        };
+        for (error, setting, range) in [
+            (refused(|settings| settings.in_flight_max = 15), "hub.in_flight_max", "from 16 to 100000"),
+            (refused(|settings| settings.subscribers_max = 0), "hub.subscribers_max", "from 1 to 100000"),
+            (refused(|settings| settings.waiting_max = 99), "hub.waiting_max", "from 100 to 1000000000000"),
+        ] {
+            assert!(error.contains(setting) && error.contains(range), "{error}");
+        }
     }
 }

@@ -29,6 +29,8 @@ pub enum Round {
     Busy,
     /// There is no more work: the worker waits for a wake-up or the pause.
     Idle,
+    /// There is no work before this time has passed: the worker waits for it or for a wake-up, at most for the pause.
+    IdleFor(Duration),
 }
 
 /// Wakes a worker. It is cheap, and no wake-up is lost: one during a round starts another round.
@@ -76,12 +78,15 @@ impl Worker {
                 Ok(Ok(found)) => {
                     failures = Failures::default();
                     self.probe.up();
-                    if found == Round::Busy {
-                        // A round that never awaits must not starve other tasks.
-                        tokio::task::yield_now().await;
-                        continue;
+                    match found {
+                        Round::Busy => {
+                            // A round that never awaits must not starve other tasks.
+                            tokio::task::yield_now().await;
+                            continue;
+                        }
+                        Round::Idle => self.pause,
+                        Round::IdleFor(time) => time.min(self.pause),
                     }
-                    self.pause
                 }
                 Ok(Err(error)) => self.report_failure(&mut failures, &error.to_string()),
                 Err(panic) => self.report_failure(&mut failures, &format!("panic: {}", panic_text(&*panic))),

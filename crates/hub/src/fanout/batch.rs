@@ -1,6 +1,6 @@
 //! What one batch of log messages leads to: hub messages, skipped subscribers and operator commands.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use mailbox::log::LogRef;
@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::hub_message::{FannedBatch, HubEvent, HubMessage};
 use crate::operator_command::{CommandRequest, DeadLetterRequest, OperatorCommand, RetryRequest};
+use crate::store::deferred_event::NewDeferred;
 use crate::store::fanout::{DeadLetterToRetry, NewCommand, NewMessage, NewSkipped};
 
 #[derive(Default)]
@@ -17,7 +18,10 @@ pub(super) struct Batch {
     events: Vec<Option<Arc<HubEvent>>>,
     pub(super) skipped: Vec<NewSkipped>,
     pub(super) commands: Vec<NewCommand>,
-    /// Matching subscribers of all events, whether they get a message or are skipped.
+    /// Events to defer, and their tenants.
+    pub(super) deferred: Vec<NewDeferred>,
+    pub(super) deferred_tenants: HashSet<String>,
+    /// Matching subscribers of all events that are not deferred, whether they get a message or are skipped.
     pub(super) size: usize,
 }
 
@@ -37,6 +41,13 @@ impl Batch {
         if !filtered.is_empty() || !inactive.is_empty() {
             self.skipped.push(NewSkipped { log_id, filtered, inactive });
         }
+    }
+
+    pub(super) fn defer(&mut self, event: NewDeferred) {
+        if !self.deferred_tenants.contains(&event.tenant) {
+            self.deferred_tenants.insert(event.tenant.clone());
+        }
+        self.deferred.push(event);
     }
 
     /// Adds what an operator requested. The retry of a dead letter that blocks its lane is a command for the dispatcher; any

@@ -29,8 +29,6 @@ use crate::store::subscriber as store;
 use crate::store::subscriber::{StoredSubscriber, SubscriberFilter};
 use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult};
 
-/// Subscribers per tenant. Fan-out holds all of them in memory.
-const SUBSCRIBERS_MAX: i64 = 10_000;
 /// Active secrets per subscriber, and so signatures per delivery.
 const SECRETS_MAX: usize = 5;
 /// Time for a test delivery. It is below the default time limit of a request, 30 s.
@@ -80,9 +78,6 @@ async fn insert(
             return Err(Error::Invalid(errors.collect()));
         }
     };
-    if store::count(tx, tenant).await? >= SUBSCRIBERS_MAX {
-        return Err(Error::TooManySubscribers(SUBSCRIBERS_MAX));
-    }
     let subscriber = Subscriber {
         id: Uuid::now_v7(),
         tenant: tenant.clone(),
@@ -94,6 +89,10 @@ async fn insert(
         updated_at: now,
     };
     store::insert(tx, &hub.cipher, &subscriber).await?;
+    // Counted after the insert, which locks the row of the directory: concurrent requests are counted one after the other.
+    if store::count(tx, tenant).await? > i64::from(hub.subscribers_max) {
+        return Err(Error::TooManySubscribers(hub.subscribers_max));
+    }
     store::add_secret(tx, &hub.cipher, subscriber.id, &secret, now).await?;
     tracing::info!(subscriber = %subscriber.id, tenant = tenant.as_str(), "created a subscriber");
     Ok((find(tx, hub, tenant, subscriber.id).await?, secret))

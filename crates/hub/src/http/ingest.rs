@@ -68,7 +68,7 @@ async fn post_event(
     caller.require(Role::Ingest)?;
     let Mutation { body: JsonBody(event), identity } = request;
     let post = event.into_post(&hub, &caller, "")?;
-    submit(&hub, IngestRequest::new(vec![post], false, identity)).await
+    submit(&hub, &caller, IngestRequest::new(vec![post], false, identity)).await
 }
 
 /// Post an event (short path)
@@ -109,11 +109,12 @@ async fn post_batch(
         .enumerate()
         .map(|(index, event)| event.into_post(&hub, &caller, &format!("/events/{index}")));
     let posts = posts.collect::<Result<Vec<Post>, Problem>>()?;
-    submit(&hub, IngestRequest::new(posts, true, identity)).await
+    submit(&hub, &caller, IngestRequest::new(posts, true, identity)).await
 }
 
-/// Waits until the events of the request are committed.
-async fn submit(hub: &Hub, request: IngestRequest) -> Result<StoredResponse, Problem> {
+/// Waits until the events of the request are committed. Refuses them if too many messages of the tenant wait.
+async fn submit(hub: &Hub, caller: &Caller, request: IngestRequest) -> Result<StoredResponse, Problem> {
+    hub.waiting_quota.check(&caller.tenant)?;
     match hub.ingest.submit(request).await {
         Ok(response) => response,
         Err(error) => Err(error.into_problem(Problem::clone)),

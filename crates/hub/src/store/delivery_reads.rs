@@ -18,18 +18,21 @@ pub(crate) async fn poll(db: &mut PgConnection, after: i64) -> sqlx::Result<NewM
     let row = sqlx::query(
         "select (select version from pillarbox_hub.directory) as version,
                 coalesce(max(n_to), $1) as newest,
-                coalesce(array_agg(distinct subscriber) filter (where subscriber is not null), '{}') as subscribers
-         from (select n_to, subscribers from pillarbox_hub.fanout_batch where n_to > $1 order by n_to limit 1000) as batch
+                coalesce(array_agg(distinct subscriber) filter (where subscriber is not null), '{}') as subscribers,
+                coalesce(array_agg(distinct subscriber) filter (where subscriber is not null and has_commands), '{}') as commanded
+         from (select n_to, subscribers, has_commands from pillarbox_hub.fanout_batch
+               where n_to > $1 order by n_to limit 1000) as batch
          left join lateral unnest(batch.subscribers) as subscriber on true",
     )
     .bind(after)
     .fetch_one(db)
     .await?;
-    let subscribers: Vec<Uuid> = row.try_get("subscribers")?;
+    let (subscribers, commanded): (Vec<Uuid>, Vec<Uuid>) = (row.try_get("subscribers")?, row.try_get("commanded")?);
     Ok(NewMessages {
         directory_version: row.try_get("version")?,
         newest: row.try_get("newest")?,
         subscribers: subscribers.into_iter().collect(),
+        commanded: commanded.into_iter().collect(),
     })
 }
 

@@ -23,7 +23,7 @@ pub(crate) async fn create_partitions(db: &mut PgConnection) -> sqlx::Result<i32
 /// positions are saved with a delay.
 pub(crate) async fn oldest_pending(db: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar(
-        "select min(pending.log_at)
+        "select least(min(pending.log_at), (select min(log_at) from pillarbox_hub.deferred_event))
          from pillarbox_hub.subscriber
          left join lateral (select n from pillarbox_hub.position
                             where position.subscriber = subscriber.id order by n desc limit 1) newest on true

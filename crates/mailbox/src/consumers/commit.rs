@@ -42,6 +42,15 @@ pub(super) async fn commit(
     Ok(keys)
 }
 
+/// Commits effects that belong to no new position. Fails with `LeaseLost` if the shard worker has lost its lease.
+pub(super) async fn commit_deferred(
+    context: &WorkerContext,
+    mut tx: Transaction<'static, Postgres>,
+) -> Result<(), ConsumerError> {
+    context.lock(&mut tx, true).await?;
+    Ok(tx.commit().await?)
+}
+
 /// Commits the positions with a single statement, which avoids a round trip. Returns false if they need several
 /// statements.
 async fn save_positions(

@@ -1,6 +1,7 @@
 //! The interface between a shard worker and the code that processes messages.
 
 use std::future::Future;
+use std::time::Instant;
 
 use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
@@ -64,8 +65,25 @@ pub trait Processor: Send {
         deliveries: &[&Delivery],
     ) -> impl Future<Output = Result<BatchResult, ConsumerError>> + Send;
 
-    /// Called after the last batch was committed.
+    /// When to call [`Processor::process_deferred`]. None if no work is deferred.
+    fn deferred_due(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Processes a part of the work that [`Processor::process`] has deferred. Returns the transaction with the effects,
+    /// which the worker fences and commits; None if nothing was left to do.
+    fn process_deferred(
+        &mut self,
+        _context: &WorkerContext,
+    ) -> impl Future<Output = Result<Option<Transaction<'static, Postgres>>, ConsumerError>> + Send {
+        async { Ok(None) }
+    }
+
+    /// Called after the last batch, or part of the deferred work, was committed.
     fn committed(&mut self) {}
+
+    /// Called when the worker drops its in-memory state, because it may differ from the database.
+    fn reset(&mut self) {}
 
     /// Returns how many deliveries the next batch may have. A batch from several shards has at least one of each.
     fn batch_limit(&self) -> u32 {

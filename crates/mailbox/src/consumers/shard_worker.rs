@@ -13,7 +13,7 @@ use kit::worker::Round;
 use sqlx::PgPool;
 use uuid::Uuid;
 
-use super::commit::commit;
+use super::commit::{commit, commit_deferred};
 use super::consumer::{self, Consumer};
 use super::outcomes::Outcomes;
 use super::owned_shards::OwnedShards;
@@ -154,12 +154,21 @@ impl<P: Processor> ShardWorker<P> {
         let more_parked = self.process_parked().await?;
         let more_live = self.process_live().await?;
         let more_replayed = self.process_replay().await?;
-        Ok(if more_parked || more_replayed || more_live { Round::Busy } else { Round::Idle })
+        let deferred_due = self.process_deferred().await?;
+        if more_parked || more_replayed || more_live {
+            return Ok(Round::Busy);
+        }
+        Ok(match deferred_due.map(|due| due.saturating_duration_since(Instant::now())) {
+            Some(Duration::ZERO) => Round::Busy,
+            Some(pause) => Round::IdleFor(pause),
+            None => Round::Idle,
+        })
     }
 
     /// Drops all in-memory state. It may be stale; the next round loads it again from the database.
     fn reset(&mut self) {
         self.shards.reset(self.options.reader(&self.consumer));
+        self.processor.reset();
         self.rebalanced_at = None;
     }
 
@@ -260,6 +269,26 @@ impl<P: Processor> ShardWorker<P> {
         // Also after a window in memory: there may be more windows after it.
         let reader = &self.shards.reader;
         Ok(!reader.is_done() || !reader.has_reached(&now))
+    }
+
+    /// Processes a part of the work that the processor has deferred, if it is due. Returns when the next part is due.
+    async fn process_deferred(&mut self) -> Result<Option<Instant>, ConsumerError> {
+        // A worker that stands by owns no shards; the deferred work belongs to the owner.
+        if self.shards.is_empty() {
+            return Ok(None);
+        }
+        let due = self.processor.deferred_due();
+        if due.is_none_or(|due| due > Instant::now()) {
+            return Ok(due);
+        }
+        if let Some(tx) = self.processor.process_deferred(&self.context).await? {
+            if self.watcher.invalidations() != self.invalidations {
+                return Err(ConsumerError::Invalidated);
+            }
+            commit_deferred(&self.context, tx).await?;
+            self.processor.committed();
+        }
+        Ok(self.processor.deferred_due())
     }
 
     /// Processes the messages that are ready, and commits the outcomes, the positions and the progress of replays.

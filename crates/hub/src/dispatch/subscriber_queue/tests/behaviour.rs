@@ -220,3 +220,17 @@ fn a_retry_after_a_dead_letter_command_is_rejected() {
     database.read(&mut queue, now());
     assert_eq!(numbers(&start_all(&mut queue, now())), [2]);
 }
+
+#[test]
+fn a_message_that_is_given_up_while_in_flight_is_not_retried() {
+    let (database, mut queue) = queue_with(recipient(10, OnExhausted::Skip), &[Some("a"), Some("a")]);
+    let (head, message) = queue.start_next(now()).unwrap();
+    let command = OperatorCommand::DeadLetter;
+    queue.execute(PendingCommand { id: 1, key: head.clone(), n: message.n, command, by: "ann".to_owned() }, now());
+    queue.finish_attempt(&head, result(Verdict::Retry), now(), 0.0);
+    save(&mut queue);
+    queue.start_next(now());
+    database.read(&mut queue, now());
+    let (_, again) = queue.start_next(now()).expect("it does not wait for its backoff");
+    assert_eq!((again.n, queue.pop_dead_letter_request(again.n)), (message.n, Some("ann".to_owned())));
+}
