@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 use self::batch::Batch;
 use self::directory::Directory;
-use self::shares::{Backlog, Pace, Shares, TENANT_SHARE, Turn};
+use self::shares::{Backlog, NARROW, Pace, Shares, Turn};
 use crate::domain::{Interest, lane_at};
 use crate::hub_message::{EVENT_SOURCE, FannedBatch, HubEvent};
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest};
@@ -153,7 +153,7 @@ impl FanOut {
         let found = store::fanout::dead_letters_to_retry(tx, &retries).await?;
         let mut dead_letters: HashMap<Uuid, DeadLetterToRetry> =
             found.into_iter().map(|found| (found.dead_letter, found)).collect();
-        let (mut batch, mut shares) = (Batch::default(), Shares::default());
+        let (mut batch, mut shares) = (Batch::default(), Shares::new(self.pace.share()));
         for (at, (item, meaning)) in items.iter().zip(meanings).enumerate() {
             match meaning {
                 Meaning::Event => self.match_event(item, &mut shares, &mut batch),
@@ -186,6 +186,9 @@ impl FanOut {
             let (tenant, log_ref) = (tenant.to_owned(), message.log_ref());
             return batch.defer(NewDeferred { tenant, log_ref, is_repair, matches: matching.len() });
         }
+        if matching.len() > NARROW {
+            batch.wide += matching.len();
+        }
         add_messages(message, is_repair, matching.iter().map(|at| &interests[*at]), batch);
     }
 
@@ -213,12 +216,12 @@ impl FanOut {
     }
 
     /// Processes the next deferred events of the tenant whose turn it is. None if there are none.
-    async fn take_turn(&mut self, tx: &mut PgConnection) -> Result<Option<(Batch, Turn)>, ConsumerError> {
-        let started_at = Instant::now();
+    async fn run_turn(&mut self, tx: &mut PgConnection) -> Result<Option<(Batch, Turn)>, ConsumerError> {
+        let (started_at, share) = (Instant::now(), self.pace.share());
         let Some((tenant, done)) = self.backlog.as_ref().and_then(Backlog::next) else { return Ok(None) };
         let (tenant, mut done) = (tenant.to_owned(), done);
         let found = deferred_event::next(tx, &tenant, done, TURN_EVENTS_MAX).await?;
-        let chosen = within_share(&found);
+        let chosen = within_share(&found, share);
         let log_refs: Vec<LogRef> = chosen.iter().map(|event| event.log_ref).collect();
         let messages: HashMap<LogRef, Message> =
             load_messages(tx, &log_refs).await?.into_iter().map(|message| (message.log_ref(), message)).collect();
@@ -226,9 +229,9 @@ impl FanOut {
         for event in chosen {
             match messages.get(&event.log_ref) {
                 // More subscribers may match than when the event was deferred.
-                Some(_) if batch.size >= TENANT_SHARE => break,
+                Some(_) if batch.size >= share => break,
                 Some(message) => {
-                    let last = self.match_part(message, event, TENANT_SHARE - batch.size, &mut batch);
+                    let last = self.match_part(message, event, share - batch.size, &mut batch);
                     partial = last.map(|last| (event.id, last));
                 }
                 None => {
@@ -257,7 +260,8 @@ impl Processor for FanOut {
         let Some(mut batch) = self.collect(&mut tx, context, items).await? else {
             return Err(ConsumerError::BatchTooLarge);
         };
-        let batch_limit = previous_limit.saturating_mul(2).min(limit_for(items.len(), batch.size));
+        // The share of its tenant bounds what an event with many matches leads to; smaller batches would not.
+        let batch_limit = previous_limit.saturating_mul(2).min(limit_for(items.len(), batch.size - batch.wide));
         let deferred = std::mem::take(&mut batch.deferred_tenants);
         let batch = self.write(&mut tx, batch).await?;
         self.uncommitted = Some(Uncommitted { batch, batch_limit, deferred, turn: None });
@@ -279,7 +283,7 @@ impl Processor for FanOut {
         self.uncommitted = None;
         let mut tx = context.db.begin().await?;
         self.refresh(&mut tx).await?;
-        let Some((batch, turn)) = self.take_turn(&mut tx).await? else { return Ok(None) };
+        let Some((batch, turn)) = self.run_turn(&mut tx).await? else { return Ok(None) };
         let (batch, batch_limit) = (self.write(&mut tx, batch).await?, self.batch_limit);
         self.uncommitted = Some(Uncommitted { batch, batch_limit, deferred: HashSet::new(), turn: Some(turn) });
         Ok(Some(tx))
@@ -416,9 +420,9 @@ fn add_messages<'a>(
 }
 
 /// The first events whose matches are within a tenant's share together; at least one.
-fn within_share(events: &[DeferredEvent]) -> &[DeferredEvent] {
+fn within_share(events: &[DeferredEvent], share: usize) -> &[DeferredEvent] {
     let (mut matches, mut count) = (0, 0);
-    while matches < TENANT_SHARE && count < events.len() {
+    while matches < share && count < events.len() {
         matches += events[count].matches.max(1);
         count += 1;
     }

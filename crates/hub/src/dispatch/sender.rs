@@ -98,7 +98,7 @@ impl Sender {
     }
 
     /// Gives every tenant its turns, until all slots are used or every waiting queue has to wait longer.
-    fn take_turns(&mut self, queues: &mut HashMap<Uuid, SubscriberQueue>, now: DateTime<Utc>) {
+    fn run_turns(&mut self, queues: &mut HashMap<Uuid, SubscriberQueue>, now: DateTime<Utc>) {
         let mut started = 0;
         loop {
             let mut has_progress = false;
@@ -128,7 +128,7 @@ impl Dispatcher {
                 self.sender.slots.enqueue(queue, now);
             }
         }
-        self.sender.take_turns(&mut self.queues, now);
+        self.sender.run_turns(&mut self.queues, now);
     }
 
     /// Passes the result of an attempt to its subscriber queue.

@@ -119,7 +119,7 @@ async fn greedy_subscribers_do_not_use_all_slots() {
 }
 
 #[tokio::test]
-async fn a_tenant_with_thousands_of_silent_subscribers_leaves_slots_to_others_and_to_its_fast_ones() {
+async fn thousands_of_silent_subscribers_do_not_use_the_slots_of_others() {
     let mut dispatcher = dispatcher().await;
     let silent: Vec<Uuid> = (0..4_300).map(|_| dispatcher.add_to("attacker", 1, 1)).collect();
     dispatcher.send_all();
@@ -144,7 +144,7 @@ async fn rounds_do_not_visit_the_queues_that_wait_for_a_slot_or_for_an_answer() 
 }
 
 #[tokio::test]
-async fn tenants_take_turns_whatever_the_number_of_their_subscribers() {
+async fn tenants_send_in_turns_whatever_the_number_of_their_subscribers() {
     let mut dispatcher = dispatcher().await;
     let many: Vec<Uuid> = (0..1_000).map(|_| dispatcher.add_fast("large", 10, 10)).collect();
     let few = dispatcher.add_fast("small", 1_000, 1_000);

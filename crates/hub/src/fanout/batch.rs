@@ -23,6 +23,8 @@ pub(super) struct Batch {
     pub(super) deferred_tenants: HashSet<String>,
     /// Matching subscribers of all events that are not deferred, whether they get a message or are skipped.
     pub(super) size: usize,
+    /// Those of events with more than [`NARROW`](super::shares::NARROW) matches.
+    pub(super) wide: usize,
 }
 
 impl Batch {

@@ -8,14 +8,19 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Hub messages (and skipped subscribers) of one tenant in one transaction. A transaction of this size takes a few
-/// milliseconds, for which the events of all other tenants wait.
-pub(super) const TENANT_SHARE: usize = 500;
+/// Hub messages (and skipped subscribers) of one tenant in one transaction, for which the events of all other tenants wait:
+/// a few milliseconds. While others are active and turns take longer than [`TURN_TIME_MAX`], it is less.
+const SHARE_MAX: usize = 500;
+const SHARE_MIN: usize = 50;
+const TURN_TIME_MAX: Duration = Duration::from_millis(10);
 /// An event with at most this many matches is not the first to be deferred: its row would cost about as much as its hub
 /// messages, and the events before the others in the log are as many as a tenant can post in the same time.
-const NARROW: usize = 20;
-/// While other tenants have events, the turns of tenants with a backlog take at most half of the time.
+pub(super) const NARROW: usize = 20;
+/// How long other tenants count as active after an event.
 const OTHERS_ACTIVE_TIME: Duration = Duration::from_secs(1);
+/// While other tenants are active, the pause after a turn is so many times as long as the turn: the tenants with a backlog
+/// have a quarter of the time.
+const PAUSE_FACTOR: u32 = 3;
 
 /// The tenants with deferred events.
 #[derive(Debug, Default)]
@@ -79,15 +84,27 @@ impl Backlog {
     }
 }
 
-/// The time between the turns of deferred events.
-#[derive(Debug, Default)]
+/// The size of the turns of deferred events, and the time between them.
+#[derive(Debug)]
 pub(super) struct Pace {
+    share: usize,
     next_turn_at: Option<Instant>,
     /// When there was an event of a tenant without a backlog.
     others_at: Option<Instant>,
 }
 
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace { share: SHARE_MAX, next_turn_at: None, others_at: None }
+    }
+}
+
 impl Pace {
+    /// The share of one tenant in the next transaction.
+    pub(super) fn share(&self) -> usize {
+        self.share
+    }
+
     /// There is an event of a tenant without a backlog.
     pub(super) fn notice_others(&mut self, now: Instant) {
         self.others_at = Some(now);
@@ -97,24 +114,36 @@ impl Pace {
         self.next_turn_at
     }
 
-    /// A turn ends now. While other tenants are active, the next one waits for as long as this one took.
+    /// A turn ends now.
     pub(super) fn finish_turn(&mut self, started_at: Instant, now: Instant) {
+        let took = now.saturating_duration_since(started_at);
         let is_shared = self.others_at.is_some_and(|at| now.saturating_duration_since(at) < OTHERS_ACTIVE_TIME);
-        self.next_turn_at = is_shared.then(|| now + now.saturating_duration_since(started_at));
+        self.next_turn_at = is_shared.then(|| now + took * PAUSE_FACTOR);
+        self.share = match is_shared {
+            false => SHARE_MAX,
+            true if took > TURN_TIME_MAX => (self.share / 2).max(SHARE_MIN),
+            true if took < TURN_TIME_MAX / 2 => (self.share * 2).min(SHARE_MAX),
+            true => self.share,
+        };
     }
 }
 
 /// What the tenants have used of their shares in one batch.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shares<'a> {
+    share: usize,
     used: HashMap<&'a str, usize>,
 }
 
 impl<'a> Shares<'a> {
+    pub(super) fn new(share: usize) -> Shares<'a> {
+        Shares { share, used: HashMap::new() }
+    }
+
     /// Whether an event with this many matches has to be deferred. If not, it is counted.
     pub(super) fn exceeds(&mut self, tenant: &'a str, matches: usize) -> bool {
         let used = self.used.entry(tenant).or_default();
-        if *used + matches > TENANT_SHARE && matches > NARROW {
+        if *used + matches > self.share && matches > NARROW {
             return true;
         }
         *used += matches;
@@ -131,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_take_turns_until_their_backlog_is_empty() {
+    fn each_tenant_has_its_turn_until_its_backlog_is_empty() {
         let mut backlog = Backlog::new(vec!["a".to_owned(), "b".to_owned()]);
         assert_eq!(backlog.next(), Some(("a", 0)));
         backlog.finish(turn("a", 7, false));
@@ -146,12 +175,12 @@ mod tests {
 
     #[test]
     fn wide_events_beyond_the_share_are_deferred_and_narrow_ones_are_not() {
-        let mut shares = Shares::default();
-        assert!(!shares.exceeds("a", TENANT_SHARE));
+        let mut shares = Shares::new(SHARE_MAX);
+        assert!(!shares.exceeds("a", SHARE_MAX));
         assert!(shares.exceeds("a", NARROW + 1));
         assert!(!shares.exceeds("a", NARROW));
-        assert!(!shares.exceeds("b", TENANT_SHARE), "every tenant has a share of its own");
-        assert!(shares.exceeds("c", TENANT_SHARE + 1), "an event for more subscribers than a share is split");
+        assert!(!shares.exceeds("b", SHARE_MAX), "every tenant has a share of its own");
+        assert!(shares.exceeds("c", SHARE_MAX + 1), "an event for more subscribers than a share is split");
     }
 
     #[test]
@@ -162,8 +191,25 @@ mod tests {
         assert_eq!(pace.next_turn_at(), None);
         pace.notice_others(start);
         pace.finish_turn(start, end);
-        assert_eq!(pace.next_turn_at(), Some(end + Duration::from_millis(5)));
+        assert_eq!(pace.next_turn_at(), Some(end + Duration::from_millis(15)));
         pace.finish_turn(end + OTHERS_ACTIVE_TIME, end + OTHERS_ACTIVE_TIME);
         assert_eq!(pace.next_turn_at(), None);
+    }
+
+    #[test]
+    fn turns_become_smaller_while_they_delay_others() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        let slow = start + TURN_TIME_MAX * 2;
+        pace.finish_turn(start, slow);
+        assert_eq!(pace.share(), SHARE_MAX, "nobody waits");
+        pace.notice_others(start);
+        pace.finish_turn(start, slow);
+        assert_eq!(pace.share(), SHARE_MAX / 2);
+        (0..10).for_each(|_| pace.finish_turn(start, slow));
+        assert_eq!(pace.share(), SHARE_MIN);
+        pace.finish_turn(start, start);
+        assert_eq!(pace.share(), SHARE_MIN * 2);
+        pace.finish_turn(slow + OTHERS_ACTIVE_TIME, slow + OTHERS_ACTIVE_TIME);
+        assert_eq!(pace.share(), SHARE_MAX);
     }
 }

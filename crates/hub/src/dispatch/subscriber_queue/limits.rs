@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subscriber_is_slow_until_it_answers_and_while_it_takes_seconds() {
+    fn a_subscriber_is_slow_until_it_answers_and_while_it_needs_seconds() {
         let (mut limits, later) = (Limits::new(now()), now() + TimeDelta::milliseconds(1_001));
         assert!(limits.is_slow(now()), "nothing is known about it");
         limits.record_time(Duration::from_millis(50));

@@ -54,11 +54,12 @@ async fn measure(producer: &Client, recorder: &RequestRecorder, phase: &str, sec
     recorder.wait_until_accepted(before + count, DEADLINE).await;
     let requests = recorder.requests();
     let of_phase = requests.iter().filter(|request| request.lane == phase);
-    let mut times: Vec<Duration> =
-        of_phase.map(|request| request.at.saturating_duration_since(sent_at[&request.n])).collect();
+    let mut times: Vec<(Duration, u64)> =
+        of_phase.map(|request| (request.at.saturating_duration_since(sent_at[&request.n]), request.n)).collect();
     assert_eq!(times.len(), count, "each exactly once");
     times.sort_unstable();
-    times
+    println!("{phase}: the slowest, with their numbers: {:?}", &times[count - 12..]);
+    times.into_iter().map(|(time, _)| time).collect()
 }
 
 /// The median and the 99th percentile of sorted times.
@@ -79,7 +80,7 @@ async fn attack(attacker: Client, (batches, batch): (usize, usize)) {
 
 /// A tenant with an event for more silent subscribers than there are slots, and with events for many paused ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_p99_of_a_tenant_stays_below_twice_its_own_while_another_attacks() {
+async fn an_attack_of_one_tenant_does_not_double_the_p99_of_another() {
     let slots = test_size(256, 4_096);
     let (silent, paused) = (test_size(300, 4_300), test_size(200, 500));
     // In the long form all 2,000 events are posted at the beginning.
