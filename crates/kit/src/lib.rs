@@ -12,7 +12,8 @@
 //! - [`idempotency`]: `Idempotency-Key` and the identity of a request. [`page`]: pagination with signed cursors.
 //!   [`etag`]: versions of resources. [`openapi`]: the common parts of the API description.
 //! - [`batch`]: combines concurrent requests into batches. [`worker`]: the loop of background workers.
-//!   [`backoff`]: pauses between attempts.
+//!   [`backoff`]: pauses between attempts. [`deadline`]: time limits of steps that wait for a server. [`boot_time`]: a
+//!   clock that nothing stops.
 //! - [`config`]: loads settings. [`secret`]: secrets, key derivation and encryption. [`clock`]: the time as a
 //!   parameter. [`health`]: the state of dependencies and tasks. [`telemetry`]: logs, metrics and traces.
 //!   [`trace`]: W3C trace context.
@@ -20,8 +21,10 @@
 pub mod auth;
 pub mod backoff;
 pub mod batch;
+pub mod boot_time;
 pub mod clock;
 pub mod config;
+pub mod deadline;
 pub mod etag;
 pub mod extract;
 pub mod field;
