@@ -9,6 +9,7 @@ mod pool;
 pub mod pooler;
 mod redacted_error;
 pub(crate) mod snapshot;
+mod step;
 mod transaction;
 
 pub use dedicated_connection::{ConnectionGuard, DedicatedConnection};
@@ -16,6 +17,8 @@ pub use errors::{is_data_error, is_transient, problem};
 pub use migrations::{migrate, migrations, missing_migrations};
 pub use pool::{PoolLimits, ping, pool, pool_behind_pooler};
 pub use redacted_error::redacted_error;
+pub use step::{SHORT_STEP_TIME_MAX, is_no_response, step};
 pub use transaction::{Database, DatabaseTransaction};
 
 pub(crate) use redacted_error::one_line;
+pub(crate) use step::no_response;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
+use super::lease_clock::Lease;
 use super::replica::Replica;
 use crate::log::{SHARDS, Watcher};
 
@@ -24,12 +25,15 @@ pub struct ShardAssignment {
     /// The watcher's count of invalidations that the owner of the shards has reacted to.
     invalidations: u64,
     has_joined: bool,
+    /// The lease of the shards that the last rebalance returned.
+    lease: Lease,
 }
 
 impl ShardAssignment {
     pub(super) fn new(name: &'static str, replica: Arc<Replica>, watcher: Watcher) -> ShardAssignment {
         let invalidations = watcher.invalidations();
-        ShardAssignment { name, owner: Uuid::now_v7(), replica, watcher, invalidations, has_joined: false }
+        let lease = replica.lease();
+        ShardAssignment { name, owner: Uuid::now_v7(), replica, watcher, invalidations, has_joined: false, lease }
     }
 
     /// Returns whether in-memory state has become stale since the last call, because the database restarted or failed
@@ -50,9 +54,16 @@ impl ShardAssignment {
         if !self.has_joined {
             self.join(db).await?;
         }
+        let lease = self.replica.lease();
         let shards = rebalance(db, self.name, self.owner, false).await?;
         self.has_joined = shards.is_some();
+        self.lease = lease;
         Ok(shards)
+    }
+
+    /// Returns the lease of the shards. While it is valid, no other process sends what belongs to them.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
     }
 
     /// Returns the fence with which a transaction checks that this process still has its lease.

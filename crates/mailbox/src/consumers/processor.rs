@@ -1,11 +1,15 @@
 //! The interface between a shard worker and the code that processes messages.
 
 use std::future::Future;
+use std::time::Duration;
 
+use kit::deadline;
 use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
+use super::lease_clock::Lease;
 use super::leases;
+use crate::database::no_response;
 use crate::log::Message;
 
 /// One message that is given to a processor.
@@ -82,6 +86,10 @@ pub struct WorkerContext {
     /// The last batch could not be committed: process messages one by one, to find the one that fails.
     pub isolate_failures: bool,
     pub(super) owner: Uuid,
+    /// The lease of the shards that the last rebalance returned.
+    pub(super) lease: Lease,
+    /// The time limit of one database step.
+    pub(super) step_time_max: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +119,25 @@ pub enum ConsumerError {
 }
 
 impl WorkerContext {
+    /// Whether no other process can own the shards now. A processor that acts outside of the database checks it at the last
+    /// moment: the fence protects the database only.
+    pub fn holds_lease(&self) -> bool {
+        self.lease.is_valid()
+    }
+
+    /// Runs a database step with the time limit of background work. Without a response in time it fails like a lost
+    /// connection.
+    pub async fn step<T>(
+        &self,
+        name: &str,
+        work: impl Future<Output = Result<T, ConsumerError>>,
+    ) -> Result<T, ConsumerError> {
+        match deadline::within(self.step_time_max, work).await {
+            Ok(result) => result,
+            Err(expired) => Err(no_response(&format!("{}: {name}", self.consumer), expired).into()),
+        }
+    }
+
     /// Prevents other processes from taking over until the transaction ends. Fails if one already has.
     pub(super) async fn lock(&self, tx: &mut Transaction<'_, Postgres>, durable: bool) -> Result<(), ConsumerError> {
         match leases::lock(tx, &self.consumer, self.owner, durable).await? {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use kit::clock::Clock;
 use kit::worker::Round;
-use sqlx::PgPool;
 use uuid::Uuid;
 
 use super::commit::commit;
@@ -22,7 +21,7 @@ use super::replay_reader::ReplayShard;
 use super::replica::Replica;
 use super::retry::RetryPolicy;
 use super::{leases, parked_messages};
-use crate::database::cluster_identity;
+use crate::database::{Database, cluster_identity};
 use crate::log::{Reader, Watcher};
 
 /// How often positions are saved while no message matches.
@@ -66,7 +65,7 @@ pub struct ShardWorker<P> {
 
 impl<P: Processor> ShardWorker<P> {
     pub(super) fn new(
-        db: PgPool,
+        db: &Database,
         consumer: Consumer,
         options: ShardWorkerOptions,
         replica: Arc<Replica>,
@@ -76,10 +75,12 @@ impl<P: Processor> ShardWorker<P> {
     ) -> ShardWorker<P> {
         ShardWorker {
             context: WorkerContext {
-                db,
+                db: db.pool().clone(),
                 consumer: consumer.name.clone(),
                 isolate_failures: false,
                 owner: Uuid::now_v7(),
+                lease: replica.lease(),
+                step_time_max: db.step_time_max(),
             },
             shards: OwnedShards::new(options.reader(&consumer)),
             consumer,
@@ -142,14 +143,16 @@ impl<P: Processor> ShardWorker<P> {
             false => self.process(Vec::new(), &[]).await,
         };
         self.reset();
-        let mut db = self.context.db.acquire().await?;
-        leases::remove(&mut db, &self.context.consumer, self.context.owner).await?;
+        let WorkerContext { db, consumer, owner, .. } = &self.context;
+        let releasing = async { Ok(leases::remove(&mut *db.acquire().await?, consumer, *owner).await?) };
+        self.context.step("release", releasing).await?;
         saved
     }
 
     async fn try_round(&mut self) -> Result<Round, ConsumerError> {
         if self.rebalanced_at.is_none_or(|at| at.elapsed() > self.replica.heartbeat_interval()) {
-            self.rebalance().await?;
+            let context = self.context.clone();
+            context.step("rebalance", self.rebalance()).await?;
         }
         let more_parked = self.process_parked().await?;
         let more_live = self.process_live().await?;
@@ -168,7 +171,7 @@ impl<P: Processor> ShardWorker<P> {
             self.register().await?;
         }
         let WorkerContext { db, consumer, owner, .. } = &self.context;
-        let mut db = db.acquire().await?;
+        let (mut db, lease) = (db.acquire().await?, self.replica.lease());
         if cluster_identity::is_restored(&mut db).await? {
             return Err(ConsumerError::Restored);
         }
@@ -181,7 +184,7 @@ impl<P: Processor> ShardWorker<P> {
             return Err(ConsumerError::LeaseLost);
         };
         self.shards.update(&mut db, consumer, owned).await?;
-        self.rebalanced_at = Some(Instant::now());
+        (self.rebalanced_at, self.context.lease) = (Some(Instant::now()), lease);
         Ok(())
     }
 
@@ -204,14 +207,18 @@ impl<P: Processor> ShardWorker<P> {
             return Ok(false);
         }
         let shards = self.shards.numbers();
-        let mut db = self.context.db.acquire().await?;
-        let due = parked_messages::due(&mut db, &self.context.consumer, &shards, now, self.options.batch).await?;
-        drop(db);
+        let WorkerContext { db, consumer, .. } = &self.context;
+        let reading = async {
+            let mut db = db.acquire().await?;
+            Ok(parked_messages::due(&mut db, consumer, &shards, now, self.options.batch).await?)
+        };
+        let due = self.context.step("read parked messages", reading).await?;
         if !due.is_empty() {
             self.process(due, &[]).await?;
         }
-        let mut db = self.context.db.acquire().await?;
-        self.shards.parked_due = parked_messages::next_due(&mut db, &self.context.consumer, &shards).await?;
+        let WorkerContext { db, consumer, .. } = &self.context;
+        let reading = async { Ok(parked_messages::next_due(&mut *db.acquire().await?, consumer, &shards).await?) };
+        self.shards.parked_due = self.context.step("read parked messages", reading).await?;
         Ok(self.shards.parked_due.is_some_and(|due| due <= self.clock.now()))
     }
 
@@ -222,14 +229,16 @@ impl<P: Processor> ShardWorker<P> {
             std::mem::take(&mut self.shards.replays).into_iter().partition(|shard| shard.replay == oldest);
         let limit = (self.options.batch.min(self.processor.batch_limit()) / chunk.len() as u32).max(1);
         let mut deliveries = Vec::new();
-        let mut db = self.context.db.acquire().await?;
         for replay in &mut chunk {
             let Some(position) = self.shards.saved_position(replay.shard) else { continue };
-            let messages = replay.read(&mut db, &self.consumer.filter, position, limit).await?;
+            let reading = async {
+                let mut db = self.context.db.acquire().await?;
+                Ok(replay.read(&mut db, &self.consumer.filter, position, limit).await?)
+            };
+            let messages = self.context.step("read a replay", reading).await?;
             let run = replay.run;
             deliveries.extend(messages.into_iter().map(|message| Delivery::replayed(message, run)));
         }
-        drop(db);
         self.process(deliveries, &chunk).await?;
         self.shards.replays = chunk.into_iter().filter(|shard| !shard.done).chain(rest).collect();
         Ok(!self.shards.replays.is_empty())
@@ -251,7 +260,8 @@ impl<P: Processor> ShardWorker<P> {
                 }
                 let limit = if was_lagging { self.options.batch * BATCHES_WHEN_LAGGING } else { batch };
                 let limit = limit.min(self.processor.batch_limit());
-                reader.read(&mut *self.context.db.acquire().await?, limit).await?
+                let reading = async { Ok(reader.read(&mut *self.context.db.acquire().await?, limit).await?) };
+                self.context.step("read the log", reading).await?
             }
         };
         if !messages.is_empty() || self.shards.saved_at.elapsed() > IDLE_SAVE_INTERVAL {
@@ -291,7 +301,8 @@ impl<P: Processor> ShardWorker<P> {
         if self.watcher.invalidations() != self.invalidations {
             return Err(ConsumerError::Invalidated);
         }
-        let keys = commit(&self.context, result.tx, &outcomes, replays, &positions).await?;
+        let committing = commit(&self.context, result.tx, &outcomes, replays, &positions);
+        let keys = self.context.step("commit", committing).await?;
 
         self.processor.committed();
         self.context.isolate_failures = false;

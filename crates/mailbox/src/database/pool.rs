@@ -1,15 +1,24 @@
 //! Connection pools and the settings of their sessions.
+//!
+//! A pool tests a connection before it hands it out, and sqlx tests it again when it is returned, without a time limit: a
+//! dead connection would occupy its place in the pool for ever. So the pool itself first tests, with a time limit,
+//! connections that may be dead because a step was abandoned.
 
 use std::time::Duration;
 
+use kit::deadline;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
+
+use super::step::{SHORT_STEP_TIME_MAX, ping_connection, step};
 
 /// The search path of every session. An operator that a producer created in another schema must not replace a built-in
 /// one: it would run with our privileges.
 pub(crate) const SEARCH_PATH: &str = "pg_catalog, pg_temp";
 /// Our name in `pg_stat_activity`.
 const APPLICATION: &str = "pillarbox";
+/// A connection of a pool for workers that was used this recently is not tested before its next use.
+pub(super) const FRESH: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy)]
 pub struct PoolLimits {
@@ -19,8 +28,8 @@ pub struct PoolLimits {
     /// How long a request may wait for a connection before it is rejected as overload.
     pub acquire_timeout: Duration,
     /// For background work that repeats the same statements and retries after errors. A statement is planned once for
-    /// all values (planning the reader's query takes ten times as long as executing it), and a connection is not tested
-    /// before each use.
+    /// all values (planning the reader's query takes ten times as long as executing it), and a connection is tested only if
+    /// it was idle for a second.
     pub for_workers: bool,
 }
 
@@ -38,12 +47,15 @@ impl Default for PoolLimits {
 
 /// Creates a pool. It connects when it is first used, so the database need not be available yet.
 pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
-    let settings: String =
-        session_settings(&limits).iter().map(|(name, value)| format!("set {name} = {value};")).collect();
+    let settings = session_settings(&limits).into_iter().chain(client_death_settings());
+    let settings: String = settings.map(|(name, value)| format!("set {name} = {value};")).collect();
     pool_options(&limits)
         .after_connect(move |connection, _| {
             let settings = settings.clone();
-            Box::pin(async move { sqlx::raw_sql(AssertSqlSafe(settings)).execute(connection).await.map(drop) })
+            Box::pin(async move {
+                let setting = async { sqlx::raw_sql(AssertSqlSafe(settings)).execute(connection).await.map(drop) };
+                step("session settings", SHORT_STEP_TIME_MAX, setting).await
+            })
         })
         .connect_lazy_with(options.application_name(APPLICATION))
 }
@@ -61,11 +73,42 @@ pub async fn ping(pool: &PgPool) -> Result<(), sqlx::Error> {
 }
 
 fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
+    let for_workers = limits.for_workers;
     PgPoolOptions::new()
         .min_connections(limits.connections_min)
         .max_connections(limits.connections_max)
         .acquire_timeout(limits.acquire_timeout)
-        .test_before_acquire(!limits.for_workers)
+        // Has no time limit; `before_acquire` does the same with one.
+        .test_before_acquire(false)
+        .before_acquire(move |connection, state| {
+            let is_tested = !for_workers || state.idle_for >= FRESH;
+            Box::pin(async move {
+                match is_tested {
+                    true => ping_connection(connection).await.map(|()| true),
+                    false => Ok(true),
+                }
+            })
+        })
+        .after_release(|connection, _| {
+            Box::pin(async move {
+                match deadline::abandoned_recently() {
+                    true => ping_connection(connection).await.map(|()| true),
+                    false => Ok(true),
+                }
+            })
+        })
+}
+
+/// With these settings PostgreSQL notices within seconds that our process or the network is gone, and ends the
+/// transactions whose locks others wait for. A pooler has settings of its own for its clients.
+fn client_death_settings() -> [(&'static str, String); 5] {
+    [
+        ("idle_in_transaction_session_timeout", "10000".to_owned()),
+        ("tcp_keepalives_idle", "5".to_owned()),
+        ("tcp_keepalives_interval", "2".to_owned()),
+        ("tcp_keepalives_count", "3".to_owned()),
+        ("tcp_user_timeout", "10000".to_owned()),
+    ]
 }
 
 /// The names and SQL values of the settings of every session.

@@ -12,6 +12,7 @@ use sqlx::{PgConnection, PgPool};
 
 use super::window::Window;
 use crate::database::snapshot::Snapshot;
+use crate::database::{SHORT_STEP_TIME_MAX, step};
 
 /// The time between two polls of a busy log.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -94,7 +95,7 @@ impl Watcher {
     /// Polls the log once, and takes a new snapshot if anything can have become visible. An error invalidates the
     /// state.
     pub(crate) async fn round(&self, db: &PgPool) -> sqlx::Result<Round> {
-        let result = self.try_round(db).await;
+        let result = step("watcher", SHORT_STEP_TIME_MAX, self.try_round(db)).await;
         if result.is_err() {
             self.invalidate();
         }
