@@ -155,25 +155,38 @@ impl Client {
     /// # Errors
     /// No status arrived within the request's timeout.
     pub async fn post(&self, request: WebhookRequest<'_>) -> Result<WebhookResponse, RequestError> {
+        match self.post_if(request, || true).await? {
+            Some(response) => Ok(response),
+            None => Err(RequestError::new(ErrorClass::Protocol, "the request was not sent")),
+        }
+    }
+
+    /// Like [`Client::post`], but sends nothing and returns None if `may_send` is false when the connection is open and the
+    /// request is about to be sent.
+    pub(crate) async fn post_if(
+        &self,
+        request: WebhookRequest<'_>,
+        may_send: impl Fn() -> bool,
+    ) -> Result<Option<WebhookResponse>, RequestError> {
         // A pooled connection skips the dialer, which checked its address only when it was opened.
         self.vet_target(request.target)?;
         let time_max = request.timeout;
         let mut received = None;
-        let exchanged = timeout(time_max, self.exchange(request, &mut received)).await;
+        let exchanged = timeout(time_max, self.exchange(request, may_send, &mut received)).await;
         match (received, exchanged) {
-            (Some(received), _) => Ok(received.into_response()),
+            (Some(received), _) => Ok(Some(received.into_response())),
             (None, Ok(Err(failure))) => Err(failure),
-            (None, Err(_) | Ok(Ok(()))) => {
-                Err(RequestError::new(ErrorClass::Timeout, format!("no response within {time_max:?}")))
-            }
+            (None, Ok(Ok(()))) => Ok(None),
+            (None, Err(_)) => Err(RequestError::new(ErrorClass::Timeout, format!("no response within {time_max:?}"))),
         }
     }
 
     /// Writes into `received` as the response arrives, so that the status survives when the deadline cancels this
-    /// future.
+    /// future. Nothing is written if the request may not be sent.
     async fn exchange(
         &self,
         request: WebhookRequest<'_>,
+        may_send: impl Fn() -> bool,
         received: &mut Option<PartialResponse>,
     ) -> Result<(), RequestError> {
         let target = request.target;
@@ -184,6 +197,9 @@ impl Client {
                 HttpConnection::new(stream).await.map_err(|error| RequestError::from_hyper(&error))?
             }
         };
+        if !may_send() {
+            return Ok(());
+        }
         // Never sent twice: the receiver may have processed a request that is lost with its connection.
         let response = connection.send(self.http_request(request)).await;
         let (parts, body) = response.map_err(|error| RequestError::from_hyper(&error))?.into_parts();

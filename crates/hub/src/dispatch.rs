@@ -101,7 +101,7 @@ use kit::clock::Clock;
 use kit::secret::Cipher;
 use kit::worker::Round;
 use mailbox::consumers::ShardAssignment;
-use mailbox::database::is_transient;
+use mailbox::database::{Database, is_transient};
 use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -122,6 +122,8 @@ const DATABASE_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) struct Dispatcher {
     db: PgPool,
+    /// The time limit of one database step.
+    step_time_max: Duration,
     clock: Clock,
     cipher: Cipher,
     queues: HashMap<Uuid, SubscriberQueue>,
@@ -138,7 +140,7 @@ pub(crate) struct Dispatcher {
 
 impl Dispatcher {
     pub(crate) fn new(
-        db: PgPool,
+        db: &Database,
         clock: Clock,
         client: Client,
         cipher: Cipher,
@@ -146,7 +148,8 @@ impl Dispatcher {
         handed_over: mpsc::Receiver<FannedBatch>,
     ) -> Dispatcher {
         Dispatcher {
-            db,
+            db: db.pool().clone(),
+            step_time_max: db.step_time_max(),
             sender: Sender::new(client, clock.clone()),
             clock,
             cipher,
@@ -229,7 +232,7 @@ impl Dispatcher {
         if !waits_for_database {
             self.start_save(now);
             self.start_read(now);
-            self.reader.start_poll(&self.db);
+            self.reader.start_poll(&self.db, self.step_time_max);
         }
         self.deactivate_idle(now);
     }

@@ -176,10 +176,9 @@ impl FanOut {
         }
         batch.add_skipped(message.id, filtered, inactive);
     }
-}
 
-impl Processor for FanOut {
-    async fn process(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
+    /// Creates the hub messages of a batch in a transaction, and returns it.
+    async fn fan_out(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
         self.uncommitted = None;
         // If this batch fails, for whatever reason, the next one has half its size.
         let previous_limit = std::mem::replace(&mut self.batch_limit, (items.len() as u32 / 2).max(1));
@@ -197,6 +196,12 @@ impl Processor for FanOut {
         store::fanout::insert_skipped(&mut tx, &batch.skipped, now).await?;
         self.uncommitted = Some((batch.into_fanned(after, self.directory.version), batch_limit));
         Ok(BatchResult { outcomes: vec![Outcome::Done; items.len()], tx: Some(tx) })
+    }
+}
+
+impl Processor for FanOut {
+    async fn process(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
+        context.step("fan out", self.fan_out(context, items)).await
     }
 
     fn committed(&mut self) {

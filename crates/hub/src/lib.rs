@@ -54,6 +54,7 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use kit::secret::Cipher;
+use kit::worker::RoundLimits;
 use mailbox::batched_writes::BatchedWriteHandler;
 use mailbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
 use mailbox::database::Database;
@@ -195,7 +196,7 @@ impl Service for Hub {
 
     fn start_maintenance(&self, runtime: &Runtime) {
         let (worker, db, clock) = (
-            runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE),
+            runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE).with_limits(RoundLimits::LONG),
             runtime.db().pool().clone(),
             self.clock.clone(),
         );
@@ -221,7 +222,7 @@ impl Hub {
 
     fn start_dispatcher(&self, runtime: &Runtime, handed_over: mpsc::Receiver<FannedBatch>) {
         let dispatcher = Dispatcher::new(
-            runtime.db().pool().clone(),
+            runtime.db(),
             self.clock.clone(),
             self.client.clone(),
             self.cipher.clone(),

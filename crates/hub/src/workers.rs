@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Duration, Utc};
 use kit::worker::Round;
-use mailbox::database::cluster_identity;
+use mailbox::database::{cluster_identity, step};
 use mailbox::operations::maintenance::Retention;
 use sqlx::PgPool;
 
@@ -10,6 +10,8 @@ use crate::store::maintenance;
 
 /// How long the batches of fan-out and expired secrets are retained. Dispatchers need a batch for seconds only.
 const BATCH_RETENTION: Duration = Duration::days(1);
+/// The time limit of one measurement, which counts rows.
+const MEASURE_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(15);
 
 /// How long data is retained, in days.
 #[derive(Debug, Clone, Copy)]
@@ -50,10 +52,14 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention, now: DateTime
     Ok(Round::Idle)
 }
 
-/// Sets the gauges of pending messages and dead letters.
+/// Sets the gauges of pending messages and dead letters. If they cannot be measured, they are unknown: a gauge that kept its
+/// last value would hide that messages wait.
 pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
-    let (pending, dead) = maintenance::sizes(&mut *db.acquire().await?).await?;
-    metrics::gauge!("eventhub_pending_messages").set(pending as f64);
-    metrics::gauge!("eventhub_dlq_size").set(dead as f64);
-    Ok(Round::Idle)
+    let measuring = async { maintenance::sizes(&mut *db.acquire().await?).await };
+    let measured = step("measure the hub", MEASURE_TIME_MAX, measuring).await;
+    let (pending, dead) =
+        measured.as_ref().map_or((f64::NAN, f64::NAN), |(pending, dead)| (*pending as f64, *dead as f64));
+    metrics::gauge!("eventhub_pending_messages").set(pending);
+    metrics::gauge!("eventhub_dlq_size").set(dead);
+    measured.map(|_| Round::Idle)
 }

@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mailbox::consumers::{Fence, ShardAssignment};
+use mailbox::consumers::{Fence, Lease, ShardAssignment};
+use mailbox::database::step;
 use sqlx::PgConnection;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -24,6 +25,8 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
 pub(super) struct Ownership {
     assignment: ShardAssignment,
     shards: BTreeSet<i16>,
+    /// The lease of the shards.
+    lease: Option<Lease>,
     /// The version of the directory (all subscribers with their settings; each change increments the version) that the
     /// subscriber queues were loaded from. None: they have to be loaded.
     loaded_version: Option<i64>,
@@ -41,6 +44,7 @@ impl Ownership {
         Ownership {
             assignment,
             shards: BTreeSet::new(),
+            lease: None,
             loaded_version: None,
             newest_version: 0,
             rebalanced_at: None,
@@ -51,6 +55,11 @@ impl Ownership {
 
     pub(super) fn fence(&self) -> Fence {
         self.assignment.fence()
+    }
+
+    /// The lease of the shards, unless it may have expired: then another process may send the same messages.
+    pub(super) fn valid_lease(&self) -> Option<Lease> {
+        self.lease.clone().filter(Lease::is_valid)
     }
 
     /// Whether the subscriber queues are those of the owned shards. Until then nothing is sent.
@@ -89,6 +98,7 @@ impl Ownership {
 
     pub(super) fn reset(&mut self) {
         self.shards.clear();
+        self.lease = None;
         (self.loaded_version, self.newest_version, self.rebalanced_at) = (None, 0, None);
     }
 
@@ -101,6 +111,16 @@ impl Ownership {
 impl Dispatcher {
     /// Claims and releases shards, and loads the subscribers of the owned ones.
     pub(super) async fn rebalance(&mut self) -> Result<(), DispatchError> {
+        let time_max = self.step_time_max;
+        step("rebalance", time_max, self.claim_shards()).await?;
+        // Not loaded, if the lease was lost.
+        match self.ownership.rebalanced_at {
+            Some(_) => self.refresh().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn claim_shards(&mut self) -> Result<(), DispatchError> {
         let mut db = self.db.acquire().await?;
         if mailbox::database::cluster_identity::is_restored(&mut db).await? {
             self.reset();
@@ -113,12 +133,18 @@ impl Dispatcher {
         };
         drop(db);
         self.ownership.set_shards(shards);
+        self.ownership.lease = Some(self.ownership.assignment.lease().clone());
         self.ownership.rebalanced_at = Some(Instant::now());
-        self.refresh().await
+        Ok(())
     }
 
     /// Creates, updates and removes subscriber queues according to the directory, if it has changed.
     pub(super) async fn refresh(&mut self) -> Result<(), DispatchError> {
+        let time_max = self.step_time_max;
+        step("load subscribers", time_max, self.load_subscribers()).await
+    }
+
+    async fn load_subscribers(&mut self) -> Result<(), DispatchError> {
         self.ownership.refreshed_at = Some(Instant::now());
         let mut db = self.db.acquire().await?;
         // Read the version before the subscribers: a change in between makes the next refresh load them again.
@@ -215,7 +241,7 @@ impl Dispatcher {
             tracing::warn!(%error, "the last outcomes could not be saved; their messages are sent again");
         }
         let released = async { self.ownership.assignment.release(&mut *self.db.acquire().await?).await };
-        if let Err(error) = released.await {
+        if let Err(error) = step("release", self.step_time_max, released).await {
             tracing::warn!(%error, "the shards could not be released; other processes claim them when the lease expires");
         }
     }
@@ -229,13 +255,13 @@ impl Dispatcher {
         }
         let (now, fence) = (self.clock.now(), self.ownership.fence());
         if let Some(changes) = self.saver.failed.take()
-            && !save_changes(&self.db, fence, &changes, now).await?
+            && !save_changes(&self.db, self.step_time_max, fence, &changes, now).await?
         {
             return Ok(()); // The lease is lost: the new owner sends these messages again.
         }
         let mut changes = Changes::default();
         self.queues.values_mut().for_each(|queue| queue.drain_changes(now, &mut changes));
-        save_changes(&self.db, self.ownership.fence(), &changes, now).await.map(drop)
+        save_changes(&self.db, self.step_time_max, self.ownership.fence(), &changes, now).await.map(drop)
     }
 }
 
@@ -243,7 +269,7 @@ impl Dispatcher {
 impl Ownership {
     /// Sets the state after a successful rebalance and refresh.
     pub(super) fn assume_loaded(&mut self, shards: BTreeSet<i16>, version: i64) {
-        self.shards = shards;
+        (self.shards, self.lease) = (shards, Some(Lease::permanent()));
         (self.loaded_version, self.newest_version) = (Some(version), version);
         self.rebalanced_at = Some(Instant::now());
     }

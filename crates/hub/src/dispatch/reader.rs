@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use mailbox::database::step;
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -88,19 +89,21 @@ impl Reader {
     }
 
     /// Starts a poll if one is due.
-    pub(super) fn start_poll(&mut self, db: &PgPool) {
+    pub(super) fn start_poll(&mut self, db: &PgPool, time_max: Duration) {
         let Some(after) = self.announced.0 else { return };
         if self.poll.is_some() || Instant::now() < self.next_poll() {
             return;
         }
         self.polled_at = Instant::now();
         let db = db.clone();
-        self.poll = Some(tokio::spawn(async move { delivery_reads::poll(&mut *db.acquire().await?, after).await }));
+        let polling = async move { delivery_reads::poll(&mut *db.acquire().await?, after).await };
+        self.poll = Some(tokio::spawn(async move { step("poll", time_max, polling).await }));
     }
 
-    fn start_read(&mut self, db: &PgPool, request: ReadRequest) {
+    fn start_read(&mut self, db: &PgPool, time_max: Duration, request: ReadRequest) {
         let (db, requested) = (db.clone(), request.clone());
-        let read = tokio::spawn(async move { delivery_reads::read(&mut *db.acquire().await?, &requested).await });
+        let reading = async move { delivery_reads::read(&mut *db.acquire().await?, &requested).await };
+        let read = tokio::spawn(async move { step("read messages", time_max, reading).await });
         self.read = Some((request, read));
     }
 }
@@ -163,7 +166,7 @@ impl Dispatcher {
             request.lanes.extend(lanes.into_iter().map(|lane| (*subscriber, lane)));
         }
         if !request.is_empty() {
-            self.reader.start_read(&self.db, request);
+            self.reader.start_read(&self.db, self.step_time_max, request);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use kit::clock::Clock;
+use mailbox::consumers::Lease;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
@@ -32,7 +33,8 @@ pub(super) struct FinishedAttempt {
     /// The version of the subscriber that the message was sent to.
     version: i64,
     key: LaneKey,
-    result: AttemptResult,
+    /// None: the lease may have expired before the request was sent, so it was not sent.
+    result: Option<AttemptResult>,
 }
 
 impl Sender {
@@ -60,7 +62,7 @@ impl Sender {
     }
 
     /// Starts attempts for all messages of a queue that may be sent now.
-    pub(super) fn send_from(&mut self, queue: &mut SubscriberQueue, now: DateTime<Utc>) {
+    pub(super) fn send_from(&mut self, queue: &mut SubscriberQueue, lease: &Lease, now: DateTime<Utc>) {
         // A queue may start an attempt while it has fewer in flight than there are free slots:
         // queue.in_flight < IN_FLIGHT_MAX - in_flight of all queues. So one queue gets at most half of the slots, and the
         // more slots all queues use, the fewer each of them may use: a new queue finds a free one.
@@ -74,13 +76,13 @@ impl Sender {
             let recipient = queue.recipient.clone();
             let (subscriber, version) = (recipient.id, recipient.version);
             if let Some(by) = requested_by {
-                let result = AttemptResult::not_sent(Reason::Manual, &format!("given up by {by}"));
+                let result = Some(AttemptResult::not_sent(Reason::Manual, &format!("given up by {by}")));
                 let _ = finished.send(FinishedAttempt { generation, subscriber, version, key, result });
                 continue;
             }
-            let (client, clock) = (self.client.clone(), self.clock.clone());
+            let (client, clock, lease) = (self.client.clone(), self.clock.clone(), lease.clone());
             tokio::spawn(async move {
-                let result = attempt(&client, &recipient, &message, &clock).await;
+                let result = attempt(&client, &recipient, &message, &clock, || lease.is_valid()).await;
                 let _ = finished.send(FinishedAttempt { generation, subscriber, version, key, result });
             });
         }
@@ -88,10 +90,13 @@ impl Sender {
 }
 
 impl Dispatcher {
+    /// Starts attempts, unless the lease may have expired: another process may send the same messages then. The next
+    /// rebalance finds out.
     pub(super) fn send(&mut self, now: DateTime<Utc>) {
+        let Some(lease) = self.ownership.valid_lease() else { return };
         for subscriber in self.scheduler.active() {
             if let Some(queue) = self.queues.get_mut(subscriber) {
-                self.sender.send_from(queue, now);
+                self.sender.send_from(queue, &lease, now);
             }
         }
     }
@@ -101,12 +106,12 @@ impl Dispatcher {
         let queue = self.queues.get_mut(&finished.subscriber);
         let Some(queue) = queue.filter(|queue| queue.generation == finished.generation) else { return };
         self.sender.in_flight -= 1;
-        let mut result = finished.result;
+        self.scheduler.activate(finished.subscriber);
+        let Some(mut result) = finished.result else { return queue.cancel_attempt(&finished.key) };
         if result.verdict == Verdict::Gone && finished.version != queue.recipient.version {
             // The tenant has changed the subscriber meanwhile, perhaps its address: the new address may exist.
             result.verdict = Verdict::Retry;
         }
         queue.finish_attempt(&finished.key, result, self.clock.now(), rand::random());
-        self.scheduler.activate(finished.subscriber);
     }
 }

@@ -250,6 +250,12 @@ impl SubscriberQueue {
         }
     }
 
+    /// The attempt at the head of this lane was not sent: the head is ready again.
+    pub(super) fn cancel_attempt(&mut self, key: &LaneKey) {
+        self.limits.finish_attempt();
+        self.lanes.return_head(key);
+    }
+
     fn next_step(&self, result: &AttemptResult, attempt: u16, pause: Option<Duration>, jitter: f64) -> NextStep {
         match result.verdict {
             Verdict::Delivered => NextStep::Complete,

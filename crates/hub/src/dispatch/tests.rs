@@ -32,7 +32,7 @@ async fn dispatcher() -> Dispatcher {
     let client = Client::new(ClientSettings::default()).unwrap();
     let cipher = Cipher::new(&MasterKey::generate(), &[], "test");
     let (_, handed_over) = mpsc::channel(1);
-    let mut dispatcher = Dispatcher::new(db, clock, client, cipher, assignment, handed_over);
+    let mut dispatcher = Dispatcher::new(&Database::new(db), clock, client, cipher, assignment, handed_over);
     dispatcher.ownership.assume_loaded((0..16).collect(), 7);
     dispatcher.reader.announced.load(0);
     dispatcher

@@ -18,9 +18,9 @@ use uuid::Uuid;
 
 use super::run_once;
 use crate::Hub;
-use crate::delivery::Recipient;
+use crate::delivery::{AttemptResult, Recipient};
 use crate::dispatch::attempt::attempt;
-use crate::domain::{Subscriber, Verdict};
+use crate::domain::{Reason, Subscriber, Verdict};
 use crate::error::Error;
 use crate::fields::SubscriberFields;
 use crate::hub_message::{EVENT_SOURCE, HubEvent, HubMessage};
@@ -224,7 +224,8 @@ pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestRes
     let (source, topic, payload) = (EVENT_SOURCE.as_str().to_owned(), TEST_TYPE.to_owned(), payload.to_string().into());
     let event = HubEvent { id: event_id, source, topic, at: now, payload, traceparent: None };
     let message = HubMessage { n: 0, lane: None, seq: None, event: Some(Arc::new(event)) };
-    let result = attempt(&hub.client, &recipient, &message, &hub.clock).await;
+    let result = attempt(&hub.client, &recipient, &message, &hub.clock, || true).await;
+    let result = result.unwrap_or_else(|| AttemptResult::not_sent(Reason::Manual, "it was not sent"));
     Ok(TestResult {
         event_id: EventId(event_id),
         delivered: result.verdict == Verdict::Delivered,
