@@ -49,6 +49,9 @@ pub enum BrokerError {
     Blocked,
     #[error("RabbitMQ did not confirm the messages within {} ms: publish them again", .0.as_millis())]
     Unconfirmed(Duration),
+    /// The caller no longer wants to publish the rest.
+    #[error("the rest of the batch may not be published any more")]
+    Stopped,
     #[error("RabbitMQ has no exchange `{0}`: declare it, or correct its name")]
     NoExchange(String),
     #[error("RabbitMQ has no queue `{0}`: declare it, or correct its name")]

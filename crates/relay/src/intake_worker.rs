@@ -15,7 +15,7 @@ use kit::auth::Tenant;
 use kit::clock::Clock;
 use kit::worker::Round;
 use mailbox::consumers::{Runtime, inbox};
-use mailbox::database::{Database, is_data_error, redacted_error};
+use mailbox::database::{Database, is_data_error, redacted_error, step};
 use mailbox::log::{AggregateId, Post, PostError, Source, created_at, post_all};
 use mailbox::operations::dead_letters::{self, UnusableMessage};
 use serde::{Deserialize, Serialize};
@@ -113,6 +113,8 @@ pub(crate) struct IntakeWorker {
     intake: Intake,
     db: Database,
     clock: Clock,
+    /// Still set at the start of a round if the last round was dropped before it ended.
+    is_processing: bool,
 }
 
 impl IntakeWorker {
@@ -124,17 +126,25 @@ impl IntakeWorker {
             intake,
             db: runtime.db().clone(),
             clock: runtime.clock().clone(),
+            is_processing: false,
         }
     }
 
     /// Waits for a batch and posts it. Fails if the broker or the database is unavailable.
     pub(crate) async fn round(&mut self) -> Result<Round, IntakeError> {
+        // As below: the messages of the last round are not acknowledged.
+        if std::mem::replace(&mut self.is_processing, false) {
+            self.intake.reset();
+        }
         let batch_max = usize::from(self.settings.prefetch);
         let Ok(batch) = tokio::time::timeout(DELIVERY_WAIT, self.intake.next_batch(batch_max)).await else {
             return Ok(Round::Busy);
         };
         let batch = batch?;
-        if let Err(error) = self.process(&batch).await {
+        self.is_processing = true;
+        let processed = self.process(&batch).await;
+        self.is_processing = false;
+        if let Err(error) = processed {
             // RabbitMQ delivers unacknowledged messages again only on a new channel. On the open channel, the next
             // acknowledgement would include them.
             self.intake.reset();
@@ -171,6 +181,10 @@ impl IntakeWorker {
 
     /// Posts all new messages in one transaction. Fails if one of them cannot be posted.
     async fn post(&self, batch: &[Incoming]) -> Result<(), IntakeError> {
+        step(&self.source, self.db.step_time_max(), self.try_post(batch)).await
+    }
+
+    async fn try_post(&self, batch: &[Incoming]) -> Result<(), IntakeError> {
         let mut tx = self.db.begin().await?;
         let parsed: Vec<Parsed> = batch.iter().filter(|one| self.is_accepted(one)).map(|one| self.parse(one)).collect();
         let ids: Vec<String> = parsed.iter().flat_map(|one| one.ids.iter().cloned()).collect();
@@ -207,9 +221,12 @@ impl IntakeWorker {
             payload: &body,
             error: &error,
         };
-        let mut tx = self.db.begin().await?;
-        dead_letters::store_unusable(&mut tx, &unusable).await?;
-        Ok(tx.commit().await?)
+        let storing = async {
+            let mut tx = self.db.begin().await?;
+            dead_letters::store_unusable(&mut tx, &unusable).await?;
+            Ok(tx.commit().await?)
+        };
+        step(&self.source, self.db.step_time_max(), storing).await
     }
 
     /// Returns true if the source of the message is trusted. A producer that posts by SQL can have any topic

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use kit::backoff::Backoff;
-use kit::worker::{Round, Worker};
+use kit::worker::{Round, RoundLimits, Worker};
 use mailbox::consumers::{ConsumerOptions, RetryPolicy, Runtime, ShardWorkerOptions};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
@@ -146,6 +146,7 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
 /// connection repeatedly until it is removed from the queue, which must not affect others.
 pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>) {
     let worker: Worker = runtime.worker(format!("intake {}", queue.queue), Duration::from_millis(100));
+    let worker = worker.with_limits(RoundLimits::STEPS);
     let broker = Arc::new(broker.separate_connection());
     let intake = IntakeWorker::new(queue.clone(), broker.clone(), runtime);
     runtime.spawn(async move {
@@ -158,7 +159,9 @@ pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>
 
 /// Starts a worker that declares the topology, at once and then periodically.
 pub(crate) fn start_topology_worker(runtime: &Runtime, topology: Topology, broker: &Arc<Broker>) {
-    let (worker, broker) = (runtime.worker("topology".to_owned(), TOPOLOGY_PAUSE), broker.clone());
+    // Each request to the broker has a time limit, and there can be many of them.
+    let worker = runtime.worker("topology".to_owned(), TOPOLOGY_PAUSE).with_limits(RoundLimits::STEPS);
+    let broker = broker.clone();
     runtime.spawn(async move { worker.run(async || declare(&topology, &broker).await).await });
 }
 

@@ -10,7 +10,7 @@ use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processo
 use mailbox::log::Message;
 use serde_json::value::to_raw_value;
 
-use crate::broker::Broker;
+use crate::broker::{Broker, BrokerError};
 use crate::headers;
 use crate::publish::{Outgoing, PublishOutcome, Publisher};
 use crate::route::{Format, Route};
@@ -64,13 +64,16 @@ impl RouteProcessor {
 }
 
 impl Processor for RouteProcessor {
-    async fn process(&mut self, _: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
+    async fn process(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
         let outgoing: Result<Vec<Outgoing>, _> =
             items.iter().map(|item| outgoing(&self.route, &item.message)).collect();
         let outgoing = outgoing.map_err(|error| ConsumerError::Processing(error.to_string()))?;
         let started = Instant::now();
-        let published =
-            self.publisher.publish(&outgoing).await.map_err(|error| ConsumerError::Processing(error.to_string()))?;
+        // A process that was suspended must not publish what its successor has published before.
+        let published = match self.publisher.publish_while(&outgoing, || context.holds_lease()).await {
+            Err(BrokerError::Stopped) => return Err(ConsumerError::LeaseLost),
+            published => published.map_err(|error| ConsumerError::Processing(error.to_string()))?,
+        };
         let elapsed = started.elapsed();
 
         let count = |wanted: PublishOutcome| published.iter().filter(|outcome| **outcome == wanted).count() as u64;
