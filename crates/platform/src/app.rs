@@ -13,12 +13,13 @@ use kit::limit::RateLimit;
 use kit::page::CursorKey;
 use kit::secret::{MasterKey, Secret};
 use kit::telemetry::{self, PrometheusHandle};
-use kit::worker::{Round, Wake, Worker};
+use kit::worker::{Round, RoundLimits, Wake, Worker};
 use kit::{serve, web};
 use mailbox::consumers::{Replica, Runtime};
 use mailbox::database::Database;
 use mailbox::database::pooler::PoolerError;
-use mailbox::operations::{maintenance, status};
+use mailbox::operations::maintenance;
+use mailbox::operations::status::LagGauges;
 use mailbox::service::{RedisAddress, Role, ServiceContext, cursor_key};
 use relay::Broker;
 use sqlx::PgPool;
@@ -182,7 +183,7 @@ pub async fn start(
     services::start_workers(&built, settings, &runtime, broker.as_ref());
     workers.start_lag_measurement(pools.workers.clone());
 
-    let router = web::finish(api::router(settings, app, built, authenticator), settings.request_limits());
+    let router = web::finish(api::router(settings, app, built, authenticator), settings.request_limits(), &health);
     let server = TaskTracker::new();
     server.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
     let service_tasks = context.tasks().clone();
@@ -198,7 +199,7 @@ fn app_state(
     health: &Health,
 ) -> Result<App, StartError> {
     Ok(App {
-        db: Database::new(pools.requests.clone()),
+        db: Database::new(pools.requests.clone()).with_statement_timeout(settings.pool_limits().statement_timeout),
         clock: clock.clone(),
         cursor_key: cursor_key(master_keys),
         keys: KeyCache::new(pools.requests.clone(), clock.clone(), settings.admin_key.as_ref()),
@@ -270,6 +271,7 @@ impl Workers {
             wake: Wake::default(),
             stop: self.stop.clone(),
             probe: self.health.task(name, required),
+            limits: RoundLimits::default(),
         }
     }
 
@@ -279,7 +281,7 @@ impl Workers {
     }
 
     fn start_log_maintenance(&self, settings: &Settings, db: PgPool, clock: Clock) {
-        let worker = self.worker("maintain", MAINTAIN_PAUSE, false);
+        let worker = self.worker("maintain", MAINTAIN_PAUSE, false).with_limits(RoundLimits::LONG);
         let (retention, started_at) = (settings.retention(), Instant::now());
         let run_once = move || {
             let (db, now) = (db.clone(), clock.now());
@@ -289,13 +291,13 @@ impl Workers {
     }
 
     fn start_lag_measurement(&self, db: PgPool) {
-        let worker = self.worker("lag", LAG_PAUSE, false);
-        self.tasks.spawn(async move { worker.run(|| measure_lag(&db)).await });
+        let (worker, gauges) = (self.worker("lag", LAG_PAUSE, false), LagGauges::default());
+        self.tasks.spawn(async move { worker.run(|| measure_lag(&db, &gauges)).await });
     }
 }
 
-async fn measure_lag(db: &PgPool) -> Result<Round, sqlx::Error> {
-    status::update_gauges(db).await?;
+async fn measure_lag(db: &PgPool, gauges: &LagGauges) -> Result<Round, sqlx::Error> {
+    gauges.update(db).await?;
     Ok(Round::Idle)
 }
 

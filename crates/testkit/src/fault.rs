@@ -28,6 +28,8 @@ struct State {
     mode: Mode,
     /// The number of cuts so far. A connection ends when this number differs from the one at the connection's start.
     cuts: u64,
+    /// The number of silences so far. A connection is silent when this number differs from the one at its start.
+    silences: u64,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -43,7 +45,7 @@ impl FaultProxy {
     pub async fn start(upstream: SocketAddr) -> FaultProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("a bound listener has an address");
-        let (state, watched) = watch::channel(State { mode: Mode::Pass, cuts: 0 });
+        let (state, watched) = watch::channel(State { mode: Mode::Pass, cuts: 0, silences: 0 });
         let accepted = Arc::<AtomicUsize>::default();
         let acceptor = tokio::spawn(accept(listener, upstream, watched, accepted.clone()));
         FaultProxy { addr, state, acceptor, accepted }
@@ -78,17 +80,23 @@ impl FaultProxy {
 
     /// The server is down: existing connections and every new one are reset.
     pub fn refuse(&self) {
-        self.state.send_modify(|state| *state = State { mode: Mode::Refuse, cuts: state.cuts + 1 });
+        self.state.send_modify(|state| *state = State { mode: Mode::Refuse, cuts: state.cuts + 1, ..*state });
     }
 
     /// The server restarts: existing connections are reset, new ones pass.
     pub fn cut(&self) {
-        self.state.send_modify(|state| *state = State { mode: Mode::Pass, cuts: state.cuts + 1 });
+        self.state.send_modify(|state| *state = State { mode: Mode::Pass, cuts: state.cuts + 1, ..*state });
     }
 
     /// The network is a black hole: connections stay open, new ones are accepted, and no data is delivered.
     pub fn stall(&self) {
         self.state.send_modify(|state| state.mode = Mode::Stall);
+    }
+
+    /// The server has failed over without a word: existing connections stay open, and nothing is delivered on them ever
+    /// again, not even that the other side has closed them; new ones pass.
+    pub fn silence(&self) {
+        self.state.send_modify(|state| *state = State { mode: Mode::Pass, silences: state.silences + 1, ..*state });
     }
 
     /// Responses are withheld: data from clients is delivered, data from the server is not, on new connections too.
@@ -121,18 +129,18 @@ async fn accept(
         if now.mode == Mode::Refuse {
             reset(&client);
         } else {
-            tokio::spawn(serve(client, upstream, state.clone(), now.cuts));
+            tokio::spawn(serve(client, upstream, state.clone(), now));
         }
     }
 }
 
-async fn serve(mut client: TcpStream, upstream: SocketAddr, state: watch::Receiver<State>, cuts_at_start: u64) {
+async fn serve(mut client: TcpStream, upstream: SocketAddr, state: watch::Receiver<State>, start: State) {
     let mut server = None;
     let mut cuts = state.clone();
     let orderly = tokio::select! {
-        relayed = relay(&mut client, &mut server, upstream, state) => relayed.is_ok(),
+        relayed = relay(&mut client, &mut server, upstream, state, start.silences) => relayed.is_ok(),
         // This also ends, with an error, when the proxy is dropped.
-        _ = cuts.wait_for(|now| now.cuts != cuts_at_start) => false,
+        _ = cuts.wait_for(|now| now.cuts != start.cuts) => false,
     };
     if !orderly {
         reset(&client);
@@ -146,33 +154,30 @@ async fn relay(
     server: &mut Option<TcpStream>,
     upstream: SocketAddr,
     state: watch::Receiver<State>,
+    silences: u64,
 ) -> io::Result<()> {
-    wait_until_open(&mut state.clone(), passes_requests).await?;
+    let (mut requests, responses) = (
+        Gate { state: state.clone(), silences, is_open: passes_requests },
+        Gate { state, silences, is_open: passes_responses },
+    );
+    requests.wait().await?;
     let server = server.insert(TcpStream::connect(upstream).await?);
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    tokio::try_join!(
-        copy(from_client, to_server, state.clone(), passes_requests),
-        copy(from_server, to_client, state, passes_responses)
-    )?;
+    tokio::try_join!(copy(from_client, to_server, requests), copy(from_server, to_client, responses))?;
     Ok(())
 }
 
-async fn copy(
-    mut from: impl AsyncRead + Unpin,
-    mut to: impl AsyncWrite + Unpin,
-    mut state: watch::Receiver<State>,
-    is_open: fn(Mode) -> bool,
-) -> io::Result<()> {
+async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, mut gate: Gate) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let length = from.read(&mut buffer).await?;
-        if let Mode::Delay(per_chunk) = wait_until_open(&mut state, is_open).await? {
+        if let Mode::Delay(per_chunk) = gate.wait().await? {
             sleep(per_chunk).await;
             // The mode may have changed to a stall during the delay.
-            wait_until_open(&mut state, is_open).await?;
+            gate.wait().await?;
         }
         if length == 0 {
             return to.shutdown().await;
@@ -181,10 +186,21 @@ async fn copy(
     }
 }
 
-/// Waits while the proxy withholds the data of this direction. Fails when the proxy is dropped.
-async fn wait_until_open(state: &mut watch::Receiver<State>, is_open: fn(Mode) -> bool) -> io::Result<Mode> {
-    let now = state.wait_for(|now| is_open(now.mode)).await.map_err(io::Error::other)?;
-    Ok(now.mode)
+/// One direction of a connection.
+struct Gate {
+    state: watch::Receiver<State>,
+    /// The number of silences when the connection began.
+    silences: u64,
+    is_open: fn(Mode) -> bool,
+}
+
+impl Gate {
+    /// Waits while the proxy withholds the data of this direction. Fails when the proxy is dropped.
+    async fn wait(&mut self) -> io::Result<Mode> {
+        let is_open = |now: &State| (self.is_open)(now.mode) && now.silences == self.silences;
+        let now = self.state.wait_for(is_open).await.map_err(io::Error::other)?;
+        Ok(now.mode)
+    }
 }
 
 fn passes_requests(mode: Mode) -> bool {
@@ -289,6 +305,20 @@ mod tests {
 
         proxy.pass();
         assert_eq!(client.read_u8().await.unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn silence_ends_old_connections_without_a_word_and_passes_new_ones() {
+        let proxy = proxied_echo().await;
+        let mut old = connect(&proxy).await;
+        echo(&mut old).await.unwrap();
+
+        proxy.silence();
+        old.write_u8(1).await.unwrap();
+        timeout(SILENCE, old.read_u8()).await.expect_err("no data arrives and the connection stays open");
+        echo(&mut connect(&proxy).await).await.unwrap();
+        proxy.pass();
+        timeout(SILENCE, old.read_u8()).await.expect_err("nothing arrives later, either");
     }
 
     #[tokio::test]

@@ -100,6 +100,21 @@ impl Pillarbox {
         self.wait_for_output();
     }
 
+    /// Suspends the process with SIGSTOP, until [`resume`](Self::resume). Its connections stay open.
+    pub fn suspend(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Resumes a suspended process.
+    pub fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().try_into().expect("a process id fits"));
+        kill(pid, signal).expect("the child has not been waited for, so its id is not reused");
+    }
+
     /// Sends SIGTERM and waits for the exit.
     pub async fn terminate(&mut self) -> ExitStatus {
         let pid = Pid::from_raw(self.child.id().try_into().expect("a process id fits"));
@@ -190,6 +205,20 @@ mod tests {
         assert!(process.rss_bytes() > 0);
         process.kill9();
         assert_eq!(process.logs(), "ready");
+    }
+
+    #[tokio::test]
+    async fn a_suspended_process_does_nothing_until_it_is_resumed() {
+        let process = shell("echo ready; while read -r _ < /dev/null || sleep 0.01; do echo on; done");
+        process.wait_for_line(|line| line == "on", SOON).await;
+        process.suspend();
+        // The line that was being written when the signal arrived.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let before = process.logs();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(process.logs(), before);
+        process.resume();
+        eventually("it continues", SOON, async || process.logs().len() > before.len()).await;
     }
 
     #[tokio::test]

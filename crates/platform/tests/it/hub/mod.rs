@@ -23,4 +23,5 @@ pub(crate) mod rows;
 mod subscriber_api;
 mod subscriber_changes;
 mod subscriber_secrets;
+mod suspended_dispatcher;
 mod webhook_format;

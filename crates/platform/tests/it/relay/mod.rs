@@ -8,3 +8,4 @@ mod intake;
 mod intake_ids;
 mod publishing;
 pub(crate) mod support;
+mod suspended_relay;
