@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-/// A step that has waited at least this long when connections turn out to be dead probably waits for one of them.
-const SUSPECT_AFTER: Duration = Duration::from_secs(2);
 /// How long after an abandoned step its connections may still be on their way back to their pool.
 const RETURN_TIME: Duration = Duration::from_secs(5);
 
@@ -36,9 +34,11 @@ pub async fn within<T>(time_max: Duration, step: impl Future<Output = T>) -> Res
     }
 }
 
-/// Runs a step. Returns None, and drops the step, if it has waited for long when connections turn out to be dead.
+/// Runs a step. Returns None, and drops the step, if it has waited for at least `waited_min` when connections turn out to be
+/// dead.
 pub async fn unless_connections_are_lost<T>(
     lost_connections: &mut watch::Receiver<u64>,
+    waited_min: Duration,
     step: impl Future<Output = T>,
 ) -> Option<T> {
     let began = Instant::now();
@@ -49,7 +49,7 @@ pub async fn unless_connections_are_lost<T>(
             biased;
             output = &mut step => return Some(output),
             changed = lost_connections.changed() => match changed {
-                Ok(()) if began.elapsed() >= SUSPECT_AFTER => {
+                Ok(()) if began.elapsed() >= waited_min => {
                     note_abandoned();
                     return None;
                 }
@@ -146,12 +146,13 @@ mod tests {
     async fn only_a_step_that_has_waited_for_long_gives_up_when_connections_are_lost() {
         let (announced, mut lost) = watch::channel(0);
         let mut also_lost = lost.clone();
-        let long =
-            tokio::spawn(async move { unless_connections_are_lost(&mut lost, std::future::pending::<()>()).await });
-        tokio::time::sleep(SUSPECT_AFTER).await;
-        let short = tokio::spawn(async move {
-            unless_connections_are_lost(&mut also_lost, tokio::time::sleep(Duration::from_millis(100))).await
+        let waited_min = Duration::from_millis(100);
+        let long = tokio::spawn(async move {
+            unless_connections_are_lost(&mut lost, waited_min, std::future::pending::<()>()).await
         });
+        tokio::time::sleep(waited_min * 2).await;
+        let step = tokio::time::sleep(waited_min);
+        let short = tokio::spawn(async move { unless_connections_are_lost(&mut also_lost, Duration::MAX, step).await });
         tokio::task::yield_now().await;
         announced.send_modify(|count| *count += 1);
         assert_eq!(long.await.unwrap(), None);

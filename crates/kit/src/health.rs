@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_is_down_while_its_round_takes_too_long() {
+    fn a_task_is_down_while_its_round_is_too_slow() {
         let health = Health::default();
         let task = health.task("task", true);
         task.begin_round(Duration::from_secs(3_600));

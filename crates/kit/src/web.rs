@@ -24,6 +24,10 @@ use crate::telemetry::{REQUEST_TARGET, join_trace};
 use crate::trace::TraceContext;
 use crate::worker::panic_text;
 
+/// A request that has waited this long when connections turn out to be dead probably waits for one of them. A later one does
+/// not: its connection was tested before its use.
+const SUSPECT_AFTER: Duration = Duration::from_secs(2);
+
 /// Wraps the complete router. All its error responses are problems. `health` announces when connections are dead:
 /// requests that wait for them are answered at once.
 pub fn finish(router: Router, limits: RequestLimits, health: &Health) -> Router {
@@ -113,7 +117,7 @@ async fn observe(
     join_trace(&span, trace);
     let responding = async {
         let responding = respond(request, next, limits, (method, route));
-        let responding = deadline::unless_connections_are_lost(&mut lost_connections, responding);
+        let responding = deadline::unless_connections_are_lost(&mut lost_connections, SUSPECT_AFTER, responding);
         let response = responding.await.unwrap_or_else(|| {
             let cause = format!("{method} {route}: the connection to the database is probably dead");
             Problem::unavailable(&cause).into_response()

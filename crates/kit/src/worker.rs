@@ -140,7 +140,8 @@ impl Worker {
         round: impl Future<Output = T>,
         lost_connections: &mut watch::Receiver<u64>,
     ) -> Result<T, String> {
-        let round = deadline::unless_connections_are_lost(lost_connections, round);
+        // However short it has waited: its connection may have been one of the dead ones.
+        let round = deadline::unless_connections_are_lost(lost_connections, Duration::ZERO, round);
         match deadline::within(self.limits.time_max, round).await {
             Ok(Some(outcome)) => Ok(outcome),
             Ok(None) => Err(format!("{}: the round waited for a connection that is probably dead", self.name)),

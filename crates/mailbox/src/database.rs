@@ -17,7 +17,7 @@ pub use errors::{is_data_error, is_transient, problem};
 pub use migrations::{migrate, migrations, missing_migrations};
 pub use pool::{PoolLimits, ping, pool, pool_behind_pooler};
 pub use redacted_error::redacted_error;
-pub use step::{SHORT_STEP_TIME_MAX, is_no_response, step};
+pub use step::{SHORT_STEP_TIME_MAX, close_idle, connect, is_no_response, step};
 pub use transaction::{Database, DatabaseTransaction};
 
 pub(crate) use redacted_error::one_line;

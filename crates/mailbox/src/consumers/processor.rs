@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::lease_clock::Lease;
 use super::leases;
-use crate::database::no_response;
+use crate::database::{close_idle, no_response};
 use crate::log::Message;
 
 /// One message that is given to a processor.
@@ -121,7 +121,7 @@ pub enum ConsumerError {
 impl WorkerContext {
     /// Whether no other process can own the shards now. A processor that acts outside of the database checks it at the last
     /// moment: the fence protects the database only.
-    pub fn holds_lease(&self) -> bool {
+    pub fn has_valid_lease(&self) -> bool {
         self.lease.is_valid()
     }
 
@@ -134,7 +134,10 @@ impl WorkerContext {
     ) -> Result<T, ConsumerError> {
         match deadline::within(self.step_time_max, work).await {
             Ok(result) => result,
-            Err(expired) => Err(no_response(&format!("{}: {name}", self.consumer), expired).into()),
+            Err(expired) => {
+                close_idle(&self.db);
+                Err(no_response(&format!("{}: {name}", self.consumer), expired).into())
+            }
         }
     }
 

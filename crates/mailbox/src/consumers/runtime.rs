@@ -103,8 +103,8 @@ impl Runtime {
             limits: RoundLimits::default(),
         };
         let worker = vital("watcher", POLL_INTERVAL, runtime.db.readers().clone());
-        let (db, watcher, health) = (runtime.vital_db.clone(), runtime.watcher.clone(), runtime.health.clone());
-        let silence = SilenceDetector::new(health);
+        let (db, watcher) = (runtime.vital_db.clone(), runtime.watcher.clone());
+        let silence = SilenceDetector::new(runtime.health.clone(), runtime.db.pool().clone());
         runtime.vital_tasks.spawn(async move { worker.run(|| silence.observe(watcher.round(&db))).await });
 
         let worker = vital("heartbeat", runtime.replica.heartbeat_interval(), Wake::default());
@@ -206,6 +206,8 @@ impl Runtime {
 /// all, and the next one, over a new connection, gets one at once.
 struct SilenceDetector {
     health: Health,
+    /// The pool for background work. Its connections probably die with that of the watcher.
+    workers: PgPool,
     had_no_response: AtomicBool,
 }
 
@@ -213,21 +215,25 @@ impl SilenceDetector {
     /// A poll over a new connection that takes longer shows that the database is slow.
     const PROMPT: Duration = Duration::from_secs(1);
 
-    fn new(health: Health) -> SilenceDetector {
-        SilenceDetector { health, had_no_response: AtomicBool::new(false) }
+    fn new(health: Health, workers: PgPool) -> SilenceDetector {
+        SilenceDetector { health, workers, had_no_response: AtomicBool::new(false) }
     }
 
     async fn observe<T>(&self, poll: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
         let began = Instant::now();
         let result = poll.await;
         let had_no_response = match &result {
-            Err(error) if is_no_response(error) => true,
+            Err(error) if is_no_response(error) => {
+                database::close_idle(&self.workers);
+                true
+            }
             // No connection could be opened, so it is still unknown whether the old one was dead.
             Err(_) => self.had_no_response.load(Ordering::Relaxed),
             Ok(_) => false,
         };
         let was_silent = self.had_no_response.swap(had_no_response, Ordering::Relaxed);
         if result.is_ok() && was_silent && began.elapsed() < SilenceDetector::PROMPT {
+            database::close_idle(&self.workers);
             self.health.announce_lost_connections();
         }
         result
@@ -239,10 +245,10 @@ async fn heartbeat(db: &PgPool, replica: &Replica, watcher: &Watcher) -> Result<
     // A heartbeat that is repeated too late would cost the leases.
     let time_max = replica.heartbeat_interval().clamp(HEARTBEAT_TIME_MIN, SHORT_STEP_TIME_MAX);
     // The heartbeat may be the first to notice a restart of the database.
-    let heartbeat = step("heartbeat", time_max, replica.heartbeat(db)).await;
+    let heartbeat = step(db, "heartbeat", time_max, replica.heartbeat(db)).await;
     heartbeat.inspect_err(|_| watcher.invalidate())?;
     let checking = async { cluster_identity::is_restored(&mut *db.acquire().await?).await };
-    match step("cluster identity", SHORT_STEP_TIME_MAX, checking).await? {
+    match step(db, "cluster identity", SHORT_STEP_TIME_MAX, checking).await? {
         true => Err(ConsumerError::Restored),
         false => Ok(Round::Idle),
     }

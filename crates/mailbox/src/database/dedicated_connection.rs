@@ -4,15 +4,17 @@
 //! hundreds of times a second these are two more round trips each time, and each time another PostgreSQL process with
 //! cold plans and caches.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kit::worker::Wake;
 use sqlx::{Connection, PgConnection, PgPool};
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::pool::FRESH;
 use super::step::ping_connection;
 use super::transaction::DatabaseTransaction;
+
+/// A connection that was used this recently is not tested before its next use.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// A connection of its own for one loop. It is opened at its first use, and again after it was lost.
 #[derive(Debug)]

@@ -1,8 +1,7 @@
 //! Connection pools and the settings of their sessions.
 //!
-//! A pool tests a connection before it hands it out, and sqlx tests it again when it is returned, without a time limit: a
-//! dead connection would occupy its place in the pool for ever. So the pool itself first tests, with a time limit,
-//! connections that may be dead because a step was abandoned.
+//! sqlx tests each connection that returns to its pool, without a time limit: a dead one would occupy its place for ever. So
+//! the pool itself first tests, with a time limit, connections that may be dead because a step was abandoned.
 
 use std::time::Duration;
 
@@ -10,15 +9,13 @@ use kit::deadline;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
-use super::step::{SHORT_STEP_TIME_MAX, ping_connection, step};
+use super::step::{SHORT_STEP_TIME_MAX, no_response, ping_connection};
 
 /// The search path of every session. An operator that a producer created in another schema must not replace a built-in
 /// one: it would run with our privileges.
 pub(crate) const SEARCH_PATH: &str = "pg_catalog, pg_temp";
 /// Our name in `pg_stat_activity`.
 const APPLICATION: &str = "pillarbox";
-/// A connection of a pool for workers that was used this recently is not tested before its next use.
-pub(super) const FRESH: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy)]
 pub struct PoolLimits {
@@ -28,8 +25,8 @@ pub struct PoolLimits {
     /// How long a request may wait for a connection before it is rejected as overload.
     pub acquire_timeout: Duration,
     /// For background work that repeats the same statements and retries after errors. A statement is planned once for
-    /// all values (planning the reader's query takes ten times as long as executing it), and a connection is tested only if
-    /// it was idle for a second.
+    /// all values (planning the reader's query takes ten times as long as executing it), and a connection is not tested
+    /// before each use: a worker must learn that it was lost, because the database may have restarted or failed over.
     pub for_workers: bool,
 }
 
@@ -47,14 +44,15 @@ impl Default for PoolLimits {
 
 /// Creates a pool. It connects when it is first used, so the database need not be available yet.
 pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
-    let settings = session_settings(&limits).into_iter().chain(client_death_settings());
+    let settings = session_settings(&limits).into_iter().chain(vanished_client_settings());
     let settings: String = settings.map(|(name, value)| format!("set {name} = {value};")).collect();
     pool_options(&limits)
         .after_connect(move |connection, _| {
             let settings = settings.clone();
             Box::pin(async move {
                 let setting = async { sqlx::raw_sql(AssertSqlSafe(settings)).execute(connection).await.map(drop) };
-                step("session settings", SHORT_STEP_TIME_MAX, setting).await
+                let set = deadline::within(SHORT_STEP_TIME_MAX, setting).await;
+                set.unwrap_or_else(|expired| Err(no_response("session settings", expired)))
             })
         })
         .connect_lazy_with(options.application_name(APPLICATION))
@@ -80,12 +78,11 @@ fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
         .acquire_timeout(limits.acquire_timeout)
         // Has no time limit; `before_acquire` does the same with one.
         .test_before_acquire(false)
-        .before_acquire(move |connection, state| {
-            let is_tested = !for_workers || state.idle_for >= FRESH;
+        .before_acquire(move |connection, _| {
             Box::pin(async move {
-                match is_tested {
-                    true => ping_connection(connection).await.map(|()| true),
-                    false => Ok(true),
+                match for_workers {
+                    true => Ok(true),
+                    false => ping_connection(connection).await.map(|()| true),
                 }
             })
         })
@@ -101,7 +98,7 @@ fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
 
 /// With these settings PostgreSQL notices within seconds that our process or the network is gone, and ends the
 /// transactions whose locks others wait for. A pooler has settings of its own for its clients.
-fn client_death_settings() -> [(&'static str, String); 5] {
+fn vanished_client_settings() -> [(&'static str, String); 5] {
     [
         ("idle_in_transaction_session_timeout", "10000".to_owned()),
         ("tcp_keepalives_idle", "5".to_owned()),

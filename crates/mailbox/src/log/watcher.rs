@@ -95,7 +95,7 @@ impl Watcher {
     /// Polls the log once, and takes a new snapshot if anything can have become visible. An error invalidates the
     /// state.
     pub(crate) async fn round(&self, db: &PgPool) -> sqlx::Result<Round> {
-        let result = step("watcher", SHORT_STEP_TIME_MAX, self.try_round(db)).await;
+        let result = step(db, "watcher", SHORT_STEP_TIME_MAX, self.try_round(db)).await;
         if result.is_err() {
             self.invalidate();
         }

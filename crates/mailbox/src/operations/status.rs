@@ -166,7 +166,7 @@ impl LagGauges {
     /// Measures all consumers. If that fails, their lag is unknown: a gauge that kept its last value would show a lag of 0
     /// while nothing is read.
     pub async fn update(&self, db: &PgPool) -> sqlx::Result<()> {
-        let measured = step("measure the lag", MEASURE_TIME_MAX, self.measure(db)).await;
+        let measured = step(db, "measure the lag", MEASURE_TIME_MAX, self.measure(db)).await;
         if measured.is_err() {
             for consumer in self.consumers().iter() {
                 set_lag(consumer, f64::NAN, f64::NAN);
