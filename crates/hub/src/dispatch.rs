@@ -232,7 +232,7 @@ impl Dispatcher {
         if !waits_for_database {
             self.start_save(now);
             self.start_read(now);
-            self.reader.start_poll(&self.db, self.step_time_max);
+            self.reader.start_poll(&self.db);
         }
         self.deactivate_idle(now);
     }

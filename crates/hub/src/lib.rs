@@ -229,7 +229,7 @@ impl Hub {
             runtime.shard_assignment(DISPATCH),
             handed_over,
         );
-        let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE);
+        let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE).with_limits(RoundLimits::STEPS);
         runtime.spawn(async move {
             let dispatcher = Mutex::new(dispatcher);
             worker.run(async || dispatcher.lock().await.round().await).await;

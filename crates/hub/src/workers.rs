@@ -56,7 +56,7 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention, now: DateTime
 /// last value would hide that messages wait.
 pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
     let measuring = async { maintenance::sizes(&mut *db.acquire().await?).await };
-    let measured = step("measure the hub", MEASURE_TIME_MAX, measuring).await;
+    let measured = step(db, "measure the hub", MEASURE_TIME_MAX, measuring).await;
     let (pending, dead) =
         measured.as_ref().map_or((f64::NAN, f64::NAN), |(pending, dead)| (*pending as f64, *dead as f64));
     metrics::gauge!("eventhub_pending_messages").set(pending);

@@ -111,8 +111,8 @@ impl Ownership {
 impl Dispatcher {
     /// Claims and releases shards, and loads the subscribers of the owned ones.
     pub(super) async fn rebalance(&mut self) -> Result<(), DispatchError> {
-        let time_max = self.step_time_max;
-        step("rebalance", time_max, self.claim_shards()).await?;
+        let (db, time_max) = (self.db.clone(), self.step_time_max);
+        step(&db, "rebalance", time_max, self.claim_shards()).await?;
         // Not loaded, if the lease was lost.
         match self.ownership.rebalanced_at {
             Some(_) => self.refresh().await,
@@ -140,8 +140,8 @@ impl Dispatcher {
 
     /// Creates, updates and removes subscriber queues according to the directory, if it has changed.
     pub(super) async fn refresh(&mut self) -> Result<(), DispatchError> {
-        let time_max = self.step_time_max;
-        step("load subscribers", time_max, self.load_subscribers()).await
+        let (db, time_max) = (self.db.clone(), self.step_time_max);
+        step(&db, "load subscribers", time_max, self.load_subscribers()).await
     }
 
     async fn load_subscribers(&mut self) -> Result<(), DispatchError> {
@@ -241,7 +241,7 @@ impl Dispatcher {
             tracing::warn!(%error, "the last outcomes could not be saved; their messages are sent again");
         }
         let released = async { self.ownership.assignment.release(&mut *self.db.acquire().await?).await };
-        if let Err(error) = step("release", self.step_time_max, released).await {
+        if let Err(error) = step(&self.db, "release", self.step_time_max, released).await {
             tracing::warn!(%error, "the shards could not be released; other processes claim them when the lease expires");
         }
     }

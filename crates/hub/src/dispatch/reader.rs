@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use mailbox::database::step;
+use mailbox::database::{SHORT_STEP_TIME_MAX, step};
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -89,21 +89,25 @@ impl Reader {
     }
 
     /// Starts a poll if one is due.
-    pub(super) fn start_poll(&mut self, db: &PgPool, time_max: Duration) {
+    pub(super) fn start_poll(&mut self, db: &PgPool) {
         let Some(after) = self.announced.0 else { return };
         if self.poll.is_some() || Instant::now() < self.next_poll() {
             return;
         }
         self.polled_at = Instant::now();
         let db = db.clone();
-        let polling = async move { delivery_reads::poll(&mut *db.acquire().await?, after).await };
-        self.poll = Some(tokio::spawn(async move { step("poll", time_max, polling).await }));
+        self.poll = Some(tokio::spawn(async move {
+            let polling = async { delivery_reads::poll(&mut *db.acquire().await?, after).await };
+            step(&db, "poll", SHORT_STEP_TIME_MAX, polling).await
+        }));
     }
 
     fn start_read(&mut self, db: &PgPool, time_max: Duration, request: ReadRequest) {
         let (db, requested) = (db.clone(), request.clone());
-        let reading = async move { delivery_reads::read(&mut *db.acquire().await?, &requested).await };
-        let read = tokio::spawn(async move { step("read messages", time_max, reading).await });
+        let read = tokio::spawn(async move {
+            let reading = async { delivery_reads::read(&mut *db.acquire().await?, &requested).await };
+            step(&db, "read messages", time_max, reading).await
+        });
         self.read = Some((request, read));
     }
 }

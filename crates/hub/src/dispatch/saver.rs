@@ -80,7 +80,7 @@ pub(super) async fn save_changes(
         tx.commit().await?;
         Ok(true)
     };
-    step("save outcomes", time_max, saving).await
+    step(db, "save outcomes", time_max, saving).await
 }
 
 impl Dispatcher {

@@ -56,6 +56,16 @@ fn a_failed_message_delays_its_lane_only() {
 }
 
 #[test]
+fn an_attempt_that_was_not_sent_is_not_counted_and_its_message_stays_the_next_one() {
+    let (_, mut queue) = queue_with(recipient(10, OnExhausted::Skip), &[Some("a"), Some("a"), Some("b")]);
+    let started = start_all(&mut queue, now());
+    assert_eq!(numbers(&started), [1, 3]);
+    queue.cancel_attempt(&started[0].0);
+    assert_eq!((queue.in_flight(), save(&mut queue).attempts.len()), (1, 0));
+    assert_eq!(numbers(&start_all(&mut queue, now())), [1], "before 2, which is of the same lane");
+}
+
+#[test]
 fn after_twenty_failures_messages_are_probed_one_at_a_time_until_a_success() {
     let (database, mut queue) = queue_with(recipient(50, OnExhausted::Skip), &[None; 100]);
     let started = start_all(&mut queue, now());
