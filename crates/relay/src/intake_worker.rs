@@ -181,7 +181,7 @@ impl IntakeWorker {
 
     /// Posts all new messages in one transaction. Fails if one of them cannot be posted.
     async fn post(&self, batch: &[Incoming]) -> Result<(), IntakeError> {
-        step(&self.source, self.db.step_time_max(), self.try_post(batch)).await
+        step(self.db.pool(), &self.source, self.db.step_time_max(), self.try_post(batch)).await
     }
 
     async fn try_post(&self, batch: &[Incoming]) -> Result<(), IntakeError> {
@@ -226,7 +226,7 @@ impl IntakeWorker {
             dead_letters::store_unusable(&mut tx, &unusable).await?;
             Ok(tx.commit().await?)
         };
-        step(&self.source, self.db.step_time_max(), storing).await
+        step(self.db.pool(), &self.source, self.db.step_time_max(), storing).await
     }
 
     /// Returns true if the source of the message is trusted. A producer that posts by SQL can have any topic

@@ -104,6 +104,8 @@ impl Publisher {
         for mut wave in self.waves(batch) {
             wave.retain(|&at| batch[at].key.as_deref().is_none_or(|key| !blocked_keys.contains(key)));
             if !may_publish() {
+                // All earlier waves are confirmed, so nothing is pending on the channel.
+                self.channel = Some(channel);
                 return Err(BrokerError::Stopped);
             }
             self.send(&channel, batch, &wave, &mut outcomes).await.map_err(|error| self.explain(error))?;

@@ -70,7 +70,7 @@ impl Processor for RouteProcessor {
         let outgoing = outgoing.map_err(|error| ConsumerError::Processing(error.to_string()))?;
         let started = Instant::now();
         // A process that was suspended must not publish what its successor has published before.
-        let published = match self.publisher.publish_while(&outgoing, || context.holds_lease()).await {
+        let published = match self.publisher.publish_while(&outgoing, || context.has_valid_lease()).await {
             Err(BrokerError::Stopped) => return Err(ConsumerError::LeaseLost),
             published => published.map_err(|error| ConsumerError::Processing(error.to_string()))?,
         };
