@@ -35,7 +35,7 @@ check: ## check format and lints only, without servers
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-soak: ## run the same tests for longer and with larger sizes
+soak: ## run the long form of the soak tests; `make test` runs their short form
 	@scripts/setup test
 	PBX_SOAK=1 scripts/with-servers cargo test --release --workspace --locked
 
