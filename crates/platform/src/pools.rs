@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mailbox::database::{self, PoolLimits, cluster_identity, pooler};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::{Connection, PgPool};
 
 use crate::app::StartError;
 use crate::settings::Settings;
@@ -98,7 +98,7 @@ pub(crate) async fn check_reachable(settings: &Settings, database: &PgConnectOpt
 
 /// Fails with the cause; a pool would only report a timeout.
 async fn connect(setting: &'static str, database: &PgConnectOptions) -> Result<(), StartError> {
-    match database::step("connect", CONNECT_TIME_MAX, PgConnection::connect_with(database)).await {
+    match database::connect(database, CONNECT_TIME_MAX).await {
         Ok(connection) => Ok(connection.close().await?),
         Err(cause) => {
             let address = match database.get_socket() {

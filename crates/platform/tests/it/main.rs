@@ -15,4 +15,5 @@ mod operator;
 mod parity;
 mod relay;
 mod server;
+mod soak;
 mod support;

@@ -25,7 +25,7 @@ fn relay_process(database_url: &str, amqp_url: &str, folder: &DataFolder) -> Pil
         ("PILLARBOX_RELAY__ROUTES", routes),
         ("PILLARBOX_RELAY__INITIAL_DELAY_MS", "0"),
         ("PILLARBOX_RELAY__WORKERS", "1"),
-        ("PILLARBOX_LEASE_MS", "1000"),
+        ("PILLARBOX_LEASE_MS", "2000"),
         ("PILLARBOX_POOL_MIN", "0"),
         ("PILLARBOX_POOL_MAX", "6"),
     ];

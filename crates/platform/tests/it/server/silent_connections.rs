@@ -191,7 +191,7 @@ async fn dead_connections_do_not_occupy_their_pool() {
                 let mut one = one;
                 sqlx::query("select 1").execute(&mut *one).await.map(drop)
             };
-            let error = step("test", Duration::from_millis(300), waiting).await.unwrap_err();
+            let error = step(&pool, "test", Duration::from_millis(300), waiting).await.unwrap_err();
             assert!(is_no_response(&error) && error.to_string().contains("test"), "{error}");
             drop(two);
             eventually(&format!("both places are free, round {round}"), Duration::from_secs(6), async || {
