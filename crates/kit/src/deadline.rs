@@ -2,8 +2,8 @@
 //!
 //! A server or a network that stops responding without closing its connections leaves every caller waiting. So each such
 //! step has a time limit. A step that exceeds it is dropped, and its connections are dropped in the middle of an
-//! exchange: nobody can tell whether they are slow or dead. [`abandoned_recently`] tells a connection pool that it must
-//! not wait for connections that it gets back now.
+//! exchange: nobody can tell whether they are slow or dead. [`expired_recently`] tells a connection pool that it must not
+//! wait for connections that it gets back now.
 
 use std::future::Future;
 use std::pin::pin;
@@ -28,7 +28,7 @@ pub async fn within<T>(time_max: Duration, step: impl Future<Output = T>) -> Res
         Ok(output) => Ok(output),
         Err(_) => {
             // Before `step` is dropped and its connections return to their pool.
-            note_abandoned();
+            note_expired();
             Err(Expired(time_max))
         }
     }
@@ -50,7 +50,7 @@ pub async fn unless_connections_are_lost<T>(
             output = &mut step => return Some(output),
             changed = lost_connections.changed() => match changed {
                 Ok(()) if began.elapsed() >= waited_min => {
-                    note_abandoned();
+                    note_expired();
                     return None;
                 }
                 Ok(()) => {}
@@ -67,7 +67,7 @@ pub async fn droppable<T>(step: impl Future<Output = T>) -> T {
     impl Drop for Pending {
         fn drop(&mut self) {
             if self.0 {
-                note_abandoned();
+                note(&DROPPED_AT);
             }
         }
     }
@@ -80,18 +80,32 @@ pub async fn droppable<T>(step: impl Future<Output = T>) -> T {
 }
 
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
-/// When a step of this process was abandoned, in milliseconds after [`STARTED`], plus one. 0: never.
-static ABANDONED_AT: AtomicU64 = AtomicU64::new(0);
+/// When a step of this process did not end in time, in milliseconds after [`STARTED`], plus one. 0: never.
+static EXPIRED_AT: AtomicU64 = AtomicU64::new(0);
+/// The same for a step that its caller dropped.
+static DROPPED_AT: AtomicU64 = AtomicU64::new(0);
 
-/// Records that a step is dropped before its end.
-pub fn note_abandoned() {
-    ABANDONED_AT.fetch_max(elapsed_ms() + 1, Ordering::SeqCst);
+/// Whether a step of this process did not end in time a short while ago. A connection that returns to its pool now may be
+/// dead.
+pub fn expired_recently() -> bool {
+    is_recent(&EXPIRED_AT)
 }
 
-/// Whether a step of this process was dropped before its end a short time ago. A connection that returns to its pool now
-/// may be dead.
+/// Like [`expired_recently`], and also if a caller dropped a step before its end.
 pub fn abandoned_recently() -> bool {
-    match ABANDONED_AT.load(Ordering::SeqCst) {
+    is_recent(&EXPIRED_AT) || is_recent(&DROPPED_AT)
+}
+
+fn note_expired() {
+    note(&EXPIRED_AT);
+}
+
+fn note(at: &AtomicU64) {
+    at.fetch_max(elapsed_ms() + 1, Ordering::SeqCst);
+}
+
+fn is_recent(at: &AtomicU64) -> bool {
+    match at.load(Ordering::SeqCst) {
         0 => false,
         at => u128::from(elapsed_ms().saturating_sub(at)) <= RETURN_TIME.as_millis(),
     }

@@ -302,7 +302,14 @@ impl<P: Processor> ShardWorker<P> {
             return Err(ConsumerError::Invalidated);
         }
         let committing = commit(&self.context, result.tx, &outcomes, replays, &positions);
-        let keys = self.context.step("commit", committing).await?;
+        // The database refuses positions that are ahead of it: it has restarted, and the watcher has not noticed.
+        let is_ahead = |error: &ConsumerError| matches!(error, ConsumerError::Invalidated);
+        let committed = self.context.step("commit", committing).await;
+        let keys = committed.inspect_err(|error| {
+            if is_ahead(error) {
+                self.watcher.invalidate();
+            }
+        })?;
 
         self.processor.committed();
         self.context.isolate_failures = false;

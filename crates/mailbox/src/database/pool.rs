@@ -86,9 +86,12 @@ fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
                 }
             })
         })
-        .after_release(|connection, _| {
+        .after_release(move |connection, _| {
             Box::pin(async move {
-                match deadline::abandoned_recently() {
+                // Only requests are dropped by their callers, when a client closes its connection.
+                let may_be_dead =
+                    if for_workers { deadline::expired_recently() } else { deadline::abandoned_recently() };
+                match may_be_dead {
                     true => ping_connection(connection).await.map(|()| true),
                     false => Ok(true),
                 }
