@@ -197,11 +197,13 @@ impl Client {
                 HttpConnection::new(stream).await.map_err(|error| RequestError::from_hyper(&error))?
             }
         };
+        let request = self.http_request(request);
+        // Nothing is awaited between this check and the first write.
         if !may_send() {
             return Ok(());
         }
         // Never sent twice: the receiver may have processed a request that is lost with its connection.
-        let response = connection.send(self.http_request(request)).await;
+        let response = connection.send(request).await;
         let (parts, body) = response.map_err(|error| RequestError::from_hyper(&error))?.into_parts();
         let received = received.insert(PartialResponse {
             status: parts.status,
