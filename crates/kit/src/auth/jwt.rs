@@ -1,6 +1,8 @@
 //! The JWTs of users: signs the tokens of this installation (EdDSA, with a key derived from the master key), and
 //! verifies them and those of configured issuers.
 
+mod algorithms;
+
 use std::time::Duration;
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
@@ -68,6 +70,7 @@ pub struct TokenSigner {
 
 impl TokenSigner {
     pub fn new(master: &MasterKey) -> TokenSigner {
+        algorithms::install();
         let signing = signing_key(master);
         // Encoding 32 bytes as PKCS#8 cannot fail. A token signed with an empty key would never verify.
         let der = signing.to_pkcs8_der().map(|der| der.as_bytes().to_vec()).unwrap_or_default();
@@ -149,6 +152,7 @@ impl TokenVerifier {
     /// Trusts the tokens signed with `masters` (the current key first, then the previous ones) and those of
     /// `issuers`. Fails if the keys of an issuer cannot be loaded.
     pub fn new(masters: &[MasterKey], issuers: &[Issuer], clock: Clock) -> Result<TokenVerifier, InvalidIssuer> {
+        algorithms::install();
         let mut keys: Vec<TrustedKey> = masters.iter().map(|master| local_key(&signing_key(master))).collect();
         for issuer in issuers {
             keys.extend(issuer_keys(issuer)?);
@@ -262,10 +266,12 @@ fn issuer_key(issuer: &Issuer, jwk: &Jwk) -> Result<TrustedKey, String> {
     if matches!(algorithm, Algorithm::HS256 | Algorithm::HS384 | Algorithm::HS512) {
         return Err("symmetric keys are not accepted".to_owned());
     }
+    let key = DecodingKey::from_jwk(jwk).map_err(|error| error.to_string())?;
+    algorithms::check(algorithm, &key)?;
     Ok(TrustedKey {
         kid: jwk.common.key_id.clone(),
         algorithm,
-        key: Key::External(DecodingKey::from_jwk(jwk).map_err(|error| error.to_string())?, signature_only(algorithm)),
+        key: Key::External(key, signature_only(algorithm)),
         issuer: issuer.issuer.clone(),
         audience: issuer.audience.clone(),
         trust_roles: issuer.trust_roles,
