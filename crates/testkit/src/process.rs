@@ -88,9 +88,18 @@ impl Pillarbox {
 
     /// The resident set size of the process. Panics if the process has exited.
     pub fn rss_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The largest resident set size that the process has had. Panics if the process has exited.
+    pub fn rss_peak_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the process runs");
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB")?.trim().parse().ok());
-        kib.map(|kib: u64| kib * 1024).unwrap_or_else(|| panic!("no VmRSS, the process has exited:\n{}", self.logs()))
+        let kib = status.lines().find_map(|line| line.strip_prefix(field)?.strip_suffix("kB")?.trim().parse().ok());
+        kib.map(|kib: u64| kib * 1024).unwrap_or_else(|| panic!("no {field} The process has exited:\n{}", self.logs()))
     }
 
     /// Kills the process with SIGKILL, so that it has no chance to clean up.
@@ -187,7 +196,7 @@ mod tests {
     async fn a_process_cannot_clean_up_after_kill9() {
         let mut process = shell("trap 'echo drained; exit 0' TERM; echo ready; while :; do sleep 0.01; done");
         process.wait_for_line(|line| line == "ready", SOON).await;
-        assert!(process.rss_bytes() > 0);
+        assert!((1..=process.rss_peak_bytes()).contains(&process.rss_bytes()));
         process.kill9();
         assert_eq!(process.logs(), "ready");
     }
