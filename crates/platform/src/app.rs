@@ -20,7 +20,7 @@ use mailbox::database::Database;
 use mailbox::database::pooler::PoolerError;
 use mailbox::operations::{maintenance, status};
 use mailbox::service::{RedisAddress, Role, ServiceContext, cursor_key};
-use relay::Broker;
+use relay::{Broker, MessageSigner};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 use tokio::net::TcpListener;
@@ -102,6 +102,12 @@ pub enum StartError {
     Keys(#[from] keys::Error),
 }
 
+/// RabbitMQ, and the signatures of the messages that services exchange over it.
+pub(crate) struct MessageBus {
+    pub(crate) broker: Arc<Broker>,
+    pub(crate) signer: MessageSigner,
+}
+
 /// A running process. Dropping it does not stop it; [`Running::stop`] does.
 pub struct Running {
     pub address: SocketAddr,
@@ -178,8 +184,9 @@ pub async fn start(
         rate_limit: authenticator.rate_limit.clone(),
         metrics: app.metrics.clone(),
     });
-    let runtime = start_runtime(settings, &pools, &app, &workers, broker.as_ref());
-    services::start_workers(&built, settings, &runtime, broker.as_ref());
+    let bus = broker.map(|broker| MessageBus { broker, signer: MessageSigner::new(master_keys) });
+    let runtime = start_runtime(settings, &pools, &app, &workers, bus.as_ref());
+    services::start_workers(&built, settings, &runtime, bus.as_ref());
     workers.start_lag_measurement(pools.workers.clone());
 
     let router = web::finish(api::router(settings, app, built, authenticator), settings.request_limits());
@@ -223,7 +230,7 @@ fn start_runtime(
     pools: &Pools,
     app: &App,
     workers: &Workers,
-    broker: Option<&Arc<Broker>>,
+    bus: Option<&MessageBus>,
 ) -> Runtime {
     let roles = settings.roles();
     if roles.contains(Role::Maintain) {
@@ -233,8 +240,8 @@ fn start_runtime(
     // Commits over the pool for requests and over that for background work wake the same readers.
     let db = app.db.with_pool(pools.workers.clone());
     let runtime = Runtime::start(db, app.clock.clone(), replica, workers.health.clone(), workers.stop.clone());
-    if let (true, Some(broker)) = (roles.contains(Role::Relay), broker) {
-        relay::start(&runtime, &settings.relay, broker);
+    if let (true, Some(bus)) = (roles.contains(Role::Relay), bus) {
+        relay::start(&runtime, &settings.relay, &bus.broker, &bus.signer);
     }
     runtime
 }

@@ -6,5 +6,7 @@ mod bus;
 mod faults;
 mod intake;
 mod intake_ids;
+mod oversized;
 mod publishing;
+mod signatures;
 pub(crate) mod support;
