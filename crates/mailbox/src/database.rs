@@ -13,7 +13,9 @@ mod transaction;
 
 pub use dedicated_connection::{ConnectionGuard, DedicatedConnection};
 pub use errors::{is_data_error, is_transient, problem};
-pub use migrations::{migrate, migrations, missing_migrations};
+pub use migrations::{
+    LockHolder, LockWait, MigrationError, migrate, migrate_reporting, migrations, missing_migrations,
+};
 pub use pool::{PoolLimits, ping, pool, pool_behind_pooler};
 pub use redacted_error::redacted_error;
 pub use transaction::{Database, DatabaseTransaction};

@@ -23,6 +23,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use kit::auth::{Role, Tenant};
 use kit::config::{ENV_PREFIX, InvalidSetting, Sources};
+use mailbox::database;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -216,7 +217,7 @@ enum Failure {
     #[error(transparent)]
     Operator(#[from] operator::Error),
     #[error("the database cannot be migrated: {0}")]
-    Migrate(#[from] sqlx::migrate::MigrateError),
+    Migrate(#[from] database::MigrationError),
     #[error("the database failed: {0}; `pillarbox status` shows whether it can be reached and is migrated")]
     Database(#[from] sqlx::Error),
     /// Standard output. Every other I/O error gets a text that names what failed.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::Utc;
 use kit::auth::{Role, Tenant, TokenSigner};
-use mailbox::database;
+use mailbox::database::{self, LockHolder, LockWait};
 use uuid::Uuid;
 
 use super::Failure;
@@ -21,7 +21,8 @@ pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     require_database(settings, &data_dir)?;
     let options = database_options(settings, &data_dir)?;
     check_reachable(settings, &options).await?;
-    let applied = database::migrate(&options).await?;
+    let report = |holder: &LockHolder| eprintln!("waiting for the lock of migrations, held by {holder}");
+    let applied = database::migrate_reporting(&options, LockWait::default(), report).await?;
     print_line(&match applied.as_slice() {
         [] => "The database's schema is up to date.".to_owned(),
         [only] => format!("Migration {only} is applied. The database's schema is up to date."),

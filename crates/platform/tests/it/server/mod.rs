@@ -9,6 +9,7 @@ mod dependencies;
 mod idempotency;
 mod invalid_requests;
 mod keys;
+mod migration_lock;
 mod pooler;
 pub(crate) mod process;
 mod secrets;
