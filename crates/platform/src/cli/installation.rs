@@ -34,7 +34,7 @@ pub(super) fn require_database(settings: &Settings, data_dir: &DataDir) -> Resul
     }
     let folder = data_dir.path().display();
     Err(Failure::Other(format!(
-        "no server runs in the data folder {folder}: start `pillarbox up` with this --data-dir first, or set --database-url"
+        "no server runs in the data folder {folder}: start `pillarbox up` with this --data-dir first, or set PILLARBOX_DATABASE_URL"
     )))
 }
 
