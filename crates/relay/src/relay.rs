@@ -8,7 +8,8 @@ use chrono::{DateTime, Utc};
 use kit::backoff::Backoff;
 use kit::worker::{Round, Worker};
 use mailbox::consumers::{ConsumerOptions, RetryPolicy, Runtime, ShardWorkerOptions};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Mutex;
 
 use crate::broker::{Broker, BrokerError};
@@ -42,7 +43,14 @@ pub struct RelaySettings {
     /// The queues that are read into the log.
     pub intake: Vec<IntakeQueue>,
     /// Until then, services accept messages without a signature, as relays of an earlier version publish them.
+    #[serde(deserialize_with = "optional_time")]
     pub accept_unsigned_until: Option<DateTime<Utc>>,
+}
+
+fn optional_time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
+    let parse =
+        |text: String| text.parse().map_err(|_| D::Error::custom("must be a time such as 2026-12-31T00:00:00Z"));
+    Option::<String>::deserialize(value)?.map(parse).transpose()
 }
 
 impl Default for RelaySettings {
