@@ -19,7 +19,7 @@ async fn huge_messages_become_dead_letters_and_memory_stays_flat() {
     amqp.queue("orders", "", "").await;
     // RabbitMQ delivers all of them at once: the default prefetch is 10.
     let text = format!("\"{}\"", "x".repeat(64 * MIB - 2)).into_bytes();
-    let huge = [text, vec![0xFF; 64 * MIB], vec![b'['; 64 * MIB], vec![b'\n'; 16 * MIB]];
+    let huge = [text, vec![0xFF; 64 * MIB], vec![b'['; 16 * MIB], vec![b'\n'; 16 * MIB]];
     let mut number = 0_i64;
     let mut numbers = async |count| {
         for _ in 0..count {
