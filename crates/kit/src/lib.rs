@@ -5,7 +5,8 @@
 //!
 //! - [`problem`]: the format of all error responses (RFC 9457).
 //! - [`extract`]: extractors for JSON bodies, paths and queries, which reject with problems. [`field`]: checks of the
-//!   fields of a body. [`instant`]: checks of times.
+//!   fields of a body. [`instant`]: checks of times. `body_budget`: the memory of request bodies. `parse_error`: errors
+//!   of serde in plain words.
 //! - [`serve`]: the HTTP/1.1 server, with bounds and a graceful stop.
 //! - [`web`]: the layers around every route: trace, metrics, time limit, panics, unknown routes.
 //! - [`auth`]: authenticates callers by API key or JWT; their roles and tenants. [`limit`]: rate limits.
@@ -20,6 +21,7 @@
 pub mod auth;
 pub mod backoff;
 pub mod batch;
+mod body_budget;
 pub mod clock;
 pub mod config;
 pub mod etag;
@@ -31,6 +33,7 @@ pub mod instant;
 pub mod limit;
 pub mod openapi;
 pub mod page;
+mod parse_error;
 pub mod problem;
 pub mod secret;
 pub mod serve;

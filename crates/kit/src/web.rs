@@ -14,7 +14,8 @@ use http::{HeaderValue, Method, StatusCode, Uri, Version, header};
 use metrics::{Counter, Histogram};
 use tracing::Instrument;
 
-use crate::extract::{RequestLimits, single_header};
+use crate::body_budget;
+use crate::extract::{BodyLimits, RequestLimits, single_header};
 use crate::page::link_next;
 use crate::problem::Problem;
 use crate::telemetry::{REQUEST_TARGET, join_trace};
@@ -23,15 +24,15 @@ use crate::worker::panic_text;
 
 /// Wraps the complete router. All its error responses are problems.
 pub fn finish(router: Router, limits: RequestLimits) -> Router {
-    router
-        .fallback(unknown_route)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(LayerState { limits, metrics: RequestMetrics::default() }, observe))
+    router.fallback(unknown_route).method_not_allowed_fallback(wrong_method).layer(middleware::from_fn_with_state(
+        LayerState { body_limits: BodyLimits::new(limits), metrics: RequestMetrics::default() },
+        observe,
+    ))
 }
 
 #[derive(Clone)]
 struct LayerState {
-    limits: RequestLimits,
+    body_limits: BodyLimits,
     metrics: RequestMetrics,
 }
 
@@ -87,12 +88,13 @@ async fn wrong_method(method: Method, uri: Uri) -> Problem {
 }
 
 async fn observe(
-    State(LayerState { limits, metrics }): State<LayerState>,
+    State(LayerState { body_limits, metrics }): State<LayerState>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let started = Instant::now();
-    request.extensions_mut().insert(limits);
+    let limits = body_limits.limits;
+    request.extensions_mut().insert(body_limits);
     let trace = incoming_trace(&request);
     let method = method_label(request.method());
     // The pattern of the route, never the URI: ids and queries would leak into the metrics and make their number
@@ -132,7 +134,7 @@ async fn respond(request: Request, next: Next, limits: RequestLimits, (method, r
         return problem.into_response();
     }
     // A dependency that hangs must not block the request, and the resources it uses, for ever.
-    let responding = AssertUnwindSafe(next.run(request)).catch_unwind();
+    let responding = AssertUnwindSafe(body_budget::scope(next.run(request))).catch_unwind();
     match tokio::time::timeout(limits.request_time_max, responding).await {
         Ok(Ok(response)) => response,
         Ok(Err(panic)) => Problem::internal(&format!("panic: {}", panic_text(&*panic))).into_response(),
