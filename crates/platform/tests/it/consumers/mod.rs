@@ -3,6 +3,7 @@
 
 mod database_crashes;
 mod dedicated_connection;
+mod default_retries;
 mod error_texts;
 mod failures;
 mod handlers;
