@@ -43,6 +43,8 @@ pub struct ClientSettings {
     pub allowed_networks: AllowedNetworks,
     /// Refuses plain http, also for subscribers that were created before this was set.
     pub https_only: bool,
+    /// The ports that may be dialled, also for subscribers that were created before this was set. Empty: all.
+    pub allowed_ports: Vec<u16>,
     /// A proxy resolves host names itself and must restrict what it connects to. IP addresses in URLs, and names that
     /// this machine can resolve, are vetted here as well.
     pub proxy: Option<Proxy>,
@@ -86,8 +88,8 @@ pub struct RequestError {
 pub enum ErrorClass {
     /// The host name has no address or could not be resolved. Nothing was sent.
     Dns,
-    /// Refused by policy: an address is not public, or the URL is plain http where only https is permitted. Nothing was
-    /// sent.
+    /// Refused by policy: an address is not public, the port is not permitted, or the URL is plain http where only https
+    /// is. Nothing was sent.
     AddressRefused,
     /// TCP could not connect. Nothing was sent.
     Connect,
@@ -116,6 +118,7 @@ pub struct Client {
     dialer: Arc<Dialer>,
     pool: Arc<ConnectionPool>,
     allowed: Arc<AllowedNetworks>,
+    allowed_ports: Arc<[u16]>,
     https_only: bool,
     proxy: Option<Proxy>,
 }
@@ -129,13 +132,14 @@ impl Client {
 
     /// Creates a client with its own name resolution, for tests and for names that are not in DNS.
     pub fn with_resolver(settings: ClientSettings, resolver: Arc<dyn Resolve>) -> Result<Client, String> {
-        let ClientSettings { allowed_networks, https_only, proxy, extra_roots } = settings;
+        let ClientSettings { allowed_networks, https_only, allowed_ports, proxy, extra_roots } = settings;
         let allowed = Arc::new(allowed_networks);
         let dialer = Dialer::new(Arc::clone(&allowed), resolver, proxy.as_ref(), &extra_roots)?;
-        Ok(Client { dialer: Arc::new(dialer), pool: Arc::default(), allowed, https_only, proxy })
+        let (dialer, allowed_ports) = (Arc::new(dialer), allowed_ports.into());
+        Ok(Client { dialer, pool: Arc::default(), allowed, allowed_ports, https_only, proxy })
     }
 
-    /// Checks what can be checked without DNS: the scheme, and an IP address in the URL. Creating a subscriber calls
+    /// Checks what can be checked without DNS: the scheme, the port, and an IP address in the URL. Creating a subscriber calls
     /// it, so that its caller sees the error at once.
     ///
     /// # Errors
@@ -146,6 +150,11 @@ impl Client {
                 ErrorClass::AddressRefused,
                 "the URL must be https: this installation permits no plain http",
             ));
+        }
+        if !self.allowed_ports.is_empty() && !self.allowed_ports.contains(&target.port()) {
+            let ports = self.allowed_ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
+            let text = format!("port {} is not permitted: `hub.allowed_ports` permits {ports}", target.port());
+            return Err(RequestError::new(ErrorClass::AddressRefused, text));
         }
         target.ip_address().map_or(Ok(()), |address| dial::vet_ip_address(&self.allowed, address))
     }

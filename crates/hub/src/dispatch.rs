@@ -114,8 +114,8 @@ use self::saver::Saver;
 use self::scheduler::{Activity, Scheduler};
 use self::sender::Sender;
 use self::subscriber_queue::SubscriberQueue;
-use crate::client::Client;
 use crate::hub_message::FannedBatch;
+use crate::tenant_clients::TenantClients;
 
 /// The pause after a database error before the next read, poll or save.
 const DATABASE_RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -140,14 +140,14 @@ impl Dispatcher {
     pub(crate) fn new(
         db: PgPool,
         clock: Clock,
-        client: Client,
+        clients: TenantClients,
         cipher: Cipher,
         assignment: ShardAssignment,
         handed_over: mpsc::Receiver<FannedBatch>,
     ) -> Dispatcher {
         Dispatcher {
             db,
-            sender: Sender::new(client, clock.clone()),
+            sender: Sender::new(clients, clock.clone()),
             clock,
             cipher,
             queues: HashMap::new(),

@@ -43,6 +43,7 @@ mod operator_command;
 pub mod signature;
 mod store;
 pub mod target;
+mod tenant_clients;
 mod view;
 mod workers;
 
@@ -71,6 +72,7 @@ use crate::fanout::FanOut;
 use crate::hub_message::{EVENT_SOURCE, FannedBatch};
 use crate::ingest::{EventIngest, IngestBatcher};
 use crate::operator_command::CONTROL_SOURCE;
+use crate::tenant_clients::TenantClients;
 
 /// Number of events that fan-out reads at a time; more while it lags.
 const FAN_OUT_BATCH: u32 = 500;
@@ -88,9 +90,12 @@ const MEASURE_PAUSE: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HubSettings {
-    /// Non-public networks that webhooks may reach, such as `10.1.0.0/16`. Without the setting: none, except loopback for
-    /// an instance with an embedded PostgreSQL, so that it can be tried on one machine.
+    /// Non-public networks that the webhooks of every tenant may reach, such as `10.1.0.0/16`. Without the setting: none,
+    /// except loopback for the tenant `main` of an instance with an embedded PostgreSQL, so that it can be tried on one
+    /// machine.
     pub allowed_networks: Option<AllowedNetworks>,
+    /// The ports that webhooks may reach. Empty: all.
+    pub allowed_ports: Vec<u16>,
     pub https_only: bool,
     /// The proxy through which webhooks are sent: `http://[user:password@]host:port`.
     pub egress_proxy: Option<kit::secret::Secret<String>>,
@@ -106,6 +111,7 @@ impl Default for HubSettings {
     fn default() -> HubSettings {
         HubSettings {
             allowed_networks: None,
+            allowed_ports: Vec::new(),
             https_only: false,
             egress_proxy: None,
             attempt_days: 30,
@@ -116,20 +122,37 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
-    /// Builds the HTTP client that sends webhooks. Fails with the name of the invalid setting and the values it accepts.
-    fn client(&self, has_embedded_database: bool) -> Result<Client, InvalidSetting> {
+    /// Builds the HTTP clients that send webhooks. Fails with the name of the invalid setting and the values it accepts.
+    fn clients(&self, has_embedded_database: bool) -> Result<TenantClients, InvalidSetting> {
+        match &self.allowed_networks {
+            Some(networks) => Ok(TenantClients::shared(self.client(networks.clone())?)),
+            None if !has_embedded_database => Ok(TenantClients::shared(self.client(AllowedNetworks::default())?)),
+            // The operator, whose tenant is `main`, can try webhooks on one machine. Another tenant must not reach what
+            // listens on loopback: the operator's own services.
+            None => Ok(TenantClients::new(
+                self.client(AllowedNetworks::loopback())?,
+                self.client(AllowedNetworks::default())?,
+            )),
+        }
+    }
+
+    fn client(&self, allowed_networks: AllowedNetworks) -> Result<Client, InvalidSetting> {
         let proxy = match &self.egress_proxy {
             Some(proxy) => {
                 Some(proxy.reveal().parse().map_err(|error: String| InvalidSetting::new("hub.egress_proxy", error))?)
             }
             None => None,
         };
-        // Loopback, so that webhooks can be tried on one machine.
-        let default_networks =
-            || if has_embedded_database { AllowedNetworks::loopback() } else { AllowedNetworks::default() };
-        let allowed_networks = self.allowed_networks.clone().unwrap_or_else(default_networks);
-        let settings =
-            ClientSettings { allowed_networks, https_only: self.https_only, proxy, ..ClientSettings::default() };
+        if self.allowed_ports.contains(&0) {
+            return Err(InvalidSetting::new("hub.allowed_ports", "must be a list of numbers from 1 to 65535"));
+        }
+        let settings = ClientSettings {
+            allowed_networks,
+            https_only: self.https_only,
+            allowed_ports: self.allowed_ports.clone(),
+            proxy,
+            ..ClientSettings::default()
+        };
         Client::new(settings).map_err(|error| InvalidSetting::new("hub", error))
     }
 }
@@ -140,7 +163,7 @@ pub struct Hub {
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
     pub(crate) cipher: Cipher,
-    pub(crate) client: Client,
+    pub(crate) clients: TenantClients,
     pub(crate) ingest: IngestBatcher,
     pub(crate) export: Export,
     retention: workers::HubRetention,
@@ -154,7 +177,7 @@ impl Service for Hub {
     type Settings = HubSettings;
 
     fn check(settings: &HubSettings) -> Result<(), InvalidSetting> {
-        settings.client(false).map(drop)
+        settings.clients(false).map(drop)
     }
 
     fn build(context: &ServiceContext, settings: &HubSettings) -> Result<Hub, InvalidSetting> {
@@ -167,7 +190,7 @@ impl Service for Hub {
             clock,
             cursor_key: context.cursor_key.clone(),
             cipher: context.cipher("hub secrets"),
-            client: settings.client(context.has_embedded_database)?,
+            clients: settings.clients(context.has_embedded_database)?,
             ingest,
             export: settings.export.clone(),
             retention: workers::HubRetention {
@@ -223,7 +246,7 @@ impl Hub {
         let dispatcher = Dispatcher::new(
             runtime.db().pool().clone(),
             self.clock.clone(),
-            self.client.clone(),
+            self.clients.clone(),
             self.cipher.clone(),
             runtime.shard_assignment(DISPATCH),
             handed_over,

@@ -8,16 +8,16 @@ use uuid::Uuid;
 use super::Dispatcher;
 use super::attempt::attempt;
 use super::subscriber_queue::SubscriberQueue;
-use crate::client::Client;
 use crate::delivery::AttemptResult;
 use crate::domain::{Reason, Verdict};
 use crate::hub_message::LaneKey;
+use crate::tenant_clients::TenantClients;
 
 /// Messages in flight, of all subscribers of this process.
 const IN_FLIGHT_MAX: usize = 4_096;
 
 pub(super) struct Sender {
-    client: Client,
+    clients: TenantClients,
     clock: Clock,
     in_flight: usize,
     finished: mpsc::UnboundedSender<FinishedAttempt>,
@@ -36,9 +36,9 @@ pub(super) struct FinishedAttempt {
 }
 
 impl Sender {
-    pub(super) fn new(client: Client, clock: Clock) -> Sender {
+    pub(super) fn new(clients: TenantClients, clock: Clock) -> Sender {
         let (finished, results) = mpsc::unbounded_channel();
-        Sender { client, clock, in_flight: 0, finished, results }
+        Sender { clients, clock, in_flight: 0, finished, results }
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -78,7 +78,7 @@ impl Sender {
                 let _ = finished.send(FinishedAttempt { generation, subscriber, version, key, result });
                 continue;
             }
-            let (client, clock) = (self.client.clone(), self.clock.clone());
+            let (client, clock) = (self.clients.of(&recipient.tenant).clone(), self.clock.clone());
             tokio::spawn(async move {
                 let result = attempt(&client, &recipient, &message, &clock).await;
                 let _ = finished.send(FinishedAttempt { generation, subscriber, version, key, result });

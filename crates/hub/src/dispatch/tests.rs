@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::ownership::REFRESH_PAUSE;
 use super::subscriber_queue::Origin;
 use super::*;
-use crate::client::ClientSettings;
+use crate::client::{Client, ClientSettings};
 use crate::delivery::fixtures::recipient;
 use crate::delivery::{LaneRow, Recipient, RecipientLimits, StoredState};
 use crate::hub_message::HubMessage;
@@ -29,10 +29,10 @@ async fn dispatcher() -> Dispatcher {
     let stop = CancellationToken::new();
     let assignment = Runtime::start(Database::new(db.clone()), clock.clone(), replica, Health::default(), stop)
         .shard_assignment("hub.dispatch");
-    let client = Client::new(ClientSettings::default()).unwrap();
+    let clients = TenantClients::shared(Client::new(ClientSettings::default()).unwrap());
     let cipher = Cipher::new(&MasterKey::generate(), &[], "test");
     let (_, handed_over) = mpsc::channel(1);
-    let mut dispatcher = Dispatcher::new(db, clock, client, cipher, assignment, handed_over);
+    let mut dispatcher = Dispatcher::new(db, clock, clients, cipher, assignment, handed_over);
     dispatcher.ownership.assume_loaded((0..16).collect(), 7);
     dispatcher.reader.announced.load(0);
     dispatcher

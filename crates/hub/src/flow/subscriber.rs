@@ -73,7 +73,7 @@ async fn insert(
     now: DateTime<Utc>,
 ) -> Result<(StoredSubscriber, SigningSecret), Error> {
     let secret = fields.signing_secret();
-    let (settings, secret) = match (fields.into_settings(None, &hub.client), secret) {
+    let (settings, secret) = match (fields.into_settings(None, hub.clients.of(tenant.as_str())), secret) {
         (Ok(settings), Ok(secret)) => (settings, secret),
         (settings, secret) => {
             let errors = settings.err().into_iter().flatten().chain(secret.err());
@@ -114,7 +114,8 @@ pub(crate) async fn list(
     Ok(store::list(&mut *hub.db.acquire().await?, &hub.cipher, tenant, filter, (before, limit)).await?)
 }
 
-/// Changes the given fields. Fails if one of them is invalid.
+/// Changes the given fields. Fails if one of them is invalid, or if the URL gets another origin and the headers are not sent
+/// anew.
 pub(crate) async fn update(
     hub: &Arc<Hub>,
     request: ChangeRequest,
@@ -122,8 +123,8 @@ pub(crate) async fn update(
 ) -> Result<StoredResponse, Problem> {
     change(hub, request, |subscriber, hub, _| {
         let mut errors = fields.creation_only_errors();
-        let old = &subscriber.settings;
-        let settings = match fields.into_settings(Some(old), &hub.client) {
+        let (old, client) = (&subscriber.settings, hub.clients.of(subscriber.tenant.as_str()));
+        let settings = match fields.into_settings(Some(old), client) {
             Ok(settings) if errors.is_empty() => settings,
             settings => {
                 errors.extend(settings.err().into_iter().flatten());
@@ -224,7 +225,7 @@ pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestRes
     let (source, topic, payload) = (EVENT_SOURCE.as_str().to_owned(), TEST_TYPE.to_owned(), payload.to_string().into());
     let event = HubEvent { id: event_id, source, topic, at: now, payload, traceparent: None };
     let message = HubMessage { n: 0, lane: None, seq: None, event: Some(Arc::new(event)) };
-    let result = attempt(&hub.client, &recipient, &message, &hub.clock).await;
+    let result = attempt(hub.clients.of(tenant.as_str()), &recipient, &message, &hub.clock).await;
     Ok(TestResult {
         event_id: EventId(event_id),
         delivered: result.verdict == Verdict::Delivered,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use kit::auth::{Caller, Role, Tenant};
+use kit::auth::{Caller, Tenant};
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::problem::{FieldError, Problem};
 use kit::trace::TraceContext;
@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::Producer;
 use crate::Hub;
 use crate::ingest::{Accepted, AllAccepted, IngestRequest};
 
@@ -62,11 +63,9 @@ struct NewEvents {
     security(("bearer" = [])), responses((status = 202, body = Accepted)))]
 async fn post_event(
     State(hub): State<Arc<Hub>>,
-    caller: Caller,
-    request: Mutation<JsonBody<NewEvent>>,
+    Producer(caller): Producer,
+    Mutation { body: JsonBody(event), identity }: Mutation<JsonBody<NewEvent>>,
 ) -> Result<StoredResponse, Problem> {
-    caller.require(Role::Ingest)?;
-    let Mutation { body: JsonBody(event), identity } = request;
     let post = event.into_post(&hub, &caller, "")?;
     submit(&hub, IngestRequest::new(vec![post], false, identity)).await
 }
@@ -80,10 +79,10 @@ async fn post_event(
     security(("bearer" = [])), responses((status = 202, body = Accepted)))]
 async fn post_event_short(
     hub: State<Arc<Hub>>,
-    caller: Caller,
+    producer: Producer,
     request: Mutation<JsonBody<NewEvent>>,
 ) -> Result<StoredResponse, Problem> {
-    post_event(hub, caller, request).await
+    post_event(hub, producer, request).await
 }
 
 /// Post up to 1,000 events together
@@ -95,11 +94,9 @@ async fn post_event_short(
     security(("bearer" = [])), responses((status = 202, body = AllAccepted)))]
 async fn post_batch(
     State(hub): State<Arc<Hub>>,
-    caller: Caller,
-    request: Mutation<JsonBody<NewEvents>>,
+    Producer(caller): Producer,
+    Mutation { body: JsonBody(NewEvents { events }), identity }: Mutation<JsonBody<NewEvents>>,
 ) -> Result<StoredResponse, Problem> {
-    caller.require(Role::Ingest)?;
-    let Mutation { body: JsonBody(NewEvents { events }), identity } = request;
     if events.is_empty() || events.len() > BATCH_MAX {
         let detail = format!("must be a list of 1 to {BATCH_MAX} events");
         return Err(Problem::validation(vec![FieldError::body("/events", detail)]));

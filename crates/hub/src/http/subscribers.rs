@@ -122,6 +122,9 @@ async fn show(
 ///
 /// Absent fields stay unchanged; null resets a field to its default. A subscriber that is activated again gets the
 /// events that are posted from then on, not those that were posted while it was inactive.
+///
+/// A change of the `url` to another scheme, host or port requires `headers` in the same request if the subscriber has
+/// any: their stored values are not sent to another receiver.
 #[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = SubscriberFields,
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
