@@ -36,6 +36,7 @@ enum Mode {
     Refuse,
     Stall,
     Mute,
+    Truncate,
     Delay(Duration),
 }
 
@@ -96,6 +97,12 @@ impl FaultProxy {
         self.state.send_modify(|state| state.mode = Mode::Mute);
     }
 
+    /// The server goes away in the middle of a response: half of the next data from the server is delivered, then the
+    /// connection is closed in an orderly way. So is each new connection at its first response.
+    pub fn truncate(&self) {
+        self.state.send_modify(|state| state.mode = Mode::Truncate);
+    }
+
     /// Delivers each chunk this much later, in both directions.
     pub fn delay(&self, per_chunk: Duration) {
         self.state.send_modify(|state| state.mode = Mode::Delay(per_chunk));
@@ -147,15 +154,15 @@ async fn relay(
     upstream: SocketAddr,
     state: watch::Receiver<State>,
 ) -> io::Result<()> {
-    wait_until_open(&mut state.clone(), passes_requests).await?;
+    wait_until_open(&mut state.clone(), Direction::Request).await?;
     let server = server.insert(TcpStream::connect(upstream).await?);
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
     tokio::try_join!(
-        copy(from_client, to_server, state.clone(), passes_requests),
-        copy(from_server, to_client, state, passes_responses)
+        copy(from_client, to_server, state.clone(), Direction::Request),
+        copy(from_server, to_client, state, Direction::Response)
     )?;
     Ok(())
 }
@@ -164,35 +171,45 @@ async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut state: watch::Receiver<State>,
-    is_open: fn(Mode) -> bool,
+    direction: Direction,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let length = from.read(&mut buffer).await?;
-        if let Mode::Delay(per_chunk) = wait_until_open(&mut state, is_open).await? {
+        let mut mode = wait_until_open(&mut state, direction).await?;
+        if let Mode::Delay(per_chunk) = mode {
             sleep(per_chunk).await;
             // The mode may have changed to a stall during the delay.
-            wait_until_open(&mut state, is_open).await?;
+            mode = wait_until_open(&mut state, direction).await?;
         }
-        if length == 0 {
+        let is_truncated = mode == Mode::Truncate && direction == Direction::Response;
+        to.write_all(&buffer[..if is_truncated { length / 2 } else { length }]).await?;
+        if length == 0 || is_truncated {
             return to.shutdown().await;
         }
-        to.write_all(&buffer[..length]).await?;
     }
 }
 
 /// Waits while the proxy withholds the data of this direction. Fails when the proxy is dropped.
-async fn wait_until_open(state: &mut watch::Receiver<State>, is_open: fn(Mode) -> bool) -> io::Result<Mode> {
-    let now = state.wait_for(|now| is_open(now.mode)).await.map_err(io::Error::other)?;
+async fn wait_until_open(state: &mut watch::Receiver<State>, direction: Direction) -> io::Result<Mode> {
+    let now = state.wait_for(|now| direction.is_open(now.mode)).await.map_err(io::Error::other)?;
     Ok(now.mode)
 }
 
-fn passes_requests(mode: Mode) -> bool {
-    mode != Mode::Stall
+/// From the client to the server, or back.
+#[derive(Clone, Copy, PartialEq)]
+enum Direction {
+    Request,
+    Response,
 }
 
-fn passes_responses(mode: Mode) -> bool {
-    mode != Mode::Stall && mode != Mode::Mute
+impl Direction {
+    fn is_open(self, mode: Mode) -> bool {
+        match self {
+            Direction::Request => mode != Mode::Stall,
+            Direction::Response => mode != Mode::Stall && mode != Mode::Mute,
+        }
+    }
 }
 
 /// Turns the close that follows into a reset, as if the server had crashed.
@@ -289,6 +306,22 @@ mod tests {
 
         proxy.pass();
         assert_eq!(client.read_u8().await.unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn truncate_closes_old_and_new_connections_in_the_middle_of_a_response() {
+        let proxy = proxied_echo().await;
+        let mut old = connect(&proxy).await;
+        echo(&mut old).await.unwrap();
+        proxy.truncate();
+        for mut stream in [old, connect(&proxy).await] {
+            stream.write_all(b"hello!").await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.expect("an orderly close");
+            assert_eq!(answer, "hel");
+        }
+        proxy.pass();
+        echo(&mut connect(&proxy).await).await.unwrap();
     }
 
     #[tokio::test]
