@@ -1,5 +1,6 @@
 //! The hub: every accepted event reaches its subscribers at least once, in the order of its lane.
 
+mod addresses;
 mod attempt_persistence;
 mod database_outage;
 mod dead_letter_api;
@@ -20,6 +21,7 @@ mod responses;
 mod restored_copy;
 mod retention;
 pub(crate) mod rows;
+mod secret_headers;
 mod subscriber_api;
 mod subscriber_changes;
 mod subscriber_secrets;

@@ -3,6 +3,7 @@
 
 pub(crate) mod broker_client;
 mod bus;
+mod default_routes;
 mod faults;
 mod intake;
 mod intake_ids;

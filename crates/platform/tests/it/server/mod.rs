@@ -3,14 +3,18 @@
 
 mod api;
 mod auth;
+mod body_memory;
 mod cli;
 mod crash;
 mod dependencies;
 mod idempotency;
 mod invalid_requests;
+mod issuers;
 mod keys;
 mod pooler;
 pub(crate) mod process;
+mod role_before_body;
 mod secrets;
+mod shipped_defaults;
 mod starting;
 mod traces;
