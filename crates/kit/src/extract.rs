@@ -15,7 +15,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, StatusCode, header};
 use http_body_util::BodyExt;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::auth::Caller;
 use crate::body_budget::{BodyBudget, Reservation};
@@ -261,12 +261,12 @@ fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
         return Err(Problem::bad_request("malformed-json", "strings must not contain NUL (\\u0000)"));
     }
     let mut json = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| json_problem(&error))?;
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| json_problem(text, &error))?;
     json.end().map_err(|error| Problem::bad_request("malformed-json", error))?;
     Ok(value)
 }
 
-fn json_problem(error: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
+fn json_problem(text: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
     let inner = error.inner();
     if inner.is_data() {
         // serde_json appends line and column; the pointer is more precise.
@@ -274,6 +274,10 @@ fn json_problem(error: &serde_path_to_error::Error<serde_json::Error>) -> Proble
         let detail = detail.rsplit_once(" at line ").map_or(detail.as_str(), |(message, _)| message);
         let (pointer, detail) = described(pointer(error.path()), detail);
         return Problem::validation(vec![FieldError::body(pointer, detail)]);
+    }
+    // serde_json reports another type in place of a name as a syntax error.
+    if serde_json::from_str::<IgnoredAny>(text).is_ok() {
+        return Problem::validation(vec![FieldError::body(pointer(error.path()), "must be a string")]);
     }
     Problem::bad_request("malformed-json", inner)
 }
@@ -377,6 +381,8 @@ mod tests {
         let problem = parse_json::<Key>(br#"{"role":"king"}"#).unwrap_err();
         assert_eq!(problem.to_string(), "422 validation-failed: role: must be ingest, manage or admin");
         assert_eq!(problem.errors()[0].pointer, "/role");
+        let problem = parse_json::<Key>(br#"{"role":5}"#).unwrap_err();
+        assert_eq!(problem.to_string(), "422 validation-failed: role: must be a string");
         let problem = parse_query::<Key>("role=king").unwrap_err();
         assert_eq!(problem.to_string(), "400 malformed-query: role: must be ingest, manage or admin");
         assert_eq!(problem.errors()[0].pointer, "/role");
