@@ -8,7 +8,7 @@
 //! | [`ingest`] | accepts events over HTTP, many in one transaction |
 //! | [`fanout`] | turns hub events into hub messages |
 //! | [`dispatch`] | sends hub messages, in order per lane |
-//! | [`client`], [`dial`], [`connection_pool`] | the HTTP client that connects to vetted addresses only |
+//! | [`client`], [`dial`], [`connection_pool`], [`tenant_clients`] | the HTTP client that connects to vetted addresses only |
 //! | [`hub_message`], [`delivery`], [`operator_command`] | types that fan-out, dispatcher and store share |
 //!
 //! Owns the schema `pillarbox_hub`: subscribers and their secrets; hub messages (appended by fan-out only), attempts and

@@ -1,5 +1,17 @@
 //! Describes the errors of serde in words that a caller of the API understands: which field, and what it accepts.
 
+use crate::instant::EXPECTED_FORMAT;
+
+/// The messages of chrono for a text that is not a time.
+const TIME_ERRORS: [&str; 6] = [
+    "input contains invalid characters",
+    "premature end of input",
+    "trailing input",
+    "input is out of range",
+    "input is not enough for unique date and time",
+    "no possible date and time matching input",
+];
+
 /// What is wrong with an input.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ParseError {
@@ -35,6 +47,7 @@ pub(crate) fn describe(message: &str) -> ParseError {
             value("must be a whole number".to_owned())
         }
         "provided string was not `true` or `false`" => value("must be true or false".to_owned()),
+        message if TIME_ERRORS.contains(&message) => value(EXPECTED_FORMAT.to_owned()),
         message if message.starts_with("UUID parsing failed") => value("must be a UUID".to_owned()),
         message => value(message.to_owned()),
     }
@@ -105,6 +118,7 @@ mod tests {
             ("invalid type: string \"x\", expected struct Kick", "must be an object"),
             ("invalid type: null, expected a boolean", "must be true or false"),
             ("UUID parsing failed: invalid length: expected length 32, found 3", "must be a UUID"),
+            ("premature end of input", EXPECTED_FORMAT),
             ("must be a time from 1970 to 9999, such as x", "must be a time from 1970 to 9999, such as x"),
         ] {
             assert_eq!(describe(message), ParseError { field: None, detail: detail.to_owned() }, "{message}");
