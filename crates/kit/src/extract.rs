@@ -275,8 +275,9 @@ fn json_problem(text: &str, error: &serde_path_to_error::Error<serde_json::Error
         let (pointer, detail) = described(pointer(error.path()), detail);
         return Problem::validation(vec![FieldError::body(pointer, detail)]);
     }
-    // serde_json reports another type in place of a name as a syntax error.
-    if serde_json::from_str::<IgnoredAny>(text).is_ok() {
+    // serde_json reports another type in place of a name as the syntax error that also stands for a missing value.
+    let is_value_expected = inner.to_string().starts_with("expected value at ");
+    if is_value_expected && serde_json::from_str::<IgnoredAny>(text).is_ok() {
         return Problem::validation(vec![FieldError::body(pointer(error.path()), "must be a string")]);
     }
     Problem::bad_request("malformed-json", inner)
