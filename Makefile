@@ -8,7 +8,7 @@ export RUST_TEST_THREADS ?= 4
 DURATIONS := $(TARGET)/test-durations
 
 .DEFAULT_GOAL := help
-.PHONY: help run release test check soak bench servers clean
+.PHONY: help run release test check audit soak bench servers clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +35,10 @@ check: ## check format and lints only, without servers
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
-soak: ## run the same tests for longer and with larger sizes
+audit: ## check advisories and licences of the dependencies (needs cargo-deny and access to GitHub)
+	cargo deny --all-features check
+
+soak: ## run the long form of the soak tests; `make test` runs their short form
 	@scripts/setup test
 	PBX_SOAK=1 scripts/with-servers cargo test --release --workspace --locked
 

@@ -1,6 +1,7 @@
 //! A cache of serialized responses: in memory, and in Redis if configured, where all processes share it.
 //!
-//! An entry carries a tag of the data that it was made from: an event's version, or a generation of the feeds. A reader
+//! An entry carries a tag of the data that it was made from: an event's version and the time of its change, or a
+//! generation of the feeds. No tag is used twice, not even after a failover to a standby that lacks the change. A reader
 //! looks up the tag that is valid now, which it reads from the database after its request arrived. So an entry that is
 //! stored late or never deleted does no harm: a different tag is a miss. If Redis is slow, unreachable or empty, there
 //! are more misses.
@@ -87,6 +88,11 @@ impl Cache {
     /// A new entry, made now.
     pub(crate) fn entry(&self, tag: String, page: ReadyPage) -> CacheEntry {
         CacheEntry { tag, made_at: self.clock.now().timestamp_millis(), next_cursor: page.next_cursor, body: page.body }
+    }
+
+    /// Drops all entries in memory.
+    pub(crate) fn clear(&self) {
+        self.memory.invalidate_all();
     }
 
     /// The valid entries of these keys, in order; None for a miss.

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use http::HeaderValue;
 use kit::batch::{BatchError, BatchHandler};
+use kit::etag;
 use kit::page::ReadyPage;
 use mailbox::database::DedicatedConnection;
 use sqlx::PgPool;
@@ -15,7 +18,8 @@ use uuid::Uuid;
 
 use crate::cache::{Cache, CacheEntry, CacheKey};
 use crate::domain::Event;
-use crate::store::{event as store, generation};
+use crate::store::event::{self as store, Outline};
+use crate::store::generation;
 use crate::view::EventView;
 
 const EVENT_TTL: Duration = Duration::from_secs(300);
@@ -25,8 +29,40 @@ const EVENT_TTL: Duration = Duration::from_secs(300);
 pub(crate) enum FoundEvent {
     /// Visible to its owner alone; never cached.
     Hidden(Box<Event>),
-    /// Visible to everyone: version, participant count and the serialized response.
-    Public { version: i64, active_participants: i32, body: Bytes },
+    /// Visible to everyone: the version that the serialized response shows, and the response.
+    Public { version: ShownVersion, body: Bytes },
+}
+
+/// What a representation of an event was made from. A version is assigned again after a failover that has lost it, but
+/// not at the same microsecond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ShownVersion {
+    pub(crate) version: i64,
+    pub(crate) updated_at: DateTime<Utc>,
+    pub(crate) active_participants: i32,
+}
+
+impl ShownVersion {
+    pub(crate) fn of(event: &Event) -> ShownVersion {
+        let Event { version, updated_at, active_participants, .. } = event;
+        ShownVersion { version: *version, updated_at: *updated_at, active_participants: *active_participants }
+    }
+
+    pub(crate) fn etag(&self) -> HeaderValue {
+        etag::with_extra(self.version, self.updated_at, self.active_participants)
+    }
+
+    fn cache_key(&self, id: Uuid) -> CacheKey {
+        let tag = format!("{}.{}.{}", self.version, self.updated_at.timestamp_micros(), self.active_participants);
+        CacheKey { key: format!("event:{id}"), tag, ttl: EVENT_TTL }
+    }
+}
+
+impl From<&Outline> for ShownVersion {
+    fn from(outline: &Outline) -> ShownVersion {
+        let Outline { version, updated_at, active_participants, .. } = *outline;
+        ShownVersion { version, updated_at, active_participants }
+    }
 }
 
 /// Reads single events by id.
@@ -53,16 +89,14 @@ impl EventReader {
         let ids: Vec<Uuid> = items.iter().copied().collect::<HashSet<_>>().into_iter().collect();
         let outlines = store::outlines(&mut *self.db.acquire().await?, &ids).await?;
         let (hidden, public): (Vec<_>, Vec<_>) = outlines.into_iter().partition(|outline| !outline.is_public);
-        let keys: Vec<CacheKey> =
-            public.iter().map(|event| cache_key(event.id, event.version, event.active_participants)).collect();
+        let keys: Vec<CacheKey> = public.iter().map(|event| ShownVersion::from(event).cache_key(event.id)).collect();
         let entries = self.cache.get_all(&keys).await;
         let (mut found, mut missing) = (HashMap::new(), hidden.iter().map(|event| event.id).collect::<Vec<_>>());
         for (outline, entry) in public.into_iter().zip(entries) {
-            let (version, active_participants) = (outline.version, outline.active_participants);
             match entry {
                 Some(entry) => {
-                    let body = entry.body.clone();
-                    found.insert(outline.id, FoundEvent::Public { version, active_participants, body });
+                    let (version, body) = (ShownVersion::from(&outline), entry.body.clone());
+                    found.insert(outline.id, FoundEvent::Public { version, body });
                 }
                 None => missing.push(outline.id),
             }
@@ -89,16 +123,12 @@ impl EventReader {
         if !event.is_public() {
             return (FoundEvent::Hidden(Box::new(event)), None);
         }
-        let (version, active_participants) = (event.version, event.active_participants);
-        let key = cache_key(event.id, version, active_participants);
+        let version = ShownVersion::of(&event);
+        let key = version.cache_key(event.id);
         let body = Bytes::from(EventView::from(event).to_json());
         let entry = self.cache.entry(key.tag.clone(), ReadyPage { body: body.clone(), next_cursor: None });
-        (FoundEvent::Public { version, active_participants, body }, Some((key, Arc::new(entry))))
+        (FoundEvent::Public { version, body }, Some((key, Arc::new(entry))))
     }
-}
-
-fn cache_key(id: Uuid, version: i64, active_participants: i32) -> CacheKey {
-    CacheKey { key: format!("event:{id}"), tag: format!("{version}.{active_participants}"), ttl: EVENT_TTL }
 }
 
 /// Reads the generations of the feeds and of the cities.

@@ -24,5 +24,5 @@ pub(crate) async fn run_once<F>(
 where
     F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
 {
-    idempotency::run_once(&events.db, identity, StoreResponse::WithBody, events.clock.now(), effect).await
+    idempotency::run_once(&events.db, identity, StoreResponse::WithBody, effect).await
 }

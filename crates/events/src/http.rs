@@ -6,9 +6,9 @@ mod feed;
 
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
 use http::header::{ETAG, LOCATION};
 use http::{HeaderValue, StatusCode};
-use kit::etag;
 use kit::idempotency::StoredResponse;
 use kit::problem::Problem;
 use serde::Deserialize;
@@ -16,6 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use crate::Events;
+use crate::coalesced_reads::ShownVersion;
 
 /// The description of the header `Idempotency-Key` in the OpenAPI document.
 const IDEMPOTENCY_KEY: &str = "A repeated request with the same key has no further effect and gets the same response";
@@ -31,6 +32,7 @@ fn with_headers(response: StoredResponse) -> Result<StoredResponse, Problem> {
     struct Body {
         id: Uuid,
         version: i64,
+        updated_at: DateTime<Utc>,
         active_participants: i32,
     }
     if !response.status().is_success() {
@@ -38,10 +40,11 @@ fn with_headers(response: StoredResponse) -> Result<StoredResponse, Problem> {
     }
     let body: Body = serde_json::from_slice(response.body()).map_err(|error| Problem::internal(&error))?;
     let is_new = response.status() == StatusCode::CREATED;
-    let response = response.with_header(ETAG, etag::with_extra(body.version, body.active_participants));
+    let Body { id, version, updated_at, active_participants } = body;
+    let response = response.with_header(ETAG, ShownVersion { version, updated_at, active_participants }.etag());
     if !is_new {
         return Ok(response);
     }
-    let location = HeaderValue::try_from(format!("/event/v1/events/{}", body.id));
+    let location = HeaderValue::try_from(format!("/event/v1/events/{id}"));
     Ok(response.with_header(LOCATION, location.map_err(|error| Problem::internal(&error))?))
 }

@@ -38,6 +38,7 @@ use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use mailbox::consumers::{Runtime, Subscription};
 use mailbox::database::Database;
+use mailbox::database::time::maintain;
 use mailbox::service::{RedisAddress, Role, Service, ServiceContext};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -95,6 +96,8 @@ impl Service for Events {
     fn build(context: &ServiceContext, settings: &EventsSettings) -> Result<Events, InvalidSetting> {
         let (db, feed_db) = (context.db.clone(), context.read_db.clone());
         let cache = Cache::new(context.clock.clone(), redis_client(context)?);
+        let dropped = cache.clone();
+        db.on_invalidation(move || dropped.clear());
         let limits = Limits::new(500, 10_000);
         let (event_reader, event_loop) =
             Batcher::new(EventReader { db: db.pool().clone(), cache: cache.clone() }, limits);
@@ -124,16 +127,14 @@ impl Service for Events {
     fn start_maintenance(&self, runtime: &Runtime) {
         let every = TimeDelta::seconds(i64::from(self.settings.trending_seconds));
         let pause = Duration::from_secs(u64::from(self.settings.trending_seconds)).min(CHECK_PAUSE_MAX);
-        let (worker, db, clock) =
-            (runtime.worker("events.trending".to_owned(), pause), runtime.db().pool().clone(), self.clock.clone());
-        runtime.spawn(async move { worker.run(|| workers::score(&db, every, clock.now())).await });
+        let (worker, db) = (runtime.worker("events.trending".to_owned(), pause), runtime.db().pool().clone());
+        runtime.spawn(async move { worker.run(|| maintain(&db, workers::score(&db, every))).await });
         if self.settings.reconcile_minutes == 0 {
             return;
         }
         let every = TimeDelta::minutes(i64::from(self.settings.reconcile_minutes));
-        let (worker, db, clock) =
-            (runtime.worker("events.reconcile".to_owned(), CHECK_PAUSE_MAX), runtime.db().clone(), self.clock.clone());
-        runtime.spawn(async move { worker.run(|| workers::reconcile(&db, every, clock.now())).await });
+        let (worker, db) = (runtime.worker("events.reconcile".to_owned(), CHECK_PAUSE_MAX), runtime.db().clone());
+        runtime.spawn(async move { worker.run(|| maintain(db.pool(), workers::reconcile(&db, every))).await });
     }
 }
 

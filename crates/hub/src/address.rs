@@ -1,7 +1,8 @@
 //! Decides which IP addresses may be dialled.
 //!
 //! A subscriber's URL makes this process send a request from inside the operator's network (server-side request
-//! forgery). So only public addresses are dialled, and those of networks that the operator allows.
+//! forgery). So only public addresses are dialled, and those of networks that the operator allows. The metadata services of
+//! cloud providers are never dialled.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -43,6 +44,24 @@ const REFUSED_V6: [([u16; 8], u32); 11] = [
     ([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),     // link-local
     ([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10),     // site-local
     ([0xff00, 0, 0, 0, 0, 0, 0, 0], 8),      // multicast
+];
+
+/// The metadata services of cloud providers. They give the credentials of the machine to everyone who reaches them, and no
+/// webhook is received there, so they are refused in every network, also in one that the operator allows.
+const METADATA_V4: [[u8; 4]; 7] = [
+    [169, 254, 169, 254], // AWS, Azure, Google, Oracle, DigitalOcean, OpenStack and others
+    [169, 254, 170, 2],   // AWS, tasks of ECS
+    [169, 254, 170, 23],  // AWS, pods of EKS
+    [169, 254, 0, 23],    // Tencent
+    [168, 63, 129, 16],   // Azure's platform, in a public network
+    [100, 100, 100, 200], // Alibaba
+    [192, 0, 0, 192],     // Oracle
+];
+const METADATA_V6: [[u16; 8]; 4] = [
+    [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254],      // AWS
+    [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23],       // AWS, pods of EKS
+    [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254],       // Google
+    [0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe], // Oracle
 ];
 
 /// Networks that may be dialled although they are not public. Empty by default.
@@ -87,6 +106,9 @@ impl AllowedNetworks {
 
     /// Returns whether this address may be dialled.
     pub fn permits(&self, address: IpAddr) -> bool {
+        if is_metadata_service(address) {
+            return false;
+        }
         let dialled = embedded_ipv4(address);
         self.0.iter().any(|Network(network)| network.contains(&address) || network.contains(&dialled))
             || is_public(dialled)
@@ -138,6 +160,14 @@ fn embedded_ipv4(address: IpAddr) -> IpAddr {
             Ipv4Addr::new(a, b, c, d).into()
         }
         _ => address,
+    }
+}
+
+/// Returns whether the address is that of a cloud provider's metadata service.
+pub(crate) fn is_metadata_service(address: IpAddr) -> bool {
+    match embedded_ipv4(address) {
+        IpAddr::V4(address) => METADATA_V4.contains(&address.octets()),
+        IpAddr::V6(address) => METADATA_V6.contains(&address.segments()),
     }
 }
 
@@ -249,6 +279,31 @@ mod tests {
         assert!(AllowedNetworks::loopback().permits("127.9.9.9".parse().unwrap()));
         assert!(AllowedNetworks::loopback().permits("::1".parse().unwrap()));
         assert!(!AllowedNetworks::loopback().permits("::2".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_metadata_service_is_refused_even_in_an_allowed_network() {
+        let everything = AllowedNetworks::new(["0.0.0.0/0", "::/0"].map(|network| network.parse().unwrap()));
+        let permits = |address: &str| everything.permits(address.parse().unwrap());
+        for service in [
+            "169.254.169.254",
+            "::ffff:169.254.169.254",
+            "64:ff9b::169.254.169.254",
+            "169.254.170.2",
+            "168.63.129.16",
+            "::ffff:168.63.129.16",
+            "100.100.100.200",
+            "192.0.0.192",
+            "fd00:ec2::254",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+        ] {
+            assert!(!permits(service), "{service}");
+        }
+        for neighbour in ["169.254.169.253", "168.63.129.15", "100.100.100.201", "192.0.0.193", "fd00:ec2::255"] {
+            assert!(permits(neighbour), "{neighbour}");
+        }
+        assert!(!permitted("168.63.129.16") && permitted("168.63.129.17"), "it is in a public network");
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub async fn dead_letter_backlog(tx: &mut PgConnection, now: DateTime<Utc>) -> s
         }
         count += pending.len() as u64;
     }
+    // Like the events that fan-out has not read yet, those that it has deferred get no messages.
+    store::deferred_event::delete_all(tx).await?;
     store::recovery::skip_to_newest(tx, now).await?;
     Ok(count)
 }

@@ -43,6 +43,8 @@ pub struct ClientSettings {
     pub allowed_networks: AllowedNetworks,
     /// Refuses plain http, also for subscribers that were created before this was set.
     pub https_only: bool,
+    /// The ports that may be dialled, also for subscribers that were created before this was set. Empty: all.
+    pub allowed_ports: Vec<u16>,
     /// A proxy resolves host names itself and must restrict what it connects to. IP addresses in URLs, and names that
     /// this machine can resolve, are vetted here as well.
     pub proxy: Option<Proxy>,
@@ -86,8 +88,8 @@ pub struct RequestError {
 pub enum ErrorClass {
     /// The host name has no address or could not be resolved. Nothing was sent.
     Dns,
-    /// Refused by policy: an address is not public, or the URL is plain http where only https is permitted. Nothing was
-    /// sent.
+    /// Refused by policy: an address is not public, the port is not permitted, or the URL is plain http where only https
+    /// is. Nothing was sent.
     AddressRefused,
     /// TCP could not connect. Nothing was sent.
     Connect,
@@ -116,6 +118,7 @@ pub struct Client {
     dialer: Arc<Dialer>,
     pool: Arc<ConnectionPool>,
     allowed: Arc<AllowedNetworks>,
+    allowed_ports: Arc<[u16]>,
     https_only: bool,
     proxy: Option<Proxy>,
 }
@@ -129,13 +132,14 @@ impl Client {
 
     /// Creates a client with its own name resolution, for tests and for names that are not in DNS.
     pub fn with_resolver(settings: ClientSettings, resolver: Arc<dyn Resolve>) -> Result<Client, String> {
-        let ClientSettings { allowed_networks, https_only, proxy, extra_roots } = settings;
+        let ClientSettings { allowed_networks, https_only, allowed_ports, proxy, extra_roots } = settings;
         let allowed = Arc::new(allowed_networks);
         let dialer = Dialer::new(Arc::clone(&allowed), resolver, proxy.as_ref(), &extra_roots)?;
-        Ok(Client { dialer: Arc::new(dialer), pool: Arc::default(), allowed, https_only, proxy })
+        let (dialer, allowed_ports) = (Arc::new(dialer), allowed_ports.into());
+        Ok(Client { dialer, pool: Arc::default(), allowed, allowed_ports, https_only, proxy })
     }
 
-    /// Checks what can be checked without DNS: the scheme, and an IP address in the URL. Creating a subscriber calls
+    /// Checks what can be checked without DNS: the scheme, the port, and an IP address in the URL. Creating a subscriber calls
     /// it, so that its caller sees the error at once.
     ///
     /// # Errors
@@ -147,6 +151,11 @@ impl Client {
                 "the URL must be https: this installation permits no plain http",
             ));
         }
+        if !self.allowed_ports.is_empty() && !self.allowed_ports.contains(&target.port()) {
+            let ports = self.allowed_ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", ");
+            let text = format!("port {} is not permitted: `hub.allowed_ports` permits {ports}", target.port());
+            return Err(RequestError::new(ErrorClass::AddressRefused, text));
+        }
         target.ip_address().map_or(Ok(()), |address| dial::vet_ip_address(&self.allowed, address))
     }
 
@@ -155,25 +164,38 @@ impl Client {
     /// # Errors
     /// No status arrived within the request's timeout.
     pub async fn post(&self, request: WebhookRequest<'_>) -> Result<WebhookResponse, RequestError> {
+        match self.post_if(request, || true).await? {
+            Some(response) => Ok(response),
+            None => Err(RequestError::new(ErrorClass::Protocol, "the request was not sent")),
+        }
+    }
+
+    /// Like [`Client::post`], but sends nothing and returns None if `may_send` is false when the connection is open and the
+    /// request is about to be sent.
+    pub(crate) async fn post_if(
+        &self,
+        request: WebhookRequest<'_>,
+        may_send: impl Fn() -> bool,
+    ) -> Result<Option<WebhookResponse>, RequestError> {
         // A pooled connection skips the dialer, which checked its address only when it was opened.
         self.vet_target(request.target)?;
         let time_max = request.timeout;
         let mut received = None;
-        let exchanged = timeout(time_max, self.exchange(request, &mut received)).await;
+        let exchanged = timeout(time_max, self.exchange(request, may_send, &mut received)).await;
         match (received, exchanged) {
-            (Some(received), _) => Ok(received.into_response()),
+            (Some(received), _) => Ok(Some(received.into_response())),
             (None, Ok(Err(failure))) => Err(failure),
-            (None, Err(_) | Ok(Ok(()))) => {
-                Err(RequestError::new(ErrorClass::Timeout, format!("no response within {time_max:?}")))
-            }
+            (None, Ok(Ok(()))) => Ok(None),
+            (None, Err(_)) => Err(RequestError::new(ErrorClass::Timeout, format!("no response within {time_max:?}"))),
         }
     }
 
     /// Writes into `received` as the response arrives, so that the status survives when the deadline cancels this
-    /// future.
+    /// future. Nothing is written if the request may not be sent.
     async fn exchange(
         &self,
         request: WebhookRequest<'_>,
+        may_send: impl Fn() -> bool,
         received: &mut Option<PartialResponse>,
     ) -> Result<(), RequestError> {
         let target = request.target;
@@ -184,8 +206,13 @@ impl Client {
                 HttpConnection::new(stream).await.map_err(|error| RequestError::from_hyper(&error))?
             }
         };
+        let request = self.http_request(request);
+        // Nothing is awaited between this check and the first write.
+        if !may_send() {
+            return Ok(());
+        }
         // Never sent twice: the receiver may have processed a request that is lost with its connection.
-        let response = connection.send(self.http_request(request)).await;
+        let response = connection.send(request).await;
         let (parts, body) = response.map_err(|error| RequestError::from_hyper(&error))?.into_parts();
         let received = received.insert(PartialResponse {
             status: parts.status,

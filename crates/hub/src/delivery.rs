@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use http::HeaderMap;
+use mailbox::database::Incarnation;
 use serde_json::Value;
 use uuid::Uuid;
 
 use crate::domain::{Format, OnExhausted, Outcome, Reason, Subscriber, Verdict};
-use crate::hub_message::{HubMessage, LaneKey};
+use crate::hub_message::{DirectoryVersion, HubMessage, LaneKey};
 use crate::operator_command::PendingCommand;
 use crate::signature::SigningSecret;
 use crate::target::Target;
@@ -21,7 +22,7 @@ use crate::target::Target;
 #[derive(Debug)]
 pub(crate) struct Recipient {
     pub(crate) id: Uuid,
-    pub(crate) tenant: String,
+    pub(crate) tenant: Arc<str>,
     pub(crate) version: i64,
     /// False while the subscriber is paused or switched off: nothing is sent.
     pub(crate) is_enabled: bool,
@@ -68,7 +69,7 @@ impl Recipient {
             .map_err(|refused| format!("{}: {} of its headers are not allowed", subscriber.id, refused.len()))?;
         Ok(Recipient {
             id: subscriber.id,
-            tenant: subscriber.tenant.as_str().to_owned(),
+            tenant: subscriber.tenant.as_str().into(),
             version: subscriber.version,
             is_enabled: settings.is_active && subscriber.paused_at.is_none(),
             target,
@@ -220,10 +221,12 @@ pub(crate) struct StoredState {
 /// The result of a poll for new messages.
 #[derive(Debug)]
 pub(crate) struct NewMessages {
-    pub(crate) directory_version: i64,
+    pub(crate) directory_version: DirectoryVersion,
     pub(crate) newest: i64,
     /// Subscribers with new messages or new commands.
     pub(crate) subscribers: HashSet<Uuid>,
+    /// Those of them that may have new commands.
+    pub(crate) commanded: HashSet<Uuid>,
 }
 
 /// What the dispatcher reads in one round trip for many subscriber queues.
@@ -261,6 +264,8 @@ impl ReadRequest {
 /// The answer to a [`ReadRequest`]. Messages are in the order of their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct ReadResult {
+    /// The incarnation of the database that the messages belong to. None if there are no messages.
+    pub(crate) incarnation: Option<Incarnation>,
     pub(crate) queues: HashMap<Uuid, Vec<HubMessage>>,
     pub(crate) lanes: HashMap<(Uuid, LaneKey), Vec<HubMessage>>,
     pub(crate) commands: Vec<(Uuid, PendingCommand)>,
@@ -274,7 +279,7 @@ pub(crate) mod fixtures {
         let backoff = vec![5, 30, 300];
         Recipient {
             id: Uuid::now_v7(),
-            tenant: "main".to_owned(),
+            tenant: "main".into(),
             version: 1,
             is_enabled: true,
             target: Target::parse("http://127.0.0.1:1/", false).unwrap(),

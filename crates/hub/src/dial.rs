@@ -35,7 +35,7 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tower::Service;
 use url::Url;
 
-use crate::address::AllowedNetworks;
+use crate::address::{AllowedNetworks, is_metadata_service};
 use crate::client::{ErrorClass, RequestError};
 
 /// Time to connect over TCP. hyper-util divides it among a name's addresses, so that one that does not answer leaves
@@ -191,10 +191,11 @@ pub(crate) fn vet_ip_address(allowed: &AllowedNetworks, address: IpAddr) -> Resu
     if allowed.permits(address) {
         return Ok(());
     }
-    Err(RequestError::new(
-        ErrorClass::AddressRefused,
-        format!("{address} is not a public address, and `hub.allowed_networks` does not list it"),
-    ))
+    let reason = match is_metadata_service(address) {
+        true => "but a metadata service of a cloud provider, which webhooks never reach",
+        false => "and `hub.allowed_networks` does not list it",
+    };
+    Err(RequestError::new(ErrorClass::AddressRefused, format!("{address} is not a public address, {reason}")))
 }
 
 /// Fails if a name has an address that is not permitted, or if it means the proxy itself. A name that this machine
@@ -217,7 +218,7 @@ async fn vet_for_proxy(allowed: &AllowedNetworks, resolver: &dyn Resolve, name: 
 fn address_refused(name: &str) -> RequestError {
     RequestError::new(
         ErrorClass::AddressRefused,
-        format!("{name} has an address that is not public, and `hub.allowed_networks` does not list it"),
+        format!("{name} has an address that is not public, or not permitted: `hub.allowed_networks` lists exceptions"),
     )
 }
 

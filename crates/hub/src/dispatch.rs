@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`Ownership`] | which shards and subscribers this process owns |
 //! | [`Reader`] | polls for new messages; the read in flight |
-//! | [`Sender`] | the attempts in flight |
+//! | [`Sender`] | the attempts in flight; [`slots`]: who may start the next one |
 //! | [`Saver`] | the save in flight, and its retry |
 //! | [`Scheduler`] | which queues have something to do, now or later |
 //! | [`SubscriberQueue`] | all decisions about one subscriber |
@@ -91,6 +91,7 @@ mod reader;
 mod saver;
 mod scheduler;
 mod sender;
+mod slots;
 mod subscriber_queue;
 
 use std::collections::HashMap;
@@ -101,7 +102,7 @@ use kit::clock::Clock;
 use kit::secret::Cipher;
 use kit::worker::Round;
 use mailbox::consumers::ShardAssignment;
-use mailbox::database::is_transient;
+use mailbox::database::{Database, is_transient};
 use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -114,14 +115,16 @@ use self::saver::Saver;
 use self::scheduler::{Activity, Scheduler};
 use self::sender::Sender;
 use self::subscriber_queue::SubscriberQueue;
-use crate::client::Client;
 use crate::hub_message::FannedBatch;
+use crate::tenant_clients::TenantClients;
 
 /// The pause after a database error before the next read, poll or save.
 const DATABASE_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) struct Dispatcher {
     db: PgPool,
+    /// The time limit of one database step.
+    step_time_max: Duration,
     clock: Clock,
     cipher: Cipher,
     queues: HashMap<Uuid, SubscriberQueue>,
@@ -138,16 +141,18 @@ pub(crate) struct Dispatcher {
 
 impl Dispatcher {
     pub(crate) fn new(
-        db: PgPool,
+        db: &Database,
         clock: Clock,
-        client: Client,
+        clients: TenantClients,
         cipher: Cipher,
         assignment: ShardAssignment,
         handed_over: mpsc::Receiver<FannedBatch>,
+        in_flight_max: usize,
     ) -> Dispatcher {
         Dispatcher {
-            db,
-            sender: Sender::new(client, clock.clone()),
+            db: db.pool().clone(),
+            step_time_max: db.step_time_max(),
+            sender: Sender::new(clients, clock.clone(), in_flight_max),
             clock,
             cipher,
             queues: HashMap::new(),
@@ -163,8 +168,16 @@ impl Dispatcher {
     /// Waits until something happens, and reacts to it. Fails with the error of the database, after which the next call
     /// continues.
     pub(crate) async fn round(&mut self) -> Result<Round, DispatchError> {
-        // Hub messages and outcomes are committed without waiting for the disk. After a crash of the database, a number that
-        // the dispatcher knows may be that of another message.
+        let result = self.try_round().await;
+        if let Err(error) = &result {
+            self.ownership.report_error(error);
+        }
+        result
+    }
+
+    async fn try_round(&mut self) -> Result<Round, DispatchError> {
+        // Hub messages and outcomes are committed without waiting for the disk, and a standby may lack them. After a crash
+        // or a failover of the database, a number that the dispatcher knows may be that of another message.
         if self.ownership.consume_invalidation() {
             self.reset();
         }
@@ -204,6 +217,9 @@ impl Dispatcher {
 
     fn next_wake(&self) -> Instant {
         let now = Instant::now();
+        if self.sender.is_interrupted && self.saver.failed.is_none() && self.ownership.is_loaded() {
+            return now;
+        }
         let mut until = self.reader.next_poll().max(now + Duration::from_millis(1));
         if let Some(at) = self.scheduler.next_timer() {
             let pause = (at - self.clock.now()).to_std().unwrap_or_default();
@@ -235,11 +251,12 @@ impl Dispatcher {
     }
 
     fn deactivate_idle(&mut self, now: DateTime<Utc>) {
-        let (queues, is_full) = (&self.queues, self.sender.is_full());
+        let queues = &self.queues;
         self.scheduler.deactivate_idle(now, |subscriber| {
             let queue = queues.get(subscriber)?;
-            // While all slots are in use, every queue with messages waits for a free one.
-            let is_active = queue.has_unsaved_outcomes() || queue.has_changes(now) || queue.needs_read() || is_full;
+            // The result of an attempt in flight activates the queue, and so does a free slot for a queue that waits for one:
+            // rounds do not visit the many queues of slow subscribers.
+            let is_active = queue.has_unsaved_outcomes() || queue.has_changes(now) || queue.needs_read();
             Some(Activity { wake_at: queue.next_wake(now), is_active })
         });
     }

@@ -26,8 +26,10 @@ pub(crate) enum Error {
         "the subscriber has {0} active secrets: wait until one expires, or rotate with `overlap_hours: 0`, which ends all earlier ones"
     )]
     TooManySecrets(usize),
-    #[error("a tenant can have at most {0} subscribers: delete those that are no longer needed")]
-    TooManySubscribers(i64),
+    #[error(
+        "a tenant can have at most {0} subscribers (`hub.subscribers_max`): delete those that are no longer needed, or ask the operator for a higher limit"
+    )]
+    TooManySubscribers(u32),
     #[error("the message is already {0}")]
     AlreadyFinal(Outcome),
     #[error("the dead letter was already retried; if the message fails again, it becomes a new dead letter")]

@@ -3,37 +3,47 @@
 //! Fan-out is a consumer of the log. One process at a time runs it, in the order of the log, so that a lane has that order
 //! whatever its ordering key is. A batch and the consumer's position commit in one transaction, so every hub message is
 //! created once, and hub messages are numbered without a gap.
+//!
+//! Events of a tenant that has more than its share of the work are deferred, and processed in turns with those of others:
+//! see [`shares`].
 
 mod batch;
 mod directory;
+mod shares;
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use chrono::TimeDelta;
 use kit::auth::Tenant;
 use kit::clock::Clock;
 use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext, inbox};
-use mailbox::log::{Message, SHARDS};
+use mailbox::database::Incarnation;
+use mailbox::log::{LogRef, Message, SHARDS, load_messages};
 use serde_json::Value;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use self::batch::Batch;
 use self::directory::Directory;
-use crate::domain::lane_at;
-use crate::hub_message::{EVENT_SOURCE, FannedBatch, HubEvent};
+use self::shares::{Backlog, NARROW, Pace, Shares, Turn};
+use crate::domain::{Interest, lane_at};
+use crate::hub_message::{DirectoryVersion, EVENT_SOURCE, FannedBatch, HubEvent};
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest};
 use crate::store;
+use crate::store::deferred_event::{self, DeferredEvent, NewDeferred};
 use crate::store::fanout::{DeadLetterToRetry, NewMessage};
 
 /// Bounds the lanes whose newest sequence number is cached.
 const CACHED_LANES_MAX: usize = 100_000;
 /// Hub messages that one transaction creates. A batch that would create more is split, unless it is already as small as one
-/// event of each shard.
-const BATCH_MESSAGES_MAX: usize = 50_000;
+/// event of each shard. A transaction of this size takes some ten milliseconds, for which later events wait.
+const BATCH_MESSAGES_MAX: usize = 5_000;
+/// Deferred events that one turn reads. Their content is in memory.
+const TURN_EVENTS_MAX: usize = 100;
 /// Allowance for clock skew between replicas.
 const CLOCK_SKEW: TimeDelta = TimeDelta::minutes(1);
 
@@ -44,13 +54,27 @@ pub(crate) struct FanOut {
     sequences: LaneSequences,
     /// How many log messages the next batch may contain.
     batch_limit: u32,
-    /// The batch of the transaction that is not committed yet, and the batch limit after its commit.
-    uncommitted: Option<(FannedBatch, u32)>,
+    /// The tenants with deferred events. None: they have to be loaded.
+    backlog: Option<Backlog>,
+    pace: Pace,
+    uncommitted: Option<Uncommitted>,
 }
 
-/// The newest sequence number of each lane, valid as long as `newest` is the newest hub message.
+/// What a transaction changes in memory when it commits.
+struct Uncommitted {
+    batch: FannedBatch,
+    batch_limit: u32,
+    /// Tenants whose events were deferred.
+    deferred: HashSet<String>,
+    turn: Option<Turn>,
+}
+
+/// The newest sequence number of each lane, valid as long as `newest` is the newest hub message of the same incarnation of
+/// the database.
+#[derive(Default)]
 struct LaneSequences {
     by_lane: HashMap<(Uuid, String), i64>,
+    incarnation: Option<Incarnation>,
     /// [`UNCOMMITTED`] while a transaction is open.
     newest: i64,
 }
@@ -68,26 +92,31 @@ enum Meaning {
 
 impl FanOut {
     pub(crate) fn new(clock: Clock, handing_over: mpsc::Sender<FannedBatch>) -> FanOut {
-        let sequences = LaneSequences { by_lane: HashMap::new(), newest: 0 };
         FanOut {
             clock,
             handing_over,
             directory: Directory::default(),
-            sequences,
+            sequences: LaneSequences::default(),
             batch_limit: u32::MAX,
+            backlog: None,
+            pace: Pace::default(),
             uncommitted: None,
         }
     }
 
-    /// Loads the subscribers if they have changed, and drops cached sequence numbers that are no longer valid.
-    async fn refresh(&mut self, tx: &mut PgConnection) -> Result<(), ConsumerError> {
+    /// Loads the subscribers if they have changed, and the tenants with deferred events if they are not known. Drops cached
+    /// sequence numbers that are no longer valid. Returns the version of the directory.
+    async fn refresh(&mut self, tx: &mut PgConnection) -> Result<DirectoryVersion, ConsumerError> {
         let (newest, version) = store::fanout::begin(tx).await?;
-        self.sequences.validate(newest);
-        if version != self.directory.version {
+        self.sequences.validate(newest, version.incarnation);
+        if self.directory.version != Some(version) {
             let interests = store::subscriber::load_interests(tx).await?;
             self.directory = Directory::new(version, interests);
         }
-        Ok(())
+        if self.backlog.is_none() {
+            self.backlog = Some(Backlog::new(deferred_event::tenants(tx).await?));
+        }
+        Ok(version)
     }
 
     /// What each message means. Commands are few, so the inbox ensures that each is executed once per run. Events are many:
@@ -127,10 +156,10 @@ impl FanOut {
         let found = store::fanout::dead_letters_to_retry(tx, &retries).await?;
         let mut dead_letters: HashMap<Uuid, DeadLetterToRetry> =
             found.into_iter().map(|found| (found.dead_letter, found)).collect();
-        let mut batch = Batch::default();
+        let (mut batch, mut shares) = (Batch::default(), Shares::new(self.pace.share()));
         for (at, (item, meaning)) in items.iter().zip(meanings).enumerate() {
             match meaning {
-                Meaning::Event => self.match_event(item, &mut batch),
+                Meaning::Event => self.match_event(item, &mut shares, &mut batch),
                 Meaning::Command(request) => batch.add_command(request, &mut dead_letters),
                 Meaning::Nothing => {}
             }
@@ -140,72 +169,158 @@ impl FanOut {
                 return Ok(None);
             }
         }
+        if batch.size > 0 {
+            self.pace.notice_others(Instant::now());
+        }
         Ok(Some(batch))
     }
 
-    /// Adds a hub message for each subscriber that the event matches.
-    fn match_event(&mut self, item: &Delivery, batch: &mut Batch) {
-        let message = &item.message;
+    /// Adds a hub message for each subscriber that the event matches. Defers the event if its tenant has deferred events, or
+    /// would exceed its share of this batch.
+    fn match_event<'a>(&mut self, item: &'a Delivery, shares: &mut Shares<'a>, batch: &mut Batch) {
+        let (message, is_repair) = (&item.message, is_repair(item));
         let (interests, matching) = self.directory.matching(message);
         if matching.is_empty() {
             return;
         }
-        batch.size += matching.len();
-        let event = Arc::new(HubEvent::from_log(message));
-        let payload = OnceCell::new();
-        let value = || payload.get_or_init(|| parse_payload(message));
-        let (mut filtered, mut inactive) = (Vec::new(), Vec::new());
-        for interest in matching.iter().map(|at| &interests[*at]) {
-            // A repair creates only what was missing then: nothing for a subscriber that did not exist then.
-            if is_repair(item) && interest.since > message.at + CLOCK_SKEW {
-                continue;
-            }
-            if !interest.is_active {
-                inactive.push(interest.subscriber);
-                continue;
-            }
-            if interest.filter.as_ref().is_some_and(|filter| !filter.matches(value())) {
-                filtered.push(interest.subscriber);
-                continue;
-            }
-            let lane = match &interest.ordering_key {
-                Some(pointer) => lane_at(value(), pointer),
-                None => message.key.clone(),
-            };
-            batch.add_message(interest.subscriber, lane, message.log_ref(), event.clone());
+        let tenant = message.tenant.as_str();
+        let has_backlog = self.backlog.as_ref().is_some_and(|backlog| backlog.contains(tenant));
+        if has_backlog || batch.deferred_tenants.contains(tenant) || shares.exceeds(tenant, matching.len()) {
+            let (tenant, log_ref) = (tenant.to_owned(), message.log_ref());
+            return batch.defer(NewDeferred { tenant, log_ref, is_repair, matches: matching.len() });
         }
-        batch.add_skipped(message.id, filtered, inactive);
+        if matching.len() > NARROW {
+            batch.wide += matching.len();
+        }
+        add_messages(message, is_repair, matching.iter().map(|at| &interests[*at]), batch);
+    }
+
+    /// Numbers and inserts what a batch leads to. Returns it for the dispatcher of this process.
+    async fn write(
+        &mut self,
+        tx: &mut PgConnection,
+        mut batch: Batch,
+        version: DirectoryVersion,
+    ) -> Result<FannedBatch, ConsumerError> {
+        let after = self.sequences.assign(tx, &mut batch.messages).await?;
+        let now = self.clock.now();
+        let commanded: Vec<Uuid> = batch.commands.iter().map(|command| command.subscriber).collect();
+        store::fanout::append(tx, after, &batch.messages, &commanded, now).await?;
+        store::fanout::insert_commands(tx, &batch.commands).await?;
+        store::fanout::insert_skipped(tx, &batch.skipped, now).await?;
+        deferred_event::insert(tx, &batch.deferred).await?;
+        Ok(batch.into_fanned(after, version))
+    }
+
+    /// Adds a hub message for at most `room` of the subscribers that a deferred event matches and that have none yet. Returns
+    /// the last one, if others follow.
+    fn match_part(&mut self, message: &Message, event: &DeferredEvent, room: usize, batch: &mut Batch) -> Option<Uuid> {
+        let (interests, matching) = self.directory.matching(message);
+        // The directory has the order of the subscribers' ids.
+        let from = event.after.map_or(0, |after| matching.partition_point(|at| interests[*at].subscriber <= after));
+        let (part, rest) = matching[from..].split_at(room.min(matching.len() - from));
+        add_messages(message, event.is_repair, part.iter().map(|at| &interests[*at]), batch);
+        part.last().filter(|_| !rest.is_empty()).map(|at| interests[*at].subscriber)
+    }
+
+    /// Processes the next deferred events of the tenant whose turn it is. None if there are none.
+    async fn run_turn(&mut self, tx: &mut PgConnection) -> Result<Option<(Batch, Turn)>, ConsumerError> {
+        let (started_at, share) = (Instant::now(), self.pace.share());
+        let Some((tenant, done)) = self.backlog.as_ref().and_then(Backlog::next) else { return Ok(None) };
+        let (tenant, mut done) = (tenant.to_owned(), done);
+        let found = deferred_event::next(tx, &tenant, done, TURN_EVENTS_MAX).await?;
+        let chosen = within_share(&found, share);
+        let log_refs: Vec<LogRef> = chosen.iter().map(|event| event.log_ref).collect();
+        let messages: HashMap<LogRef, Message> =
+            load_messages(tx, &log_refs).await?.into_iter().map(|message| (message.log_ref(), message)).collect();
+        let (mut batch, mut partial) = (Batch::default(), None);
+        for event in chosen {
+            match messages.get(&event.log_ref) {
+                // More subscribers may match than when the event was deferred.
+                Some(_) if batch.size >= share => break,
+                Some(message) => {
+                    let last = self.match_part(message, event, share - batch.size, &mut batch);
+                    partial = last.map(|last| (event.id, last));
+                }
+                None => {
+                    let log_id = event.log_ref.id;
+                    tracing::error!(tenant, log_id, "the log no longer has a deferred event, so it is not sent");
+                }
+            }
+            if partial.is_some() {
+                break;
+            }
+            done = event.id;
+        }
+        deferred_event::advance(tx, &tenant, done, partial).await?;
+        let is_last = found.len() < TURN_EVENTS_MAX && found.last().is_none_or(|last| last.id == done);
+        Ok(Some((batch, Turn { tenant, done, is_last, started_at })))
+    }
+
+    /// Creates the hub messages of a batch in a transaction, and returns it.
+    async fn fan_out(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
+        self.uncommitted = None;
+        // If this batch fails, for whatever reason, the next one has half its size.
+        let previous_limit = std::mem::replace(&mut self.batch_limit, (items.len() as u32 / 2).max(1));
+        let mut tx = context.db.begin().await?;
+        let version = self.refresh(&mut tx).await?;
+        let Some(mut batch) = self.collect(&mut tx, context, items).await? else {
+            return Err(ConsumerError::BatchTooLarge);
+        };
+        // The share of its tenant bounds what an event with many matches leads to; smaller batches would not.
+        let batch_limit = previous_limit.saturating_mul(2).min(limit_for(items.len(), batch.size - batch.wide));
+        let deferred = std::mem::take(&mut batch.deferred_tenants);
+        let batch = self.write(&mut tx, batch, version).await?;
+        self.uncommitted = Some(Uncommitted { batch, batch_limit, deferred, turn: None });
+        Ok(BatchResult { outcomes: vec![Outcome::Done; items.len()], tx: Some(tx) })
     }
 }
 
 impl Processor for FanOut {
     async fn process(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
+        context.step("fan out", self.fan_out(context, items)).await
+    }
+
+    fn deferred_due(&self) -> Option<Instant> {
+        match &self.backlog {
+            Some(backlog) if backlog.is_empty() => None,
+            // It is loaded in the first turn.
+            Some(_) | None => Some(self.pace.next_turn_at().unwrap_or_else(Instant::now)),
+        }
+    }
+
+    async fn process_deferred(
+        &mut self,
+        context: &WorkerContext,
+    ) -> Result<Option<Transaction<'static, Postgres>>, ConsumerError> {
         self.uncommitted = None;
-        // If this batch fails, for whatever reason, the next one has half its size.
-        let previous_limit = std::mem::replace(&mut self.batch_limit, (items.len() as u32 / 2).max(1));
         let mut tx = context.db.begin().await?;
-        self.refresh(&mut tx).await?;
-        let Some(mut batch) = self.collect(&mut tx, context, items).await? else {
-            return Err(ConsumerError::BatchTooLarge);
-        };
-        let batch_limit = previous_limit.saturating_mul(2).min(limit_for(items.len(), batch.size));
-        let after = self.sequences.assign(&mut tx, &mut batch.messages).await?;
-        let now = self.clock.now();
-        let commanded: Vec<Uuid> = batch.commands.iter().map(|command| command.subscriber).collect();
-        store::fanout::append(&mut tx, after, &batch.messages, &commanded, now).await?;
-        store::fanout::insert_commands(&mut tx, &batch.commands).await?;
-        store::fanout::insert_skipped(&mut tx, &batch.skipped, now).await?;
-        self.uncommitted = Some((batch.into_fanned(after, self.directory.version), batch_limit));
-        Ok(BatchResult { outcomes: vec![Outcome::Done; items.len()], tx: Some(tx) })
+        let version = self.refresh(&mut tx).await?;
+        let Some((batch, turn)) = self.run_turn(&mut tx).await? else { return Ok(None) };
+        let (batch, batch_limit) = (self.write(&mut tx, batch, version).await?, self.batch_limit);
+        self.uncommitted = Some(Uncommitted { batch, batch_limit, deferred: HashSet::new(), turn: Some(turn) });
+        Ok(Some(tx))
     }
 
     fn committed(&mut self) {
-        let Some((batch, batch_limit)) = self.uncommitted.take() else { return };
+        let Some(Uncommitted { batch, batch_limit, deferred, turn }) = self.uncommitted.take() else { return };
         (self.sequences.newest, self.batch_limit) = (batch.to, batch_limit);
+        if let Some(backlog) = &mut self.backlog {
+            deferred.iter().for_each(|tenant| backlog.add(tenant));
+            if let Some(turn) = turn {
+                self.pace.finish_turn(turn.started_at, Instant::now());
+                backlog.finish(turn);
+            }
+        }
         if batch.to > batch.after {
             // If the channel is full, the dispatcher reads the messages from the database.
             let _ = self.handing_over.try_send(batch);
         }
+    }
+
+    fn reset(&mut self) {
+        (self.directory, self.sequences, self.uncommitted) = (Directory::default(), LaneSequences::default(), None);
+        self.backlog = None;
     }
 
     fn batch_limit(&self) -> u32 {
@@ -214,11 +329,13 @@ impl Processor for FanOut {
 }
 
 impl LaneSequences {
-    /// Drops the cache if another process has created hub messages, or if it is too large.
-    fn validate(&mut self, newest: i64) {
-        if newest != self.newest || self.by_lane.len() > CACHED_LANES_MAX {
+    /// Drops the cache if another process has created hub messages, if the numbers may be those of lost messages, or if
+    /// the cache is too large.
+    fn validate(&mut self, newest: i64, incarnation: Option<Incarnation>) {
+        let is_current = newest == self.newest && incarnation == self.incarnation;
+        if !is_current || self.by_lane.len() > CACHED_LANES_MAX {
             self.by_lane.clear();
-            self.newest = newest;
+            (self.newest, self.incarnation) = (newest, incarnation);
         }
     }
 
@@ -278,6 +395,53 @@ fn is_repair(item: &Delivery) -> bool {
 /// The messages of a service are events of the tenant that the services live in, whatever tenant they carry.
 fn is_event(message: &Message) -> bool {
     message.source == EVENT_SOURCE.as_str() || message.tenant == Tenant::MAIN
+}
+
+/// Adds a hub message, or the record that it is skipped, for each of the subscribers.
+fn add_messages<'a>(
+    message: &Message,
+    is_repair: bool,
+    matching: impl ExactSizeIterator<Item = &'a Interest>,
+    batch: &mut Batch,
+) {
+    if matching.len() == 0 {
+        return;
+    }
+    batch.size += matching.len();
+    let event = Arc::new(HubEvent::from_log(message));
+    let payload = OnceCell::new();
+    let value = || payload.get_or_init(|| parse_payload(message));
+    let (mut filtered, mut inactive) = (Vec::new(), Vec::new());
+    for interest in matching {
+        // A repair creates only what was missing then: nothing for a subscriber that did not exist then.
+        if is_repair && interest.since > message.at + CLOCK_SKEW {
+            continue;
+        }
+        if !interest.is_active {
+            inactive.push(interest.subscriber);
+            continue;
+        }
+        if interest.filter.as_ref().is_some_and(|filter| !filter.matches(value())) {
+            filtered.push(interest.subscriber);
+            continue;
+        }
+        let lane = match &interest.ordering_key {
+            Some(pointer) => lane_at(value(), pointer),
+            None => message.key.clone(),
+        };
+        batch.add_message(interest.subscriber, lane, message.log_ref(), event.clone());
+    }
+    batch.add_skipped(message.id, filtered, inactive);
+}
+
+/// The first events whose matches are within a tenant's share together; at least one.
+fn within_share(events: &[DeferredEvent], share: usize) -> &[DeferredEvent] {
+    let (mut matches, mut count) = (0, 0);
+    while matches < share && count < events.len() {
+        matches += events[count].matches.max(1);
+        count += 1;
+    }
+    &events[..count]
 }
 
 /// How many events lead to half of [`BATCH_MESSAGES_MAX`], if they match as many subscribers as these did.

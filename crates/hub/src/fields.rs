@@ -49,7 +49,8 @@ pub(crate) struct SubscriberFields {
     #[schema(value_type = Option<String>, min_length = 1, max_length = 100, example = "billing")]
     name: Field<String>,
     /// The URL that receives the webhooks, http or https. Its addresses must be public unless the operator allows their
-    /// network (`hub.allowed_networks`).
+    /// network (`hub.allowed_networks`), and the operator may limit the ports (`hub.allowed_ports`). When the scheme, the
+    /// host or the port changes and the subscriber has `headers`, these must be sent anew in the same request.
     #[serde(default)]
     #[schema(value_type = Option<String>, max_length = 2000, example = "https://example.com/webhooks")]
     url: Field<String>,
@@ -92,7 +93,8 @@ pub(crate) struct SubscriberFields {
     #[schema(value_type = Option<i64>, minimum = 1, maximum = 100000)]
     rate_limit_per_second: Field<i64>,
     /// Headers that each delivery carries. Their values are stored encrypted and shown as `***`. Sending `***` back
-    /// leaves a value unchanged.
+    /// leaves a value unchanged, except in a request that changes the scheme, host or port of the `url`: it must give all
+    /// values, or `{}` for no headers, because stored values are not sent to another receiver.
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     headers: Field<BTreeMap<String, String>>,
@@ -148,7 +150,6 @@ impl SubscriberFields {
     ) -> Result<SubscriberSettings, Vec<FieldError>> {
         let fields = self;
         let mut checks = FieldChecks::new(old);
-        let old_headers = old.map(|old| old.headers.as_slice()).unwrap_or_default();
         let in_range = |range| move |value| check_number(value, range);
         let name = setting!(checks, fields.name, None, check_name);
         let url = setting!(checks, fields.url, None, |url| check_url(url, client));
@@ -162,7 +163,7 @@ impl SubscriberFields {
         let max_in_flight = setting!(checks, fields.max_in_flight, Some(IN_FLIGHT_DEFAULT), in_range(IN_FLIGHT));
         let rate_limit_per_second =
             setting!(checks, fields.rate_limit_per_second, Some(None), |rate| check_number(rate, RATE).map(Some));
-        let headers = setting!(checks, fields.headers, Some(Vec::new()), |given| check_headers(given, old_headers));
+        let headers = check_headers_field(&mut checks, fields.headers, &StoredHeaders::of(old, url.as_deref()));
         let on_exhausted = setting!(checks, fields.on_exhausted, Some(OnExhausted::Skip), Ok);
         let format = setting!(checks, fields.format, Some(Format::Raw), Ok);
         let is_active = setting!(checks, fields.is_active, Some(true), Ok);
@@ -269,23 +270,69 @@ fn check_number(number: i64, range: RangeInclusive<i64>) -> Result<u32, FieldErr
     fits.ok_or_else(|| error(format!("must be a number from {} to {}", range.start(), range.end())))
 }
 
+/// The headers of a subscriber before a change.
+enum StoredHeaders<'a> {
+    Reusable(&'a [(String, String)]),
+    /// The URL gets another origin. The stored values must not be sent there: whoever may change a subscriber could read
+    /// them by changing its URL, although no response shows them.
+    OfAnotherOrigin,
+}
+
+impl<'a> StoredHeaders<'a> {
+    /// `url` is the URL after the change; None if it is invalid.
+    fn of(old: Option<&'a SubscriberSettings>, url: Option<&str>) -> StoredHeaders<'a> {
+        let Some(old) = old else { return StoredHeaders::Reusable(&[]) };
+        let origin = |url: &str| Target::parse(url, false).ok().map(|target| target.origin().clone());
+        let is_same =
+            url.is_none_or(|url| url == old.url || origin(url).is_some_and(|new| Some(new) == origin(&old.url)));
+        match is_same || old.headers.is_empty() {
+            true => StoredHeaders::Reusable(&old.headers),
+            false => StoredHeaders::OfAnotherOrigin,
+        }
+    }
+}
+
+fn check_headers_field(
+    checks: &mut FieldChecks<'_, SubscriberSettings>,
+    field: Field<BTreeMap<String, String>>,
+    stored: &StoredHeaders<'_>,
+) -> Option<Vec<(String, String)>> {
+    let (pointer, old) = ("/headers", |old: &SubscriberSettings| old.headers.clone());
+    match (field, stored) {
+        (Field::Absent, StoredHeaders::OfAnotherOrigin) => {
+            let detail = "must be sent together with a `url` of another scheme, host or port: the stored values are not \
+                          sent to another receiver. Give the headers with their values, or {} for none";
+            checks.check(pointer, Field::Given(()), old, None, |()| Err(error(detail)))
+        }
+        (field, stored) => checks.check(pointer, field, old, Some(Vec::new()), |given| check_headers(given, stored)),
+    }
+}
+
 /// Returns the headers with lower-case names. A value of [`HIDDEN_VALUE`] is replaced by the stored one.
 fn check_headers(
     mut given: BTreeMap<String, String>,
-    stored: &[(String, String)],
+    stored: &StoredHeaders<'_>,
 ) -> Result<Vec<(String, String)>, FieldErrors> {
     let pointer = |name: &str| match name {
         "" => String::new(),
         name => format!("/{}", name.replace('~', "~0").replace('/', "~1")),
     };
+    let stored_value = |name: &str| match stored {
+        StoredHeaders::Reusable(stored) => {
+            let found = stored.iter().find(|(stored, _)| stored.eq_ignore_ascii_case(name));
+            found.map(|(_, value)| value).ok_or("none is stored: give a value")
+        }
+        StoredHeaders::OfAnotherOrigin => {
+            Err("it is not sent to another receiver, and the `url` gets another scheme, host or port: give the value")
+        }
+    };
     let mut errors = Vec::new();
     for (name, value) in given.iter_mut().filter(|(_, value)| *value == HIDDEN_VALUE) {
-        match stored.iter().find(|(stored, _)| stored.eq_ignore_ascii_case(name)) {
-            Some((_, stored)) => value.clone_from(stored),
-            None => errors.push((
-                pointer(name),
-                format!("`{HIDDEN_VALUE}` leaves a stored value unchanged, but none is stored: give a value"),
-            )),
+        match stored_value(name) {
+            Ok(stored) => value.clone_from(stored),
+            Err(reason) => {
+                errors.push((pointer(name), format!("`{HIDDEN_VALUE}` leaves a stored value unchanged, but {reason}")))
+            }
         }
     }
     let checked = headers::check(&given).map_err(|refused| {

@@ -30,7 +30,7 @@ where
     F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>, Arc<Hub>) -> Effect<'t> + Send,
 {
     let shared = Arc::clone(hub);
-    idempotency::run_once(&hub.db, identity, keep, hub.clock.now(), |tx| effect(tx, shared)).await
+    idempotency::run_once(&hub.db, identity, keep, |tx| effect(tx, shared)).await
 }
 
 /// The log message that carries an operator command to fan-out.

@@ -1,6 +1,6 @@
 //! The HTTP API of the hub under `/hub/v1`: [`ingest`] for producers, and the rest for managers of subscribers.
 //!
-//! A management handler extracts a [`Manager`] and sees only the caller's tenant. A handler that changes something in
+//! A handler for producers extracts a [`Producer`], a management handler a [`Manager`], which sees only the caller's tenant. A handler that changes something in
 //! one transaction honours `Idempotency-Key`.
 
 mod dead_letters;
@@ -28,6 +28,20 @@ pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
         .merge(events::router())
         .merge(messages::router())
         .merge(dead_letters::router())
+}
+
+/// A caller with the role `ingest`. Handlers extract it first, so that the role is checked before anything else of the
+/// request.
+struct Producer(Caller);
+
+impl<S: Send + Sync> FromRequestParts<S> for Producer {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Producer, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        caller.require(Role::Ingest)?;
+        Ok(Producer(caller))
+    }
 }
 
 /// A caller with the role `manage`. Handlers extract it first, so that the role is checked before anything else of the

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
+use mailbox::database::Incarnation;
 use mailbox::log::{Message, Source};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -59,14 +60,24 @@ pub(crate) enum LaneKey {
     Single(i64),
 }
 
+/// The version of the directory. The counter repeats after a failover, so it counts only within an incarnation of the
+/// database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DirectoryVersion {
+    /// None if no process has begun the incarnation yet.
+    pub(crate) incarnation: Option<Incarnation>,
+    pub(crate) count: i64,
+}
+
 /// The messages of one fan-out batch, for a dispatcher in the same process: all messages with numbers above `after`, up to
 /// and including `to`.
 pub(crate) struct FannedBatch {
     pub(crate) after: i64,
     pub(crate) to: i64,
     pub(crate) messages: HashMap<Uuid, Vec<HubMessage>>,
-    /// The version of the directory that fan-out matched the events against.
-    pub(crate) directory_version: i64,
+    /// The version of the directory that fan-out matched the events against. The numbers of the messages belong to its
+    /// incarnation.
+    pub(crate) directory_version: DirectoryVersion,
 }
 
 impl HubMessage {
@@ -141,5 +152,9 @@ pub(crate) mod fixtures {
         let payload = vec![b'x'; payload_bytes].into();
         let (source, topic) = ("hub".to_owned(), "t".to_owned());
         HubEvent { id: Uuid::nil(), source, topic, at: DateTime::UNIX_EPOCH, payload, traceparent: None }
+    }
+
+    pub(crate) fn directory_version(count: i64) -> DirectoryVersion {
+        DirectoryVersion { incarnation: None, count }
     }
 }

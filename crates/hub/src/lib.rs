@@ -6,13 +6,14 @@
 //! | module | responsibility |
 //! |---|---|
 //! | [`ingest`] | accepts events over HTTP, many in one transaction |
+//! | [`quota`] | refuses the events of a tenant with too many waiting messages |
 //! | [`fanout`] | turns hub events into hub messages |
 //! | [`dispatch`] | sends hub messages, in order per lane |
-//! | [`client`], [`dial`], [`connection_pool`] | the HTTP client that connects to vetted addresses only |
+//! | [`client`], [`dial`], [`connection_pool`], [`tenant_clients`] | the HTTP client that connects to vetted addresses only |
 //! | [`hub_message`], [`delivery`], [`operator_command`] | types that fan-out, dispatcher and store share |
 //!
 //! Owns the schema `pillarbox_hub`: subscribers and their secrets; hub messages (appended by fan-out only), attempts and
-//! positions (appended by dispatchers); detached lanes, dead letters and operator commands, which are few.
+//! positions (appended by dispatchers); detached lanes, dead letters, operator commands and deferred events, which are few.
 //!
 //! Consumes messages of source `hub` (events of all tenants), of source `hub.control` (operator commands), and the
 //! messages of services that [`Export`] selects (events of the tenant `main`). Publishes none.
@@ -40,9 +41,11 @@ mod http;
 mod hub_message;
 mod ingest;
 mod operator_command;
+mod quota;
 pub mod signature;
 mod store;
 pub mod target;
+mod tenant_clients;
 mod view;
 mod workers;
 
@@ -54,9 +57,11 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use kit::secret::Cipher;
+use kit::worker::RoundLimits;
 use mailbox::batched_writes::BatchedWriteHandler;
 use mailbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
 use mailbox::database::Database;
+use mailbox::database::time::maintain;
 use mailbox::service::{Role, Roles, Service, ServiceContext};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, mpsc};
@@ -71,6 +76,8 @@ use crate::fanout::FanOut;
 use crate::hub_message::{EVENT_SOURCE, FannedBatch};
 use crate::ingest::{EventIngest, IngestBatcher};
 use crate::operator_command::CONTROL_SOURCE;
+use crate::quota::WaitingQuota;
+use crate::tenant_clients::TenantClients;
 
 /// Number of events that fan-out reads at a time; more while it lags.
 const FAN_OUT_BATCH: u32 = 500;
@@ -84,13 +91,19 @@ const DISPATCH: &str = "hub.dispatch";
 const DISPATCH_PAUSE: Duration = Duration::from_millis(100);
 const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
 const MEASURE_PAUSE: Duration = Duration::from_secs(30);
+const COUNT_PAUSE_MAX: Duration = Duration::from_secs(600);
+/// How old the counts of waiting messages are at most when ingest uses them.
+const QUOTA_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HubSettings {
-    /// Non-public networks that webhooks may reach, such as `10.1.0.0/16`. Without the setting: none, except loopback for
-    /// an instance with an embedded PostgreSQL, so that it can be tried on one machine.
+    /// Non-public networks that the webhooks of every tenant may reach, such as `10.1.0.0/16`. Without the setting: none,
+    /// except loopback for the tenant `main` of an instance with an embedded PostgreSQL, so that it can be tried on one
+    /// machine.
     pub allowed_networks: Option<AllowedNetworks>,
+    /// The ports that webhooks may reach. Empty: all.
+    pub allowed_ports: Vec<u16>,
     pub https_only: bool,
     /// The proxy through which webhooks are sent: `http://[user:password@]host:port`.
     pub egress_proxy: Option<kit::secret::Secret<String>>,
@@ -100,36 +113,79 @@ pub struct HubSettings {
     pub dead_letter_days: u32,
     /// Topics of the services that become hub events of the tenant `main`: `["event.*", "join.*"]`.
     pub export: Export,
+    /// Requests in flight, of all subscribers of a process.
+    pub in_flight_max: u32,
+    /// Subscribers of a tenant.
+    pub subscribers_max: u32,
+    /// Hub messages of a tenant that may wait. With more, its events are refused.
+    pub waiting_max: u64,
 }
 
 impl Default for HubSettings {
     fn default() -> HubSettings {
         HubSettings {
             allowed_networks: None,
+            allowed_ports: Vec::new(),
             https_only: false,
             egress_proxy: None,
             attempt_days: 30,
             dead_letter_days: 90,
             export: Export::default(),
+            in_flight_max: 4_096,
+            subscribers_max: 10_000,
+            waiting_max: 10_000_000,
         }
     }
 }
 
 impl HubSettings {
-    /// Builds the HTTP client that sends webhooks. Fails with the name of the invalid setting and the values it accepts.
-    fn client(&self, has_embedded_database: bool) -> Result<Client, InvalidSetting> {
+    /// Fails with the name of the limit that is out of range.
+    fn check_limits(&self) -> Result<(), InvalidSetting> {
+        let limits = [
+            ("hub.in_flight_max", u64::from(self.in_flight_max), 16..=100_000),
+            ("hub.subscribers_max", u64::from(self.subscribers_max), 1..=100_000),
+            ("hub.waiting_max", self.waiting_max, 100..=1_000_000_000_000),
+        ];
+        for (setting, value, range) in limits {
+            if !range.contains(&value) {
+                let detail = format!("must be from {} to {}, not {value}", range.start(), range.end());
+                return Err(InvalidSetting::new(setting, detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// Builds the HTTP clients that send webhooks. Fails with the name of the invalid setting and the values it accepts.
+    fn clients(&self, has_embedded_database: bool) -> Result<TenantClients, InvalidSetting> {
+        match &self.allowed_networks {
+            Some(networks) => Ok(TenantClients::shared(self.client(networks.clone())?)),
+            None if !has_embedded_database => Ok(TenantClients::shared(self.client(AllowedNetworks::default())?)),
+            // The operator, whose tenant is `main`, can try webhooks on one machine. Another tenant must not reach what
+            // listens on loopback: the operator's own services.
+            None => Ok(TenantClients::new(
+                self.client(AllowedNetworks::loopback())?,
+                self.client(AllowedNetworks::default())?,
+            )),
+        }
+    }
+
+    fn client(&self, allowed_networks: AllowedNetworks) -> Result<Client, InvalidSetting> {
         let proxy = match &self.egress_proxy {
             Some(proxy) => {
                 Some(proxy.reveal().parse().map_err(|error: String| InvalidSetting::new("hub.egress_proxy", error))?)
             }
             None => None,
         };
-        // Loopback, so that webhooks can be tried on one machine.
-        let default_networks =
-            || if has_embedded_database { AllowedNetworks::loopback() } else { AllowedNetworks::default() };
-        let allowed_networks = self.allowed_networks.clone().unwrap_or_else(default_networks);
-        let settings =
-            ClientSettings { allowed_networks, https_only: self.https_only, proxy, ..ClientSettings::default() };
+        if self.allowed_ports.contains(&0) {
+            return Err(InvalidSetting::new("hub.allowed_ports", "must be a list of numbers from 1 to 65535"));
+        }
+        let settings = ClientSettings {
+            allowed_networks,
+            https_only: self.https_only,
+            allowed_ports: self.allowed_ports.clone(),
+            proxy,
+            ..ClientSettings::default()
+        };
         Client::new(settings).map_err(|error| InvalidSetting::new("hub", error))
     }
 }
@@ -140,9 +196,12 @@ pub struct Hub {
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
     pub(crate) cipher: Cipher,
-    pub(crate) client: Client,
+    pub(crate) clients: TenantClients,
     pub(crate) ingest: IngestBatcher,
     pub(crate) export: Export,
+    pub(crate) waiting_quota: WaitingQuota,
+    pub(crate) subscribers_max: u32,
+    in_flight_max: u32,
     retention: workers::HubRetention,
 }
 
@@ -154,12 +213,13 @@ impl Service for Hub {
     type Settings = HubSettings;
 
     fn check(settings: &HubSettings) -> Result<(), InvalidSetting> {
-        settings.client(false).map(drop)
+        settings.check_limits()?;
+        settings.clients(false).map(drop)
     }
 
     fn build(context: &ServiceContext, settings: &HubSettings) -> Result<Hub, InvalidSetting> {
         let (db, clock) = (context.db.clone(), context.clock.clone());
-        let handler = BatchedWriteHandler::new(&db, clock.clone(), EventIngest);
+        let handler = BatchedWriteHandler::new(&db, EventIngest);
         let (ingest, ingest_loop) = Batcher::new(handler, ingest::LIMITS);
         context.spawn(ingest_loop);
         Ok(Hub {
@@ -167,9 +227,12 @@ impl Service for Hub {
             clock,
             cursor_key: context.cursor_key.clone(),
             cipher: context.cipher("hub secrets"),
-            client: settings.client(context.has_embedded_database)?,
+            clients: settings.clients(context.has_embedded_database)?,
             ingest,
             export: settings.export.clone(),
+            waiting_quota: WaitingQuota::new(settings.waiting_max),
+            subscribers_max: settings.subscribers_max,
+            in_flight_max: settings.in_flight_max,
             retention: workers::HubRetention {
                 log: context.retention,
                 attempts: settings.attempt_days,
@@ -191,18 +254,23 @@ impl Service for Hub {
         if roles.contains(Role::Dispatch) {
             self.start_dispatcher(runtime, handed_over);
         }
+        if roles.contains(Role::Api) {
+            let (worker, db) = (runtime.worker("hub.quota".to_owned(), QUOTA_PAUSE), runtime.db().pool().clone());
+            let quota = self.waiting_quota.clone();
+            runtime.spawn(async move { worker.run(|| quota.refresh(&db)).await });
+        }
     }
 
     fn start_maintenance(&self, runtime: &Runtime) {
-        let (worker, db, clock) = (
-            runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE),
-            runtime.db().pool().clone(),
-            self.clock.clone(),
-        );
+        let worker = runtime.worker("hub.maintain".to_owned(), MAINTAIN_PAUSE).with_limits(RoundLimits::LONG);
+        let db = runtime.db().pool().clone();
         let retention = self.retention;
-        runtime.spawn(async move { worker.run(|| workers::maintain(&db, retention, clock.now())).await });
+        runtime.spawn(async move { worker.run(|| maintain(&db, workers::maintain(&db, retention))).await });
         let (worker, db) = (runtime.worker("hub.measure".to_owned(), MEASURE_PAUSE), runtime.db().pool().clone());
         runtime.spawn(async move { worker.run(|| workers::measure(&db)).await });
+        let (worker, db) = (runtime.worker("hub.count".to_owned(), COUNT_PAUSE_MAX), runtime.db().pool().clone());
+        let quota = self.waiting_quota.clone();
+        runtime.spawn(async move { worker.run(|| quota.count(&db)).await });
     }
 }
 
@@ -221,18 +289,41 @@ impl Hub {
 
     fn start_dispatcher(&self, runtime: &Runtime, handed_over: mpsc::Receiver<FannedBatch>) {
         let dispatcher = Dispatcher::new(
-            runtime.db().pool().clone(),
+            runtime.db(),
             self.clock.clone(),
-            self.client.clone(),
+            self.clients.clone(),
             self.cipher.clone(),
             runtime.shard_assignment(DISPATCH),
             handed_over,
+            self.in_flight_max as usize,
         );
-        let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE);
+        let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE).with_limits(RoundLimits::STEPS);
         runtime.spawn(async move {
             let dispatcher = Mutex::new(dispatcher);
             worker.run(async || dispatcher.lock().await.round().await).await;
             dispatcher.into_inner().close().await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_out_of_range_is_refused_with_its_name_and_range() {
+        assert!(Hub::check(&HubSettings::default()).is_ok());
+        let refused = |change: fn(&mut HubSettings)| {
+            let mut settings = HubSettings::default();
+            change(&mut settings);
+            Hub::check(&settings).unwrap_err().to_string()
+        };
+        for (error, setting, range) in [
+            (refused(|settings| settings.in_flight_max = 15), "hub.in_flight_max", "from 16 to 100000"),
+            (refused(|settings| settings.subscribers_max = 0), "hub.subscribers_max", "from 1 to 100000"),
+            (refused(|settings| settings.waiting_max = 99), "hub.waiting_max", "from 100 to 1000000000000"),
+        ] {
+            assert!(error.contains(setting) && error.contains(range), "{error}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! [`operator_command`](crate::operator_command) only, never on fan-out or dispatcher.
 
 pub(crate) mod dead_letter;
+pub(crate) mod deferred_event;
 pub(crate) mod delivery_reads;
 pub(crate) mod delivery_writes;
 pub(crate) mod fanout;
@@ -11,3 +12,4 @@ pub(crate) mod maintenance;
 pub(crate) mod message;
 pub(crate) mod recovery;
 pub(crate) mod subscriber;
+pub(crate) mod tenant_backlog;

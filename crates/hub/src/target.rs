@@ -21,6 +21,7 @@ pub struct Target {
     /// The `host` header, built once here instead of once per request.
     host: HeaderValue,
     ip_address: Option<IpAddr>,
+    port: u16,
     is_https: bool,
 }
 
@@ -67,7 +68,8 @@ impl Target {
         let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
         let path = Uri::try_from(path).map_err(|error| unusable(error.to_string()))?;
         let origin = url[..url::Position::AfterPort].into();
-        Ok(Target { uri, path, origin, host, ip_address, is_https })
+        let port = url.port_or_known_default().unwrap_or(if is_https { 443 } else { 80 });
+        Ok(Target { uri, path, origin, host, ip_address, port, is_https })
     }
 
     pub(crate) fn uri(&self) -> &Uri {
@@ -90,6 +92,10 @@ impl Target {
     /// The IP address if the URL contains one instead of a name: it is not resolved.
     pub(crate) fn ip_address(&self) -> Option<IpAddr> {
         self.ip_address
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn is_https(&self) -> bool {
@@ -122,6 +128,18 @@ mod tests {
         let target = Target::parse("https://example.com:8443/", false).unwrap();
         assert_eq!(target.host(), "example.com:8443");
         assert_eq!(Target::parse("https://example.com:443/", false).unwrap().host(), "example.com");
+    }
+
+    #[test]
+    fn the_port_and_the_origin_include_the_default_port_of_the_scheme() {
+        let part = |url: &str| {
+            let target = Target::parse(url, false).unwrap();
+            (target.port(), target.origin().to_string())
+        };
+        assert_eq!(part("https://example.com/a"), (443, "https://example.com".to_owned()));
+        assert_eq!(part("https://EXAMPLE.com:443/b?c"), part("https://example.com/a"));
+        assert_eq!(part("http://example.com/"), (80, "http://example.com".to_owned()));
+        assert_eq!(part("http://example.com:8080/"), (8080, "http://example.com:8080".to_owned()));
     }
 
     #[test]

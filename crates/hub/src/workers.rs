@@ -1,8 +1,8 @@
 //! Periodic tasks: maintenance of the hub's tables, and their metrics.
 
-use chrono::{DateTime, Duration, Utc};
+use chrono::Duration;
 use kit::worker::Round;
-use mailbox::database::cluster_identity;
+use mailbox::database::{cluster_identity, step, time};
 use mailbox::operations::maintenance::Retention;
 use sqlx::PgPool;
 
@@ -10,6 +10,8 @@ use crate::store::maintenance;
 
 /// How long the batches of fan-out and expired secrets are retained. Dispatchers need a batch for seconds only.
 const BATCH_RETENTION: Duration = Duration::days(1);
+/// The time limit of one measurement, which counts rows.
+const MEASURE_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(15);
 
 /// How long data is retained, in days.
 #[derive(Debug, Clone, Copy)]
@@ -19,9 +21,9 @@ pub(crate) struct HubRetention {
     pub(crate) dead_letters: u32,
 }
 
-/// Creates partitions ahead, deletes old data, and holds the log for messages that are not sent yet. Returns `Busy` if there
-/// is more to do at once.
-pub(crate) async fn maintain(db: &PgPool, retention: HubRetention, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
+/// Creates partitions ahead, deletes old data, and holds the log for messages that are not sent yet; all by the database's
+/// time. Returns `Busy` if there is more to do at once.
+pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Round, sqlx::Error> {
     let mut db = db.acquire().await?;
     let created = maintenance::create_partitions(&mut db).await?;
     if created > 0 {
@@ -30,6 +32,7 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention, now: DateTime
     if cluster_identity::is_restored(&mut db).await? {
         return Ok(Round::Idle);
     }
+    let now = time::now(&mut db).await?;
     let days = |count: u32| Duration::days(i64::from(count));
     let oldest = maintenance::oldest_pending(&mut db).await?;
     // The log is held for `behind_days` at most. A message whose event is no longer in the log becomes a dead letter with
@@ -40,20 +43,23 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention, now: DateTime
     if maintenance::move_pending(&mut db, messages_until, now).await? == maintenance::MOVED_MAX {
         return Ok(Round::Busy);
     }
-    maintenance::renew_positions(&mut db, messages_until, now).await?;
     maintenance::drop_days(&mut db, &["message", "skipped"], messages_until).await?;
     // A position is needed as long as there are messages before it.
-    maintenance::drop_days(&mut db, &["position"], messages_until - Duration::days(1)).await?;
+    maintenance::drop_positions(&mut db, messages_until - Duration::days(1)).await?;
     maintenance::drop_days(&mut db, &["attempt"], (now - days(retention.attempts)).min(messages_until)).await?;
     maintenance::delete_dead_letters(&mut db, now - days(retention.dead_letters)).await?;
     maintenance::delete_obsolete(&mut db, now - BATCH_RETENTION).await?;
     Ok(Round::Idle)
 }
 
-/// Sets the gauges of pending messages and dead letters.
+/// Sets the gauges of pending messages and dead letters. If they cannot be measured, they are unknown: a gauge that kept its
+/// last value would hide that messages wait.
 pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
-    let (pending, dead) = maintenance::sizes(&mut *db.acquire().await?).await?;
-    metrics::gauge!("eventhub_pending_messages").set(pending as f64);
-    metrics::gauge!("eventhub_dlq_size").set(dead as f64);
-    Ok(Round::Idle)
+    let measuring = async { maintenance::sizes(&mut *db.acquire().await?).await };
+    let measured = step(db, "measure the hub", MEASURE_TIME_MAX, measuring).await;
+    let (pending, dead) =
+        measured.as_ref().map_or((f64::NAN, f64::NAN), |(pending, dead)| (*pending as f64, *dead as f64));
+    metrics::gauge!("eventhub_pending_messages").set(pending);
+    metrics::gauge!("eventhub_dlq_size").set(dead);
+    measured.map(|_| Round::Idle)
 }

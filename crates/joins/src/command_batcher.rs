@@ -33,7 +33,7 @@ impl CommandBatchers {
     /// dropped.
     pub(crate) fn new(db: &Database, clock: &Clock) -> (CommandBatchers, impl Future<Output = ()> + Send + use<>) {
         let commands = || RequestedCommands { clock: clock.clone() };
-        let handler = || BatchedWriteHandler::new(db, clock.clone(), commands());
+        let handler = || BatchedWriteHandler::new(db, commands());
         let (batchers, loops): (Vec<_>, Vec<_>) = (0..BATCHERS).map(|_| Batcher::new(handler(), LIMITS)).unzip();
         (CommandBatchers(batchers.into()), async { drop(futures_util::future::join_all(loops).await) })
     }

@@ -38,6 +38,7 @@ use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use mailbox::consumers::{Runtime, Subscription};
 use mailbox::database::Database;
+use mailbox::database::time::maintain;
 use mailbox::service::{Role, Service, ServiceContext};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -80,6 +81,6 @@ impl Service for Joins {
     fn start_maintenance(&self, runtime: &Runtime) {
         let worker = runtime.worker("joins.sweep".to_owned(), SWEEP_PAUSE);
         let (db, clock) = (runtime.db().clone(), self.clock.clone());
-        runtime.spawn(async move { worker.run(|| workers::sweep(&db, &clock)).await });
+        runtime.spawn(async move { worker.run(|| maintain(db.pool(), workers::sweep(&db, &clock))).await });
     }
 }

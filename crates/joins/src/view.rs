@@ -95,6 +95,13 @@ pub(crate) struct StatsView {
     version: i64,
 }
 
+impl StatsView {
+    pub(crate) fn to_json(&self) -> String {
+        // A struct of strings and numbers always serializes.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
 impl From<&Event> for StatsView {
     fn from(event: &Event) -> StatsView {
         StatsView {

@@ -4,13 +4,13 @@
 //! - `jwt`: signing and verifying the tokens of users.
 //! - `authenticator`: the layer that verifies `Authorization` once per request and applies the rate limit.
 //!
-//! A handler that needs a caller has a [`Caller`], a [`User`] or an [`Operator`] among its arguments, so it cannot run
-//! without authentication.
+//! A handler that needs a caller has a [`Caller`], a [`User`], an [`Admin`] or an [`Operator`] as its first argument, so
+//! it cannot run without authentication, and nothing of the request is parsed for a caller who lacks the permission.
 
 mod authenticator;
 mod caller;
 mod jwt;
 
 pub use self::authenticator::{Authenticator, KeyLookup, KeyStore, authenticate};
-pub use self::caller::{Caller, Operator, Principal, Role, Tenant, User};
+pub use self::caller::{Admin, Caller, Operator, Principal, Role, Tenant, User};
 pub use self::jwt::{InvalidIssuer, Issuer, TokenSigner, TokenVerifier};

@@ -21,6 +21,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::deadline;
 use crate::problem::Problem;
 use crate::worker::panic_text;
 
@@ -57,6 +58,10 @@ pub enum BatchError<E> {
     Whole(E),
 }
 
+/// The default time limit of a batch. A batch takes milliseconds, so one that takes seconds most likely waits for a
+/// connection that is dead, and so does every batch behind it.
+const BATCH_TIME_MAX: Duration = Duration::from_secs(5);
+
 /// The bounds of a batcher.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -70,7 +75,7 @@ pub struct Limits {
 
 impl Limits {
     pub const fn new(batch_max: usize, queue_max: usize) -> Limits {
-        Limits { batch_max, queue_max, time_max: Duration::from_secs(30) }
+        Limits { batch_max, queue_max, time_max: BATCH_TIME_MAX }
     }
 }
 
@@ -230,7 +235,7 @@ async fn process<H: BatchHandler>(handler: &H, time_max: Duration, items: &[H::I
         // An uncaught panic would end the loop and with it all later batches. Unwinding drops the handler's future
         // and the transaction in it, so nothing is half done.
         let running = AssertUnwindSafe(async { handler.run(items).await }).catch_unwind();
-        let Ok(ran) = tokio::time::timeout(time_max, running).await else {
+        let Ok(ran) = deadline::within(time_max, running).await else {
             reject::<H>(replies, SubmitError::TooSlow(time_max));
             continue;
         };

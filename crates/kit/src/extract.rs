@@ -3,25 +3,31 @@
 //! They also reject text that the database cannot store: text that is not UTF-8, and NUL, which PostgreSQL's `text`
 //! does not support.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::RequestPartsExt;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, StatusCode, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
+use crate::auth::Caller;
+use crate::body_budget::{BodyBudget, Reservation};
+use crate::parse_error::{self, ParseError};
 use crate::problem::{FieldError, Location, Problem};
 
-/// The limits of every request. A layer adds them to the request's extensions.
+/// The limits of every request.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestLimits {
     pub body_bytes_max: usize,
+    /// The bodies of all requests together; one caller may use half of it.
+    pub body_bytes_total_max: usize,
     pub body_time_max: Duration,
     /// From the end of the request's head to the start of the response.
     pub request_time_max: Duration,
@@ -31,9 +37,23 @@ impl Default for RequestLimits {
     fn default() -> RequestLimits {
         RequestLimits {
             body_bytes_max: 1024 * 1024,
+            body_bytes_total_max: 64 * 1024 * 1024,
             body_time_max: Duration::from_secs(15),
             request_time_max: Duration::from_secs(30),
         }
+    }
+}
+
+/// The limits and the budget of request bodies. A layer adds them to the request's extensions.
+#[derive(Debug, Clone)]
+pub(crate) struct BodyLimits {
+    pub(crate) limits: RequestLimits,
+    budget: Arc<BodyBudget>,
+}
+
+impl BodyLimits {
+    pub(crate) fn new(limits: RequestLimits) -> BodyLimits {
+        BodyLimits { limits, budget: Arc::new(BodyBudget::new(&limits)) }
     }
 }
 
@@ -112,7 +132,10 @@ pub(crate) fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T, Problem
         return Err(query_problem("", "NUL is not allowed"));
     }
     let fields = serde_urlencoded::Deserializer::new(form_urlencoded::parse(query.as_bytes()));
-    serde_path_to_error::deserialize(fields).map_err(|error| query_problem(&pointer(error.path()), error.inner()))
+    serde_path_to_error::deserialize(fields).map_err(|error| {
+        let (pointer, detail) = described(pointer(error.path()), &error.inner().to_string());
+        query_problem(&pointer, detail)
+    })
 }
 
 /// Returns the 400 for a malformed query. `pointer` is the parameter (`/limit`), empty for the whole query.
@@ -134,7 +157,7 @@ fn path_problem(rejection: &axum::extract::rejection::PathRejection) -> Problem 
         ErrorKind::ParseErrorAtKey { key, value, expected_type } => {
             (key.clone(), format!("`{}` is not a valid {expected_type}", shortened(value)))
         }
-        ErrorKind::DeserializeError { key, message, .. } => (key.clone(), message.clone()),
+        ErrorKind::DeserializeError { key, message, .. } => (key.clone(), parse_error::describe(message).detail),
         ErrorKind::InvalidUtf8InPathParam { key } => (key.clone(), "is not UTF-8".to_owned()),
         other => (String::new(), other.to_string()),
     };
@@ -153,12 +176,14 @@ fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
     Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", detail))
 }
 
-/// Rejects a body whose `Content-Length` is too large before it is read.
-fn check_content_length(headers: &HeaderMap, bytes_max: usize) -> Result<(), Problem> {
+/// Returns the announced length of the body, 0 if there is none. Fails with 413 if it is too large, before the body is
+/// read.
+fn announced_length(headers: &HeaderMap, bytes_max: usize) -> Result<usize, Problem> {
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    match announced {
-        Some(length) if length > bytes_max as u64 => Err(too_large(bytes_max)),
-        _ => Ok(()),
+    match announced.map(usize::try_from) {
+        None => Ok(0),
+        Some(Ok(length)) if length <= bytes_max => Ok(length),
+        Some(_) => Err(too_large(bytes_max)),
     }
 }
 
@@ -182,23 +207,44 @@ async fn json_object(request: Request) -> Result<Bytes, Problem> {
 }
 
 async fn json_text(request: Request) -> Result<Bytes, Problem> {
-    let limits = request.extensions().get::<RequestLimits>().copied().unwrap_or_default();
+    let body_limits = request.extensions().get::<BodyLimits>().cloned();
+    let BodyLimits { limits, budget } = body_limits.unwrap_or_else(|| BodyLimits::new(RequestLimits::default()));
     require_json(request.headers())?;
-    check_content_length(request.headers(), limits.body_bytes_max)?;
-    read_body(request.into_body(), limits).await
+    let announced = announced_length(request.headers(), limits.body_bytes_max)?;
+    let mut reservation = budget.start(request.extensions().get::<Caller>(), announced)?;
+    let body = read_body(request.into_body(), limits, &mut reservation).await?;
+    reservation.release_after_response();
+    Ok(body)
 }
 
-async fn read_body(body: Body, limits: RequestLimits) -> Result<Bytes, Problem> {
-    let collecting = Limited::new(body, limits.body_bytes_max).collect();
-    match tokio::time::timeout(limits.body_time_max, collecting).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(limits.body_bytes_max)),
-        Ok(Err(_)) => Err(Problem::bad_request("broken-body", "the body ended early, or its framing is invalid")),
-        Err(_) => {
-            let detail = format!("the body did not arrive within {} s", limits.body_time_max.as_secs());
-            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", detail))
+async fn read_body(body: Body, limits: RequestLimits, reservation: &mut Reservation) -> Result<Bytes, Problem> {
+    let collecting = collect(body, limits.body_bytes_max, reservation);
+    tokio::time::timeout(limits.body_time_max, collecting).await.unwrap_or_else(|_| {
+        let detail = format!("the body did not arrive within {} s", limits.body_time_max.as_secs());
+        Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", detail))
+    })
+}
+
+/// Reads the body to its end. A body that arrives in one piece is not copied.
+async fn collect(mut body: Body, bytes_max: usize, reservation: &mut Reservation) -> Result<Bytes, Problem> {
+    let (mut first, mut joined) = (Bytes::new(), BytesMut::new());
+    while let Some(frame) = body.frame().await {
+        let broken = |_| Problem::bad_request("broken-body", "the body ended early, or its framing is invalid");
+        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+        if reservation.bytes() + data.len() > bytes_max {
+            return Err(too_large(bytes_max));
         }
+        reservation.grow(data.len())?;
+        if first.is_empty() {
+            first = data;
+            continue;
+        }
+        if joined.is_empty() {
+            joined.extend_from_slice(&first);
+        }
+        joined.extend_from_slice(&data);
     }
+    Ok(if joined.is_empty() { first } else { joined.freeze() })
 }
 
 fn too_large(bytes_max: usize) -> Problem {
@@ -215,20 +261,37 @@ fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
         return Err(Problem::bad_request("malformed-json", "strings must not contain NUL (\\u0000)"));
     }
     let mut json = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| json_problem(&error))?;
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| json_problem(text, &error))?;
     json.end().map_err(|error| Problem::bad_request("malformed-json", error))?;
     Ok(value)
 }
 
-fn json_problem(error: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
+fn json_problem(text: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
     let inner = error.inner();
     if inner.is_data() {
         // serde_json appends line and column; the pointer is more precise.
         let detail = inner.to_string();
         let detail = detail.rsplit_once(" at line ").map_or(detail.as_str(), |(message, _)| message);
-        return Problem::validation(vec![FieldError::body(pointer(error.path()), detail)]);
+        let (pointer, detail) = described(pointer(error.path()), detail);
+        return Problem::validation(vec![FieldError::body(pointer, detail)]);
+    }
+    // serde_json reports another type in place of a name as the syntax error that also stands for a missing value.
+    let is_value_expected = inner.to_string().starts_with("expected value at ");
+    if is_value_expected && serde_json::from_str::<IgnoredAny>(text).is_ok() {
+        return Problem::validation(vec![FieldError::body(pointer(error.path()), "must be a string")]);
     }
     Problem::bad_request("malformed-json", inner)
+}
+
+/// Returns the pointer of the invalid field and what it accepts. `pointer` is where serde stopped: the value itself, or
+/// the object whose field is missing or unknown.
+fn described(pointer: String, message: &str) -> (String, String) {
+    let ParseError { field, detail } = parse_error::describe(message);
+    let field = field.map(|field| format!("/{}", escaped(&shortened(&field))));
+    match field {
+        Some(field) if !pointer.ends_with(&field) => (pointer + &field, detail),
+        _ => (pointer, detail),
+    }
 }
 
 /// Returns true if the text contains the escape of NUL: `\u0000` after an even number of backslashes.
@@ -244,11 +307,16 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
     path.iter()
         .map(|segment| match segment {
             Segment::Seq { index } => format!("/{index}"),
-            Segment::Map { key } => format!("/{}", key.replace('~', "~0").replace('/', "~1")),
+            Segment::Map { key } => format!("/{}", escaped(key)),
             Segment::Enum { variant } => format!("/{variant}"),
             Segment::Unknown => String::new(),
         })
         .collect()
+}
+
+/// Escapes a name for a JSON pointer.
+fn escaped(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
 }
 
 /// Truncates a value of the caller, so that logs and responses stay short.
@@ -288,13 +356,37 @@ mod tests {
         let problem = rejected(br#"{"lines":[{"count":1},{"count":"two"}]}"#);
         assert_eq!(problem.status(), StatusCode::UNPROCESSABLE_ENTITY);
         assert_eq!(problem.errors()[0].pointer, "/lines/1/count");
-        assert_eq!(problem.errors()[0].detail, "invalid type: string \"two\", expected u32");
+        assert_eq!(problem.errors()[0].detail, "must be a whole number from 0 to 4294967295");
     }
 
     #[test]
-    fn an_unknown_field_is_named() {
-        let problem = rejected(br#"{"lines":[],"color":"red"}"#);
-        assert!(problem.to_string().contains("color"), "{problem}");
+    fn a_missing_or_unknown_field_is_named() {
+        for (body, pointer, detail) in [
+            (&br#"{"lines":[],"color":"red"}"#[..], "/color", "does not exist; the accepted names are lines"),
+            (br#"{"lines":[{"count":1,"a/b":2}]}"#, "/lines/0/a~1b", "does not exist; the accepted names are count"),
+            (br#"{"lines":[{}]}"#, "/lines/0/count", "is required"),
+            (br#"{"lines":{}}"#, "/lines", "must be a list"),
+        ] {
+            let problem = rejected(body);
+            assert_eq!((problem.errors()[0].pointer.as_str(), problem.errors()[0].detail.as_str()), (pointer, detail));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_accepted_ones() {
+        #[derive(Debug, Deserialize)]
+        struct Key {
+            #[allow(dead_code)]
+            role: crate::auth::Role,
+        }
+        let problem = parse_json::<Key>(br#"{"role":"king"}"#).unwrap_err();
+        assert_eq!(problem.to_string(), "422 validation-failed: role: must be ingest, manage or admin");
+        assert_eq!(problem.errors()[0].pointer, "/role");
+        let problem = parse_json::<Key>(br#"{"role":5}"#).unwrap_err();
+        assert_eq!(problem.to_string(), "422 validation-failed: role: must be a string");
+        let problem = parse_query::<Key>("role=king").unwrap_err();
+        assert_eq!(problem.to_string(), "400 malformed-query: role: must be ingest, manage or admin");
+        assert_eq!(problem.errors()[0].pointer, "/role");
     }
 
     #[test]

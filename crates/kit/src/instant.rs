@@ -14,7 +14,7 @@ pub fn check(time: DateTime<Utc>) -> Result<DateTime<Utc>, &'static str> {
 }
 
 /// Replaces the error of the parser, which shows neither the format nor an example.
-const EXPECTED_FORMAT: &str = "must be a time such as 2026-01-31T08:00:00Z";
+pub(crate) const EXPECTED_FORMAT: &str = "must be a time such as 2026-01-31T08:00:00Z";
 
 /// For `#[serde(deserialize_with)]`.
 pub fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DateTime<Utc>, D::Error> {

@@ -5,14 +5,16 @@
 //!
 //! - [`problem`]: the format of all error responses (RFC 9457).
 //! - [`extract`]: extractors for JSON bodies, paths and queries, which reject with problems. [`field`]: checks of the
-//!   fields of a body. [`instant`]: checks of times.
+//!   fields of a body. [`instant`]: checks of times. `body_budget`: the memory of request bodies. `parse_error`: errors
+//!   of serde in plain words.
 //! - [`serve`]: the HTTP/1.1 server, with bounds and a graceful stop.
 //! - [`web`]: the layers around every route: trace, metrics, time limit, panics, unknown routes.
 //! - [`auth`]: authenticates callers by API key or JWT; their roles and tenants. [`limit`]: rate limits.
 //! - [`idempotency`]: `Idempotency-Key` and the identity of a request. [`page`]: pagination with signed cursors.
 //!   [`etag`]: versions of resources. [`openapi`]: the common parts of the API description.
 //! - [`batch`]: combines concurrent requests into batches. [`worker`]: the loop of background workers.
-//!   [`backoff`]: pauses between attempts.
+//!   [`backoff`]: pauses between attempts. [`deadline`]: time limits of steps that wait for a server. [`boot_time`]: a
+//!   clock that nothing stops.
 //! - [`config`]: loads settings. [`secret`]: secrets, key derivation and encryption. [`clock`]: the time as a
 //!   parameter. [`health`]: the state of dependencies and tasks. [`telemetry`]: logs, metrics and traces.
 //!   [`trace`]: W3C trace context.
@@ -20,8 +22,11 @@
 pub mod auth;
 pub mod backoff;
 pub mod batch;
+mod body_budget;
+pub mod boot_time;
 pub mod clock;
 pub mod config;
+pub mod deadline;
 pub mod etag;
 pub mod extract;
 pub mod field;
@@ -31,6 +36,7 @@ pub mod instant;
 pub mod limit;
 pub mod openapi;
 pub mod page;
+mod parse_error;
 pub mod problem;
 pub mod secret;
 pub mod serve;

@@ -20,7 +20,9 @@ pub fn complete(api: &mut OpenApi) {
     let bearer = HttpBuilder::new()
         .scheme(HttpAuthScheme::Bearer)
         .bearer_format("JWT or API key")
-        .description(Some("A user's JWT (`pillarbox token`) or an API key (`pillarbox key create`)."))
+        .description(Some(
+            "A user's JWT, from `pillarbox token` or a configured issuer, or an API key (`pillarbox key create`).",
+        ))
         .build();
     components.add_security_scheme(BEARER, SecurityScheme::Http(bearer));
     components.schemas.insert("Problem".to_owned(), ProblemBody::schema());

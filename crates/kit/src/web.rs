@@ -12,27 +12,41 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header};
 use metrics::{Counter, Histogram};
+use tokio::sync::watch;
 use tracing::Instrument;
 
-use crate::extract::{RequestLimits, single_header};
+use crate::extract::{BodyLimits, RequestLimits, single_header};
+use crate::health::Health;
 use crate::page::link_next;
 use crate::problem::Problem;
 use crate::telemetry::{REQUEST_TARGET, join_trace};
 use crate::trace::TraceContext;
 use crate::worker::panic_text;
+use crate::{body_budget, deadline};
 
-/// Wraps the complete router. All its error responses are problems.
-pub fn finish(router: Router, limits: RequestLimits) -> Router {
+/// A request that has waited this long when connections turn out to be dead probably waits for one of them. A later one does
+/// not: its connection was tested before its use.
+const SUSPECT_AFTER: Duration = Duration::from_secs(2);
+
+/// Wraps the complete router. All its error responses are problems. `health` announces when connections are dead:
+/// requests that wait for them are answered at once.
+pub fn finish(router: Router, limits: RequestLimits, health: &Health) -> Router {
+    let state = LayerState {
+        body_limits: BodyLimits::new(limits),
+        metrics: RequestMetrics::default(),
+        lost_connections: health.lost_connections(),
+    };
     router
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(LayerState { limits, metrics: RequestMetrics::default() }, observe))
+        .layer(middleware::from_fn_with_state(state, observe))
 }
 
 #[derive(Clone)]
 struct LayerState {
-    limits: RequestLimits,
+    body_limits: BodyLimits,
     metrics: RequestMetrics,
+    lost_connections: watch::Receiver<u64>,
 }
 
 /// Counts responses. Looking up a metric by its labels costs more than incrementing it, so the handles are cached by
@@ -87,12 +101,13 @@ async fn wrong_method(method: Method, uri: Uri) -> Problem {
 }
 
 async fn observe(
-    State(LayerState { limits, metrics }): State<LayerState>,
+    State(LayerState { body_limits, metrics, mut lost_connections }): State<LayerState>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let started = Instant::now();
-    request.extensions_mut().insert(limits);
+    let limits = body_limits.limits;
+    request.extensions_mut().insert(body_limits);
     let trace = incoming_trace(&request);
     let method = method_label(request.method());
     // The pattern of the route, never the URI: ids and queries would leak into the metrics and make their number
@@ -106,7 +121,12 @@ async fn observe(
     let span = tracing::debug_span!(target: REQUEST_TARGET, "request", method, route);
     join_trace(&span, trace);
     let responding = async {
-        let response = respond(request, next, limits, (method, route)).await;
+        let responding = respond(request, next, limits, (method, route));
+        let responding = deadline::unless_connections_are_lost(&mut lost_connections, SUSPECT_AFTER, responding);
+        let response = responding.await.unwrap_or_else(|| {
+            let cause = format!("{method} {route}: the connection to the database is probably dead");
+            Problem::unavailable(&cause).into_response()
+        });
         let (status, elapsed) = (response.status(), started.elapsed());
         match status {
             // The cause was logged where it was found, under the same trace unless the failed batch was shared by
@@ -132,8 +152,9 @@ async fn respond(request: Request, next: Next, limits: RequestLimits, (method, r
         return problem.into_response();
     }
     // A dependency that hangs must not block the request, and the resources it uses, for ever.
-    let responding = AssertUnwindSafe(next.run(request)).catch_unwind();
-    match tokio::time::timeout(limits.request_time_max, responding).await {
+    // A client that closes its connection drops the request at any time.
+    let responding = AssertUnwindSafe(body_budget::scope(next.run(request))).catch_unwind();
+    match deadline::within(limits.request_time_max, deadline::droppable(responding)).await {
         Ok(Ok(response)) => response,
         Ok(Err(panic)) => Problem::internal(&format!("panic: {}", panic_text(&*panic))).into_response(),
         Err(_) => {
@@ -186,8 +207,10 @@ mod tests {
             .route("/ok", get(|| async { "ok" }))
             .route("/hang", get(|| async { std::future::pending::<&str>().await }))
             .route("/panic", post(|| async { panic!("secret-in-panic") as &'static str }));
-        let response =
-            finish(router, limits).oneshot(request.header("host", "x").body(Body::empty()).unwrap()).await.unwrap();
+        let response = finish(router, limits, &Health::default())
+            .oneshot(request.header("host", "x").body(Body::empty()).unwrap())
+            .await
+            .unwrap();
         let (parts, body) = response.into_parts();
         (parts, String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap())
     }

@@ -8,7 +8,6 @@
 use std::future::Future;
 
 use kit::batch::{BatchError, BatchHandler};
-use kit::clock::Clock;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
 use sqlx::{Postgres, Transaction};
@@ -107,13 +106,12 @@ impl From<StoreError> for WriteError {
 /// Runs the batches of a [`BatchedWrite`] over a dedicated connection.
 pub struct BatchedWriteHandler<W> {
     db: DedicatedConnection,
-    clock: Clock,
     write: W,
 }
 
 impl<W: BatchedWrite> BatchedWriteHandler<W> {
-    pub fn new(db: &Database, clock: Clock, write: W) -> BatchedWriteHandler<W> {
-        BatchedWriteHandler { db: db.dedicated_connection(), clock, write }
+    pub fn new(db: &Database, write: W) -> BatchedWriteHandler<W> {
+        BatchedWriteHandler { db: db.dedicated_connection(), write }
     }
 
     async fn write(
@@ -137,8 +135,7 @@ impl<W: BatchedWrite> BatchedWriteHandler<W> {
     ) -> Result<Vec<WriteResult>, WriteError> {
         let mut tx = db.begin().await?;
         let mut state = self.write.load(&mut tx, requests).await?;
-        let now = self.clock.now();
-        let mut stored = Responses::load(&mut tx, requests.iter().filter_map(W::identity), now).await?;
+        let mut stored = Responses::load(&mut tx, requests.iter().filter_map(W::identity)).await?;
         let (mut responses, mut new) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
         for request in requests {
             let identity = W::identity(request);
@@ -158,7 +155,7 @@ impl<W: BatchedWrite> BatchedWriteHandler<W> {
             });
         }
         self.write.save(&mut tx, state, &new).await?;
-        stored.save(&mut tx, now).await?;
+        stored.save(&mut tx).await?;
         tx.commit().await?;
         self.write.committed(requests, &new);
         Ok(responses)

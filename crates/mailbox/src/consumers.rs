@@ -10,6 +10,7 @@ mod consumer;
 pub(crate) mod dead_letter_notice;
 mod handler;
 pub mod inbox;
+mod lease_clock;
 mod leases;
 mod outcomes;
 mod owned_shards;
@@ -24,6 +25,7 @@ mod shard_worker;
 
 pub use consumer::{Consumer, ConsumerKind, StartAt};
 pub use handler::{Handler, HandlerError, HandlerFuture, HandlerProcessor};
+pub use lease_clock::Lease;
 pub use leases::{Fence, ShardAssignment};
 pub use processor::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
 pub use replica::{Replica, end_all_leases};

@@ -3,19 +3,29 @@
 pub mod cluster_identity;
 mod dedicated_connection;
 mod errors;
+mod incarnation;
+mod invalidations;
 mod migrations;
 pub mod partition;
 mod pool;
 pub mod pooler;
 mod redacted_error;
 pub(crate) mod snapshot;
+mod step;
+pub mod time;
 mod transaction;
 
 pub use dedicated_connection::{ConnectionGuard, DedicatedConnection};
-pub use errors::{is_data_error, is_transient, problem};
-pub use migrations::{migrate, migrations, missing_migrations};
+pub use errors::{is_connection_lost, is_data_error, is_transient, problem};
+pub use incarnation::Incarnation;
+pub use migrations::{
+    LockHolder, LockWait, MigrationError, migrate, migrate_reporting, migrations, missing_migrations,
+};
 pub use pool::{PoolLimits, ping, pool, pool_behind_pooler};
 pub use redacted_error::redacted_error;
+pub use step::{SHORT_STEP_TIME_MAX, close_idle, connect, is_no_response, step};
 pub use transaction::{Database, DatabaseTransaction};
 
+pub(crate) use invalidations::Invalidations;
 pub(crate) use redacted_error::one_line;
+pub(crate) use step::no_response;

@@ -9,7 +9,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use http::StatusCode;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
@@ -17,18 +16,17 @@ use sqlx::{Acquire, PgConnection, Postgres, Row, Transaction};
 
 use crate::database::{Database, DatabaseTransaction, problem};
 
-/// How long responses are stored.
-const STORED_FOR: chrono::Duration = chrono::Duration::hours(24);
 /// How long a repeat waits for the first request.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 const WAIT_PAUSE: Duration = Duration::from_millis(25);
 
-/// Stores responses whose ids are unused or expired. Parameters: ids, fingerprints, statuses, bodies, expiry, now.
+/// Stores responses for 24 hours, if their ids are unused or expired. `now()` is the database's time at the start of the
+/// transaction, so this statement and [`Responses::load`] agree about what has expired.
 const INSERT: &str = "insert into pillarbox.idempotency as old (id, fingerprint, status, body, expires_at)
-    select *, $5 from unnest($1::bytea[], $2::bytea[], $3::smallint[], $4::bytea[])
+    select *, now() + interval '24 hours' from unnest($1::bytea[], $2::bytea[], $3::smallint[], $4::bytea[])
     on conflict (id) do update set fingerprint = excluded.fingerprint, status = excluded.status,
         body = excluded.body, expires_at = excluded.expires_at
-    where old.expires_at <= $6";
+    where old.expires_at <= now()";
 
 /// Whether a successful response is stored with its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +45,6 @@ pub async fn run_once<F>(
     db: &Database,
     identity: Option<&RequestIdentity>,
     store: StoreResponse,
-    now: DateTime<Utc>,
     effect: F,
 ) -> Result<StoredResponse, Problem>
 where
@@ -61,7 +58,7 @@ where
         return Ok(response);
     };
     let mut tx = lock_identity(db, identity).await?;
-    let mut responses = Responses::load(&mut tx, [identity], now).await.map_err(failed)?;
+    let mut responses = Responses::load(&mut tx, [identity]).await.map_err(failed)?;
     if let Some(repeated) = responses.find(identity) {
         return repeated;
     }
@@ -78,13 +75,13 @@ where
         Err(rejection) => return Err(rejection),
     };
     responses.insert(identity, &response, store);
-    match responses.save(&mut tx, now).await {
+    match responses.save(&mut tx).await {
         Ok(()) => tx.commit().await.map_err(failed)?,
         // A request that is processed in a batch does not lock its identity. It has committed by now.
         Err(StoreError::KeyInUse) => {
             tx.rollback().await.map_err(failed)?;
             let mut connection = db.acquire().await.map_err(failed)?;
-            let responses = Responses::load(&mut connection, [identity], now).await.map_err(failed)?;
+            let responses = Responses::load(&mut connection, [identity]).await.map_err(failed)?;
             return responses.find(identity).unwrap_or_else(|| Err(still_running()));
         }
         Err(StoreError::Database(error)) => return Err(problem(&error)),
@@ -140,12 +137,11 @@ impl Responses {
     pub async fn load<'i>(
         db: &mut PgConnection,
         identities: impl IntoIterator<Item = &'i RequestIdentity>,
-        now: DateTime<Utc>,
     ) -> sqlx::Result<Responses> {
         let ids: Vec<&[u8]> = identities.into_iter().map(|identity| identity.id.as_slice()).collect();
         let query = "select id, fingerprint, status, body from pillarbox.idempotency
-                     where id = any($1) and expires_at > $2";
-        let rows = sqlx::query(query).bind(ids).bind(now).fetch_all(db).await?;
+                     where id = any($1) and expires_at > now()";
+        let rows = sqlx::query(query).bind(ids).fetch_all(db).await?;
         let mut stored = HashMap::with_capacity(rows.len());
         for row in rows {
             let id: Vec<u8> = row.try_get("id")?;
@@ -183,7 +179,7 @@ impl Responses {
 
     /// Saves the new responses. Fails with [`StoreError::KeyInUse`] if another transaction stored one under the same
     /// key.
-    pub async fn save(self, tx: &mut Transaction<'_, Postgres>, now: DateTime<Utc>) -> Result<(), StoreError> {
+    pub async fn save(self, tx: &mut Transaction<'_, Postgres>) -> Result<(), StoreError> {
         if self.new.is_empty() {
             return Ok(());
         }
@@ -194,8 +190,6 @@ impl Responses {
             .bind(rows().map(|response| response.fingerprint.as_slice()).collect::<Vec<_>>())
             .bind(rows().map(|response| response.status).collect::<Vec<_>>())
             .bind(rows().map(|response| response.body.as_deref()).collect::<Vec<_>>())
-            .bind(now + STORED_FOR)
-            .bind(now)
             .execute(&mut **tx)
             .await?;
         match done.rows_affected() == self.new.len() as u64 {
@@ -206,12 +200,11 @@ impl Responses {
 }
 
 /// Deletes up to `limit` expired responses. Returns how many.
-pub async fn delete_expired(db: &mut PgConnection, now: DateTime<Utc>, limit: i64) -> sqlx::Result<u64> {
+pub async fn delete_expired(db: &mut PgConnection, limit: i64) -> sqlx::Result<u64> {
     let done = sqlx::query(
         "delete from pillarbox.idempotency where id in
-             (select id from pillarbox.idempotency where expires_at <= $1 order by expires_at limit $2)",
+             (select id from pillarbox.idempotency where expires_at <= now() order by expires_at limit $1)",
     )
-    .bind(now)
     .bind(limit)
     .execute(db)
     .await?;

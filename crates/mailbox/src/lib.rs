@@ -24,7 +24,7 @@
 //!
 //! This crate owns the schema `pillarbox`:
 //! - `log`, `retention_hold`: the messages, and the holds on old ones;
-//! - `cluster_identity`: in which cluster and database the log was written;
+//! - `cluster_identity`: in which cluster and database the log was written; `incarnation`: whether transactions may be lost;
 //! - `cursor`, `position`: the consumers, and how far they have read;
 //! - `replica`, `shard_worker`, `lease`: the running processes, and the owner of each shard;
 //! - `inbox`, `inbox_foreign`: which messages a handler has already processed;
@@ -39,7 +39,8 @@
 //! - A log row gets its transaction id before its id. [`log::Reader`] depends on it.
 //! - Messages are posted only by the functions `post*` of [`log`] and by the SQL function `pillarbox.post`. These set
 //!   `source`; a caller cannot.
-//! - A shard of a consumer has one owner. Only the owner can commit, because every commit locks the owner's row.
+//! - A shard of a consumer has one owner. Only the owner can commit, because every commit locks the owner's row. The row is
+//!   lost whenever transactions may be lost, so nothing that was derived from lost ones is committed.
 //! - The outcomes of a batch are committed together with the new positions, or not at all.
 
 pub mod batched_writes;

@@ -13,14 +13,16 @@ use kit::limit::RateLimit;
 use kit::page::CursorKey;
 use kit::secret::{MasterKey, Secret};
 use kit::telemetry::{self, PrometheusHandle};
-use kit::worker::{Round, Wake, Worker};
+use kit::worker::{Round, RoundLimits, Wake, Worker};
 use kit::{serve, web};
 use mailbox::consumers::{Replica, Runtime};
 use mailbox::database::Database;
 use mailbox::database::pooler::PoolerError;
-use mailbox::operations::{maintenance, status};
+use mailbox::database::time::maintain;
+use mailbox::operations::maintenance;
+use mailbox::operations::status::LagGauges;
 use mailbox::service::{RedisAddress, Role, ServiceContext, cursor_key};
-use relay::Broker;
+use relay::{Broker, MessageSigner};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
 use tokio::net::TcpListener;
@@ -28,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::checks::Checks;
+use crate::clock_check::ClockCheck;
 use crate::keys::cache::KeyCache;
 use crate::keys::flow::claim_installation;
 use crate::pools::Pools;
@@ -102,6 +105,12 @@ pub enum StartError {
     Keys(#[from] keys::Error),
 }
 
+/// RabbitMQ, and the signatures of the messages that services exchange over it.
+pub(crate) struct MessageBus {
+    pub(crate) broker: Arc<Broker>,
+    pub(crate) signer: MessageSigner,
+}
+
 /// A running process. Dropping it does not stop it; [`Running::stop`] does.
 pub struct Running {
     pub address: SocketAddr,
@@ -154,11 +163,13 @@ pub async fn start(
     master_keys: &[MasterKey],
 ) -> Result<Running, StartError> {
     services.iter().try_for_each(|entry| entry.check(settings))?;
-    let clock = Clock::system();
+    let clock = Clock::following();
     let pools = Pools::open(settings, &database).await?;
     pools.check_database().await?;
     let broker = settings.broker()?;
     let health = Health::default();
+    let clock_check = ClockCheck::new(&pools.checks, &clock, &health);
+    clock_check.run().await?;
     let app = app_state(settings, services, &pools, &clock, master_keys, &health)?;
     let authenticator = authenticator(settings, &app, master_keys)?;
     let checks = Arc::new(Checks::new(settings, &pools.checks, pools.pooler_checks.clone(), broker.clone(), &health)?);
@@ -168,21 +179,23 @@ pub async fn start(
     let built = services::build(services, &context, settings)?;
     // The last step that can fail: it may create the first admin key, which is lost unless the caller can show it.
     let has_admin_key = settings.admin_key.is_some();
-    let first_admin_key = claim_installation(&pools.workers, master_keys, has_admin_key, clock.now()).await?;
+    let first_admin_key = claim_installation(&pools.workers, master_keys, has_admin_key).await?;
 
     tokio::spawn(pools.clone().warm_up(settings.pool_min));
     let stop = CancellationToken::new();
     let workers = Workers { tasks: TaskTracker::new(), stop: stop.clone(), health: health.clone() };
     workers.start_upkeep(Upkeep {
         checks: checks.clone(),
+        clock_check,
         rate_limit: authenticator.rate_limit.clone(),
         metrics: app.metrics.clone(),
     });
-    let runtime = start_runtime(settings, &pools, &app, &workers, broker.as_ref());
-    services::start_workers(&built, settings, &runtime, broker.as_ref());
+    let bus = broker.map(|broker| MessageBus { broker, signer: MessageSigner::new(master_keys) });
+    let runtime = start_runtime(settings, &pools, &app, &workers, bus.as_ref());
+    services::start_workers(&built, settings, &runtime, bus.as_ref());
     workers.start_lag_measurement(pools.workers.clone());
 
-    let router = web::finish(api::router(settings, app, built, authenticator), settings.request_limits());
+    let router = web::finish(api::router(settings, app, built, authenticator), settings.request_limits(), &health);
     let server = TaskTracker::new();
     server.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
     let service_tasks = context.tasks().clone();
@@ -197,11 +210,16 @@ fn app_state(
     master_keys: &[MasterKey],
     health: &Health,
 ) -> Result<App, StartError> {
+    let statement_timeout = settings.pool_limits().statement_timeout;
+    let db = Database::new(pools.requests.clone()).with_statement_timeout(statement_timeout);
+    let keys = KeyCache::new(pools.requests.clone(), settings.admin_key.as_ref());
+    let dropped = keys.clone();
+    db.on_invalidation(move || dropped.clear());
     Ok(App {
-        db: Database::new(pools.requests.clone()),
+        db,
         clock: clock.clone(),
         cursor_key: cursor_key(master_keys),
-        keys: KeyCache::new(pools.requests.clone(), clock.clone(), settings.admin_key.as_ref()),
+        keys,
         health: health.clone(),
         metrics: telemetry::metrics()?,
         services,
@@ -212,7 +230,8 @@ fn app_state(
 fn authenticator(settings: &Settings, app: &App, master_keys: &[MasterKey]) -> Result<Authenticator, StartError> {
     Ok(Authenticator {
         keys: Arc::new(app.keys.clone()),
-        tokens: Arc::new(TokenVerifier::new(master_keys, &settings.issuers, app.clock.clone())?),
+        // Issuers are other machines: their tokens expire by the clock of this one, not by the database's.
+        tokens: Arc::new(TokenVerifier::new(master_keys, &settings.issuers, Clock::system())?),
         rate_limit: settings.rate_limit().map(RateLimit::per_second),
     })
 }
@@ -223,18 +242,18 @@ fn start_runtime(
     pools: &Pools,
     app: &App,
     workers: &Workers,
-    broker: Option<&Arc<Broker>>,
+    bus: Option<&MessageBus>,
 ) -> Runtime {
     let roles = settings.roles();
     if roles.contains(Role::Maintain) {
-        workers.start_log_maintenance(settings, pools.workers.clone(), app.clock.clone());
+        workers.start_log_maintenance(settings, pools.workers.clone());
     }
     let replica = Replica::new(process_name(), settings.lease_time());
     // Commits over the pool for requests and over that for background work wake the same readers.
     let db = app.db.with_pool(pools.workers.clone());
     let runtime = Runtime::start(db, app.clock.clone(), replica, workers.health.clone(), workers.stop.clone());
-    if let (true, Some(broker)) = (roles.contains(Role::Relay), broker) {
-        relay::start(&runtime, &settings.relay, broker);
+    if let (true, Some(bus)) = (roles.contains(Role::Relay), bus) {
+        relay::start(&runtime, &settings.relay, &bus.broker, &bus.signer);
     }
     runtime
 }
@@ -270,6 +289,7 @@ impl Workers {
             wake: Wake::default(),
             stop: self.stop.clone(),
             probe: self.health.task(name, required),
+            limits: RoundLimits::default(),
         }
     }
 
@@ -278,37 +298,36 @@ impl Workers {
         self.tasks.spawn(async move { worker.run(|| upkeep.run_once()).await });
     }
 
-    fn start_log_maintenance(&self, settings: &Settings, db: PgPool, clock: Clock) {
-        let worker = self.worker("maintain", MAINTAIN_PAUSE, false);
+    fn start_log_maintenance(&self, settings: &Settings, db: PgPool) {
+        let worker = self.worker("maintain", MAINTAIN_PAUSE, false).with_limits(RoundLimits::LONG);
         let (retention, started_at) = (settings.retention(), Instant::now());
-        let run_once = move || {
-            let (db, now) = (db.clone(), clock.now());
-            async move { maintenance::run_once(&db, retention, now, started_at.elapsed()).await }
-        };
-        self.tasks.spawn(async move { worker.run(run_once).await });
+        self.tasks.spawn(async move {
+            worker.run(|| maintain(&db, maintenance::run_once(&db, retention, started_at.elapsed()))).await;
+        });
     }
 
     fn start_lag_measurement(&self, db: PgPool) {
-        let worker = self.worker("lag", LAG_PAUSE, false);
-        self.tasks.spawn(async move { worker.run(|| measure_lag(&db)).await });
+        let (worker, gauges) = (self.worker("lag", LAG_PAUSE, false), LagGauges::default());
+        self.tasks.spawn(async move { worker.run(|| measure_lag(&db, &gauges)).await });
     }
 }
 
-async fn measure_lag(db: &PgPool) -> Result<Round, sqlx::Error> {
-    status::update_gauges(db).await?;
+async fn measure_lag(db: &PgPool, gauges: &LagGauges) -> Result<Round, sqlx::Error> {
+    gauges.update(db).await?;
     Ok(Round::Idle)
 }
 
 /// The periodic task of every process, whatever its roles.
 struct Upkeep {
     checks: Arc<Checks>,
+    clock_check: ClockCheck,
     rate_limit: Option<RateLimit>,
     metrics: PrometheusHandle,
 }
 
 impl Upkeep {
     async fn run_once(&self) -> Result<Round, std::convert::Infallible> {
-        self.checks.run().await;
+        tokio::join!(self.checks.run(), self.clock_check.run_in_time());
         self.metrics.run_upkeep();
         if let Some(limit) = &self.rate_limit {
             limit.drop_idle();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kit::config::InvalidSetting;
+use kit::deadline;
 use kit::health::{Health, Probe};
 use kit::secret::Secret;
 use mailbox::database::{self, pooler};
@@ -104,7 +105,7 @@ impl Check {
         }
         *next_at = Instant::now() + self.server.pause();
         let time_max = self.server.time_max();
-        match tokio::time::timeout(time_max, self.server.ping()).await {
+        match deadline::within(time_max, self.server.ping()).await {
             Ok(Ok(())) => self.probe.up(),
             Ok(Err(error)) => self.probe.down(&error),
             Err(_) => self.probe.down(&format!("no response within {} s", time_max.as_secs())),

@@ -10,6 +10,7 @@ mod parked;
 mod readyz;
 mod reconcile;
 mod replay;
+mod secret_flags;
 mod serve;
 mod status;
 mod table;
@@ -20,9 +21,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use kit::auth::{Role, Tenant};
 use kit::config::{ENV_PREFIX, InvalidSetting, Sources};
+use mailbox::database;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -33,6 +35,7 @@ use crate::embedded::EmbeddedError;
 use crate::services::SERVICES;
 use crate::settings::{Settings, default_file};
 use crate::{keys, operator};
+use secret_flags::SecretFlag;
 
 /// A reliable event platform on PostgreSQL.
 ///
@@ -45,7 +48,8 @@ struct Cli {
     /// The settings file [default: pillarbox.toml, if it exists]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Settings")]
     config: Option<PathBuf>,
-    /// Sets any setting, such as --set pool_max=10; can be repeated
+    /// Sets any setting, such as --set pool_max=10; can be repeated. Not for secrets: other users can see the arguments
+    /// of a process. Use a variable (PILLARBOX_ADMIN_KEY) or the settings file
     #[arg(long, global = true, value_name = "NAME=VALUE", value_parser = name_and_value, help_heading = "Settings")]
     set: Vec<(String, String)>,
     #[command(flatten)]
@@ -65,27 +69,28 @@ struct Flags {
     #[arg(long, global = true, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     data_dir: Option<PathBuf>,
-    /// The PostgreSQL to use instead of the embedded one
+    /// The PostgreSQL to use instead of the embedded one. With a password, better as PILLARBOX_DATABASE_URL or in the
+    /// settings file: other users can see the arguments of a process
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     database_url: Option<String>,
-    /// PostgreSQL itself, when --database-url is a pooler
+    /// PostgreSQL itself, when --database-url is a pooler (PILLARBOX_DATABASE_DIRECT_URL)
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     database_direct_url: Option<String>,
-    /// A streaming replica of the database, from which the feeds of events are read
+    /// A streaming replica of the database, from which the feeds of events are read (PILLARBOX_REPLICA_URL)
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     replica_url: Option<String>,
-    /// The RabbitMQ server
+    /// The RabbitMQ server (PILLARBOX_AMQP_URL)
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     amqp_url: Option<String>,
-    /// The Redis server
+    /// The Redis server (PILLARBOX_REDIS_URL)
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     redis_url: Option<String>,
-    /// The mail server (SMTP)
+    /// The mail server, SMTP (PILLARBOX_SMTP_URL)
     #[arg(long, global = true, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     smtp_url: Option<String>,
@@ -101,9 +106,9 @@ struct Flags {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run everything in one process, with an embedded PostgreSQL unless --database-url is set
+    /// Run everything in one process, with an embedded PostgreSQL unless database_url is set
     Up,
-    /// Run the configured services and roles on the PostgreSQL at --database-url
+    /// Run the configured services and roles on the PostgreSQL at database_url
     Serve,
     /// Migrate the database's schema to this version
     Migrate,
@@ -216,7 +221,7 @@ enum Failure {
     #[error(transparent)]
     Operator(#[from] operator::Error),
     #[error("the database cannot be migrated: {0}")]
-    Migrate(#[from] sqlx::migrate::MigrateError),
+    Migrate(#[from] database::MigrationError),
     #[error("the database failed: {0}; `pillarbox status` shows whether it can be reached and is migrated")]
     Database(#[from] sqlx::Error),
     /// Standard output. Every other I/O error gets a text that names what failed.
@@ -228,12 +233,17 @@ enum Failure {
 
 /// Runs the program: parses the command line, runs the command, and prints an error.
 pub fn run() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = Cli::command().get_matches();
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    let secrets = secret_flags::secrets_in(&matches);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
     };
-    match runtime.block_on(dispatch(cli)) {
+    match runtime.block_on(dispatch(cli, &secrets)) {
         Ok(code) => code,
         // The reader has closed the pipe, as in `pillarbox status | head -1`.
         Err(Failure::Print(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
@@ -246,7 +256,11 @@ fn fail(error: &dyn std::fmt::Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
+async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure> {
+    // A server writes its warnings to its log, which may have another format.
+    if !matches!(cli.command, None | Some(Command::Up | Command::Serve)) {
+        secrets.iter().for_each(|secret| eprintln!("warning: {secret}"));
+    }
     if let Some(Command::Openapi) = cli.command {
         let text = api_description(SERVICES).to_pretty_json().map_err(|error| Failure::Other(error.to_string()))?;
         table::print_line(&text)?;
@@ -258,8 +272,8 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     }
     let settings = load(&cli)?;
     match cli.command.unwrap_or(Command::Up) {
-        Command::Up => serve::up(&settings).await?,
-        Command::Serve => serve::serve(&settings).await?,
+        Command::Up => serve::up(&settings, secrets).await?,
+        Command::Serve => serve::serve(&settings, secrets).await?,
         Command::Migrate => admin::migrate(&settings).await?,
         Command::Token { user, role, ttl } => admin::token(&settings, user, role, ttl)?,
         Command::Key(KeyCommand::Create { role, tenant, name }) => {

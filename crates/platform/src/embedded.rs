@@ -34,7 +34,7 @@ const SOCKET_DIR_BYTES_MAX: usize = 107 - 14 - 1;
 pub(crate) enum EmbeddedError {
     #[error(
         "no PostgreSQL found (searched PATH, /usr/lib/postgresql and /usr/pgsql-*): \
-         install it (Debian, Ubuntu: `apt-get install postgresql`), or set --database-url"
+         install it (Debian, Ubuntu: `apt-get install postgresql`), or set PILLARBOX_DATABASE_URL"
     )]
     NotInstalled,
     #[error(

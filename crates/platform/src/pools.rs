@@ -1,11 +1,16 @@
 //! The database connections of a process: which pools it has, and the checks that must pass before it uses them.
 
+use std::time::Duration;
+
 use mailbox::database::{self, PoolLimits, cluster_identity, pooler};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::{Connection, PgPool};
 
 use crate::app::StartError;
 use crate::settings::Settings;
+
+/// The time limit of the first connection: an address that accepts it and never responds must not block the start.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The connection pools of a process. Requests and background work have separate pools, so that neither starves the other.
 #[derive(Clone)]
@@ -93,7 +98,7 @@ pub(crate) async fn check_reachable(settings: &Settings, database: &PgConnectOpt
 
 /// Fails with the cause; a pool would only report a timeout.
 async fn connect(setting: &'static str, database: &PgConnectOptions) -> Result<(), StartError> {
-    match PgConnection::connect_with(database).await {
+    match database::connect(database, CONNECT_TIME_MAX).await {
         Ok(connection) => Ok(connection.close().await?),
         Err(cause) => {
             let address = match database.get_socket() {

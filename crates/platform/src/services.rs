@@ -9,10 +9,10 @@ use joins::Joins;
 use kit::config::InvalidSetting;
 use mailbox::consumers::{Runtime, Subscription};
 use mailbox::service::{Role, Roles, Service, ServiceContext};
-use relay::Broker;
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::tag::TagBuilder;
 
+use crate::app::MessageBus;
 use crate::settings::{Bus, Settings};
 
 /// A list of services, in the order in which they are started and described.
@@ -107,7 +107,7 @@ pub(crate) fn start_workers(
     services: &[Arc<dyn BuiltService>],
     settings: &Settings,
     runtime: &Runtime,
-    broker: Option<&Arc<Broker>>,
+    bus: Option<&MessageBus>,
 ) {
     let roles = settings.roles();
     for service in services {
@@ -118,16 +118,16 @@ pub(crate) fn start_workers(
     }
     if roles.contains(Role::Consume) {
         for subscription in services.iter().flat_map(|service| service.subscriptions()) {
-            subscribe(settings, runtime, broker, subscription);
+            subscribe(settings, runtime, bus, subscription);
         }
     }
 }
 
 /// Runs a message handler on the configured bus. The handler behaves the same on both.
-fn subscribe(settings: &Settings, runtime: &Runtime, broker: Option<&Arc<Broker>>, subscription: Subscription) {
-    match (settings.bus, broker) {
-        (Bus::Rabbitmq, Some(broker)) => {
-            relay::bus::subscribe(runtime, &settings.relay, broker, subscription);
+fn subscribe(settings: &Settings, runtime: &Runtime, bus: Option<&MessageBus>, subscription: Subscription) {
+    match (settings.bus, bus) {
+        (Bus::Rabbitmq, Some(bus)) => {
+            relay::bus::subscribe(runtime, &settings.relay, &bus.broker, &bus.signer, subscription);
         }
         // `Settings::check` refuses the RabbitMQ bus without a broker.
         (Bus::Postgres, _) | (Bus::Rabbitmq, None) => runtime.subscribe(&subscription),

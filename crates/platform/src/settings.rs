@@ -73,6 +73,8 @@ pub struct Settings {
     pub rate_limit_per_second: u32,
     pub connections_max: u32,
     pub body_bytes_max: u32,
+    /// The bodies of all requests in progress together; one caller may use half of it.
+    pub body_bytes_total_max: u32,
     pub body_timeout_ms: u32,
     pub head_timeout_ms: u32,
     pub write_timeout_ms: u32,
@@ -131,6 +133,7 @@ impl Default for Settings {
             rate_limit_per_second: 0,
             connections_max: 10_000,
             body_bytes_max: 1024 * 1024,
+            body_bytes_total_max: 64 * 1024 * 1024,
             body_timeout_ms: 15_000,
             head_timeout_ms: 10_000,
             write_timeout_ms: 20_000,
@@ -190,6 +193,9 @@ impl Settings {
             if !(1..=i32::MAX as u32).contains(&value) {
                 return Err(InvalidSetting::new(name, format!("must be a number from 1 to {}", i32::MAX)));
             }
+        }
+        if self.body_bytes_total_max < self.body_bytes_max {
+            return Err(InvalidSetting::new("body_bytes_total_max", "must be a number not below body_bytes_max"));
         }
         if self.lease_ms < 1_000 {
             return Err(InvalidSetting::new("lease_ms", "must be a number from 1000"));
@@ -279,6 +285,8 @@ mod tests {
         assert!(refused(|settings| settings.pool_max = 0).contains("pool_max"));
         assert!(refused(|settings| settings.services = vec!["nope".to_owned()]).contains("services"));
         assert!(refused(|settings| settings.bus = Bus::Rabbitmq).contains("amqp_url"));
+        assert!(refused(|settings| settings.body_bytes_total_max = 1_000).contains("body_bytes_total_max"));
+        assert!(refused(|settings| settings.hub.allowed_ports = vec![443, 0]).contains("hub.allowed_ports"));
         let direct =
             |settings: &mut Settings| settings.database_direct_url = Some(Secret::new("postgres://h/n".to_owned()));
         assert!(refused(direct).contains("database_url"));

@@ -13,6 +13,8 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout, timeout_at};
 
+use crate::body_limit;
+
 /// How long a caller waits for a connection that is being opened.
 const WAIT_TIME_MAX: Duration = Duration::from_secs(2);
 /// The time limit of one attempt to connect; it doubles after each attempt that exceeds it. lapin never responds if
@@ -49,6 +51,9 @@ pub enum BrokerError {
     Blocked,
     #[error("RabbitMQ did not confirm the messages within {} ms: publish them again", .0.as_millis())]
     Unconfirmed(Duration),
+    /// The caller no longer wants to publish the rest.
+    #[error("the rest of the batch may not be published any more")]
+    Stopped,
     #[error("RabbitMQ has no exchange `{0}`: declare it, or correct its name")]
     NoExchange(String),
     #[error("RabbitMQ has no queue `{0}`: declare it, or correct its name")]
@@ -153,7 +158,7 @@ impl Broker {
         let uri = self.uri.reveal().clone();
         let attempt = tokio::spawn(async move {
             let properties = ConnectionProperties::default().with_connection_name("pillarbox".into());
-            Connection::connect_uri(uri, properties).await
+            body_limit::connect(uri, properties).await
         });
         State::Connecting { since: Instant::now(), number, attempt }
     }

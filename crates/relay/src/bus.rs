@@ -3,6 +3,9 @@
 //! The consumer gets a queue, which is read into the log of this database; from there the same handler processes it
 //! like any other consumer. So parking, dead letters, replays and ordering work as usual, and a failing message never
 //! blocks the queue. Only one reader of the queue is active at a time, so the log has the order of the queue.
+//!
+//! Every program that can publish to the broker can publish to the queue. So the source and the tenant of a message are
+//! believed only if its signature proves that a relay of this installation has published it.
 
 use std::sync::Arc;
 
@@ -11,17 +14,35 @@ use mailbox::log::MessagePattern;
 use mailbox::operations::dead_letters;
 
 use crate::broker::Broker;
-use crate::intake_worker::{IntakeQueue, source_of};
-use crate::relay::{RelaySettings, start_intake, start_topology_worker};
+use crate::intake_worker::{IntakeQueue, Trust, source_of};
+use crate::relay::{RelaySettings, start_intake_with, start_topology_worker};
 use crate::route::DEAD_LETTERS;
+use crate::signature::MessageSigner;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 
 /// Starts a subscription over the broker. Its queue is bound to the exchanges of the routes.
-pub fn subscribe(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>, subscription: Subscription) {
+pub fn subscribe(
+    runtime: &Runtime,
+    settings: &RelaySettings,
+    broker: &Arc<Broker>,
+    signer: &MessageSigner,
+    subscription: Subscription,
+) {
     let queue = queue_of(subscription.consumer);
     start_topology_worker(runtime, topology(settings, &subscription, &queue), broker);
-    let trusted_sources = Some(subscription.matching.sources.clone());
-    start_intake(runtime, &IntakeQueue { trusted_sources, ..IntakeQueue::new(&queue) }, broker);
+    if let Some(until) = settings.accept_unsigned_until.filter(|until| runtime.clock().now() < *until) {
+        tracing::warn!(
+            queue, %until,
+            "messages without a signature are accepted: anybody who can publish to the queue can speak for a service; \
+             remove relay.accept_unsigned_until after the upgrade"
+        );
+    }
+    let trust = Trust {
+        sources: subscription.matching.sources.clone(),
+        signer: signer.clone(),
+        accept_unsigned_until: settings.accept_unsigned_until,
+    };
+    start_intake_with(runtime, &IntakeQueue::new(&queue), broker, Some(trust));
     let matching = MessagePattern { sources: vec![source_of(&queue)], ..subscription.matching };
     runtime.subscribe(&Subscription { matching, ..subscription });
 }

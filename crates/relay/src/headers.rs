@@ -6,5 +6,12 @@ pub(crate) const KEY: &str = "pillarbox-key";
 pub(crate) const TENANT: &str = "pillarbox-tenant";
 /// The source of the message in the log that it was published from.
 pub(crate) const SOURCE: &str = "pillarbox-source";
+/// Proves that a relay of this installation has published the message: see [`MessageSigner`](crate::MessageSigner).
+pub(crate) const SIGNATURE: &str = "pillarbox-signature";
 /// The W3C trace context of the message.
 pub(crate) const TRACE: &str = "traceparent";
+
+/// In the headers of a dead letter whose body was not stored as a whole: the size of the body in bytes.
+pub(crate) const BODY_BYTES: &str = "pillarbox-body-bytes";
+/// The same: the SHA-256 of the body, in hexadecimal digits.
+pub(crate) const BODY_SHA256: &str = "pillarbox-body-sha256";

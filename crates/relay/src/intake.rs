@@ -10,6 +10,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Consumer};
 use tokio::task::JoinHandle;
 
+use crate::body_limit::OversizedBody;
 use crate::broker::{Broker, BrokerError, NOT_FOUND, amqp_code, response_of, short_name};
 
 /// A delivered message. It stays in the queue until it is acknowledged.
@@ -21,7 +22,10 @@ pub struct Incoming {
     pub kind: Option<String>,
     /// The headers with a text value.
     pub headers: BTreeMap<String, String>,
+    /// At most [`BODY_BYTES_MAX`](crate::BODY_BYTES_MAX) bytes.
     pub body: Vec<u8>,
+    /// Set if the body of the message is larger; then only its beginning is in `body`.
+    pub oversized: Option<OversizedBody>,
     /// Whether the message was delivered before, to this or another consumer.
     pub redelivered: bool,
     tag: Tag,
@@ -166,7 +170,8 @@ impl OpenChannel {
 }
 
 impl Incoming {
-    fn from(delivery: Delivery, channel: u64) -> Incoming {
+    fn from(mut delivery: Delivery, channel: u64) -> Incoming {
+        let oversized = OversizedBody::split_from(&mut delivery.data);
         let properties = &delivery.properties;
         let mut headers = BTreeMap::new();
         for (name, value) in properties.headers().iter().flat_map(FieldTable::inner) {
@@ -185,6 +190,7 @@ impl Incoming {
             redelivered: delivery.redelivered,
             tag: Tag { channel, delivery: delivery.delivery_tag },
             body: delivery.data,
+            oversized,
         }
     }
 }

@@ -1,9 +1,13 @@
 //! The intake worker: reads a queue into the log.
 //!
 //! Each message is posted with the source `amqp:<queue>`, once per message id and per event id, and acknowledged when
-//! the post is committed. An event keeps its id unless the time in the id is too far from now; then the log assigns a
-//! new id. From then on it is a message like any other. A message that cannot be posted becomes a dead letter and is
-//! acknowledged as well, because RabbitMQ would deliver it again for ever.
+//! the post is committed. From then on it is a message like any other. A message that cannot be posted becomes a dead
+//! letter and is acknowledged as well, because RabbitMQ would deliver it again for ever.
+//!
+//! In the queue of a subscription, a signed message is a service's: its source and tenant are believed and it keeps its
+//! event id. Every other message is a stranger's, whatever its headers say. A stranger chooses its ids freely, so they
+//! are valid only within the queue: they are recorded apart from those of services, and the id in the log is derived
+//! from the queue and the stranger's id. If the time in an id is too far from now, the log assigns a new id.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,15 +19,20 @@ use kit::auth::Tenant;
 use kit::clock::Clock;
 use kit::worker::Round;
 use mailbox::consumers::{Runtime, inbox};
-use mailbox::database::{Database, is_data_error, redacted_error};
+use mailbox::database::{Database, is_data_error, redacted_error, step};
 use mailbox::log::{AggregateId, Post, PostError, Source, created_at, post_all};
 use mailbox::operations::dead_letters::{self, UnusableMessage};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
+use crate::body_limit::BODY_BYTES_MAX;
 use crate::broker::{Broker, BrokerError};
 use crate::headers;
 use crate::intake::{Incoming, Intake};
+use crate::signature::{MessageSigner, SignedFields};
+use crate::stored_body::{store_body, without_nul};
 
 /// How long a round waits for a delivery. The worker can be stopped only between rounds.
 const DELIVERY_WAIT: Duration = Duration::from_millis(500);
@@ -47,10 +56,23 @@ pub struct IntakeQueue {
     /// The tenant of the messages.
     #[serde(default = "Tenant::main")]
     pub tenant: Tenant,
-    /// Set for the queue of a subscription: its messages carry their tenant, and only messages from these sources are
-    /// accepted. Empty: from all sources.
-    #[serde(skip)]
-    pub(crate) trusted_sources: Option<Vec<String>>,
+}
+
+/// Which messages of the queue of a subscription are believed to be those of services.
+pub(crate) struct Trust {
+    /// Only messages from these sources are accepted. Empty: from all sources, and from strangers.
+    pub(crate) sources: Vec<String>,
+    pub(crate) signer: MessageSigner,
+    /// See [`RelaySettings::accept_unsigned_until`](crate::RelaySettings).
+    pub(crate) accept_unsigned_until: Option<DateTime<Utc>>,
+}
+
+/// Who has published a message.
+enum Sender<'a> {
+    /// A relay of this installation has published it for this source.
+    Service(&'a str),
+    /// Anybody else. Its ids, its source and its tenant may be invented.
+    Stranger,
 }
 
 fn default_prefetch() -> u16 {
@@ -60,7 +82,7 @@ fn default_prefetch() -> u16 {
 impl IntakeQueue {
     /// Returns the settings of a queue with the defaults of all other fields.
     pub fn new(queue: &str) -> IntakeQueue {
-        IntakeQueue { queue: queue.to_owned(), prefetch: PREFETCH, tenant: Tenant::main(), trusted_sources: None }
+        IntakeQueue { queue: queue.to_owned(), prefetch: PREFETCH, tenant: Tenant::main() }
     }
 
     /// Checks the values. Fails with the invalid one and the accepted values.
@@ -109,32 +131,50 @@ impl From<PostError> for IntakeError {
 /// Reads one queue into the log.
 pub(crate) struct IntakeWorker {
     settings: IntakeQueue,
+    /// None for a queue of other programs: all of its messages are strangers'.
+    trust: Option<Trust>,
     source: String,
     intake: Intake,
     db: Database,
     clock: Clock,
+    /// Still set at the start of a round if the last round was dropped before it ended.
+    is_processing: bool,
 }
 
 impl IntakeWorker {
-    pub(crate) fn new(settings: IntakeQueue, broker: Arc<Broker>, runtime: &Runtime) -> IntakeWorker {
+    pub(crate) fn new(
+        settings: IntakeQueue,
+        trust: Option<Trust>,
+        broker: Arc<Broker>,
+        runtime: &Runtime,
+    ) -> IntakeWorker {
         let intake = Intake::new(broker, settings.queue.clone(), settings.prefetch);
         IntakeWorker {
             source: source_of(&settings.queue),
             settings,
+            trust,
             intake,
             db: runtime.db().clone(),
             clock: runtime.clock().clone(),
+            is_processing: false,
         }
     }
 
     /// Waits for a batch and posts it. Fails if the broker or the database is unavailable.
     pub(crate) async fn round(&mut self) -> Result<Round, IntakeError> {
+        // As below: the messages of the last round are not acknowledged.
+        if std::mem::replace(&mut self.is_processing, false) {
+            self.intake.reset();
+        }
         let batch_max = usize::from(self.settings.prefetch);
         let Ok(batch) = tokio::time::timeout(DELIVERY_WAIT, self.intake.next_batch(batch_max)).await else {
             return Ok(Round::Busy);
         };
         let batch = batch?;
-        if let Err(error) = self.process(&batch).await {
+        self.is_processing = true;
+        let processed = self.process(&batch).await;
+        self.is_processing = false;
+        if let Err(error) = processed {
             // RabbitMQ delivers unacknowledged messages again only on a new channel. On the open channel, the next
             // acknowledgement would include them.
             self.intake.reset();
@@ -171,8 +211,12 @@ impl IntakeWorker {
 
     /// Posts all new messages in one transaction. Fails if one of them cannot be posted.
     async fn post(&self, batch: &[Incoming]) -> Result<(), IntakeError> {
+        step(self.db.pool(), &self.source, self.db.step_time_max(), self.try_post(batch)).await
+    }
+
+    async fn try_post(&self, batch: &[Incoming]) -> Result<(), IntakeError> {
+        let parsed: Vec<Parsed> = batch.iter().filter_map(|one| self.parse(one)).collect();
         let mut tx = self.db.begin().await?;
-        let parsed: Vec<Parsed> = batch.iter().filter(|one| self.is_accepted(one)).map(|one| self.parse(one)).collect();
         let ids: Vec<String> = parsed.iter().flat_map(|one| one.ids.iter().cloned()).collect();
         let mut new_ids = inbox::insert_foreign(&mut tx, &self.source, &ids).await?;
         let mut posts = Vec::with_capacity(batch.len());
@@ -193,59 +237,95 @@ impl IntakeWorker {
         let Err(failure) = self.post(std::slice::from_ref(one)).await else { return Ok(()) };
         let Some(error) = failure.invalid_message() else { return Err(failure) };
         tracing::warn!(queue = self.settings.queue, error, "a message cannot be posted and becomes a dead letter");
-        // Invalid UTF-8 is replaced, so that the dead letter shows the rest of the text.
-        let body = json(&without_nul(&String::from_utf8_lossy(&one.body)))?;
-        let headers: BTreeMap<String, String> =
+        let mut headers: BTreeMap<String, String> =
             one.headers.iter().map(|(name, value)| (without_nul(name), without_nul(value))).collect();
+        let body = store_body(one, &mut headers).map_err(encode_error)?;
         let unusable = UnusableMessage {
             consumer: &self.source,
             source: &self.source,
-            tenant: &self.tenant_of(one),
+            tenant: &self.tenant_of(one, &self.sender_of(one)),
             topic: &without_nul(&one.routing_key),
             key: headers.get(headers::KEY).map(String::as_str),
-            headers: &json(&headers)?,
+            headers: &to_raw_value(&headers).map_err(encode_error)?,
             payload: &body,
             error: &error,
         };
-        let mut tx = self.db.begin().await?;
-        dead_letters::store_unusable(&mut tx, &unusable).await?;
-        Ok(tx.commit().await?)
+        let storing = async {
+            let mut tx = self.db.begin().await?;
+            dead_letters::store_unusable(&mut tx, &unusable).await?;
+            Ok(tx.commit().await?)
+        };
+        step(self.db.pool(), &self.source, self.db.step_time_max(), storing).await
     }
 
-    /// Returns true if the source of the message is trusted. A producer that posts by SQL can have any topic
-    /// published, but not in the name of another source. A message without a source is from a relay of an earlier
-    /// version.
-    fn is_accepted(&self, one: &Incoming) -> bool {
-        match (&self.settings.trusted_sources, one.headers.get(headers::SOURCE)) {
-            (Some(trusted), Some(source)) => trusted.is_empty() || trusted.contains(source),
-            (None, _) | (_, None) => true,
+    fn sender_of<'a>(&'a self, one: &'a Incoming) -> Sender<'a> {
+        match &self.trust {
+            Some(trust) => trust.sender_of(one, self.clock.now()),
+            None => Sender::Stranger,
         }
     }
 
-    fn tenant_of(&self, one: &Incoming) -> Tenant {
-        let tenant = one.headers.get(headers::TENANT).filter(|_| self.settings.trusted_sources.is_some());
-        tenant.and_then(|name| name.parse().ok()).unwrap_or_else(|| self.settings.tenant.clone())
+    /// The tenant of a service's message is in its headers. The settings decide about the tenant of a stranger's.
+    fn tenant_of(&self, one: &Incoming, sender: &Sender<'_>) -> Tenant {
+        let tenant = match sender {
+            Sender::Service(_) => one.headers.get(headers::TENANT).and_then(|name| name.parse().ok()),
+            Sender::Stranger => None,
+        };
+        tenant.unwrap_or_else(|| self.settings.tenant.clone())
     }
 
-    fn parse(&self, one: &Incoming) -> Parsed {
+    /// Returns None if the message is not for this subscription. A producer that posts by SQL can have any topic
+    /// published, but not in the name of another source.
+    fn parse(&self, one: &Incoming) -> Option<Parsed> {
+        if one.oversized.is_some() {
+            return Some(Parsed { ids: Vec::new(), post: Err(oversized_error(one)) });
+        }
+        let sender = self.sender_of(one);
+        match (&sender, self.trust.as_ref().map(|trust| trust.sources.as_slice())) {
+            (_, None | Some([])) => {}
+            (Sender::Service(source), Some(sources)) if sources.iter().any(|trusted| trusted == source) => {}
+            (Sender::Service(_), Some(_)) => return None,
+            (Sender::Stranger, Some(_)) => {
+                return Some(Parsed { ids: Vec::new(), post: Err(UNSIGNED.to_owned()) });
+            }
+        }
         let envelope = serde_json::from_slice::<Envelope>(&one.body).ok();
         let mut ids: Vec<String> = one.message_id.iter().cloned().collect();
         // The event id is usually equal to the message id.
         let event_id = envelope.as_ref().map(|envelope| envelope.event_id.to_string());
         ids.extend(event_id.filter(|event_id| one.message_id.as_ref() != Some(event_id)));
-        Parsed { ids, post: self.post_of(one, envelope) }
+        for id in &mut ids {
+            self.qualify(id, &sender);
+        }
+        Some(Parsed { ids, post: self.post_of(one, envelope, &sender) })
+    }
+
+    /// Makes the ids of services and of strangers in one queue different, and those of different services.
+    fn qualify(&self, id: &mut String, sender: &Sender<'_>) {
+        match (&self.trust, sender) {
+            (None, _) => {}
+            (Some(_), Sender::Service(source)) => *id = format!("signed {source} {id}"),
+            (Some(_), Sender::Stranger) => *id = format!("unsigned {id}"),
+        }
+    }
+
+    /// Returns the id of an event in the log. None if the log assigns one: a UUID of another version contains no time,
+    /// and an inbox would forget an id with another time too early or never.
+    fn log_id(&self, EventId(id): EventId, sender: &Sender<'_>) -> Option<Uuid> {
+        let created_at = created_at(id).filter(|at| is_near(*at, self.clock.now()))?;
+        match sender {
+            Sender::Service(_) => Some(id),
+            Sender::Stranger => derived_id(&self.source, id, created_at),
+        }
     }
 
     /// Returns the post of a message. The payload of an envelope is posted; the body of another program's message is
     /// the payload itself, and its type or routing key is the topic.
-    fn post_of(&self, one: &Incoming, envelope: Option<Envelope>) -> Result<Post, String> {
+    fn post_of(&self, one: &Incoming, envelope: Option<Envelope>, sender: &Sender<'_>) -> Result<Post, String> {
         let mut post = match envelope {
             Some(envelope) => {
                 let mut post = Post::new(envelope.event_type, envelope.payload);
-                let EventId(id) = envelope.event_id;
-                // A UUID of another version contains no time.
-                let is_near = created_at(id).is_some_and(|at| is_near(at, self.clock.now()));
-                post.id = is_near.then_some(id);
+                post.id = self.log_id(envelope.event_id, sender);
                 post.aggregate_type = envelope.aggregate_type;
                 let aggregate_id = envelope.aggregate_id.map(|id| serde_json::from_str::<AggregateId>(id.get()));
                 post.aggregate_id = aggregate_id.transpose().map_err(|error| format!("aggregate_id: {error}"))?;
@@ -259,18 +339,53 @@ impl IntakeWorker {
         };
         post.key = one.headers.get(headers::KEY).cloned();
         post.trace = one.headers.get(headers::TRACE).and_then(|trace| trace.parse().ok());
-        post.tenant = self.tenant_of(one);
+        post.tenant = self.tenant_of(one, sender);
         Ok(post)
     }
 }
 
-/// Replaces NUL, which PostgreSQL's `text` does not support.
-fn without_nul(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
+impl Trust {
+    fn sender_of<'a>(&'a self, one: &'a Incoming, now: DateTime<Utc>) -> Sender<'a> {
+        let header = |name| one.headers.get(name).map(String::as_str);
+        let source = header(headers::SOURCE);
+        let Some(signature) = header(headers::SIGNATURE) else {
+            let is_accepted = self.accept_unsigned_until.is_some_and(|end| now < end);
+            // The relay of an earlier version set the source, or, if it is older still, published only its own messages.
+            let assumed = source.or(self.sources.first().map(String::as_str));
+            return if is_accepted { Sender::Service(assumed.unwrap_or_default()) } else { Sender::Stranger };
+        };
+        let (Some(message_id), Some(source), Some(tenant), Some(kind)) =
+            (one.message_id.as_deref(), source, header(headers::TENANT), one.kind.as_deref())
+        else {
+            return Sender::Stranger;
+        };
+        let fields = SignedFields { message_id, source, tenant, kind, key: header(headers::KEY), body: &one.body };
+        if self.signer.verify(&fields, signature) { Sender::Service(source) } else { Sender::Stranger }
+    }
 }
 
-fn json(value: &impl Serialize) -> sqlx::Result<Box<RawValue>> {
-    to_raw_value(value).map_err(|error| sqlx::Error::Encode(Box::new(error)))
+/// The error of a stranger's message in the queue of a subscription.
+const UNSIGNED: &str = "the message has no valid signature of this installation: only its relays may publish to this \
+                        queue. If one did, all databases need the same secret_key; then replay its route";
+
+fn oversized_error(one: &Incoming) -> String {
+    let bytes = one.oversized.map_or(0, |body| body.bytes);
+    format!(
+        "the body has {bytes} bytes; at most {BODY_BYTES_MAX} are accepted: store larger content elsewhere and post a \
+         reference to it"
+    )
+}
+
+/// Returns an id with the time of a stranger's id. It depends on the queue, so that no stranger can choose the id of a
+/// message from elsewhere: its effect would be skipped as a repeat.
+fn derived_id(source: &str, id: Uuid, created_at: DateTime<Utc>) -> Option<Uuid> {
+    let digest = Sha256::new().chain_update(source).chain_update([0]).chain_update(id).finalize();
+    let milliseconds = u64::try_from(created_at.timestamp_millis()).ok()?;
+    Some(uuid::Builder::from_unix_timestamp_millis(milliseconds, digest.first_chunk()?).into_uuid())
+}
+
+fn encode_error(error: serde_json::Error) -> sqlx::Error {
+    sqlx::Error::Encode(Box::new(error))
 }
 
 /// A parsed message.

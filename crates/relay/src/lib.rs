@@ -5,18 +5,21 @@
 //! - [`Broker`]: one connection, opened on first use and again after it is lost.
 //! - [`Topology`]: declares exchanges, queues and bindings.
 //! - [`Publisher`]: publishes to an exchange, in order, and waits for the confirm of every message.
-//! - [`Intake`]: consumes a queue in batches.
+//! - [`Intake`]: consumes a queue in batches. Of a body with more than [`BODY_BYTES_MAX`] bytes it returns the beginning,
+//!   with the size and the digest of the whole.
 //!
 //! The relay itself, which runs in a [`mailbox::consumers::Runtime`]:
 //! - [`Route`]: settings; which messages are published to which exchange. Each route is a consumer of the log.
 //! - [`IntakeQueue`]: settings; a queue that is read into the log.
 //! - [`start`]: starts all routes and intake queues. [`start_intake`]: starts one intake queue.
 //! - [`bus`]: subscriptions of services whose messages arrive over the broker.
+//! - [`MessageSigner`]: signs what the routes publish, and verifies what the subscriptions receive.
 //!
 //! Invariants: a message counts as published only when RabbitMQ has confirmed it, and a message of a queue is
 //! acknowledged only when its post is committed. The AMQP layer never retries: after an error it drops the channel, and
 //! the shard worker, which knows the positions, repeats the batch.
 
+mod body_limit;
 mod broker;
 pub mod bus;
 mod headers;
@@ -26,12 +29,16 @@ mod publish;
 mod relay;
 mod route;
 mod route_processor;
+mod signature;
+mod stored_body;
 mod topology;
 
+pub use body_limit::{BODY_BYTES_MAX, OversizedBody};
 pub use broker::{Broker, BrokerError};
 pub use intake::{Incoming, Intake};
 pub use intake_worker::{IntakeQueue, source_of};
 pub use publish::{Outgoing, PublishOutcome, Publisher};
 pub use relay::{RelaySettings, start, start_intake};
 pub use route::{Format, Route};
+pub use signature::MessageSigner;
 pub use topology::{Binding, Exchange, ExchangeKind, Queue, Topology};

@@ -83,6 +83,16 @@ impl Publisher {
     /// unknown: publish all of it again, in the same order. Some messages may arrive twice, but the first copies
     /// arrive in order.
     pub async fn publish(&mut self, batch: &[Outgoing]) -> Result<Vec<PublishOutcome>, BrokerError> {
+        self.publish_while(batch, || true).await
+    }
+
+    /// Like [`Publisher::publish`], and also fails, with [`BrokerError::Stopped`], if `may_publish` is false at the moment
+    /// before a wave is sent.
+    pub async fn publish_while(
+        &mut self,
+        batch: &[Outgoing],
+        may_publish: impl Fn() -> bool,
+    ) -> Result<Vec<PublishOutcome>, BrokerError> {
         // The channel is stored again only after success. After a failure, or if the caller stops waiting, it has
         // pending confirms and returned messages, which would be attributed to the next batch.
         let channel = match self.channel.take() {
@@ -93,6 +103,11 @@ impl Publisher {
         let mut blocked_keys: HashSet<&str> = HashSet::new();
         for mut wave in self.waves(batch) {
             wave.retain(|&at| batch[at].key.as_deref().is_none_or(|key| !blocked_keys.contains(key)));
+            if !may_publish() {
+                // All earlier waves are confirmed, so nothing is pending on the channel.
+                self.channel = Some(channel);
+                return Err(BrokerError::Stopped);
+            }
             self.send(&channel, batch, &wave, &mut outcomes).await.map_err(|error| self.explain(error))?;
             if self.strict {
                 let unconfirmed = wave.iter().filter(|&&at| outcomes[at] != PublishOutcome::Confirmed);

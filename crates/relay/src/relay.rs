@@ -4,16 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use kit::backoff::Backoff;
-use kit::worker::{Round, Worker};
+use kit::worker::{Round, RoundLimits, Worker};
 use mailbox::consumers::{ConsumerOptions, RetryPolicy, Runtime, ShardWorkerOptions};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Mutex;
 
 use crate::broker::{Broker, BrokerError};
-use crate::intake_worker::{IntakeQueue, IntakeWorker};
+use crate::intake_worker::{IntakeQueue, IntakeWorker, Trust};
 use crate::route::Route;
 use crate::route_processor::RouteProcessor;
+use crate::signature::MessageSigner;
 use crate::topology::{Binding, Queue, Topology};
 
 /// The pause between two declarations of the topology: a broker may lose its objects in a restart.
@@ -39,6 +42,15 @@ pub struct RelaySettings {
     pub topology: Topology,
     /// The queues that are read into the log.
     pub intake: Vec<IntakeQueue>,
+    /// Until then, services accept messages without a signature, as relays of an earlier version publish them.
+    #[serde(deserialize_with = "optional_time")]
+    pub accept_unsigned_until: Option<DateTime<Utc>>,
+}
+
+fn optional_time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
+    let parse =
+        |text: String| text.parse().map_err(|_| D::Error::custom("must be a time such as 2026-12-31T00:00:00Z"));
+    Option::<String>::deserialize(value)?.map(parse).transpose()
 }
 
 impl Default for RelaySettings {
@@ -61,6 +73,7 @@ impl Default for RelaySettings {
             routes: Route::defaults(),
             topology: Topology { exchanges: Vec::new(), queues: notifications.to_vec() },
             intake: Vec::new(),
+            accept_unsigned_until: None,
         }
     }
 }
@@ -106,7 +119,7 @@ impl RelaySettings {
 }
 
 /// Starts the topology worker, the shard workers of all routes, and the intake of all configured queues.
-pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) {
+pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>, signer: &MessageSigner) {
     let routes = settings.routes();
     if settings.enable_dual_publish {
         let route = Route::legacy();
@@ -134,7 +147,8 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
     start_topology_worker(runtime, settings.topology(), broker);
     for at in 0..routes.len() {
         let (route, logged_unroutable) = (Arc::new(routes[at].clone()), Arc::<AtomicBool>::default());
-        let processor = || RouteProcessor::new(route.clone(), broker.clone(), logged_unroutable.clone());
+        let processor =
+            || RouteProcessor::new(route.clone(), broker.clone(), signer.clone(), logged_unroutable.clone());
         runtime.consume(&Route::consumer(&routes, at), options, processor);
     }
     for queue in &settings.intake {
@@ -142,12 +156,18 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>) 
     }
 }
 
+/// Starts reading a queue of other programs into the log.
+pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>) {
+    start_intake_with(runtime, queue, broker, None);
+}
+
 /// Starts reading a queue into the log, over its own connection: a message that lapin cannot decode ends the
 /// connection repeatedly until it is removed from the queue, which must not affect others.
-pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>) {
+pub(crate) fn start_intake_with(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>, trust: Option<Trust>) {
     let worker: Worker = runtime.worker(format!("intake {}", queue.queue), Duration::from_millis(100));
+    let worker = worker.with_limits(RoundLimits::STEPS);
     let broker = Arc::new(broker.separate_connection());
-    let intake = IntakeWorker::new(queue.clone(), broker.clone(), runtime);
+    let intake = IntakeWorker::new(queue.clone(), trust, broker.clone(), runtime);
     runtime.spawn(async move {
         let intake = Mutex::new(intake);
         worker.run(async || intake.lock().await.round().await).await;
@@ -158,7 +178,9 @@ pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>
 
 /// Starts a worker that declares the topology, at once and then periodically.
 pub(crate) fn start_topology_worker(runtime: &Runtime, topology: Topology, broker: &Arc<Broker>) {
-    let (worker, broker) = (runtime.worker("topology".to_owned(), TOPOLOGY_PAUSE), broker.clone());
+    // Each request to the broker has a time limit, and there can be many of them.
+    let worker = runtime.worker("topology".to_owned(), TOPOLOGY_PAUSE).with_limits(RoundLimits::STEPS);
+    let broker = broker.clone();
     runtime.spawn(async move { worker.run(async || declare(&topology, &broker).await).await });
 }
 

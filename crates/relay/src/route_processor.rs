@@ -10,10 +10,11 @@ use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processo
 use mailbox::log::Message;
 use serde_json::value::to_raw_value;
 
-use crate::broker::Broker;
+use crate::broker::{Broker, BrokerError};
 use crate::headers;
 use crate::publish::{Outgoing, PublishOutcome, Publisher};
 use crate::route::{Format, Route};
+use crate::signature::{MessageSigner, SignedFields};
 
 /// The approximate number of bytes that an envelope adds to its payload.
 const ENVELOPE_BYTES: usize = 512;
@@ -22,14 +23,20 @@ const ENVELOPE_BYTES: usize = 512;
 pub(crate) struct RouteProcessor {
     route: Arc<Route>,
     publisher: Publisher,
+    signer: MessageSigner,
     /// Whether an unroutable message of this route has been logged; shared by the shard workers of the route.
     logged_unroutable: Arc<AtomicBool>,
 }
 
 impl RouteProcessor {
-    pub(crate) fn new(route: Arc<Route>, broker: Arc<Broker>, logged_unroutable: Arc<AtomicBool>) -> RouteProcessor {
+    pub(crate) fn new(
+        route: Arc<Route>,
+        broker: Arc<Broker>,
+        signer: MessageSigner,
+        logged_unroutable: Arc<AtomicBool>,
+    ) -> RouteProcessor {
         let publisher = Publisher::new(broker, route.exchange.clone(), route.required);
-        RouteProcessor { route, publisher, logged_unroutable }
+        RouteProcessor { route, publisher, signer, logged_unroutable }
     }
 
     /// Returns the outcome of one message for its consumer.
@@ -64,13 +71,16 @@ impl RouteProcessor {
 }
 
 impl Processor for RouteProcessor {
-    async fn process(&mut self, _: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
+    async fn process(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
         let outgoing: Result<Vec<Outgoing>, _> =
-            items.iter().map(|item| outgoing(&self.route, &item.message)).collect();
+            items.iter().map(|item| outgoing(&self.route, &self.signer, &item.message)).collect();
         let outgoing = outgoing.map_err(|error| ConsumerError::Processing(error.to_string()))?;
         let started = Instant::now();
-        let published =
-            self.publisher.publish(&outgoing).await.map_err(|error| ConsumerError::Processing(error.to_string()))?;
+        // A process that was suspended must not publish what its successor has published before.
+        let published = match self.publisher.publish_while(&outgoing, || context.has_valid_lease()).await {
+            Err(BrokerError::Stopped) => return Err(ConsumerError::LeaseLost),
+            published => published.map_err(|error| ConsumerError::Processing(error.to_string()))?,
+        };
         let elapsed = started.elapsed();
 
         let count = |wanted: PublishOutcome| published.iter().filter(|outcome| **outcome == wanted).count() as u64;
@@ -84,21 +94,31 @@ impl Processor for RouteProcessor {
     }
 }
 
-/// Returns the AMQP message for a message of the log.
-fn outgoing(route: &Route, message: &Message) -> Result<Outgoing, serde_json::Error> {
+/// Returns the signed AMQP message for a message of the log.
+fn outgoing(route: &Route, signer: &MessageSigner, message: &Message) -> Result<Outgoing, serde_json::Error> {
     let trace = message.trace();
     let body = match route.format {
         Format::Bare => message.payload.get().as_bytes().to_vec(),
         Format::Envelope => envelope(message, trace)?,
     };
+    let message_id = EventId(message.message_id).to_string();
+    let signature = signer.sign(&SignedFields {
+        message_id: &message_id,
+        source: &message.source,
+        tenant: &message.tenant,
+        kind: &message.topic,
+        key: message.key.as_deref(),
+        body: &body,
+    });
     let mut headers = Vec::new();
     headers.extend(message.key.as_ref().map(|key| (headers::KEY, key.clone())));
     headers.push((headers::TENANT, message.tenant.clone()));
     headers.push((headers::SOURCE, message.source.clone()));
+    headers.extend(signature.map(|signature| (headers::SIGNATURE, signature)));
     headers.extend(trace.map(|trace| (headers::TRACE, trace.to_string())));
     let aggregate_type = message.aggregate_type.as_deref().unwrap_or_default().to_lowercase();
     Ok(Outgoing {
-        message_id: EventId(message.message_id).to_string(),
+        message_id,
         routing_key: route.routing_key.replace("{topic}", &message.topic).replace("{aggregate_type}", &aggregate_type),
         // The name of a tenant contains no space, so the combination is unambiguous.
         key: message.key.as_ref().map(|key| format!("{} {key}", message.tenant)),

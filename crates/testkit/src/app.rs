@@ -28,13 +28,18 @@ impl TestApp {
 
     /// Starts with settings other than the defaults of the tests. Panics if the settings are invalid or the start fails.
     pub async fn start_with(database: &TestDatabase, change: impl FnOnce(&mut Settings)) -> TestApp {
+        TestApp::start_on(&database.url(), change).await
+    }
+
+    /// Starts on a migrated database of the test's own servers.
+    pub async fn start_on(database_url: &str, change: impl FnOnce(&mut Settings)) -> TestApp {
         watchdog::register_test();
         let mut settings = Settings {
             pool_min: 0,
             pool_max: 5,
             admin_key: Some(Secret::new(format!("pbx_{}", Uuid::new_v4().simple()))),
-            database_url: Some(Secret::new(database.url())),
-            secret_key: Some(Secret::new(master_key_of(database).to_base64())),
+            database_url: Some(Secret::new(database_url.to_owned())),
+            secret_key: Some(Secret::new(master_key_of(database_url).to_base64())),
             hub: HubSettings { allowed_networks: Some(AllowedNetworks::loopback()), ..HubSettings::default() },
             ..Settings::default()
         };
@@ -71,6 +76,6 @@ impl TestApp {
 }
 
 /// Replicas on one database must have the same key, so it is derived from the database's URL.
-fn master_key_of(database: &TestDatabase) -> MasterKey {
-    MasterKey::from_bytes(kit::secret::digest(&database.url()))
+fn master_key_of(database_url: &str) -> MasterKey {
+    MasterKey::from_bytes(kit::secret::digest(database_url))
 }

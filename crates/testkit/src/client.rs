@@ -43,6 +43,11 @@ impl Client {
         client
     }
 
+    /// The address of the server: `http://127.0.0.1:PORT`.
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
     /// The bearer credential of this client. Panics if it has none.
     pub fn credential(&self) -> &str {
         let value = self.headers.get(AUTHORIZATION).expect("an authorization header").to_str().expect("text");

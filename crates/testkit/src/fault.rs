@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -23,11 +23,33 @@ pub struct FaultProxy {
     accepted: Arc<AtomicUsize>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct State {
     mode: Mode,
+    upstream: SocketAddr,
     /// The number of cuts so far. A connection ends when this number differs from the one at the connection's start.
     cuts: u64,
+    /// The number of silences so far. A connection is silent when this number differs from the one at its start.
+    silences: u64,
+    /// Connections that a failover leaves open, by their port on the server's side, and what happens to their data.
+    left: Arc<[u16]>,
+    left_behind: LeftBehind,
+}
+
+/// What happens to a connection that a failover leaves open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftBehind {
+    /// It shows no sign of life, as after a sudden death of the old server.
+    Silent,
+    /// It still leads to the old server, which does not know that it was replaced.
+    Alive,
+}
+
+impl State {
+    /// Whether a connection ends that began after this many cuts.
+    fn ends(&self, cuts_at_start: u64, port: u16) -> bool {
+        self.cuts != cuts_at_start && !self.left.contains(&port)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -36,6 +58,7 @@ enum Mode {
     Refuse,
     Stall,
     Mute,
+    Truncate,
     Delay(Duration),
 }
 
@@ -43,17 +66,17 @@ impl FaultProxy {
     pub async fn start(upstream: SocketAddr) -> FaultProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("a bound listener has an address");
-        let (state, watched) = watch::channel(State { mode: Mode::Pass, cuts: 0 });
+        let (left, left_behind) = (Arc::default(), LeftBehind::Silent);
+        let state = State { mode: Mode::Pass, upstream, cuts: 0, silences: 0, left, left_behind };
+        let (state, watched) = watch::channel(state);
         let accepted = Arc::<AtomicUsize>::default();
-        let acceptor = tokio::spawn(accept(listener, upstream, watched, accepted.clone()));
+        let acceptor = tokio::spawn(accept(listener, watched, accepted.clone()));
         FaultProxy { addr, state, acceptor, accepted }
     }
 
     /// A proxy in front of the server of a URL. Clients connect to [`FaultProxy::url`] of the same URL.
     pub async fn in_front_of(url: &str) -> FaultProxy {
-        let (_, host_and_port, _) = split(url);
-        let upstream = host_and_port.to_socket_addrs().ok().and_then(|mut found| found.next());
-        FaultProxy::start(upstream.unwrap_or_else(|| panic!("no address for {host_and_port}"))).await
+        FaultProxy::start(address_of(url)).await
     }
 
     /// The number of connections accepted since the start.
@@ -78,12 +101,12 @@ impl FaultProxy {
 
     /// The server is down: existing connections and every new one are reset.
     pub fn refuse(&self) {
-        self.state.send_modify(|state| *state = State { mode: Mode::Refuse, cuts: state.cuts + 1 });
+        self.state.send_modify(|state| (state.mode, state.cuts) = (Mode::Refuse, state.cuts + 1));
     }
 
     /// The server restarts: existing connections are reset, new ones pass.
     pub fn cut(&self) {
-        self.state.send_modify(|state| *state = State { mode: Mode::Pass, cuts: state.cuts + 1 });
+        self.state.send_modify(|state| (state.mode, state.cuts) = (Mode::Pass, state.cuts + 1));
     }
 
     /// The network is a black hole: connections stay open, new ones are accepted, and no data is delivered.
@@ -91,9 +114,36 @@ impl FaultProxy {
         self.state.send_modify(|state| state.mode = Mode::Stall);
     }
 
+    /// The server has failed over without a word: existing connections stay open, and nothing is delivered on them ever
+    /// again, not even that the other side has closed them; new ones pass.
+    pub fn silence(&self) {
+        self.state.send_modify(|state| (state.mode, state.silences) = (Mode::Pass, state.silences + 1));
+    }
+
+    /// Another server takes over: new connections lead to it. Existing connections are reset, except those in `left`,
+    /// which stay open until [`FaultProxy::end_failover`]. They are named by the client port that the old server sees.
+    pub fn fail_over(&self, url: &str, left: &[u16], left_behind: LeftBehind) {
+        let upstream = address_of(url);
+        self.state.send_modify(|state| {
+            *state = State { upstream, left: left.into(), left_behind, cuts: state.cuts + 1, ..state.clone() };
+            state.mode = Mode::Pass;
+        });
+    }
+
+    /// Resets the connections that a failover has left open.
+    pub fn end_failover(&self) {
+        self.state.send_modify(|state| state.left = Arc::default());
+    }
+
     /// Responses are withheld: data from clients is delivered, data from the server is not, on new connections too.
     pub fn mute(&self) {
         self.state.send_modify(|state| state.mode = Mode::Mute);
+    }
+
+    /// The server goes away in the middle of a response: half of the next data from the server is delivered, then the
+    /// connection is closed in an orderly way. So is each new connection at its first response.
+    pub fn truncate(&self) {
+        self.state.send_modify(|state| state.mode = Mode::Truncate);
     }
 
     /// Delivers each chunk this much later, in both directions.
@@ -108,31 +158,26 @@ impl Drop for FaultProxy {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    upstream: SocketAddr,
-    state: watch::Receiver<State>,
-    accepted: Arc<AtomicUsize>,
-) {
+async fn accept(listener: TcpListener, state: watch::Receiver<State>, accepted: Arc<AtomicUsize>) {
     loop {
         let (client, _) = listener.accept().await.expect("the listener accepts");
         accepted.fetch_add(1, Ordering::SeqCst);
-        let now = *state.borrow();
+        let now = state.borrow().clone();
         if now.mode == Mode::Refuse {
             reset(&client);
         } else {
-            tokio::spawn(serve(client, upstream, state.clone(), now.cuts));
+            tokio::spawn(serve(client, state.clone(), now));
         }
     }
 }
 
-async fn serve(mut client: TcpStream, upstream: SocketAddr, state: watch::Receiver<State>, cuts_at_start: u64) {
-    let mut server = None;
+async fn serve(mut client: TcpStream, state: watch::Receiver<State>, at_start: State) {
+    let (mut server, port) = (None, AtomicU16::new(0));
     let mut cuts = state.clone();
     let orderly = tokio::select! {
-        relayed = relay(&mut client, &mut server, upstream, state) => relayed.is_ok(),
+        relayed = relay(&mut client, &mut server, &port, state, &at_start) => relayed.is_ok(),
         // This also ends, with an error, when the proxy is dropped.
-        _ = cuts.wait_for(|now| now.cuts != cuts_at_start) => false,
+        _ = cuts.wait_for(|now| now.ends(at_start.cuts, port.load(Ordering::SeqCst))) => false,
     };
     if !orderly {
         reset(&client);
@@ -144,61 +189,87 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, state: watch::Receiv
 async fn relay(
     client: &mut TcpStream,
     server: &mut Option<TcpStream>,
-    upstream: SocketAddr,
+    port: &AtomicU16,
     state: watch::Receiver<State>,
+    at_start: &State,
 ) -> io::Result<()> {
-    wait_until_open(&mut state.clone(), passes_requests).await?;
-    let server = server.insert(TcpStream::connect(upstream).await?);
+    let gate = |direction| Gate { state: state.clone(), at_start: (at_start.cuts, at_start.silences), direction };
+    let (mut requests, responses) = (gate(Direction::Request), gate(Direction::Response));
+    requests.wait_until_open().await?;
+    let server = server.insert(TcpStream::connect(at_start.upstream).await?);
+    port.store(server.local_addr()?.port(), Ordering::SeqCst);
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    tokio::try_join!(
-        copy(from_client, to_server, state.clone(), passes_requests),
-        copy(from_server, to_client, state, passes_responses)
-    )?;
+    tokio::try_join!(copy(from_client, to_server, requests), copy(from_server, to_client, responses))?;
     Ok(())
 }
 
-async fn copy(
-    mut from: impl AsyncRead + Unpin,
-    mut to: impl AsyncWrite + Unpin,
-    mut state: watch::Receiver<State>,
-    is_open: fn(Mode) -> bool,
-) -> io::Result<()> {
+async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, mut gate: Gate) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let length = from.read(&mut buffer).await?;
-        if let Mode::Delay(per_chunk) = wait_until_open(&mut state, is_open).await? {
+        let mut mode = gate.wait_until_open().await?;
+        if let Mode::Delay(per_chunk) = mode {
             sleep(per_chunk).await;
             // The mode may have changed to a stall during the delay.
-            wait_until_open(&mut state, is_open).await?;
+            mode = gate.wait_until_open().await?;
         }
-        if length == 0 {
+        let is_truncated = mode == Mode::Truncate && gate.direction == Direction::Response;
+        to.write_all(&buffer[..if is_truncated { length / 2 } else { length }]).await?;
+        if length == 0 || is_truncated {
             return to.shutdown().await;
         }
-        to.write_all(&buffer[..length]).await?;
     }
 }
 
-/// Waits while the proxy withholds the data of this direction. Fails when the proxy is dropped.
-async fn wait_until_open(state: &mut watch::Receiver<State>, is_open: fn(Mode) -> bool) -> io::Result<Mode> {
-    let now = state.wait_for(|now| is_open(now.mode)).await.map_err(io::Error::other)?;
-    Ok(now.mode)
+/// Decides when one direction of a connection passes data.
+struct Gate {
+    state: watch::Receiver<State>,
+    /// The numbers of cuts and silences when the connection began.
+    at_start: (u64, u64),
+    direction: Direction,
 }
 
-fn passes_requests(mode: Mode) -> bool {
-    mode != Mode::Stall
+impl Gate {
+    /// Waits while the proxy withholds the data of this direction, forever after a silence or a failover that leaves the
+    /// connection silent. Fails when the proxy is dropped.
+    async fn wait_until_open(&mut self) -> io::Result<Mode> {
+        let ((cuts, silences), direction) = (self.at_start, self.direction);
+        let is_left_alive = |now: &State| now.cuts == cuts || now.left_behind == LeftBehind::Alive;
+        let is_open = |now: &State| direction.is_open(now.mode) && now.silences == silences && is_left_alive(now);
+        let now = self.state.wait_for(is_open).await.map_err(io::Error::other)?;
+        Ok(now.mode)
+    }
 }
 
-fn passes_responses(mode: Mode) -> bool {
-    mode != Mode::Stall && mode != Mode::Mute
+/// From the client to the server, or back.
+#[derive(Clone, Copy, PartialEq)]
+enum Direction {
+    Request,
+    Response,
+}
+
+impl Direction {
+    fn is_open(self, mode: Mode) -> bool {
+        match self {
+            Direction::Request => mode != Mode::Stall,
+            Direction::Response => mode != Mode::Stall && mode != Mode::Mute,
+        }
+    }
 }
 
 /// Turns the close that follows into a reset, as if the server had crashed.
 fn reset(stream: &TcpStream) {
     // This fails only if the connection has already ended, which is the goal.
     let _ = stream.set_zero_linger();
+}
+
+fn address_of(url: &str) -> SocketAddr {
+    let (_, host_and_port, _) = split(url);
+    let address = host_and_port.to_socket_addrs().ok().and_then(|mut found| found.next());
+    address.unwrap_or_else(|| panic!("no address for {host_and_port}"))
 }
 
 /// Splits a URL into three parts: up to the host, `host:port`, and the rest.
@@ -210,140 +281,4 @@ fn split(url: &str) -> (&str, &str, &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::ErrorKind;
-    use std::time::Instant;
-
-    use tokio::time::timeout;
-
-    use super::*;
-
-    /// Long enough for data to arrive over loopback, if it is delivered at all.
-    const SILENCE: Duration = Duration::from_millis(200);
-
-    #[tokio::test]
-    async fn data_and_the_close_pass_in_both_directions() {
-        let proxy = proxied_echo().await;
-        let mut client = connect(&proxy).await;
-        client.write_all(b"hello").await.unwrap();
-        client.shutdown().await.unwrap();
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await.unwrap();
-        assert_eq!(answer, "hello");
-    }
-
-    #[tokio::test]
-    async fn refuse_resets_old_and_new_connections_until_pass() {
-        let proxy = proxied_echo().await;
-        let mut old = connect(&proxy).await;
-        echo(&mut old).await.unwrap();
-
-        proxy.refuse();
-        assert_eq!(echo(&mut old).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        echo(&mut connect(&proxy).await).await.expect_err("a new connection is also reset");
-
-        proxy.pass();
-        echo(&mut connect(&proxy).await).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn cut_resets_old_connections_and_passes_new_ones() {
-        let proxy = proxied_echo().await;
-        let mut old = connect(&proxy).await;
-        echo(&mut old).await.unwrap();
-
-        proxy.cut();
-        assert_eq!(old.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        echo(&mut connect(&proxy).await).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn stall_withholds_all_data_and_loses_none() {
-        let proxy = proxied_echo().await;
-        let mut old = connect(&proxy).await;
-        echo(&mut old).await.unwrap();
-
-        proxy.stall();
-        let mut new = connect(&proxy).await;
-        old.write_u8(1).await.unwrap();
-        new.write_u8(2).await.unwrap();
-        timeout(SILENCE, old.read_u8()).await.expect_err("no data arrives and the connection stays open");
-        timeout(SILENCE, new.read_u8()).await.expect_err("no data arrives and the connection stays open");
-
-        proxy.pass();
-        assert_eq!((old.read_u8().await.unwrap(), new.read_u8().await.unwrap()), (1, 2));
-    }
-
-    #[tokio::test]
-    async fn mute_passes_requests_and_withholds_responses() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
-        let mut client = connect(&proxy).await;
-        let (mut server, _) = listener.accept().await.unwrap();
-
-        proxy.mute();
-        client.write_u8(1).await.unwrap();
-        assert_eq!(server.read_u8().await.unwrap(), 1);
-        server.write_u8(2).await.unwrap();
-        timeout(SILENCE, client.read_u8()).await.expect_err("no data arrives and the connection stays open");
-
-        proxy.pass();
-        assert_eq!(client.read_u8().await.unwrap(), 2);
-    }
-
-    #[tokio::test]
-    async fn a_stalled_connection_can_be_cut() {
-        let proxy = proxied_echo().await;
-        let mut client = connect(&proxy).await;
-        echo(&mut client).await.unwrap();
-        proxy.stall();
-        client.write_u8(1).await.unwrap();
-        proxy.cut();
-        assert_eq!(client.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
-    }
-
-    #[tokio::test]
-    async fn delay_applies_to_each_direction() {
-        let proxy = proxied_echo().await;
-        let mut client = connect(&proxy).await;
-        proxy.delay(Duration::from_millis(60));
-        let began = Instant::now();
-        echo(&mut client).await.unwrap();
-        assert!(began.elapsed() >= Duration::from_millis(120), "the round trip took {:?}", began.elapsed());
-    }
-
-    #[tokio::test]
-    async fn a_url_changes_only_its_host_and_port() {
-        let proxy = FaultProxy::in_front_of("redis://127.0.0.1:6379").await;
-        let addr = proxy.addr();
-        for (original, proxied) in [
-            ("postgres://me:p@127.0.0.1:5432/db?x=a/b@c", format!("postgres://me:p@{addr}/db?x=a/b@c")),
-            ("amqp://me:p@localhost:5672/%2f", format!("amqp://me:p@{addr}/%2f")),
-        ] {
-            assert_eq!(proxy.url(original), proxied);
-        }
-    }
-
-    async fn proxied_echo() -> FaultProxy {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                tokio::spawn(async move {
-                    let (mut from, mut to) = stream.split();
-                    tokio::io::copy(&mut from, &mut to).await
-                });
-            }
-        });
-        proxy
-    }
-
-    async fn connect(proxy: &FaultProxy) -> TcpStream {
-        TcpStream::connect(proxy.addr()).await.unwrap()
-    }
-
-    async fn echo(stream: &mut TcpStream) -> io::Result<u8> {
-        stream.write_u8(7).await?;
-        stream.read_u8().await
-    }
-}
+mod tests;

@@ -10,8 +10,10 @@
 //! | RabbitMQ                 | [`TestVhost`]: a separate vhost                                             |
 //! | Redis                    | [`TestRedis`]: a separate key prefix                                        |
 //! | to wait for a condition  | [`eventually`]: polls a condition, with a deadline                          |
-//! | network faults           | [`FaultProxy`]: refuses, cuts, stalls, mutes or delays connections          |
+//! | network faults           | [`FaultProxy`]: refuses, cuts, stalls, mutes, delays or redirects them      |
 //! | servers it may kill      | [`PrivateServers`]: a separate PostgreSQL and RabbitMQ, for faults          |
+//! | a failover               | [`Standby`]: a streaming copy of a private PostgreSQL, which it promotes    |
+//! | days to pass             | [`MovableTime`]: a separate PostgreSQL whose time the test moves            |
 //! | Pillarbox                | [`TestApp`]: the real roles in this process, and a [`Client`] to call them  |
 //! | an endpoint for webhooks | [`Receiver`]: records requests and responds as the test configures it       |
 //! | the binary itself        | [`Pillarbox`]: the real process, which can be killed at any time            |
@@ -29,6 +31,7 @@ mod app;
 mod client;
 mod eventually;
 mod fault;
+mod movable_time;
 mod pooler;
 mod postgres;
 mod private_servers;
@@ -37,12 +40,14 @@ mod rabbit;
 mod receiver;
 mod redis;
 pub mod servers;
+mod standby;
 mod watchdog;
 
 pub use app::TestApp;
 pub use client::{Client, Response};
 pub use eventually::{Condition, eventually};
-pub use fault::FaultProxy;
+pub use fault::{FaultProxy, LeftBehind};
+pub use movable_time::MovableTime;
 pub use pooler::TestPooler;
 pub use postgres::TestDatabase;
 pub use private_servers::{PrivateServers, Server};
@@ -50,6 +55,7 @@ pub use process::{Pillarbox, command};
 pub use rabbit::TestVhost;
 pub use receiver::{Received, Receiver, Reply};
 pub use redis::TestRedis;
+pub use standby::Standby;
 
 /// Returns a name that no other test uses, in this process or another.
 fn unique_name() -> String {

@@ -14,6 +14,8 @@ use crate::{servers, unique_name, watchdog};
 /// It is a copy of a template database in which the migrations have run. Only the first test pays for the migrations;
 /// copying is much cheaper.
 pub struct TestDatabase {
+    /// The URL of the server's maintenance database, as a superuser.
+    server: String,
     name: String,
     pool: PgPool,
 }
@@ -21,24 +23,30 @@ pub struct TestDatabase {
 impl TestDatabase {
     /// Creates a database with all migrations applied.
     pub async fn new(migrator: &Migrator) -> TestDatabase {
+        TestDatabase::on(servers::postgres_url(), migrator).await
+    }
+
+    /// The same on another server, given by the URL of its maintenance database.
+    pub(crate) async fn on(server: String, migrator: &Migrator) -> TestDatabase {
         watchdog::register_test();
-        let mut admin = connect_as_admin().await;
-        let template = ensure_template(&mut admin, migrator).await;
-        TestDatabase::create(admin, &template).await
+        let mut admin = connect_as_admin(&server).await;
+        let template = ensure_template(&mut admin, &server, migrator).await;
+        TestDatabase::create(admin, server, &template).await
     }
 
     /// Creates an empty database.
     pub async fn empty() -> TestDatabase {
         watchdog::register_test();
-        TestDatabase::create(connect_as_admin().await, "template0").await
+        let server = servers::postgres_url();
+        TestDatabase::create(connect_as_admin(&server).await, server, "template0").await
     }
 
     pub fn url(&self) -> String {
-        url_of(&self.name)
+        url_of(&self.server, &self.name)
     }
 
     pub fn connect_options(&self) -> PgConnectOptions {
-        options_of(&self.name)
+        options_of(&self.server, &self.name)
     }
 
     /// A pool for the test itself. It connects when it is first used.
@@ -46,23 +54,23 @@ impl TestDatabase {
         &self.pool
     }
 
-    async fn create(mut admin: PgConnection, template: &str) -> TestDatabase {
+    async fn create(mut admin: PgConnection, server: String, template: &str) -> TestDatabase {
         let name = unique_name();
         execute(&mut admin, format!("create database {name} template {template}")).await;
         close(admin).await;
-        let pool = PgPoolOptions::new().connect_lazy_with(options_of(&name));
-        TestDatabase { name, pool }
+        let pool = PgPoolOptions::new().connect_lazy_with(options_of(&server, &name));
+        TestDatabase { server, name, pool }
     }
 }
 
 impl Drop for TestDatabase {
     fn drop(&mut self) {
-        let sql = format!("drop database {} with (force)", self.name);
+        let (sql, server) = (format!("drop database {} with (force)", self.name), self.server.clone());
         // On a separate thread and runtime: the runtime of the test may have ended, or may not be allowed to block.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
-                let mut admin = connect_as_admin().await;
+                let mut admin = connect_as_admin(&server).await;
                 execute(&mut admin, sql).await;
                 close(admin).await;
             });
@@ -76,7 +84,7 @@ impl Drop for TestDatabase {
 }
 
 /// Returns the name of the template for these migrations. Creates the template if it does not exist yet.
-async fn ensure_template(admin: &mut PgConnection, migrator: &Migrator) -> String {
+async fn ensure_template(admin: &mut PgConnection, server: &str, migrator: &Migrator) -> String {
     let name = template_name(migrator);
     if is_complete(admin, &name).await == Some(true) {
         return name;
@@ -90,15 +98,15 @@ async fn ensure_template(admin: &mut PgConnection, migrator: &Migrator) -> Strin
             // The process that created it was killed half-way.
             execute(admin, format!("drop database {name} with (force)")).await;
         }
-        create_template(admin, &name, migrator).await;
+        create_template(admin, server, &name, migrator).await;
     }
     sqlx::query("select pg_advisory_unlock(hashtext($1))").bind(&name).execute(&mut *admin).await.expect("the unlock");
     name
 }
 
-async fn create_template(admin: &mut PgConnection, name: &str, migrator: &Migrator) {
+async fn create_template(admin: &mut PgConnection, server: &str, name: &str, migrator: &Migrator) {
     execute(admin, format!("create database {name} template template0")).await;
-    let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options_of(name));
+    let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options_of(server, name));
     migrator.run(&pool).await.expect("the migrations run");
     pool.close().await;
     // The flag comes last: it distinguishes a complete template from an incomplete one.
@@ -127,24 +135,23 @@ fn template_name(migrator: &Migrator) -> String {
 /// signal, and tests send many signals: a process id can belong to another process by then.
 const CONNECT_ATTEMPTS: usize = 3;
 
-async fn connect_as_admin() -> PgConnection {
+async fn connect_as_admin(server: &str) -> PgConnection {
     let mut refused = None;
     for _ in 0..CONNECT_ATTEMPTS {
-        match PgConnection::connect(&servers::postgres_url()).await {
+        match PgConnection::connect(server).await {
             Ok(connection) => return connection,
             Err(error) => refused = Some(error),
         }
     }
-    panic!("no connection to PBX_TEST_POSTGRES_URL: {refused:?}");
+    panic!("no connection to the test's PostgreSQL: {refused:?}");
 }
 
-fn options_of(database: &str) -> PgConnectOptions {
-    PgConnectOptions::from_str(&url_of(database)).expect("PBX_TEST_POSTGRES_URL is a URL")
+fn options_of(server: &str, database: &str) -> PgConnectOptions {
+    PgConnectOptions::from_str(&url_of(server, database)).expect("PBX_TEST_POSTGRES_URL is a URL")
 }
 
-fn url_of(database: &str) -> String {
-    let admin = servers::postgres_url();
-    let (server, _) = admin.rsplit_once('/').expect("PBX_TEST_POSTGRES_URL ends with a database");
+fn url_of(server: &str, database: &str) -> String {
+    let (server, _) = server.rsplit_once('/').expect("PBX_TEST_POSTGRES_URL ends with a database");
     format!("{server}/{database}")
 }
 
@@ -193,10 +200,11 @@ mod tests {
     #[tokio::test]
     async fn an_incomplete_template_is_replaced() {
         let migrator = migrations("create table half (id int)");
-        let mut admin = connect_as_admin().await;
+        let mut admin = connect_as_admin(&servers::postgres_url()).await;
         // A killed process leaves the database without the flag, and a session that PostgreSQL has not ended yet.
         execute(&mut admin, format!("create database {}", template_name(&migrator))).await;
-        let mut creator = PgConnection::connect_with(&options_of(&template_name(&migrator))).await.unwrap();
+        let mut creator =
+            PgConnection::connect_with(&options_of(&servers::postgres_url(), &template_name(&migrator))).await.unwrap();
         creator.execute("create table half (id int)").await.unwrap();
 
         let db = TestDatabase::new(&migrator).await;
@@ -216,7 +224,7 @@ mod tests {
         let name = receiver.await.unwrap();
         assert!(test.await.unwrap_err().is_panic());
 
-        let mut admin = connect_as_admin().await;
+        let mut admin = connect_as_admin(&servers::postgres_url()).await;
         let is_dropped = async || is_complete(&mut admin, &name).await.is_none();
         eventually("the database is dropped", Duration::from_secs(10), is_dropped).await;
     }

@@ -42,10 +42,15 @@ pub struct PrivateServers {
 impl PrivateServers {
     /// Starts the given kinds of servers and no others: each of them costs the test some seconds.
     pub async fn start(servers: &[Server]) -> PrivateServers {
+        PrivateServers::start_with(servers, &[]).await
+    }
+
+    /// The same, with more settings of `scripts/with-servers`.
+    pub(crate) async fn start_with(servers: &[Server], settings: &'static [(&str, &str)]) -> PrivateServers {
         watchdog::register_test();
         let names: Vec<&str> = servers.iter().map(|server| server.name()).collect();
         let names = names.join(" ");
-        tokio::task::spawn_blocking(move || start_blocking(&names)).await.expect("the servers start")
+        tokio::task::spawn_blocking(move || start_blocking(&names, settings)).await.expect("the servers start")
     }
 
     pub fn postgres_url(&self) -> &str {
@@ -96,6 +101,50 @@ impl PrivateServers {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// Runs a program of PostgreSQL's installation, such as `pg_basebackup`, as the user of the server.
+    pub(crate) async fn run_postgres_program(&self, program: &str, arguments: &[&str]) {
+        let mut command = self.postgres_command(program);
+        command.args(arguments);
+        let output = tokio::task::spawn_blocking(move || command.output()).await.expect("the program ends");
+        let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Starts another PostgreSQL in a folder of its own. Its output is in `NAME.log`. It is stopped with the others.
+    pub(crate) fn start_postgres_in(&self, name: &str, arguments: &[&str]) {
+        let log = std::fs::File::create(self.folder().join(format!("{name}.log"))).expect("a log file");
+        let mut command = self.postgres_command("postgres");
+        command.args(arguments).current_dir(self.folder().join(name)).process_group(0);
+        command.stdout(log.try_clone().expect("a descriptor")).stderr(log);
+        self.spawn_listed(command, name);
+    }
+
+    /// Creates a folder that belongs to the user of the PostgreSQL server.
+    pub(crate) fn create_folder(&self, name: &str) -> PathBuf {
+        let folder = self.folder().join(name);
+        std::fs::create_dir(&folder).expect("a new folder");
+        let owner = std::fs::metadata(self.folder().join(Server::Postgres.name())).expect("the server's folder");
+        std::os::unix::fs::chown(&folder, Some(owner.uid()), Some(owner.gid())).expect("the folder changes its owner");
+        folder
+    }
+
+    fn postgres_command(&self, program: &str) -> Command {
+        let pid = pid_of(&self.folder(), Server::Postgres.name());
+        let server = null_separated(&Path::new("/proc").join(pid.to_string()).join("cmdline"));
+        let program = Path::new(&server[0]).with_file_name(program);
+        self.command_like(Server::Postgres, pid, program.to_str().expect("a path in UTF-8"))
+    }
+
+    /// Starts a server and lists it, so that it is stopped at the end.
+    fn spawn_listed(&self, mut command: Command, name: &str) {
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+        // The script stops the servers of this list at its end.
+        let list = std::fs::OpenOptions::new().append(true).open(self.folder().join("servers"));
+        writeln!(list.expect("the list of servers"), "{} KILL", child.id()).expect("the list of servers is writable");
+        // Without the wait, the process would become a zombie when it ends, and look alive.
+        std::thread::spawn(move || child.wait());
+    }
+
     async fn while_down<T>(&self, server: Server, url: &str, action: impl Future<Output = T>) -> T {
         let (name, folder) = (server.name(), self.folder());
         let pid = pid_of(&folder, name);
@@ -107,14 +156,10 @@ impl PrivateServers {
         eventually("the server and its children have ended", READY_WITHIN, has_ended).await;
         let result = action.await;
 
-        let append = |file: PathBuf| std::fs::OpenOptions::new().append(true).open(file).expect("the file exists");
-        let log = append(folder.join(format!("{name}.log")));
+        let log = std::fs::OpenOptions::new().append(true).open(folder.join(format!("{name}.log")));
+        let log = log.expect("the log file");
         command.args(&arguments[1..]).process_group(0).stdout(log.try_clone().expect("a descriptor")).stderr(log);
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
-        // The script stops the servers of this list at its end.
-        writeln!(append(folder.join("servers")), "{} KILL", child.id()).expect("the list of servers is writable");
-        // Without the wait, the process would become a zombie when it ends, and look alive.
-        std::thread::spawn(move || child.wait());
+        self.spawn_listed(command, name);
         let address = url.rsplit_once('@').and_then(|(_, rest)| rest.split_once('/')).expect("a URL with a host").0;
         let accepts = async || TcpStream::connect(address).await.is_ok();
         eventually("the server accepts connections", READY_WITHIN, accepts).await;
@@ -137,7 +182,7 @@ impl PrivateServers {
         command
     }
 
-    fn folder(&self) -> PathBuf {
+    pub(crate) fn folder(&self) -> PathBuf {
         PathBuf::from(&self.variables["PBX_TEST_DIR"])
     }
 }
@@ -149,11 +194,12 @@ impl Drop for PrivateServers {
     }
 }
 
-fn start_blocking(servers: &str) -> PrivateServers {
+fn start_blocking(servers: &str, settings: &[(&str, &str)]) -> PrivateServers {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/with-servers");
     let mut child = Command::new(script)
         .args(["bash", "-c", "env | grep ^PBX_TEST_; echo; exec sleep 600"])
         .env("PBX_TEST_SERVERS", servers)
+        .envs(settings.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit())

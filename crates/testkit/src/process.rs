@@ -88,9 +88,18 @@ impl Pillarbox {
 
     /// The resident set size of the process. Panics if the process has exited.
     pub fn rss_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The largest resident set size that the process has had. Panics if the process has exited.
+    pub fn rss_peak_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the process runs");
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB")?.trim().parse().ok());
-        kib.map(|kib: u64| kib * 1024).unwrap_or_else(|| panic!("no VmRSS, the process has exited:\n{}", self.logs()))
+        let kib = status.lines().find_map(|line| line.strip_prefix(field)?.strip_suffix("kB")?.trim().parse().ok());
+        kib.map(|kib: u64| kib * 1024).unwrap_or_else(|| panic!("no {field} The process has exited:\n{}", self.logs()))
     }
 
     /// Kills the process with SIGKILL, so that it has no chance to clean up.
@@ -98,6 +107,21 @@ impl Pillarbox {
         self.child.kill().expect("SIGKILL");
         self.child.wait().expect("the child is ours");
         self.wait_for_output();
+    }
+
+    /// Suspends the process with SIGSTOP, until [`resume`](Self::resume). Its connections stay open.
+    pub fn suspend(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Resumes a suspended process.
+    pub fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id().try_into().expect("a process id fits"));
+        kill(pid, signal).expect("the child has not been waited for, so its id is not reused");
     }
 
     /// Sends SIGTERM and waits for the exit.
@@ -136,6 +160,10 @@ impl Drop for Pillarbox {
         // Both fail only if the process has already exited, which is the goal.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // A process that is killed leaves what libfaketime has created for it.
+        for name in ["faketime_shm_", "sem.faketime_sem_"] {
+            let _ = std::fs::remove_file(format!("/dev/shm/{name}{}", self.child.id()));
+        }
     }
 }
 
@@ -187,9 +215,23 @@ mod tests {
     async fn a_process_cannot_clean_up_after_kill9() {
         let mut process = shell("trap 'echo drained; exit 0' TERM; echo ready; while :; do sleep 0.01; done");
         process.wait_for_line(|line| line == "ready", SOON).await;
-        assert!(process.rss_bytes() > 0);
+        assert!((1..=process.rss_peak_bytes()).contains(&process.rss_bytes()));
         process.kill9();
         assert_eq!(process.logs(), "ready");
+    }
+
+    #[tokio::test]
+    async fn a_suspended_process_does_nothing_until_it_is_resumed() {
+        let process = shell("echo ready; while read -r _ < /dev/null || sleep 0.01; do echo on; done");
+        process.wait_for_line(|line| line == "on", SOON).await;
+        process.suspend();
+        // The line that was being written when the signal arrived.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let before = process.logs();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(process.logs(), before);
+        process.resume();
+        eventually("it continues", SOON, async || process.logs().len() > before.len()).await;
     }
 
     #[tokio::test]

@@ -102,7 +102,7 @@ pub(crate) async fn change_status(
 async fn lock(tx: &mut Tx<'_>, user: Uuid, id: Uuid, if_match: &IfMatch) -> Result<Event, Error> {
     let event = store::lock(tx, id).await?.ok_or(Error::EventNotFound)?;
     check_owner(&event, user)?;
-    if_match.check(event.version).map_err(Error::PreconditionFailed)?;
+    if_match.check(event.version, event.updated_at).map_err(Error::PreconditionFailed)?;
     Ok(event)
 }
 

@@ -6,7 +6,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::events::{EventRestated, EventVersions, RESTATED, VERSIONS};
 use contracts::joins::JoinsCounted;
-use mailbox::database::Database;
+use mailbox::database::{Database, time};
 use mailbox::log::{Post, PostError, post, post_all};
 use serde_json::value::to_raw_value;
 use sqlx::{PgPool, Postgres, Transaction};
@@ -64,22 +64,22 @@ pub enum ReconcileError {
 
 /// Starts a run and posts the versions of all events. Returns the id of the run; the replies arrive as messages. Fails
 /// if the database fails; the parts that are posted by then stay.
-pub async fn begin(db: &Database, options: ReconcileOptions, now: DateTime<Utc>) -> Result<Uuid, ReconcileError> {
+pub async fn begin(db: &Database, options: ReconcileOptions) -> Result<Uuid, ReconcileError> {
     let run = Uuid::now_v7();
-    store::begin(&mut *db.acquire().await?, run, options, now).await?;
+    let mut connection = db.acquire().await?;
+    let now = time::now(&mut connection).await?;
+    store::begin(&mut connection, run, options, now).await?;
+    drop(connection);
     post_versions(db, run, options, now).await?;
     Ok(run)
 }
 
-/// Starts a run if it is due: no repairing run of any process has started after `since`. Fails if the database fails.
-pub(crate) async fn begin_if_due(
-    db: &Database,
-    since: DateTime<Utc>,
-    now: DateTime<Utc>,
-) -> Result<(), ReconcileError> {
+/// Starts a run if it is due: no repairing run of any process has started within `every`. Fails if the database fails.
+pub(crate) async fn begin_if_due(db: &Database, every: TimeDelta) -> Result<(), ReconcileError> {
     let (run, options) = (Uuid::now_v7(), ReconcileOptions::default());
     let mut tx = db.begin().await?;
-    if !store::try_lock(&mut tx).await? || store::has_run_since(&mut tx, since, now - POSTING_TIME_MAX).await? {
+    let now = time::now(&mut tx).await?;
+    if !store::try_lock(&mut tx).await? || store::has_run_since(&mut tx, now - every, now - POSTING_TIME_MAX).await? {
         return Ok(());
     }
     store::delete_runs(&mut tx, now - HISTORY_AGE).await?;

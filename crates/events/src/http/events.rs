@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::HeaderValue;
 use kit::auth::{Caller, User};
-use kit::etag::{self, IfMatch, IfNoneMatch};
+use kit::etag::{IfMatch, IfNoneMatch};
 use kit::extract::Path;
 use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
 use kit::page::{Listing, NoFilters, Page, PageScope};
@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::{IDEMPOTENCY_KEY, with_headers};
 use crate::Events;
-use crate::coalesced_reads::FoundEvent;
+use crate::coalesced_reads::{FoundEvent, ShownVersion};
 use crate::domain::{Action, Event, Status};
 use crate::fields::{Fields, NewFields};
 use crate::flow::{event as flow, run_once};
@@ -82,12 +82,10 @@ async fn show(
 ) -> Result<Response, Problem> {
     let user = caller.and_then(|caller| caller.user_id());
     let (tag, body) = match flow::show(&events, user, id).await? {
-        FoundEvent::Hidden(event) => (etag_of(&event), Bytes::from(EventView::from(*event).to_json())),
-        FoundEvent::Public { version, active_participants, body } => {
-            (etag::with_extra(version, active_participants), body)
-        }
+        FoundEvent::Hidden(event) => (ShownVersion::of(&event).etag(), Bytes::from(EventView::from(*event).to_json())),
+        FoundEvent::Public { version, body } => (version.etag(), body),
     };
-    if if_none_match.matches_tag(&tag) {
+    if if_none_match.matches(&tag) {
         return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response());
     }
     let headers = [(ETAG, tag), (CONTENT_TYPE, HeaderValue::from_static("application/json"))];
@@ -231,8 +229,4 @@ async fn change_status(
 
 fn response(status: StatusCode, event: Event) -> StoredResponse {
     StoredResponse::json(status, &EventView::from(event))
-}
-
-fn etag_of(event: &Event) -> HeaderValue {
-    etag::with_extra(event.version, event.active_participants)
 }

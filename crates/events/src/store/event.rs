@@ -21,18 +21,20 @@ pub(crate) struct Outline {
     pub(crate) id: Uuid,
     pub(crate) is_public: bool,
     pub(crate) version: i64,
+    pub(crate) updated_at: DateTime<Utc>,
     pub(crate) active_participants: i32,
 }
 
 pub(crate) async fn outlines(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Vec<Outline>> {
-    let query =
-        "select id, status, published_at, version, active_participants from pillarbox_events.event where id = any($1)";
+    let query = "select id, status, published_at, version, updated_at, active_participants
+                 from pillarbox_events.event where id = any($1)";
     let rows = sqlx::query(query).bind(ids).fetch_all(db).await?;
     let outline = |row: &PgRow| {
         Ok(Outline {
             id: row.try_get("id")?,
             is_public: is_public(status(row, "status")?, row.try_get("published_at")?),
             version: row.try_get("version")?,
+            updated_at: row.try_get("updated_at")?,
             active_participants: row.try_get("active_participants")?,
         })
     };

@@ -1,5 +1,6 @@
-//! Generations: counters that validate cached pages. A transaction that changes what a cached page shows also
-//! increments a counter, so a page with an older generation is a cache miss.
+//! Generations: numbers that validate cached pages. A transaction that changes what a cached page shows also changes a
+//! number, so a page with another generation is a cache miss. The new number is random and not the next one: after a
+//! failover that has lost a change, the next change must not produce the generation of the lost one.
 
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -18,8 +19,9 @@ pub(crate) async fn current(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
 /// Invalidates all cached feed pages when this transaction commits.
 pub(crate) async fn invalidate_feeds(db: &mut PgConnection, event_id: Uuid) -> sqlx::Result<()> {
     let shard = (event_id.as_u128() % 16) as i16;
-    sqlx::query("update pillarbox_events.generation set value = value + 1 where cache = 'feeds' and shard = $1")
+    sqlx::query("update pillarbox_events.generation set value = $2 where cache = 'feeds' and shard = $1")
         .bind(shard)
+        .bind(random_value())
         .execute(db)
         .await
         .map(drop)
@@ -27,8 +29,14 @@ pub(crate) async fn invalidate_feeds(db: &mut PgConnection, event_id: Uuid) -> s
 
 /// Invalidates all cached city suggestions when this transaction commits.
 pub(crate) async fn invalidate_cities(db: &mut PgConnection) -> sqlx::Result<()> {
-    sqlx::query("update pillarbox_events.generation set value = value + 1 where cache = 'cities'")
+    sqlx::query("update pillarbox_events.generation set value = $1 where cache = 'cities'")
+        .bind(random_value())
         .execute(db)
         .await
         .map(drop)
+}
+
+/// A random number that leaves room for the sum of all rows and for the increments of the previous version.
+fn random_value() -> i64 {
+    (Uuid::new_v4().as_u128() as i64) & ((1 << 56) - 1)
 }

@@ -23,24 +23,27 @@ const ENCODED_IN_LANE: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 const SEQ: HeaderName = HeaderName::from_static("webhook-seq");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Sends the message once and returns the result. A failure to send is a result, too.
+/// Sends the message once and returns the result. A failure to send is a result, too. Returns None if `may_send` was false
+/// at the last moment, so that nothing was sent.
 pub(crate) async fn attempt(
     client: &Client,
     recipient: &Recipient,
     message: &HubMessage,
     clock: &Clock,
-) -> AttemptResult {
+    may_send: impl Fn() -> bool,
+) -> Option<AttemptResult> {
     let started = Instant::now();
     let Some(event) = &message.event else {
-        return AttemptResult::not_sent(Reason::Expired, "the log no longer has it");
+        return Some(AttemptResult::not_sent(Reason::Expired, "the log no longer has it"));
     };
     let body = body(recipient.format, event);
     let headers = headers(recipient, message, event, &body, clock.now());
-    let sent =
-        client.post(WebhookRequest { target: &recipient.target, headers, body, timeout: recipient.timeout }).await;
+    let request = WebhookRequest { target: &recipient.target, headers, body, timeout: recipient.timeout };
+    let sent = client.post_if(request, may_send).await;
     let latency = started.elapsed();
-    match sent {
-        Ok(answer) => {
+    Some(match sent {
+        Ok(None) => return None,
+        Ok(Some(answer)) => {
             let status = answer.status.as_u16();
             let verdict = verdict(Some(status), &recipient.retry.statuses);
             AttemptResult {
@@ -64,7 +67,7 @@ pub(crate) async fn attempt(
             excerpt: None,
             not_sent: None,
         },
-    }
+    })
 }
 
 /// The request body: the same bytes on every attempt.

@@ -4,7 +4,8 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mailbox::consumers::{Fence, ShardAssignment};
+use mailbox::consumers::{Fence, Lease, ShardAssignment};
+use mailbox::database::{Incarnation, step};
 use sqlx::PgConnection;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -13,6 +14,7 @@ use super::saver::save_changes;
 use super::subscriber_queue::SubscriberQueue;
 use super::{DispatchError, Dispatcher};
 use crate::delivery::{Changes, Recipient};
+use crate::hub_message::DirectoryVersion;
 use crate::store::subscriber::StoredSubscriber;
 use crate::store::{self, delivery_reads};
 
@@ -23,11 +25,15 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
 
 pub(super) struct Ownership {
     assignment: ShardAssignment,
+    /// The incarnation of the database that the shards were claimed in. None: they have to be claimed.
+    incarnation: Option<Incarnation>,
     shards: BTreeSet<i16>,
+    /// The lease of the shards.
+    lease: Option<Lease>,
     /// The version of the directory (all subscribers with their settings; each change increments the version) that the
-    /// subscriber queues were loaded from. None: they have to be loaded.
+    /// subscriber queues were loaded from, in the same incarnation. None: they have to be loaded.
     loaded_version: Option<i64>,
-    /// The newest version of the directory that a poll or fan-out has reported.
+    /// The newest version of the directory that a poll or fan-out has reported, in the same incarnation.
     newest_version: i64,
     rebalanced_at: Option<Instant>,
     refreshed_at: Option<Instant>,
@@ -40,7 +46,9 @@ impl Ownership {
     pub(super) fn new(assignment: ShardAssignment) -> Ownership {
         Ownership {
             assignment,
+            incarnation: None,
             shards: BTreeSet::new(),
+            lease: None,
             loaded_version: None,
             newest_version: 0,
             rebalanced_at: None,
@@ -53,6 +61,11 @@ impl Ownership {
         self.assignment.fence()
     }
 
+    /// The lease of the shards, unless it may have expired: then another process may send the same messages.
+    pub(super) fn valid_lease(&self) -> Option<Lease> {
+        self.lease.clone().filter(Lease::is_valid)
+    }
+
     /// Whether the subscriber queues are those of the owned shards. Until then nothing is sent.
     pub(super) fn is_loaded(&self) -> bool {
         self.loaded_version.is_some()
@@ -61,6 +74,19 @@ impl Ownership {
     /// Whether in-memory state has become stale since the last call, because the database restarted or failed over.
     pub(super) fn consume_invalidation(&mut self) -> bool {
         self.assignment.consume_invalidation()
+    }
+
+    /// Whether something that was read or handed over belongs to the incarnation of the database that the shards were
+    /// claimed in. In another one, its numbers and versions are those of other messages and subscribers.
+    pub(super) fn is_of(&self, incarnation: Option<Incarnation>) -> bool {
+        incarnation.is_some() && incarnation == self.incarnation
+    }
+
+    /// Reports a database error, so that nobody follows a snapshot from before it.
+    pub(super) fn report_error(&self, error: &DispatchError) {
+        if let DispatchError::Database(error) = error {
+            self.assignment.report_error(error);
+        }
     }
 
     pub(super) fn is_rebalance_due(&self) -> bool {
@@ -76,8 +102,9 @@ impl Ownership {
         }
     }
 
-    pub(super) fn notice_version(&mut self, version: i64) {
-        self.newest_version = self.newest_version.max(version);
+    /// Notices a version of the directory, which must be of the incarnation that the shards were claimed in.
+    pub(super) fn notice_version(&mut self, version: DirectoryVersion) {
+        self.newest_version = self.newest_version.max(version.count);
     }
 
     /// When the subscribers have to be loaded again; None if they have not changed.
@@ -89,7 +116,9 @@ impl Ownership {
 
     pub(super) fn reset(&mut self) {
         self.shards.clear();
+        self.lease = None;
         (self.loaded_version, self.newest_version, self.rebalanced_at) = (None, 0, None);
+        self.incarnation = None;
     }
 
     fn next_generation(&mut self) -> u64 {
@@ -101,6 +130,16 @@ impl Ownership {
 impl Dispatcher {
     /// Claims and releases shards, and loads the subscribers of the owned ones.
     pub(super) async fn rebalance(&mut self) -> Result<(), DispatchError> {
+        let (db, time_max) = (self.db.clone(), self.step_time_max);
+        step(&db, "rebalance", time_max, self.claim_shards()).await?;
+        // Not loaded, if the lease was lost.
+        match self.ownership.rebalanced_at {
+            Some(_) => self.refresh().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn claim_shards(&mut self) -> Result<(), DispatchError> {
         let mut db = self.db.acquire().await?;
         if mailbox::database::cluster_identity::is_restored(&mut db).await? {
             self.reset();
@@ -112,17 +151,29 @@ impl Dispatcher {
             return Ok(());
         };
         drop(db);
+        self.ownership.incarnation = self.ownership.assignment.incarnation();
         self.ownership.set_shards(shards);
+        self.ownership.lease = Some(self.ownership.assignment.lease().clone());
         self.ownership.rebalanced_at = Some(Instant::now());
-        self.refresh().await
+        Ok(())
     }
 
     /// Creates, updates and removes subscriber queues according to the directory, if it has changed.
     pub(super) async fn refresh(&mut self) -> Result<(), DispatchError> {
+        let (db, time_max) = (self.db.clone(), self.step_time_max);
+        step(&db, "load subscribers", time_max, self.load_subscribers()).await
+    }
+
+    async fn load_subscribers(&mut self) -> Result<(), DispatchError> {
         self.ownership.refreshed_at = Some(Instant::now());
         let mut db = self.db.acquire().await?;
         // Read the version before the subscribers: a change in between makes the next refresh load them again.
-        let version = store::subscriber::directory_version(&mut db).await?;
+        let DirectoryVersion { incarnation, count: version } = store::subscriber::directory_version(&mut db).await?;
+        if !self.ownership.is_of(incarnation) {
+            drop(db);
+            self.rejoin();
+            return Ok(());
+        }
         if self.ownership.loaded_version == Some(version) {
             return Ok(());
         }
@@ -187,6 +238,13 @@ impl Dispatcher {
         Ok(())
     }
 
+    /// Drops all in-memory state and the claim on the shards, because the database has another incarnation.
+    pub(super) fn rejoin(&mut self) {
+        tracing::warn!("the database has failed over or was restarted after a crash; rejoining");
+        self.ownership.assignment.abandon();
+        self.reset();
+    }
+
     /// Drops all in-memory state. It may be stale; the next round loads it again from the database.
     pub(super) fn reset(&mut self) {
         self.queues.clear();
@@ -215,7 +273,7 @@ impl Dispatcher {
             tracing::warn!(%error, "the last outcomes could not be saved; their messages are sent again");
         }
         let released = async { self.ownership.assignment.release(&mut *self.db.acquire().await?).await };
-        if let Err(error) = released.await {
+        if let Err(error) = step(&self.db, "release", self.step_time_max, released).await {
             tracing::warn!(%error, "the shards could not be released; other processes claim them when the lease expires");
         }
     }
@@ -229,21 +287,22 @@ impl Dispatcher {
         }
         let (now, fence) = (self.clock.now(), self.ownership.fence());
         if let Some(changes) = self.saver.failed.take()
-            && !save_changes(&self.db, fence, &changes, now).await?
+            && !save_changes(&self.db, self.step_time_max, fence, &changes, now).await?
         {
             return Ok(()); // The lease is lost: the new owner sends these messages again.
         }
         let mut changes = Changes::default();
         self.queues.values_mut().for_each(|queue| queue.drain_changes(now, &mut changes));
-        save_changes(&self.db, self.ownership.fence(), &changes, now).await.map(drop)
+        save_changes(&self.db, self.step_time_max, self.ownership.fence(), &changes, now).await.map(drop)
     }
 }
 
 #[cfg(test)]
 impl Ownership {
     /// Sets the state after a successful rebalance and refresh.
-    pub(super) fn assume_loaded(&mut self, shards: BTreeSet<i16>, version: i64) {
-        self.shards = shards;
+    pub(super) fn assume_loaded(&mut self, shards: BTreeSet<i16>, version: DirectoryVersion) {
+        let DirectoryVersion { incarnation, count: version } = version;
+        (self.shards, self.incarnation, self.lease) = (shards, incarnation, Some(Lease::permanent()));
         (self.loaded_version, self.newest_version) = (Some(version), version);
         self.rebalanced_at = Some(Instant::now());
     }

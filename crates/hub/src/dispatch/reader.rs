@@ -2,14 +2,17 @@
 //!
 //! At most one poll and one read are in flight at a time; each serves many subscribers.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use mailbox::database::{SHORT_STEP_TIME_MAX, step};
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::subscriber_queue::Origin;
+use super::subscriber_queue::{Origin, SubscriberQueue};
 use super::{DATABASE_RETRY_PAUSE, DispatchError, Dispatcher, TaskResult, flatten};
 use crate::delivery::{NewMessages, ReadRequest, ReadResult};
 use crate::hub_message::FannedBatch;
@@ -25,6 +28,8 @@ const IDLE_AFTER: Duration = Duration::from_secs(2);
 const READS_MAX: usize = 64;
 /// Bounds the detached lanes of one subscriber in one read.
 const LANE_READS_MAX: usize = 8;
+/// Bounds the subscribers of one tenant in one read while others need one, too.
+const TENANT_READS_MAX: usize = 32;
 
 pub(super) struct Reader {
     pub(super) announced: AnnouncedPosition,
@@ -95,12 +100,18 @@ impl Reader {
         }
         self.polled_at = Instant::now();
         let db = db.clone();
-        self.poll = Some(tokio::spawn(async move { delivery_reads::poll(&mut *db.acquire().await?, after).await }));
+        self.poll = Some(tokio::spawn(async move {
+            let polling = async { delivery_reads::poll(&mut *db.acquire().await?, after).await };
+            step(&db, "poll", SHORT_STEP_TIME_MAX, polling).await
+        }));
     }
 
-    fn start_read(&mut self, db: &PgPool, request: ReadRequest) {
+    fn start_read(&mut self, db: &PgPool, time_max: Duration, request: ReadRequest) {
         let (db, requested) = (db.clone(), request.clone());
-        let read = tokio::spawn(async move { delivery_reads::read(&mut *db.acquire().await?, &requested).await });
+        let read = tokio::spawn(async move {
+            let reading = async { delivery_reads::read(&mut *db.acquire().await?, &requested).await };
+            step(&db, "read messages", time_max, reading).await
+        });
         self.read = Some((request, read));
     }
 }
@@ -109,7 +120,10 @@ impl Dispatcher {
     /// Passes the messages of a fan-out batch in this process to their subscriber queues, if they follow directly on
     /// the announced position.
     pub(super) fn hand_over(&mut self, batch: FannedBatch) {
-        if !self.ownership.is_loaded() || !self.reader.announced.advance_contiguously(batch.after, batch.to) {
+        // A batch from before a failover must not follow on numbers from after it, although they may be contiguous: the
+        // messages that have these numbers now would never be announced.
+        let is_valid = self.ownership.is_loaded() && self.ownership.is_of(batch.directory_version.incarnation);
+        if !is_valid || !self.reader.announced.advance_contiguously(batch.after, batch.to) {
             // Not loaded yet, a gap before the batch, or an overlap with it: the next poll announces the messages.
             return;
         }
@@ -120,7 +134,10 @@ impl Dispatcher {
             // the dispatcher has loaded the subscriber.
             if let Some(queue) = self.queues.get_mut(&subscriber) {
                 queue.receive(messages, Origin::HandedOver);
-                self.scheduler.activate(subscriber);
+                // A paused queue has nothing to do, and a round visits every active one.
+                if queue.may_send() {
+                    self.scheduler.activate(subscriber);
+                }
             }
         }
     }
@@ -128,15 +145,24 @@ impl Dispatcher {
     /// Tells the subscriber queues that a poll found something for them in the database.
     pub(super) fn finish_poll(&mut self, polled: TaskResult<NewMessages>) -> Result<(), DispatchError> {
         self.reader.poll = None;
-        let new = flatten(polled)?;
+        let new = flatten(polled).inspect_err(|_| self.retry_at = Some(Instant::now() + DATABASE_RETRY_PAUSE))?;
+        if !self.ownership.is_of(new.directory_version.incarnation) {
+            self.rejoin();
+            return Ok(());
+        }
         self.ownership.notice_version(new.directory_version);
         if self.reader.announced.advance_to(new.newest) {
             self.reader.advanced_at = Instant::now();
             for subscriber in new.subscribers {
                 if let Some(queue) = self.queues.get_mut(&subscriber) {
+                    let has_commands = new.commanded.contains(&subscriber);
                     queue.mark_has_more();
-                    queue.mark_has_commands();
-                    self.scheduler.activate(subscriber);
+                    if has_commands {
+                        queue.mark_has_commands();
+                    }
+                    if has_commands || queue.may_send() {
+                        self.scheduler.activate(subscriber);
+                    }
                 }
             }
         }
@@ -148,22 +174,27 @@ impl Dispatcher {
         if self.reader.read.is_some() {
             return;
         }
-        let mut request = ReadRequest::default();
+        let (mut request, mut by_tenant, mut beyond_share) =
+            (ReadRequest::default(), HashMap::<Arc<str>, usize>::new(), Vec::new());
         for subscriber in self.scheduler.next_turn() {
-            if request.queues.len().max(request.lanes.len()).max(request.commands.len()) >= READS_MAX {
+            if is_full(&request) {
                 break;
             }
             let Some(queue) = self.queues.get_mut(subscriber) else { continue };
-            if queue.start_command_read() {
-                request.commands.push(*subscriber);
+            let tenant = &queue.recipient.tenant;
+            if by_tenant.get(tenant).is_some_and(|reads| *reads >= TENANT_READS_MAX) {
+                beyond_share.push(*subscriber);
+            } else if add_reads(&mut request, queue, now) {
+                *by_tenant.entry(queue.recipient.tenant.clone()).or_default() += 1;
             }
-            request.queues.extend(queue.start_read());
-            let lanes_max = LANE_READS_MAX.min(READS_MAX - request.lanes.len());
-            let lanes = queue.start_lane_reads(now, lanes_max);
-            request.lanes.extend(lanes.into_iter().map(|lane| (*subscriber, lane)));
+        }
+        for subscriber in beyond_share {
+            if let Some(queue) = self.queues.get_mut(&subscriber).filter(|_| !is_full(&request)) {
+                add_reads(&mut request, queue, now);
+            }
         }
         if !request.is_empty() {
-            self.reader.start_read(&self.db, request);
+            self.reader.start_read(&self.db, self.step_time_max, request);
         }
     }
 
@@ -171,6 +202,10 @@ impl Dispatcher {
     pub(super) fn finish_read(&mut self, read: TaskResult<ReadResult>) -> Result<(), DispatchError> {
         let Some((request, _)) = self.reader.read.take() else { return Ok(()) };
         match flatten(read) {
+            Ok(ReadResult { incarnation: Some(incarnation), .. }) if !self.ownership.is_of(Some(incarnation)) => {
+                self.rejoin();
+                Ok(())
+            }
             Ok(result) => {
                 self.receive_read(request, result);
                 Ok(())
@@ -224,6 +259,29 @@ impl Dispatcher {
                 queue.mark_has_commands();
             }
         }
+    }
+}
+
+/// Whether one of the parts of a read has reached its bound.
+fn is_full(request: &ReadRequest) -> bool {
+    request.queues.len().max(request.lanes.len()).max(request.commands.len()) >= READS_MAX
+}
+
+/// Adds what the queue has to read, and marks it as being read. Returns false if it has nothing to read.
+fn add_reads(request: &mut ReadRequest, queue: &mut SubscriberQueue, now: DateTime<Utc>) -> bool {
+    let (subscriber, has_commands, read) = (queue.recipient.id, queue.start_command_read(), queue.start_read());
+    let lanes = queue.start_lane_reads(now, LANE_READS_MAX.min(READS_MAX - request.lanes.len()));
+    let has_reads = has_commands || read.is_some() || !lanes.is_empty();
+    request.commands.extend(has_commands.then_some(subscriber));
+    request.queues.extend(read);
+    request.lanes.extend(lanes.into_iter().map(|lane| (subscriber, lane)));
+    has_reads
+}
+
+#[cfg(test)]
+impl AnnouncedPosition {
+    pub(super) fn of(n: i64) -> AnnouncedPosition {
+        AnnouncedPosition(Some(n))
     }
 }
 

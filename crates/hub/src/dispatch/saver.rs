@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use mailbox::consumers::Fence;
+use mailbox::database::step;
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -52,12 +53,12 @@ impl Saver {
         self.saved_at + SAVE_PAUSE_MIN
     }
 
-    fn start(&mut self, db: &PgPool, fence: Fence, changes: Arc<Changes>, now: DateTime<Utc>) {
+    fn start(&mut self, db: &PgPool, time_max: Duration, fence: Fence, changes: Arc<Changes>, now: DateTime<Utc>) {
         if changes.is_empty() {
             return; // The rate-limited changes of the queues are not due yet.
         }
         let (db, saved) = (db.clone(), changes.clone());
-        let save = tokio::spawn(async move { save_changes(&db, fence, &saved, now).await });
+        let save = tokio::spawn(async move { save_changes(&db, time_max, fence, &saved, now).await });
         self.in_flight = Some((changes, save));
     }
 }
@@ -65,17 +66,21 @@ impl Saver {
 /// Saves all changes or none. Returns false, without saving, if this process has lost the lease.
 pub(super) async fn save_changes(
     db: &PgPool,
+    time_max: Duration,
     fence: Fence,
     changes: &Changes,
     now: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
-    let mut tx = db.begin().await?;
-    if !fence.lock(&mut tx).await? {
-        return Ok(false);
-    }
-    store::delivery_writes::save(&mut tx, changes, now).await?;
-    tx.commit().await?;
-    Ok(true)
+    let saving = async {
+        let mut tx = db.begin().await?;
+        if !fence.lock(&mut tx).await? {
+            return Ok(false);
+        }
+        store::delivery_writes::save(&mut tx, changes, now).await?;
+        tx.commit().await?;
+        Ok(true)
+    };
+    step(db, "save outcomes", time_max, saving).await
 }
 
 impl Dispatcher {
@@ -85,14 +90,14 @@ impl Dispatcher {
         if self.saver.in_flight.is_some() || (self.saver.failed.is_none() && self.ownership.is_rebalance_due()) {
             return;
         }
-        let fence = self.ownership.fence();
+        let (time_max, fence) = (self.step_time_max, self.ownership.fence());
         if let Some(changes) = self.saver.failed.take() {
-            return self.saver.start(&self.db, fence, changes, now);
+            return self.saver.start(&self.db, time_max, fence, changes, now);
         }
         let count = self.changed_queues(now).take(FULL_BATCH).count();
         if count > 0 && (count == FULL_BATCH || Instant::now() >= self.saver.next_save()) {
             let changes = self.drain_changes(now);
-            self.saver.start(&self.db, fence, changes, now);
+            self.saver.start(&self.db, time_max, fence, changes, now);
         }
     }
 
@@ -101,7 +106,7 @@ impl Dispatcher {
         if self.has_changes() {
             let now = self.clock.now();
             let changes = self.drain_changes(now);
-            self.saver.start(&self.db, self.ownership.fence(), changes, now);
+            self.saver.start(&self.db, self.step_time_max, self.ownership.fence(), changes, now);
         }
         if self.saver.in_flight.is_some() {
             let saved = finished(self.saver.in_flight.as_mut().map(|(_, save)| save)).await;
@@ -141,9 +146,7 @@ impl Dispatcher {
                 Ok(())
             }
             Ok(false) => {
-                tracing::warn!(
-                    "lost the lease to another process, which sends the messages in flight again; rejoining"
-                );
+                tracing::warn!("lost the lease; its next owner sends the messages in flight again; rejoining");
                 self.reset();
                 Ok(())
             }

@@ -1,25 +1,33 @@
 //! Sending: the attempts in flight, each in a task of its own.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use kit::clock::Clock;
+use mailbox::consumers::Lease;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::Dispatcher;
 use super::attempt::attempt;
+use super::slots::Slots;
 use super::subscriber_queue::SubscriberQueue;
-use crate::client::Client;
 use crate::delivery::AttemptResult;
 use crate::domain::{Reason, Verdict};
 use crate::hub_message::LaneKey;
+use crate::tenant_clients::TenantClients;
 
-/// Messages in flight, of all subscribers of this process.
-const IN_FLIGHT_MAX: usize = 4_096;
+/// Attempts that one round starts: then the dispatcher looks for results and new messages.
+const ROUND_STARTS_MAX: usize = 256;
+/// Attempts of one subscriber that one turn starts.
+const TURN_STARTS_MAX: usize = 8;
 
 pub(super) struct Sender {
-    client: Client,
+    clients: TenantClients,
     clock: Clock,
-    in_flight: usize,
+    slots: Slots,
+    /// The last round has ended before every queue had its turn.
+    pub(super) is_interrupted: bool,
     finished: mpsc::UnboundedSender<FinishedAttempt>,
     pub(super) results: mpsc::UnboundedReceiver<FinishedAttempt>,
 }
@@ -32,81 +40,116 @@ pub(super) struct FinishedAttempt {
     /// The version of the subscriber that the message was sent to.
     version: i64,
     key: LaneKey,
-    result: AttemptResult,
+    /// The subscriber was slow when the attempt was started.
+    was_slow: bool,
+    /// None: the lease may have expired before the request was sent, so it was not sent.
+    result: Option<AttemptResult>,
 }
 
 impl Sender {
-    pub(super) fn new(client: Client, clock: Clock) -> Sender {
+    pub(super) fn new(clients: TenantClients, clock: Clock, in_flight_max: usize) -> Sender {
         let (finished, results) = mpsc::unbounded_channel();
-        Sender { client, clock, in_flight: 0, finished, results }
+        Sender { clients, clock, slots: Slots::new(in_flight_max), is_interrupted: false, finished, results }
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight
+        self.slots.in_flight()
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.in_flight >= IN_FLIGHT_MAX
-    }
-
-    /// Drops all attempts from the count. Their results are ignored, because their queues no longer exist.
+    /// Drops all attempts from the counts. Their results are ignored, because their queues no longer exist.
     pub(super) fn reset(&mut self) {
-        self.in_flight = 0;
+        self.slots.reset();
+        self.is_interrupted = false;
     }
 
-    /// Drops the attempts of a removed queue from the count.
+    /// Drops the attempts of a removed queue from the counts.
     pub(super) fn drop_queue(&mut self, queue: &SubscriberQueue) {
-        self.in_flight -= queue.in_flight();
+        self.slots.drop_queue(queue);
     }
 
-    /// Starts attempts for all messages of a queue that may be sent now.
-    pub(super) fn send_from(&mut self, queue: &mut SubscriberQueue, now: DateTime<Utc>) {
-        // A queue may start an attempt while it has fewer in flight than there are free slots:
-        // queue.in_flight < IN_FLIGHT_MAX - in_flight of all queues. So one queue gets at most half of the slots, and the
-        // more slots all queues use, the fewer each of them may use: a new queue finds a free one.
-        while queue.in_flight() < IN_FLIGHT_MAX.saturating_sub(self.in_flight)
+    /// Starts attempts for messages of a queue whose turn it is. Returns how many.
+    pub(super) fn send_from(&mut self, queue: &mut SubscriberQueue, lease: &Lease, now: DateTime<Utc>) -> usize {
+        queue.waits_for_slot = false;
+        let mut started = 0;
+        while started < TURN_STARTS_MAX
+            && self.slots.allow(queue, now)
             && let Some((key, message)) = queue.start_next(now)
         {
-            self.in_flight += 1;
+            started += 1;
+            let was_slow = self.slots.start(queue, now);
             // A message without content is not given up here: its attempt makes it a dead letter as `expired`, not `manual`.
             let requested_by = queue.pop_dead_letter_request(message.n).filter(|_| message.event.is_some());
             let (finished, generation) = (self.finished.clone(), queue.generation);
             let recipient = queue.recipient.clone();
             let (subscriber, version) = (recipient.id, recipient.version);
+            let finish = move |result| {
+                let _ = finished.send(FinishedAttempt { generation, subscriber, version, key, was_slow, result });
+            };
             if let Some(by) = requested_by {
-                let result = AttemptResult::not_sent(Reason::Manual, &format!("given up by {by}"));
-                let _ = finished.send(FinishedAttempt { generation, subscriber, version, key, result });
+                finish(Some(AttemptResult::not_sent(Reason::Manual, &format!("given up by {by}"))));
                 continue;
             }
-            let (client, clock) = (self.client.clone(), self.clock.clone());
-            tokio::spawn(async move {
-                let result = attempt(&client, &recipient, &message, &clock).await;
-                let _ = finished.send(FinishedAttempt { generation, subscriber, version, key, result });
-            });
+            let (client, clock, lease) =
+                (self.clients.of(&recipient.tenant).clone(), self.clock.clone(), lease.clone());
+            tokio::spawn(
+                async move { finish(attempt(&client, &recipient, &message, &clock, || lease.is_valid()).await) },
+            );
+        }
+        // A queue at its limit has attempts in flight. The result of one of them makes it active again.
+        if !self.slots.is_at_limit(queue) && queue.can_start(now) {
+            self.slots.enqueue(queue, now);
+        }
+        started
+    }
+
+    /// Gives every tenant its turns, until all slots are used or every waiting queue has to wait longer.
+    fn run_turns(&mut self, queues: &mut HashMap<Uuid, SubscriberQueue>, lease: &Lease, now: DateTime<Utc>) {
+        let mut started = 0;
+        loop {
+            let mut has_progress = false;
+            for _ in 0..self.slots.turns() {
+                let Some(subscriber) = self.slots.next_turn() else { continue };
+                has_progress = true;
+                // Without a queue, the subscriber belongs to another process, or was deleted.
+                if let Some(queue) = queues.get_mut(&subscriber) {
+                    started += self.send_from(queue, lease, now);
+                }
+            }
+            self.is_interrupted = has_progress && started >= ROUND_STARTS_MAX;
+            if !has_progress || self.is_interrupted {
+                return;
+            }
         }
     }
 }
 
 impl Dispatcher {
+    /// Starts attempts, unless the lease may have expired: another process may send the same messages then. The next
+    /// rebalance finds out.
     pub(super) fn send(&mut self, now: DateTime<Utc>) {
+        let Some(lease) = self.ownership.valid_lease() else { return };
         for subscriber in self.scheduler.active() {
-            if let Some(queue) = self.queues.get_mut(subscriber) {
-                self.sender.send_from(queue, now);
+            if let Some(queue) = self.queues.get_mut(subscriber)
+                && !queue.waits_for_slot
+                && queue.can_start(now)
+            {
+                self.sender.slots.enqueue(queue, now);
             }
         }
+        self.sender.run_turns(&mut self.queues, &lease, now);
     }
 
     /// Passes the result of an attempt to its subscriber queue.
     pub(super) fn finish_attempt(&mut self, finished: FinishedAttempt) {
         let queue = self.queues.get_mut(&finished.subscriber);
         let Some(queue) = queue.filter(|queue| queue.generation == finished.generation) else { return };
-        self.sender.in_flight -= 1;
-        let mut result = finished.result;
+        self.sender.slots.finish(queue, finished.was_slow);
+        self.scheduler.activate(finished.subscriber);
+        let Some(mut result) = finished.result else { return queue.cancel_attempt(&finished.key, self.clock.now()) };
         if result.verdict == Verdict::Gone && finished.version != queue.recipient.version {
             // The tenant has changed the subscriber meanwhile, perhaps its address: the new address may exist.
             result.verdict = Verdict::Retry;
         }
         queue.finish_attempt(&finished.key, result, self.clock.now(), rand::random());
-        self.scheduler.activate(finished.subscriber);
     }
 }

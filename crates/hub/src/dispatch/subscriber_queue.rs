@@ -53,6 +53,10 @@ pub(super) struct SubscriberQueue {
     pub(super) generation: u64,
     /// The subscriber answered 410: nothing is sent until it changes.
     answered_gone: bool,
+    /// The queue waits for a slot. Set by the sender.
+    pub(super) waits_for_slot: bool,
+    /// Attempts in flight that were started while the subscriber was slow. Set by the sender.
+    pub(super) slow_in_flight: usize,
     lanes: Lanes,
     limits: Limits,
     progress: ReadProgress,
@@ -66,6 +70,8 @@ impl SubscriberQueue {
             recipient,
             generation,
             answered_gone: false,
+            waits_for_slot: false,
+            slow_in_flight: 0,
             lanes: Lanes::new(stored.lanes, stored.completed, now),
             limits: Limits::new(now),
             progress: ReadProgress::new(stored.position),
@@ -75,14 +81,14 @@ impl SubscriberQueue {
     }
 
     /// Whether anything may be sent at all, apart from the limits.
-    fn may_send(&self) -> bool {
+    pub(super) fn may_send(&self) -> bool {
         self.recipient.is_enabled && !self.answered_gone
     }
 
-    /// Whether an attempt is in flight, or the database does not have the outcome of an attempt or the row of a lane. False
-    /// does not mean idle: the position may be unsaved, and messages may be ready to be sent.
+    /// Whether the database does not have the outcome of an attempt or the row of a lane. False does not mean idle: attempts
+    /// may be in flight, the position may be unsaved, and messages may be ready to be sent.
     pub(super) fn has_unsaved_outcomes(&self) -> bool {
-        self.limits.in_flight() > 0 || self.unsaved.has_outcomes() || self.lanes.is_dirty()
+        self.unsaved.has_outcomes() || self.lanes.is_dirty()
     }
 
     /// Whether the queue could continue if messages or commands were read for it.
@@ -94,10 +100,20 @@ impl SubscriberQueue {
         self.limits.in_flight()
     }
 
+    /// Whether its attempts occupy their slots for a long time.
+    pub(super) fn is_slow(&self, now: DateTime<Utc>) -> bool {
+        self.limits.is_slow(now)
+    }
+
+    /// Whether a message may be sent now, if there is a slot for it.
+    pub(super) fn can_start(&mut self, now: DateTime<Utc>) -> bool {
+        self.lanes.wake_due(now);
+        self.lanes.has_ready() && self.may_send() && self.limits.allow(&self.recipient.limits, now)
+    }
+
     /// Marks the next message as in flight and returns it. None if no message may be sent now.
     pub(super) fn start_next(&mut self, now: DateTime<Utc>) -> Option<(LaneKey, HubMessage)> {
-        self.lanes.wake_due(now);
-        if !self.lanes.has_ready() || !self.may_send() || !self.limits.allow(&self.recipient.limits, now) {
+        if !self.can_start(now) {
             return None;
         }
         let started = self.lanes.start_next()?;
@@ -217,7 +233,10 @@ impl SubscriberQueue {
     /// Applies the result of the attempt at the head of this lane. `jitter`, from 0 to 1, spreads the retries of messages
     /// that failed together.
     pub(super) fn finish_attempt(&mut self, key: &LaneKey, result: AttemptResult, now: DateTime<Utc>, jitter: f64) {
-        self.limits.finish_attempt();
+        self.limits.finish_attempt(now);
+        if result.not_sent.is_none() {
+            self.limits.record_time(result.latency);
+        }
         let Some(lane) = self.lanes.get_mut(key) else { return };
         lane.is_in_flight = false;
         let Some(message) = lane.queue.front().cloned() else { return };
@@ -237,6 +256,8 @@ impl SubscriberQueue {
         self.unsaved.attempts.push(Attempt { at: now, subscriber, n, attempt, outcome, result });
         match next_step {
             NextStep::Complete => self.lanes.complete_head(key),
+            // An operator has given the message up meanwhile: it is not retried, so it does not wait either.
+            NextStep::RetryAfter(_) if self.commands.has_dead_letter_request(n) => self.lanes.schedule_at(key, n, now),
             NextStep::RetryAfter(pause) => self.lanes.schedule_at(key, n, now + pause),
             NextStep::DeadLetter(reason) => {
                 let recipient = self.recipient.clone();
@@ -248,6 +269,12 @@ impl SubscriberQueue {
                 }
             }
         }
+    }
+
+    /// The attempt at the head of this lane was not sent: the head is ready again.
+    pub(super) fn cancel_attempt(&mut self, key: &LaneKey, now: DateTime<Utc>) {
+        self.limits.finish_attempt(now);
+        self.lanes.return_head(key);
     }
 
     fn next_step(&self, result: &AttemptResult, attempt: u16, pause: Option<Duration>, jitter: f64) -> NextStep {
@@ -335,6 +362,14 @@ impl SubscriberQueue {
             || self.lanes.has_deleted_rows()
             || !self.commands.executed.is_empty()
             || self.next_save().is_some_and(|at| at <= now)
+    }
+}
+
+#[cfg(test)]
+impl SubscriberQueue {
+    /// Sets the state after an attempt with a quick answer.
+    pub(super) fn assume_fast(&mut self) {
+        self.limits.record_time(Duration::from_millis(1));
     }
 }
 

@@ -13,13 +13,16 @@ use sqlx::postgres::PgPoolOptions;
 use tokio_util::sync::CancellationToken;
 
 use super::ownership::REFRESH_PAUSE;
+use super::reader::AnnouncedPosition;
 use super::subscriber_queue::Origin;
 use super::*;
-use crate::client::ClientSettings;
+use crate::client::{Client, ClientSettings};
 use crate::delivery::fixtures::recipient;
 use crate::delivery::{LaneRow, Recipient, RecipientLimits, StoredState};
-use crate::hub_message::HubMessage;
 use crate::hub_message::fixtures::event;
+use crate::hub_message::{DirectoryVersion, HubMessage};
+
+const SLOTS: usize = 4_096;
 
 /// A dispatcher that owns all shards and has loaded its (zero) subscribers.
 async fn dispatcher() -> Dispatcher {
@@ -29,20 +32,29 @@ async fn dispatcher() -> Dispatcher {
     let stop = CancellationToken::new();
     let assignment = Runtime::start(Database::new(db.clone()), clock.clone(), replica, Health::default(), stop)
         .shard_assignment("hub.dispatch");
-    let client = Client::new(ClientSettings::default()).unwrap();
+    let clients = TenantClients::shared(Client::new(ClientSettings::default()).unwrap());
     let cipher = Cipher::new(&MasterKey::generate(), &[], "test");
     let (_, handed_over) = mpsc::channel(1);
-    let mut dispatcher = Dispatcher::new(db, clock, client, cipher, assignment, handed_over);
-    dispatcher.ownership.assume_loaded((0..16).collect(), 7);
+    let mut dispatcher = Dispatcher::new(&Database::new(db), clock, clients, cipher, assignment, handed_over, SLOTS);
+    dispatcher.ownership.assume_loaded((0..16).collect(), directory_version(Uuid::nil()));
     dispatcher.reader.announced.load(0);
     dispatcher
 }
 
+/// Version 7 of the directory in this incarnation of the database.
+fn directory_version(incarnation: Uuid) -> DirectoryVersion {
+    DirectoryVersion { incarnation: Some(incarnation.into()), count: 7 }
+}
+
 impl Dispatcher {
-    /// Adds a subscriber with this many queued messages.
+    /// Adds a subscriber of the tenant `main` with this many queued messages.
     fn add(&mut self, messages: i64, max_in_flight: usize) -> Uuid {
+        self.add_to("main", messages, max_in_flight)
+    }
+
+    fn add_to(&mut self, tenant: &str, messages: i64, max_in_flight: usize) -> Uuid {
         let limits = RecipientLimits { max_in_flight, rate: None };
-        let recipient = Recipient { limits, ..recipient() };
+        let recipient = Recipient { limits, tenant: tenant.into(), ..recipient() };
         let id = recipient.id;
         let mut queue = SubscriberQueue::new(Arc::new(recipient), 0, StoredState::default(), self.clock.now());
         let event = Arc::new(event(0));
@@ -51,6 +63,26 @@ impl Dispatcher {
         self.queues.insert(id, queue);
         self.scheduler.activate(id);
         id
+    }
+
+    /// Adds a subscriber that has answered quickly before.
+    fn add_fast(&mut self, tenant: &str, messages: i64, max_in_flight: usize) -> Uuid {
+        let id = self.add_to(tenant, messages, max_in_flight);
+        self.queues.get_mut(&id).unwrap().assume_fast();
+        id
+    }
+
+    /// Sends until a round has nothing left to start.
+    fn send_all(&mut self) {
+        let now = self.clock.now();
+        self.send(now);
+        while self.sender.is_interrupted {
+            self.send(now);
+        }
+    }
+
+    fn in_flight_of(&self, subscribers: &[Uuid]) -> usize {
+        subscribers.iter().map(|id| self.queues[id].in_flight()).sum()
     }
 
     /// Adds a subscriber with this many detached lanes that are due and not read yet.
@@ -81,16 +113,76 @@ impl Dispatcher {
 #[tokio::test]
 async fn greedy_subscribers_do_not_use_all_slots() {
     let mut dispatcher = dispatcher().await;
-    let now = dispatcher.clock.now();
     for _ in 0..8 {
-        dispatcher.add(1_000, 1_000);
+        dispatcher.add_fast("main", 1_000, 1_000);
     }
-    dispatcher.send(now);
-    let late = dispatcher.add(10, 10);
-    dispatcher.send(now);
+    dispatcher.send_all();
     let in_flight = dispatcher.sender.in_flight();
-    assert_eq!(dispatcher.queues[&late].in_flight(), 10, "of {in_flight}");
-    assert!(in_flight > 4_000, "{in_flight}: few slots are left unused");
+    assert_eq!(in_flight, SLOTS * 3 / 4, "one tenant uses three quarters");
+    let others: Vec<Uuid> = (0..8).map(|number| dispatcher.add_fast(&format!("t-{number}"), 10, 10)).collect();
+    dispatcher.send_all();
+    assert_eq!(dispatcher.in_flight_of(&others), 80);
+}
+
+#[tokio::test]
+async fn thousands_of_silent_subscribers_do_not_use_the_slots_of_others() {
+    let mut dispatcher = dispatcher().await;
+    let silent: Vec<Uuid> = (0..4_300).map(|_| dispatcher.add_to("attacker", 1, 1)).collect();
+    dispatcher.send_all();
+    assert_eq!(dispatcher.in_flight_of(&silent), SLOTS / 5, "a fifth");
+    let (own, other) = (dispatcher.add_fast("attacker", 100, 100), dispatcher.add_to("other", 100, 100));
+    dispatcher.send_all();
+    assert_eq!((dispatcher.in_flight_of(&[own]), dispatcher.in_flight_of(&[other])), (100, 100));
+}
+
+#[tokio::test]
+async fn rounds_do_not_visit_the_queues_that_wait_for_a_slot_or_for_an_answer() {
+    let mut dispatcher = dispatcher().await;
+    for _ in 0..4_300 {
+        let id = dispatcher.add_to("attacker", 1, 1);
+        let queue = dispatcher.queues.get_mut(&id).unwrap();
+        assert!(queue.start_command_read() && queue.start_read().is_some(), "nothing is left to read");
+        queue.receive(Vec::new(), Origin::Read { is_complete: true });
+    }
+    dispatcher.send_all();
+    dispatcher.deactivate_idle(dispatcher.clock.now());
+    assert_eq!(dispatcher.scheduler.active().count(), 0);
+}
+
+#[tokio::test]
+async fn tenants_send_in_turns_whatever_the_number_of_their_subscribers() {
+    let mut dispatcher = dispatcher().await;
+    let many: Vec<Uuid> = (0..1_000).map(|_| dispatcher.add_fast("large", 10, 10)).collect();
+    let few = dispatcher.add_fast("small", 1_000, 1_000);
+    dispatcher.send(dispatcher.clock.now());
+    let (large, small) = (dispatcher.in_flight_of(&many), dispatcher.in_flight_of(&[few]));
+    assert!(dispatcher.sender.is_interrupted && small > 0 && large.abs_diff(small) <= 8, "{large} and {small}");
+}
+
+#[tokio::test]
+async fn the_counts_of_slots_follow_finished_attempts_and_removed_queues() {
+    let mut dispatcher = dispatcher().await;
+    let ids: Vec<Uuid> = (0..50).map(|_| dispatcher.add_to("attacker", 3, 2)).collect();
+    dispatcher.send_all();
+    assert_eq!(dispatcher.sender.in_flight(), 100);
+    for id in &ids[..25] {
+        let queue = dispatcher.queues.remove(id).unwrap();
+        dispatcher.sender.drop_queue(&queue);
+    }
+    assert_eq!(dispatcher.sender.in_flight(), 50);
+    // Nothing listens at the address of the others, so that each attempt fails quickly.
+    while dispatcher.sender.in_flight() > 0 {
+        let finished = dispatcher.sender.results.recv().await.unwrap();
+        dispatcher.finish_attempt(finished);
+    }
+    assert_eq!(dispatcher.queues.values().map(|queue| queue.slow_in_flight).sum::<usize>(), 0);
+}
+
+#[tokio::test]
+async fn after_a_failed_poll_the_dispatcher_pauses() {
+    let mut dispatcher = dispatcher().await;
+    assert!(dispatcher.finish_poll(Ok(Err(sqlx::Error::PoolClosed))).is_err());
+    assert!(dispatcher.retry_at.is_some_and(|at| at > Instant::now()));
 }
 
 #[tokio::test]
@@ -132,4 +224,17 @@ async fn nothing_is_sent_between_losing_shards_and_loading_the_rest() {
         }
         assert_eq!(has_sent, !loses_shards);
     }
+}
+
+#[tokio::test]
+async fn a_batch_from_before_a_failover_is_not_handed_over_although_its_numbers_fit() {
+    let mut dispatcher = dispatcher().await;
+    let batch = |incarnation: Uuid| {
+        let directory_version = directory_version(incarnation);
+        FannedBatch { after: 0, to: 1, messages: HashMap::new(), directory_version }
+    };
+    dispatcher.hand_over(batch(Uuid::max()));
+    assert_eq!(dispatcher.reader.announced, AnnouncedPosition::of(0), "the message with this number is still to come");
+    dispatcher.hand_over(batch(Uuid::nil()));
+    assert_eq!(dispatcher.reader.announced, AnnouncedPosition::of(1));
 }

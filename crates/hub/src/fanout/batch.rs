@@ -1,13 +1,14 @@
 //! What one batch of log messages leads to: hub messages, skipped subscribers and operator commands.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use mailbox::log::LogRef;
 use uuid::Uuid;
 
-use crate::hub_message::{FannedBatch, HubEvent, HubMessage};
+use crate::hub_message::{DirectoryVersion, FannedBatch, HubEvent, HubMessage};
 use crate::operator_command::{CommandRequest, DeadLetterRequest, OperatorCommand, RetryRequest};
+use crate::store::deferred_event::NewDeferred;
 use crate::store::fanout::{DeadLetterToRetry, NewCommand, NewMessage, NewSkipped};
 
 #[derive(Default)]
@@ -17,8 +18,13 @@ pub(super) struct Batch {
     events: Vec<Option<Arc<HubEvent>>>,
     pub(super) skipped: Vec<NewSkipped>,
     pub(super) commands: Vec<NewCommand>,
-    /// Matching subscribers of all events, whether they get a message or are skipped.
+    /// Events to defer, and their tenants.
+    pub(super) deferred: Vec<NewDeferred>,
+    pub(super) deferred_tenants: HashSet<String>,
+    /// Matching subscribers of all events that are not deferred, whether they get a message or are skipped.
     pub(super) size: usize,
+    /// Those of events with more than [`NARROW`](super::shares::NARROW) matches.
+    pub(super) wide: usize,
 }
 
 impl Batch {
@@ -37,6 +43,13 @@ impl Batch {
         if !filtered.is_empty() || !inactive.is_empty() {
             self.skipped.push(NewSkipped { log_id, filtered, inactive });
         }
+    }
+
+    pub(super) fn defer(&mut self, event: NewDeferred) {
+        if !self.deferred_tenants.contains(&event.tenant) {
+            self.deferred_tenants.insert(event.tenant.clone());
+        }
+        self.deferred.push(event);
     }
 
     /// Adds what an operator requested. The retry of a dead letter that blocks its lane is a command for the dispatcher; any
@@ -62,7 +75,7 @@ impl Batch {
     }
 
     /// The batch for a dispatcher in this process; `after` is the newest number before it.
-    pub(super) fn into_fanned(self, after: i64, directory_version: i64) -> FannedBatch {
+    pub(super) fn into_fanned(self, after: i64, directory_version: DirectoryVersion) -> FannedBatch {
         let used_numbers = match (self.messages.len(), self.commands.is_empty()) {
             (0, true) => 0,
             (count, _) => (count as i64).max(1),
@@ -87,7 +100,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hub_message::fixtures::event;
+    use crate::hub_message::fixtures::{directory_version, event};
     use chrono::DateTime;
 
     fn log_ref() -> LogRef {
@@ -103,7 +116,7 @@ mod tests {
     fn messages_are_handed_over_with_the_numbers_after_the_newest() {
         let (mut batch, subscriber) = (Batch::default(), Uuid::now_v7());
         (0..2).for_each(|_| batch.add_message(subscriber, None, log_ref(), Arc::new(event(0))));
-        let fanned = batch.into_fanned(10, 1);
+        let fanned = batch.into_fanned(10, directory_version(1));
         let numbers: Vec<i64> = fanned.messages[&subscriber].iter().map(|message| message.n).collect();
         assert_eq!((fanned.after, fanned.to, numbers), (10, 12, vec![11, 12]));
     }
@@ -115,7 +128,7 @@ mod tests {
             let request = CommandRequest::Retry(RetryRequest { dead_letter: found.dead_letter });
             batch.add_command(request, &mut HashMap::from([(found.dead_letter, found)]));
             assert_eq!((batch.messages.len(), batch.commands.len()), if blocks_lane { (0, 1) } else { (1, 0) });
-            let fanned = batch.into_fanned(10, 1);
+            let fanned = batch.into_fanned(10, directory_version(1));
             assert_eq!((fanned.after, fanned.to, fanned.messages.len()), (11, 11, 0));
         }
     }

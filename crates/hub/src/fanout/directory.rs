@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mailbox::log::Message;
 
 use crate::domain::Interest;
+use crate::hub_message::DirectoryVersion;
 
 /// Bounds the cached matches of all tenants and event types together.
 const CACHED_MAX: usize = 1_000_000;
@@ -13,7 +14,8 @@ const CACHED_MAX: usize = 1_000_000;
 /// The interests of all subscribers by tenant, and a cache of the matching ones by tenant and event type.
 #[derive(Default)]
 pub(super) struct Directory {
-    pub(super) version: i64,
+    /// None: nothing is loaded.
+    pub(super) version: Option<DirectoryVersion>,
     interests: HashMap<String, Vec<Interest>>,
     /// Indexes into the interests of the tenant.
     cache: HashMap<(String, String), Arc<[usize]>>,
@@ -22,12 +24,12 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    pub(super) fn new(version: i64, all: Vec<Interest>) -> Directory {
+    pub(super) fn new(version: DirectoryVersion, all: Vec<Interest>) -> Directory {
         let mut interests: HashMap<String, Vec<Interest>> = HashMap::new();
         for interest in all {
             interests.entry(interest.tenant.as_str().to_owned()).or_default().push(interest);
         }
-        Directory { version, interests, ..Directory::default() }
+        Directory { version: Some(version), interests, ..Directory::default() }
     }
 
     /// The interests of the message's tenant, and the indexes of those that match its event type.
@@ -61,6 +63,8 @@ mod tests {
     use chrono::DateTime;
     use uuid::Uuid;
 
+    use crate::hub_message::fixtures::directory_version;
+
     fn interest(tenant: &str, types: &str) -> Interest {
         Interest {
             subscriber: Uuid::now_v7(),
@@ -77,7 +81,7 @@ mod tests {
     fn an_event_matches_subscribers_of_its_tenant_only() {
         let acme = interest("acme", "order.*");
         let all = vec![interest("other", "order.*"), acme.clone(), interest("acme", "invoice.*")];
-        let mut directory = Directory::new(1, all);
+        let mut directory = Directory::new(directory_version(1), all);
         for _ in 0..2 {
             let (interests, matching) = directory.matching_type("acme", "order.paid");
             let found: Vec<Uuid> = matching.iter().map(|at| interests[*at].subscriber).collect();
@@ -89,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_cache_is_bounded_by_matches() {
-        let mut directory = Directory::new(1, (0..1_000).map(|_| interest("acme", "*")).collect());
+        let mut directory = Directory::new(directory_version(1), (0..1_000).map(|_| interest("acme", "*")).collect());
         for number in 0..3_000 {
             assert_eq!(directory.matching_type("acme", &format!("type.{number}")).1.len(), 1_000);
             let cached: usize = directory.cache.values().map(|matching| matching.len() + 1).sum();

@@ -18,9 +18,9 @@ use uuid::Uuid;
 
 use super::run_once;
 use crate::Hub;
-use crate::delivery::Recipient;
+use crate::delivery::{AttemptResult, Recipient};
 use crate::dispatch::attempt::attempt;
-use crate::domain::{Subscriber, Verdict};
+use crate::domain::{Reason, Subscriber, Verdict};
 use crate::error::Error;
 use crate::fields::SubscriberFields;
 use crate::hub_message::{EVENT_SOURCE, HubEvent, HubMessage};
@@ -29,8 +29,6 @@ use crate::store::subscriber as store;
 use crate::store::subscriber::{StoredSubscriber, SubscriberFilter};
 use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult};
 
-/// Subscribers per tenant. Fan-out holds all of them in memory.
-const SUBSCRIBERS_MAX: i64 = 10_000;
 /// Active secrets per subscriber, and so signatures per delivery.
 const SECRETS_MAX: usize = 5;
 /// Time for a test delivery. It is below the default time limit of a request, 30 s.
@@ -73,16 +71,13 @@ async fn insert(
     now: DateTime<Utc>,
 ) -> Result<(StoredSubscriber, SigningSecret), Error> {
     let secret = fields.signing_secret();
-    let (settings, secret) = match (fields.into_settings(None, &hub.client), secret) {
+    let (settings, secret) = match (fields.into_settings(None, hub.clients.of(tenant.as_str())), secret) {
         (Ok(settings), Ok(secret)) => (settings, secret),
         (settings, secret) => {
             let errors = settings.err().into_iter().flatten().chain(secret.err());
             return Err(Error::Invalid(errors.collect()));
         }
     };
-    if store::count(tx, tenant).await? >= SUBSCRIBERS_MAX {
-        return Err(Error::TooManySubscribers(SUBSCRIBERS_MAX));
-    }
     let subscriber = Subscriber {
         id: Uuid::now_v7(),
         tenant: tenant.clone(),
@@ -94,6 +89,10 @@ async fn insert(
         updated_at: now,
     };
     store::insert(tx, &hub.cipher, &subscriber).await?;
+    // Counted after the insert, which locks the row of the directory: concurrent requests are counted one after the other.
+    if store::count(tx, tenant).await? > i64::from(hub.subscribers_max) {
+        return Err(Error::TooManySubscribers(hub.subscribers_max));
+    }
     store::add_secret(tx, &hub.cipher, subscriber.id, &secret, now).await?;
     tracing::info!(subscriber = %subscriber.id, tenant = tenant.as_str(), "created a subscriber");
     Ok((find(tx, hub, tenant, subscriber.id).await?, secret))
@@ -114,7 +113,8 @@ pub(crate) async fn list(
     Ok(store::list(&mut *hub.db.acquire().await?, &hub.cipher, tenant, filter, (before, limit)).await?)
 }
 
-/// Changes the given fields. Fails if one of them is invalid.
+/// Changes the given fields. Fails if one of them is invalid, or if the URL gets another origin and the headers are not sent
+/// anew.
 pub(crate) async fn update(
     hub: &Arc<Hub>,
     request: ChangeRequest,
@@ -122,8 +122,8 @@ pub(crate) async fn update(
 ) -> Result<StoredResponse, Problem> {
     change(hub, request, |subscriber, hub, _| {
         let mut errors = fields.creation_only_errors();
-        let old = &subscriber.settings;
-        let settings = match fields.into_settings(Some(old), &hub.client) {
+        let (old, client) = (&subscriber.settings, hub.clients.of(subscriber.tenant.as_str()));
+        let settings = match fields.into_settings(Some(old), client) {
             Ok(settings) if errors.is_empty() => settings,
             settings => {
                 errors.extend(settings.err().into_iter().flatten());
@@ -165,7 +165,8 @@ pub(crate) async fn delete(hub: &Arc<Hub>, request: ChangeRequest) -> Result<Sto
     run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, _| {
         Box::pin(async move {
             let version = store::lock_version(tx, &tenant, id).await.map_err(Error::from)?;
-            if_match.check(version.ok_or(Error::NoSubscriber)?)?;
+            let (version, updated_at) = version.ok_or(Error::NoSubscriber)?;
+            if_match.check(version, updated_at)?;
             store::delete(tx, &tenant, id).await.map_err(Error::from)?;
             tracing::info!(subscriber = %id, tenant = tenant.as_str(), "deleted a subscriber");
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
@@ -224,7 +225,8 @@ pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestRes
     let (source, topic, payload) = (EVENT_SOURCE.as_str().to_owned(), TEST_TYPE.to_owned(), payload.to_string().into());
     let event = HubEvent { id: event_id, source, topic, at: now, payload, traceparent: None };
     let message = HubMessage { n: 0, lane: None, seq: None, event: Some(Arc::new(event)) };
-    let result = attempt(&hub.client, &recipient, &message, &hub.clock).await;
+    let result = attempt(hub.clients.of(tenant.as_str()), &recipient, &message, &hub.clock, || true).await;
+    let result = result.unwrap_or_else(|| AttemptResult::not_sent(Reason::Manual, "it was not sent"));
     Ok(TestResult {
         event_id: EventId(event_id),
         delivered: result.verdict == Verdict::Delivered,
@@ -269,7 +271,7 @@ async fn lock(
     if_match: &IfMatch,
 ) -> Result<StoredSubscriber, Error> {
     let stored = store::lock(tx, &hub.cipher, tenant, id).await?.ok_or(Error::NoSubscriber)?;
-    if_match.check(stored.subscriber.version).map_err(Error::Stale)?;
+    if_match.check(stored.subscriber.version, stored.subscriber.updated_at).map_err(Error::Stale)?;
     check_decrypted(stored)
 }
 

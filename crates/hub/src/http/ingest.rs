@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use kit::auth::{Caller, Role, Tenant};
+use kit::auth::{Caller, Tenant};
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::problem::{FieldError, Problem};
 use kit::trace::TraceContext;
@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::Producer;
 use crate::Hub;
 use crate::ingest::{Accepted, AllAccepted, IngestRequest};
 
@@ -62,13 +63,11 @@ struct NewEvents {
     security(("bearer" = [])), responses((status = 202, body = Accepted)))]
 async fn post_event(
     State(hub): State<Arc<Hub>>,
-    caller: Caller,
-    request: Mutation<JsonBody<NewEvent>>,
+    Producer(caller): Producer,
+    Mutation { body: JsonBody(event), identity }: Mutation<JsonBody<NewEvent>>,
 ) -> Result<StoredResponse, Problem> {
-    caller.require(Role::Ingest)?;
-    let Mutation { body: JsonBody(event), identity } = request;
     let post = event.into_post(&hub, &caller, "")?;
-    submit(&hub, IngestRequest::new(vec![post], false, identity)).await
+    submit(&hub, &caller, IngestRequest::new(vec![post], false, identity)).await
 }
 
 /// Post an event (short path)
@@ -80,10 +79,10 @@ async fn post_event(
     security(("bearer" = [])), responses((status = 202, body = Accepted)))]
 async fn post_event_short(
     hub: State<Arc<Hub>>,
-    caller: Caller,
+    producer: Producer,
     request: Mutation<JsonBody<NewEvent>>,
 ) -> Result<StoredResponse, Problem> {
-    post_event(hub, caller, request).await
+    post_event(hub, producer, request).await
 }
 
 /// Post up to 1,000 events together
@@ -95,11 +94,9 @@ async fn post_event_short(
     security(("bearer" = [])), responses((status = 202, body = AllAccepted)))]
 async fn post_batch(
     State(hub): State<Arc<Hub>>,
-    caller: Caller,
-    request: Mutation<JsonBody<NewEvents>>,
+    Producer(caller): Producer,
+    Mutation { body: JsonBody(NewEvents { events }), identity }: Mutation<JsonBody<NewEvents>>,
 ) -> Result<StoredResponse, Problem> {
-    caller.require(Role::Ingest)?;
-    let Mutation { body: JsonBody(NewEvents { events }), identity } = request;
     if events.is_empty() || events.len() > BATCH_MAX {
         let detail = format!("must be a list of 1 to {BATCH_MAX} events");
         return Err(Problem::validation(vec![FieldError::body("/events", detail)]));
@@ -109,11 +106,12 @@ async fn post_batch(
         .enumerate()
         .map(|(index, event)| event.into_post(&hub, &caller, &format!("/events/{index}")));
     let posts = posts.collect::<Result<Vec<Post>, Problem>>()?;
-    submit(&hub, IngestRequest::new(posts, true, identity)).await
+    submit(&hub, &caller, IngestRequest::new(posts, true, identity)).await
 }
 
-/// Waits until the events of the request are committed.
-async fn submit(hub: &Hub, request: IngestRequest) -> Result<StoredResponse, Problem> {
+/// Waits until the events of the request are committed. Refuses them if too many messages of the tenant wait.
+async fn submit(hub: &Hub, caller: &Caller, request: IngestRequest) -> Result<StoredResponse, Problem> {
+    hub.waiting_quota.check(&caller.tenant)?;
     match hub.ingest.submit(request).await {
         Ok(response) => response,
         Err(error) => Err(error.into_problem(Problem::clone)),

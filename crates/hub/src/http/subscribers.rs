@@ -111,17 +111,20 @@ async fn show(
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
     let stored = flow::show(&hub, &caller.tenant, id).await?;
-    let tag = [(ETAG, etag::of(stored.subscriber.version))];
-    if if_none_match.matches(stored.subscriber.version) {
-        return Ok((StatusCode::NOT_MODIFIED, tag).into_response());
+    let tag = etag::of(stored.subscriber.version, stored.subscriber.updated_at);
+    if if_none_match.matches(&tag) {
+        return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response());
     }
-    Ok((tag, Json(SubscriberWithSecrets::from(&stored))).into_response())
+    Ok(([(ETAG, tag)], Json(SubscriberWithSecrets::from(&stored))).into_response())
 }
 
 /// Change a subscriber
 ///
 /// Absent fields stay unchanged; null resets a field to its default. A subscriber that is activated again gets the
 /// events that are posted from then on, not those that were posted while it was inactive.
+///
+/// A change of the `url` to another scheme, host or port requires `headers` in the same request if the subscriber has
+/// any: their stored values are not sent to another receiver.
 #[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = SubscriberFields,
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),

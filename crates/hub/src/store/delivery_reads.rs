@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use mailbox::database::Incarnation;
 use mailbox::log::{self, LogRef};
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
@@ -12,24 +13,29 @@ use uuid::Uuid;
 use crate::delivery::{LaneReadRequest, LaneRow, NewMessages, QueueReadRequest, ReadRequest, ReadResult, StoredState};
 use crate::hub_message::{EventSnapshot, HubEvent, HubMessage, LaneKey};
 use crate::operator_command::PendingCommand;
+use crate::store::subscriber::version_of;
 
 /// Returns which subscribers have messages or commands after `after`, and the version of the directory.
 pub(crate) async fn poll(db: &mut PgConnection, after: i64) -> sqlx::Result<NewMessages> {
     let row = sqlx::query(
         "select (select version from pillarbox_hub.directory) as version,
+                (select id from pillarbox.incarnation) as incarnation,
                 coalesce(max(n_to), $1) as newest,
-                coalesce(array_agg(distinct subscriber) filter (where subscriber is not null), '{}') as subscribers
-         from (select n_to, subscribers from pillarbox_hub.fanout_batch where n_to > $1 order by n_to limit 1000) as batch
+                coalesce(array_agg(distinct subscriber) filter (where subscriber is not null), '{}') as subscribers,
+                coalesce(array_agg(distinct subscriber) filter (where subscriber is not null and has_commands), '{}') as commanded
+         from (select n_to, subscribers, has_commands from pillarbox_hub.fanout_batch
+               where n_to > $1 order by n_to limit 1000) as batch
          left join lateral unnest(batch.subscribers) as subscriber on true",
     )
     .bind(after)
     .fetch_one(db)
     .await?;
-    let subscribers: Vec<Uuid> = row.try_get("subscribers")?;
+    let (subscribers, commanded): (Vec<Uuid>, Vec<Uuid>) = (row.try_get("subscribers")?, row.try_get("commanded")?);
     Ok(NewMessages {
-        directory_version: row.try_get("version")?,
+        directory_version: version_of(&row)?,
         newest: row.try_get("newest")?,
         subscribers: subscribers.into_iter().collect(),
+        commanded: commanded.into_iter().collect(),
     })
 }
 
@@ -145,6 +151,9 @@ pub(crate) async fn read(db: &mut PgConnection, request: &ReadRequest) -> sqlx::
     }
     let lane_rows = read_lanes(db, &request.lanes).await?;
     let events = events(db, queue_rows.iter().chain(&lane_rows)).await?;
+    if let Some(row) = queue_rows.first().or(lane_rows.first()) {
+        result.incarnation = row.try_get::<Option<Uuid>, _>("incarnation")?.map(Incarnation::from);
+    }
     for row in &queue_rows {
         let (subscriber, message) = hub_message(row, &events)?;
         result.queues.entry(subscriber).or_default().push(message);
@@ -163,7 +172,8 @@ async fn read_queues(db: &mut PgConnection, requests: &[QueueReadRequest]) -> sq
         return Ok(Vec::new());
     }
     sqlx::query(
-        "select message.* from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as request (subscriber, after, row_limit)
+        "select message.*, (select id from pillarbox.incarnation) as incarnation
+         from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as request (subscriber, after, row_limit)
          cross join lateral (
              select * from pillarbox_hub.message
              where message.subscriber = request.subscriber and n > request.after order by n limit request.row_limit
@@ -182,7 +192,8 @@ async fn read_lanes(db: &mut PgConnection, requests: &[(Uuid, LaneReadRequest)])
     }
     let name = |key: &LaneKey| key.name().map(|name| name.to_string());
     sqlx::query(
-        "select message.* from unnest($1::uuid[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
+        "select message.*, (select id from pillarbox.incarnation) as incarnation
+         from unnest($1::uuid[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
               as request (subscriber, lane, after, upto, row_limit)
          cross join lateral (
              (select * from pillarbox_hub.message

@@ -141,7 +141,7 @@ async fn insert_dead_letters(tx: &mut PgConnection, dead_letters: &[NewDeadLette
          where dead_letter.moved_to_dlq_at < excluded.moved_to_dlq_at",
     )
     .bind(dead_letters.iter().map(|_| Uuid::now_v7()).collect::<Vec<_>>())
-    .bind(dead_letters.iter().map(|dead| dead.recipient.tenant.as_str()).collect::<Vec<_>>())
+    .bind(dead_letters.iter().map(|dead| &*dead.recipient.tenant).collect::<Vec<_>>())
     .bind(dead_letters.iter().map(|dead| dead.recipient.id).collect::<Vec<_>>())
     .bind(dead_letters.iter().map(|dead| dead.message.n).collect::<Vec<_>>())
     .bind(dead_letters.iter().map(|dead| dead.message.lane.as_deref()).collect::<Vec<_>>())

@@ -8,7 +8,9 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
+use crate::hub_message::DirectoryVersion;
 use crate::operator_command::OperatorCommand;
+use crate::store::subscriber::version_of;
 
 /// Rows that one statement processes, so that a large batch does not exceed the statement timeout.
 const ROWS_MAX: usize = 10_000;
@@ -34,18 +36,20 @@ pub(crate) struct NewSkipped {
 
 /// Returns the number of the newest hub message and the version of the directory. Turns off synchronous commit for this
 /// transaction: if a crash loses its commit, fan-out creates the same rows from the log again.
-pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
+pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, DirectoryVersion)> {
     let row = sqlx::query(
         "select set_config('synchronous_commit', 'off', true),
                 coalesce((select n_to from pillarbox_hub.fanout_batch order by n_to desc limit 1), 0) as n,
-                (select version from pillarbox_hub.directory) as version",
+                (select version from pillarbox_hub.directory) as version,
+                (select id from pillarbox.incarnation) as incarnation",
     )
     .fetch_one(tx)
     .await?;
-    Ok((row.try_get("n")?, row.try_get("version")?))
+    Ok((row.try_get("n")?, version_of(&row)?))
 }
 
-/// The log ids of those messages that were fanned out before: they have a hub message or a skipped subscriber.
+/// The log ids of those messages that were fanned out before: they have a hub message or a skipped subscriber, or are
+/// deferred.
 pub(crate) async fn fanned_out(tx: &mut PgConnection, messages: &[&Message]) -> sqlx::Result<HashSet<i64>> {
     let ids: Vec<i64> = messages.iter().map(|message| message.id).collect();
     let (Some(first), Some(last)) = (ids.iter().min(), ids.iter().max()) else { return Ok(HashSet::new()) };
@@ -54,7 +58,9 @@ pub(crate) async fn fanned_out(tx: &mut PgConnection, messages: &[&Message]) -> 
     let found: Vec<i64> = sqlx::query_scalar(
         "select log_id from pillarbox_hub.message where log_id between $1 and $2 and log_id = any ($3) and at >= $4
          union
-         select log_id from pillarbox_hub.skipped where log_id between $1 and $2 and log_id = any ($3) and at >= $4",
+         select log_id from pillarbox_hub.skipped where log_id between $1 and $2 and log_id = any ($3) and at >= $4
+         union
+         select log_id from pillarbox_hub.deferred_event where log_id = any ($3)",
     )
     .bind(first)
     .bind(last)
@@ -126,7 +132,8 @@ async fn append_chunk(
              select $1 + m.ordinal, $2, m.subscriber, m.lane, m.seq, m.log_shard, m.log_id, m.log_at, m.dead_letter
              from unnest($3::uuid[], $4::text[], $5::bigint[], $6::smallint[], $7::bigint[], $8::timestamptz[], $9::uuid[])
                   with ordinality as m (subscriber, lane, seq, log_shard, log_id, log_at, dead_letter, ordinal))
-         insert into pillarbox_hub.fanout_batch (n_from, n_to, subscribers, at) values ($1, $10, $11, $2)",
+         insert into pillarbox_hub.fanout_batch (n_from, n_to, subscribers, at, has_commands)
+         values ($1, $10, $11, $2, $12)",
     )
     .bind(after)
     .bind(now)
@@ -139,6 +146,7 @@ async fn append_chunk(
     .bind(messages.iter().map(|message| message.dead_letter).collect::<Vec<_>>())
     .bind(to)
     .bind(subscribers)
+    .bind(!also_for.is_empty())
     .execute(tx)
     .await
     .map(drop)

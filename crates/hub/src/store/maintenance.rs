@@ -23,7 +23,7 @@ pub(crate) async fn create_partitions(db: &mut PgConnection) -> sqlx::Result<i32
 /// positions are saved with a delay.
 pub(crate) async fn oldest_pending(db: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar(
-        "select min(pending.log_at)
+        "select least(min(pending.log_at), (select min(log_at) from pillarbox_hub.deferred_event))
          from pillarbox_hub.subscriber
          left join lateral (select n from pillarbox_hub.position
                             where position.subscriber = subscriber.id order by n desc limit 1) newest on true
@@ -76,21 +76,6 @@ pub(crate) async fn move_pending(
     Ok(moved.rows_affected())
 }
 
-/// Inserts positions that are older than `before` again with the time `now`. If such a position were dropped while messages
-/// before it still exist, those messages would be sent again.
-pub(crate) async fn renew_positions(
-    db: &mut PgConnection,
-    before: DateTime<Utc>,
-    now: DateTime<Utc>,
-) -> sqlx::Result<()> {
-    let query = "insert into pillarbox_hub.position (subscriber, n, at)
-                 select subscriber.id, newest.n, $2 from pillarbox_hub.subscriber
-                 cross join lateral (select n, at from pillarbox_hub.position
-                                     where position.subscriber = subscriber.id order by n desc, at desc limit 1) newest
-                 where newest.at < $1";
-    sqlx::query(query).bind(before).bind(now).execute(db).await.map(drop)
-}
-
 /// Holds the log from this time on, for pending messages.
 pub(crate) async fn set_retention_hold(db: &mut PgConnection, from: Option<DateTime<Utc>>) -> sqlx::Result<()> {
     retention_hold::set(db, "hub", from).await
@@ -101,15 +86,47 @@ pub(crate) async fn drop_days(db: &mut PgConnection, tables: &[&str], cutoff: Da
     for table in tables {
         let parent = format!("pillarbox_hub.{table}");
         for day in partition::days_before(db, &parent, cutoff).await? {
-            partition::drop_day(db, &parent, &day).await?;
+            let Some(tx) = partition::lock_day(db, &day).await? else { continue };
+            partition::drop_day(tx, &parent, &day).await?;
         }
         let overflow = format!(
-            "delete from {parent}_overflow where ctid in (select ctid from {parent}_overflow where at < $1 limit $2)"
+            "delete from {parent}_overflow where ctid in (
+                 select ctid from {parent}_overflow where at < least($1, pillarbox.yesterday()) limit $2)"
         );
         let query = sqlx::query(sqlx::AssertSqlSafe(overflow));
         query.bind(cutoff - chrono::Duration::days(1)).bind(DELETED_MAX).execute(&mut *db).await?;
     }
     Ok(())
+}
+
+/// The newest position of each subscriber.
+const NEWEST_POSITIONS: &str = "
+    select subscriber.id, newest.n, newest.stored_in from pillarbox_hub.subscriber
+    cross join lateral (select n, tableoid as stored_in from pillarbox_hub.position
+                        where position.subscriber = subscriber.id order by n desc, at desc limit 1) newest";
+
+/// Drops the positions from before `cutoff`, except the newest one of each subscriber, which is copied to today's partition
+/// in the same transaction. If it were dropped while messages before it still exist, those messages would be sent again.
+pub(crate) async fn drop_positions(db: &mut PgConnection, cutoff: DateTime<Utc>) -> sqlx::Result<()> {
+    let parent = "pillarbox_hub.position";
+    for day in partition::days_before(db, parent, cutoff).await? {
+        let Some(mut tx) = partition::lock_day(db, &day).await? else { continue };
+        let copy = format!(
+            "insert into {parent} (subscriber, n, at)
+             select id, n, clock_timestamp() from ({NEWEST_POSITIONS}) as newest where stored_in = '{day}'::regclass"
+        );
+        sqlx::query(sqlx::AssertSqlSafe(copy)).execute(&mut *tx).await?;
+        partition::drop_day(tx, parent, &day).await?;
+    }
+    let overflow = format!(
+        "delete from {parent}_overflow where ctid in (
+             select old.ctid from {parent}_overflow as old
+             where at < least($1, pillarbox.yesterday())
+               and not exists (select from ({NEWEST_POSITIONS}) as newest where id = old.subscriber and n = old.n)
+             limit $2)"
+    );
+    let query = sqlx::query(sqlx::AssertSqlSafe(overflow));
+    query.bind(cutoff - chrono::Duration::days(1)).bind(DELETED_MAX).execute(db).await.map(drop)
 }
 
 /// Deletes batches of fan-out and secrets from before `before`, and the lanes and commands of deleted subscribers.

@@ -3,12 +3,14 @@
 use chrono::{DateTime, Utc};
 use kit::auth::Tenant;
 use kit::secret::Cipher;
+use mailbox::database::Incarnation;
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use crate::domain::{EventTypes, Filter, Format, Interest, OnExhausted, Subscriber, SubscriberSettings};
+use crate::hub_message::DirectoryVersion;
 use crate::signature::{SigningSecret, active_secrets};
 
 /// A subscriber with its decrypted headers and secrets.
@@ -45,8 +47,15 @@ const COLUMNS: &str = "id, tenant, name, url, event_types, filter, ordering_key,
 
 /// Returns a version that grows with each change to any subscriber or secret. Read it before loading subscribers: a
 /// change in between then causes another load.
-pub(crate) async fn directory_version(db: &mut PgConnection) -> sqlx::Result<i64> {
-    sqlx::query_scalar("select version from pillarbox_hub.directory").fetch_one(db).await
+pub(crate) async fn directory_version(db: &mut PgConnection) -> sqlx::Result<DirectoryVersion> {
+    let query = "select version, (select id from pillarbox.incarnation) as incarnation from pillarbox_hub.directory";
+    version_of(&sqlx::query(query).fetch_one(db).await?)
+}
+
+/// The version of the directory in a row with the columns `version` and `incarnation`.
+pub(super) fn version_of(row: &PgRow) -> sqlx::Result<DirectoryVersion> {
+    let incarnation: Option<Uuid> = row.try_get("incarnation")?;
+    Ok(DirectoryVersion { incarnation: incarnation.map(Incarnation::from), count: row.try_get("version")? })
 }
 
 /// Returns the matching rules of all subscribers. It decrypts nothing, so that a subscriber that cannot be decrypted
@@ -131,9 +140,13 @@ pub(crate) async fn lock(
     }
 }
 
-/// Returns the version and locks the row until the end of the transaction.
-pub(crate) async fn lock_version(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<i64>> {
-    sqlx::query_scalar("select version from pillarbox_hub.subscriber where id = $1 and tenant = $2 for update")
+/// Returns the version and the time of the last change, and locks the row until the end of the transaction.
+pub(crate) async fn lock_version(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    id: Uuid,
+) -> sqlx::Result<Option<(i64, DateTime<Utc>)>> {
+    sqlx::query_as("select version, updated_at from pillarbox_hub.subscriber where id = $1 and tenant = $2 for update")
         .bind(id)
         .bind(tenant.as_str())
         .fetch_optional(db)

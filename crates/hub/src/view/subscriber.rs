@@ -147,7 +147,7 @@ impl SubscriberWithSecrets {
     /// The response that shows a subscriber.
     pub(crate) fn response(stored: &StoredSubscriber) -> StoredResponse {
         StoredResponse::json(StatusCode::OK, &SubscriberWithSecrets::from(stored))
-            .with_header(ETAG, etag::of(stored.subscriber.version))
+            .with_header(ETAG, etag::of(stored.subscriber.version, stored.subscriber.updated_at))
     }
 }
 
@@ -155,7 +155,7 @@ impl SubscriberWithSecret {
     /// The response that shows a subscriber and its new secret.
     pub(crate) fn response(status: StatusCode, stored: &StoredSubscriber, secret: &SigningSecret) -> StoredResponse {
         StoredResponse::json(status, &SubscriberWithSecret { subscriber: stored.into(), secret: secret.to_text() })
-            .with_header(ETAG, etag::of(stored.subscriber.version))
+            .with_header(ETAG, etag::of(stored.subscriber.version, stored.subscriber.updated_at))
     }
 }
 

@@ -90,6 +90,32 @@ async fn a_name_with_one_private_address_is_refused() {
 }
 
 #[tokio::test]
+async fn a_name_of_a_metadata_service_is_refused_even_if_every_network_is_allowed() {
+    let everywhere = ["0.0.0.0/0", "::/0"].map(|network| network.parse().unwrap());
+    let settings = ClientSettings { allowed_networks: AllowedNetworks::new(everywhere), ..ClientSettings::default() };
+    let names = FixedResolver::of(&[
+        ("azure.example", &[&["168.63.129.16"]]),
+        ("aws.example", &[&["127.0.0.1", "fd00:ec2::254"]]),
+        ("mapped.example", &[&["::ffff:169.254.169.254"]]),
+    ]);
+    let client = Client::with_resolver(settings, names).unwrap();
+    for name in ["azure.example", "aws.example", "mapped.example"] {
+        let failure = post(&client, &format!("http://{name}:9/")).await.unwrap_err();
+        assert_eq!(failure.class, ErrorClass::AddressRefused, "{name}: {failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_port_outside_the_list_is_refused() {
+    let receiver = Receiver::answering(OK).await;
+    let with_ports = |allowed_ports| Client::new(ClientSettings { allowed_ports, ..loopback() }).unwrap();
+    let failure = post(&with_ports(vec![443, 80]), &receiver.url()).await.unwrap_err();
+    assert_eq!((failure.class, failure.text.contains("permits 443, 80")), (ErrorClass::AddressRefused, true));
+    assert_eq!(receiver.connections(), 0);
+    assert_eq!(post(&with_ports(vec![receiver.address.port()]), &receiver.url()).await.unwrap().status, 200);
+}
+
+#[tokio::test]
 async fn dns_rebinding_does_not_bypass_the_check() {
     let private = Receiver::answering(OK).await;
     // Both have the same port, so that only the address differs. The second has its own address, so that the port is

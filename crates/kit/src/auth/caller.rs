@@ -181,6 +181,21 @@ impl<S: Send + Sync> FromRequestParts<S> for User {
     }
 }
 
+/// The extractor for routes that only callers with the role `admin` may call, of any tenant. As the first extractor of a
+/// handler it rejects other callers before the path, the query and the body are parsed.
+#[derive(Debug, Clone)]
+pub struct Admin(pub Caller);
+
+impl<S: Send + Sync> FromRequestParts<S> for Admin {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Admin, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        caller.require(Role::Admin)?;
+        Ok(Admin(caller))
+    }
+}
+
 /// The extractor for routes that only operators may call. As the first extractor of a handler it rejects other callers
 /// before the path, the query and the body are parsed.
 #[derive(Debug, Clone)]
@@ -190,8 +205,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Operator {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Operator, Problem> {
-        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        caller.require(Role::Admin)?;
+        let Admin(caller) = Admin::from_request_parts(parts, state).await?;
         if !caller.is_operator() {
             return Err(Problem::forbidden("only operators may do this: admins of the tenant main"));
         }

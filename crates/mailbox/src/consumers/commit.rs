@@ -11,8 +11,8 @@ use super::replay_reader::ReplayShard;
 use crate::log::Position;
 
 /// Commits everything in one transaction. `tx` holds the effects, if there are any. Returns the keys whose parked
-/// messages have changed. Fails with `LeaseLost` if the shard worker has lost its lease. If the database has lost transactions
-/// that a position contains, it fails with `Invalidated`, or with a database error where the positions need several rows.
+/// messages have changed. Fails with `LeaseLost` if the shard worker has lost its lease, and with `Invalidated` if the
+/// database has lost transactions that a position contains.
 pub(super) async fn commit(
     context: &WorkerContext,
     mut tx: Option<Transaction<'static, Postgres>>,
@@ -37,9 +37,20 @@ pub(super) async fn commit(
     for replay in replays {
         replay.save(&mut tx).await?;
     }
-    positions::append(&mut tx, &context.consumer, positions).await?;
+    if !positions::append(&mut tx, &context.consumer, positions).await? {
+        return Err(ConsumerError::Invalidated);
+    }
     tx.commit().await?;
     Ok(keys)
+}
+
+/// Commits effects that belong to no new position. Fails with `LeaseLost` if the shard worker has lost its lease.
+pub(super) async fn commit_deferred(
+    context: &WorkerContext,
+    mut tx: Transaction<'static, Postgres>,
+) -> Result<(), ConsumerError> {
+    context.lock(&mut tx, true).await?;
+    Ok(tx.commit().await?)
 }
 
 /// Commits the positions with a single statement, which avoids a round trip. Returns false if they need several

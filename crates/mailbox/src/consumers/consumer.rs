@@ -3,7 +3,7 @@
 use sqlx::{Acquire, PgConnection, PgPool};
 
 use super::{leases, positions};
-use crate::log::{Filter, Position, SHARDS, Snapshot};
+use crate::log::{Filter, Snapshot};
 
 /// Where a new consumer starts to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +63,7 @@ impl Consumer {
                 StartAt::Now => now,
                 StartAt::Beginning => Snapshot::beginning(&mut tx).await?,
             };
-            let positions = (0..SHARDS).map(|shard| (shard, Position::after(start.clone()))).collect();
-            positions::append(&mut tx, &self.name, &positions).await?;
+            positions::append_after(&mut tx, &self.name, &start).await?;
         }
         sqlx::query(
             "update pillarbox.cursor set kind = $2, included = $3, excluded = $4

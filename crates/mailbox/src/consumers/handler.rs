@@ -80,6 +80,27 @@ impl Processor for HandlerProcessor {
         if context.isolate_failures || self.handler.needs_separate_transaction() {
             return self.process_one_by_one(context, deliveries).await;
         }
+        match context.step("handle a batch", self.process_together(context, deliveries)).await? {
+            Ok(tx) => Ok(BatchResult { outcomes: vec![Outcome::Done; deliveries.len()], tx: Some(tx) }),
+            Err(error) => match deliveries {
+                [_] => Ok(BatchResult { outcomes: vec![Outcome::Failed(error)], tx: None }),
+                deliveries => self.process_one_by_one(context, deliveries).await,
+            },
+        }
+    }
+}
+
+impl HandlerProcessor {
+    pub fn new(handler: Arc<dyn Handler>) -> HandlerProcessor {
+        HandlerProcessor { handler, stalls: 0 }
+    }
+
+    /// Processes all messages in one transaction, and returns it, or the error of the message that failed.
+    async fn process_together(
+        &self,
+        context: &WorkerContext,
+        deliveries: &[&Delivery],
+    ) -> Result<Result<Transaction<'static, Postgres>, String>, ConsumerError> {
         let mut tx = context.db.begin().await?;
         let mut new = self.insert_into_inbox(&mut tx, context, deliveries).await?;
         // `remove`, and not `contains`: the second delivery of a message in one batch is a redelivery.
@@ -87,18 +108,9 @@ impl Processor for HandlerProcessor {
         let messages: Vec<&Message> = deliveries.iter().filter(is_new).map(|delivery| &delivery.message).collect();
         if let Err(error) = self.handle_messages(&mut tx, &messages).await {
             tx.rollback().await?;
-            return match deliveries {
-                [_] => Ok(BatchResult { outcomes: vec![Outcome::Failed(error)], tx: None }),
-                deliveries => self.process_one_by_one(context, deliveries).await,
-            };
+            return Ok(Err(error));
         }
-        Ok(BatchResult { outcomes: vec![Outcome::Done; deliveries.len()], tx: Some(tx) })
-    }
-}
-
-impl HandlerProcessor {
-    pub fn new(handler: Arc<dyn Handler>) -> HandlerProcessor {
-        HandlerProcessor { handler, stalls: 0 }
+        Ok(Ok(tx))
     }
 
     async fn process_one_by_one(
@@ -115,7 +127,7 @@ impl HandlerProcessor {
             let key = delivery.message.ordering_key();
             let outcome = match &key {
                 Some(key) if failed_keys.contains(key) => Outcome::Blocked,
-                _ => self.process_alone(context, delivery).await?,
+                _ => context.step("handle a message", self.process_alone(context, delivery)).await?,
             };
             let is_from_log = matches!(delivery.origin, Origin::Log);
             if is_from_log && outcome != Outcome::Blocked {
@@ -170,7 +182,15 @@ impl HandlerProcessor {
         deliveries: &[&Delivery],
     ) -> Result<HashSet<(uuid::Uuid, i32)>, ConsumerError> {
         let ids: Vec<_> = deliveries.iter().map(|delivery| (delivery.message.message_id, delivery.run)).collect();
-        Ok(inbox::insert(tx, &context.consumer, &ids).await?)
+        let mut new = inbox::insert(tx, &context.consumer, &ids).await?;
+        let has_old_id = |delivery: &&&Delivery| inbox::has_old_id(delivery.message.message_id, delivery.message.at);
+        let old: Vec<_> =
+            deliveries.iter().filter(has_old_id).map(|delivery| (delivery.message.message_id, delivery.run)).collect();
+        if !old.is_empty() {
+            let new_old = inbox::insert_old(tx, &context.consumer, &old).await?;
+            new.retain(|message| new_old.contains(message) || !old.contains(message));
+        }
+        Ok(new)
     }
 
     async fn handle_messages(

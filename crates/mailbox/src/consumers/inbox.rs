@@ -3,8 +3,34 @@
 
 use std::collections::HashSet;
 
+use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
+
+/// How much older than its row in the log the time in a message's id may be. The inbox is partitioned by the time in the id, so
+/// the row of an older one would be dropped too early; see [`insert_old`].
+pub(crate) const ID_AGE_MAX: TimeDelta = TimeDelta::days(1);
+
+/// Whether the time in a message's id is older than its row in the log: the clock of the process that posted it was behind, or
+/// the message waited in a queue.
+pub(crate) fn has_old_id(message_id: Uuid, at: DateTime<Utc>) -> bool {
+    let seconds = message_id.get_timestamp().map(|time| time.to_unix().0);
+    seconds
+        .and_then(|seconds| i64::try_from(seconds).ok())
+        .is_some_and(|seconds| seconds < (at - ID_AGE_MAX).timestamp())
+}
+
+/// Records messages with [`has_old_id`] a second time, in the table whose rows are deleted by their own age. Returns those
+/// that were not processed before.
+pub(crate) async fn insert_old(
+    tx: &mut PgConnection,
+    consumer: &str,
+    messages: &[(Uuid, i32)],
+) -> sqlx::Result<HashSet<(Uuid, i32)>> {
+    let text = |(id, run): &(Uuid, i32)| format!("{id}/{run}");
+    let new = insert_foreign(tx, consumer, &messages.iter().map(text).collect::<Vec<_>>()).await?;
+    Ok(messages.iter().filter(|message| new.contains(&text(message))).copied().collect())
+}
 
 /// Records that the transaction processes these messages (id and run). Returns those that were not processed before.
 pub async fn insert(

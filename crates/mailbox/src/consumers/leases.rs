@@ -3,7 +3,7 @@
 //! The shard workers of a consumer, in all processes, divide its shards evenly. A shard worker lives as long as its
 //! process sends heartbeats; a process that takes over from an expired one deletes its row first. Every transaction
 //! that saves an effect or a position locks the shard worker's row ([`lock`]): a former owner finds that the row is
-//! gone. A worker that is committing is not removed, because its row is locked: the next rebalance of another process tries
+//! gone. The rows are in an unlogged table, so that they are gone, too, when the database may have lost transactions. A worker that is committing is not removed, because its row is locked: the next rebalance of another process tries
 //! it again.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,9 @@ use std::sync::Arc;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
+use super::lease_clock::Lease;
 use super::replica::Replica;
+use crate::database::{Incarnation, is_connection_lost};
 use crate::log::{SHARDS, Watcher};
 
 /// The shards of a process in work that is divided by shard but does not read the log.
@@ -23,13 +25,17 @@ pub struct ShardAssignment {
     watcher: Watcher,
     /// The watcher's count of invalidations that the owner of the shards has reacted to.
     invalidations: u64,
-    has_joined: bool,
+    /// The incarnation of the database in which this process joined. None: it has to join.
+    joined_in: Option<Incarnation>,
+    /// The lease of the shards that the last rebalance returned.
+    lease: Lease,
 }
 
 impl ShardAssignment {
     pub(super) fn new(name: &'static str, replica: Arc<Replica>, watcher: Watcher) -> ShardAssignment {
         let invalidations = watcher.invalidations();
-        ShardAssignment { name, owner: Uuid::now_v7(), replica, watcher, invalidations, has_joined: false }
+        let lease = replica.lease();
+        ShardAssignment { name, owner: Uuid::now_v7(), replica, watcher, invalidations, joined_in: None, lease }
     }
 
     /// Returns whether in-memory state has become stale since the last call, because the database restarted or failed
@@ -37,6 +43,27 @@ impl ShardAssignment {
     pub fn consume_invalidation(&mut self) -> bool {
         let current = self.watcher.invalidations();
         std::mem::replace(&mut self.invalidations, current) != current
+    }
+
+    /// Returns the incarnation of the database that the shards were claimed in. Nothing that belongs to another one may
+    /// be combined with the state of the shards.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.joined_in
+    }
+
+    /// Drops the claim, because the database has another incarnation. The caller must drop all state of its shards; the
+    /// next rebalance joins again.
+    pub fn abandon(&mut self) {
+        self.joined_in = None;
+        self.watcher.drop_snapshot();
+    }
+
+    /// Reports a database error. If a connection was lost, the database may have failed over, and nobody follows the
+    /// last snapshot any more.
+    pub fn report_error(&self, error: &sqlx::Error) {
+        if is_connection_lost(error) {
+            self.watcher.drop_snapshot();
+        }
     }
 
     /// Returns how often to call [`ShardAssignment::rebalance`].
@@ -47,12 +74,22 @@ impl ShardAssignment {
     /// Claims or releases shards until this process has its even part, and returns its shards. None: it lost its lease
     /// to another process and must drop all state of its shards; the next call joins again.
     pub async fn rebalance(&mut self, db: &mut PgConnection) -> sqlx::Result<Option<BTreeSet<i16>>> {
-        if !self.has_joined {
-            self.join(db).await?;
+        if self.joined_in.is_none() {
+            create(db, self.name).await?;
+            self.joined_in = Some(join(db, self.name, &mut self.owner, &self.replica).await?);
         }
+        let lease = self.replica.lease();
         let shards = rebalance(db, self.name, self.owner, false).await?;
-        self.has_joined = shards.is_some();
+        if shards.is_none() {
+            self.joined_in = None;
+        }
+        self.lease = lease;
         Ok(shards)
+    }
+
+    /// Returns the lease of the shards. While it is valid, no other process sends what belongs to them.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
     }
 
     /// Returns the fence with which a transaction checks that this process still has its lease.
@@ -62,13 +99,8 @@ impl ShardAssignment {
 
     /// Releases all shards at once.
     pub async fn release(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
-        self.has_joined = false;
+        self.joined_in = None;
         remove(db, self.name, self.owner).await
-    }
-
-    async fn join(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
-        create(db, self.name).await?;
-        join(db, self.name, &mut self.owner, &self.replica).await
     }
 }
 
@@ -80,8 +112,8 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Prevents other processes from taking over until the transaction ends. Returns false if one already has. The
-    /// commit does not wait for the disk.
+    /// Prevents other processes from taking over until the transaction ends. Returns false if one already has, or if the
+    /// database may have lost transactions since the fence was created. The commit does not wait for the disk.
     pub async fn lock(&self, tx: &mut PgConnection) -> sqlx::Result<bool> {
         lock(tx, self.name, self.owner, false).await
     }
@@ -95,6 +127,7 @@ pub(super) async fn create(db: &mut PgConnection, consumer: &str) -> sqlx::Resul
 }
 
 /// Adds a shard worker of this process to a consumer, under a new owner id, so that the fence of the old id stays invalid.
+/// Returns the incarnation of the database that the worker belongs to: its row is lost when the next one begins.
 /// The row of the old id is removed, because it may have been inserted although the response was lost: it would own shards
 /// that nobody reads.
 pub(super) async fn join(
@@ -102,12 +135,14 @@ pub(super) async fn join(
     consumer: &str,
     owner: &mut Uuid,
     replica: &Replica,
-) -> sqlx::Result<()> {
+) -> sqlx::Result<Incarnation> {
+    let incarnation = Incarnation::current(db).await?;
     replica.heartbeat_on(db).await?;
     remove(db, consumer, *owner).await?;
     *owner = Uuid::now_v7();
     let query = "insert into pillarbox.shard_worker (consumer, owner, replica) values ($1, $2, $3)";
-    sqlx::query(query).bind(consumer).bind(*owner).bind(replica.id()).execute(db).await.map(drop)
+    sqlx::query(query).bind(consumer).bind(*owner).bind(replica.id()).execute(db).await?;
+    Ok(incarnation)
 }
 
 /// Claims free shards up to the worker's part, and releases shards above it. The part is an even one, or all shards for

@@ -28,10 +28,11 @@ struct ToRetry {
     error: String,
 }
 
-/// A parked message that failed for the last time.
+/// A message that failed for the last time.
 struct ToGiveUp<'a> {
     delivery: &'a Delivery,
-    parked_id: i64,
+    /// None: it failed at its first attempt, and its consumer does not retry.
+    parked_id: Option<i64>,
     attempts: i32,
     error: String,
 }
@@ -128,17 +129,15 @@ impl<'a> Outcomes<'a> {
             ),
         }
         match (parked_id, next_at) {
-            (None, next_at) => {
-                // A message without retries is parked, too, as due now: it is given up when it fails again.
-                let next_at = Some(next_at.unwrap_or(self.now));
-                self.to_park.push(ToPark { delivery, attempts, next_at, error: Some(error) });
+            (None, Some(next_at)) => {
+                self.to_park.push(ToPark { delivery, attempts, next_at: Some(next_at), error: Some(error) });
                 "failed"
             }
             (Some(parked_id), Some(next_at)) => {
                 self.to_retry.push(ToRetry { parked_id, attempts, next_at, error });
                 "failed"
             }
-            (Some(parked_id), None) => {
+            (parked_id, None) => {
                 self.to_give_up.push(ToGiveUp { delivery, parked_id, attempts, error });
                 "dead"
             }
@@ -173,7 +172,16 @@ impl<'a> Outcomes<'a> {
             parked_messages::retry_at(tx, *parked_id, *attempts, *next_at, error).await?;
         }
         for ToGiveUp { delivery, parked_id, attempts, error } in &self.to_give_up {
-            parked_messages::give_up(tx, *parked_id, *attempts, error).await?;
+            match parked_id {
+                Some(parked_id) => parked_messages::give_up(tx, *parked_id, *attempts, error).await?,
+                None => {
+                    let (message, run, next_at) = (&delivery.message, delivery.run, Some(self.now));
+                    let new = NewParked { message, run, attempts: *attempts, next_at, last_error: Some(error) };
+                    if !parked_messages::give_up_new(tx, self.consumer, new).await? {
+                        continue;
+                    }
+                }
+            }
             dead_letter_notice::post_notice(tx, self.consumer, &delivery.message, *attempts, error).await?;
         }
         if !self.finished.is_empty() || !self.discarded.is_empty() {

@@ -27,10 +27,10 @@ pub(super) struct NewParked<'a> {
     pub(super) last_error: Option<&'a str>,
 }
 
-/// Parks the messages, in this order.
-pub(super) async fn insert(tx: &mut PgConnection, consumer: &str, new: &[NewParked<'_>]) -> sqlx::Result<()> {
+/// Parks the messages, in this order. Returns how many of them were not parked yet.
+pub(super) async fn insert(tx: &mut PgConnection, consumer: &str, new: &[NewParked<'_>]) -> sqlx::Result<u64> {
     if new.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
     let text = |of: fn(&Message) -> Option<&str>| new.iter().map(|parked| of(parked.message)).collect::<Vec<_>>();
     let aggregate_id = |parked: &NewParked<'_>| parked.message.aggregate_id.as_ref().map(AggregateId::to_json);
@@ -66,7 +66,7 @@ pub(super) async fn insert(tx: &mut PgConnection, consumer: &str, new: &[NewPark
     .bind(new.iter().map(|parked| parked.message.at).collect::<Vec<_>>())
     .execute(tx)
     .await
-    .map(drop)
+    .map(|inserted| inserted.rows_affected())
 }
 
 /// Returns the keys of these shards that have parked messages. Later messages of these keys must wait.
@@ -206,6 +206,21 @@ pub(super) async fn give_up(tx: &mut PgConnection, id: i64, attempts: i32, error
     );
     let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(attempts).bind(error);
     query.execute(tx).await.map(drop)
+}
+
+/// Makes a message that was not parked a dead letter. Returns false and changes nothing if it is parked, as a replayed
+/// message can be: its parked copy decides.
+pub(super) async fn give_up_new(tx: &mut PgConnection, consumer: &str, new: NewParked<'_>) -> sqlx::Result<bool> {
+    let (message_id, run, attempts) = (new.message.message_id, new.run, new.attempts);
+    let error = new.last_error.unwrap_or_default();
+    if insert(tx, consumer, &[new]).await? == 0 {
+        return Ok(false);
+    }
+    let query = "select id from pillarbox.parked where consumer = $1 and message_id = $2 and run = $3";
+    let query = sqlx::query_scalar(query).bind(consumer).bind(message_id).bind(run);
+    let id = query.fetch_one(&mut *tx).await?;
+    give_up(tx, id, attempts, error).await?;
+    Ok(true)
 }
 
 /// Makes the first message of each of these keys due now, unless it already has a time.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use sqlx::postgres::PgArguments;
+use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{PgConnection, PgExecutor, Postgres, Row};
 use uuid::Uuid;
 
-use crate::log::{Position, Snapshot};
+use crate::database::Incarnation;
+use crate::log::{Position, SHARDS, Snapshot};
 
 /// Loads the newest positions of these shards. A shard without one starts at the beginning.
 pub(super) async fn load(
@@ -23,29 +24,33 @@ pub(super) async fn load(
     .fetch_all(&mut *db)
     .await?;
     let beginning = Snapshot::beginning(db).await?;
+    // The rows have survived whatever has happened to the database, so they are valid in its current incarnation.
+    let incarnation = beginning.incarnation;
     let mut positions: BTreeMap<i16, Position> =
         shards.iter().map(|shard| (*shard, Position::after(beginning.clone()))).collect();
     for row in rows {
-        let old =
-            Snapshot { id_before: row.try_get("old_id")?, visible: row.try_get("old")?, at: row.try_get("old_at")? };
-        let new =
-            Snapshot { id_before: row.try_get("new_id")?, visible: row.try_get("new")?, at: row.try_get("new_at")? };
+        let old = snapshot_of(&row, ["old_id", "old", "old_at"], incarnation)?;
+        let new = snapshot_of(&row, ["new_id", "new", "new_at"], incarnation)?;
         positions.insert(row.try_get("shard")?, Position { old, new, last_id: row.try_get("last_id")? });
     }
     Ok(positions)
 }
 
-/// Saves new positions: one row for each window, which most often is one row for all shards. Fails if a position is ahead
-/// of the database.
+fn snapshot_of(row: &PgRow, [id, visible, at]: [&str; 3], incarnation: Incarnation) -> sqlx::Result<Snapshot> {
+    Ok(Snapshot { id_before: row.try_get(id)?, visible: row.try_get(visible)?, at: row.try_get(at)?, incarnation })
+}
+
+/// Saves new positions: one row for each window, which most often is one row for all shards. Returns false if a position is
+/// ahead of the database; then the caller must roll back, because other positions may be saved already.
 ///
 /// A database that crashed may have lost the transactions of a snapshot and assigns their ids again: a position with that
-/// snapshot would skip the messages of the new transactions. The watcher notices a crash, but a shard worker can be
-/// faster, so the database itself refuses such a position.
-pub(crate) async fn append(
+/// snapshot would skip the messages of the new transactions. The fence of the worker is lost with them; for whoever has no
+/// fence, the database itself refuses such a position.
+pub(super) async fn append(
     db: &mut PgConnection,
     consumer: &str,
     positions: &BTreeMap<i16, Position>,
-) -> sqlx::Result<()> {
+) -> sqlx::Result<bool> {
     for ((old, new), (shards, last_ids)) in by_window(positions) {
         let query =
             "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
@@ -53,12 +58,20 @@ pub(crate) async fn append(
              where pg_snapshot_xmax($7::pg_snapshot) <= pg_snapshot_xmax(pg_current_snapshot())";
         let saved = bind(sqlx::query(query).bind(consumer), old, new, shards, last_ids).execute(&mut *db).await?;
         if saved.rows_affected() == 0 {
-            return Err(sqlx::Error::Protocol(
-                "a position is ahead of the database, which has lost transactions".into(),
-            ));
+            return Ok(false);
         }
     }
-    Ok(())
+    Ok(true)
+}
+
+/// Saves positions after a snapshot that was just taken, for all shards. Fails if it was taken from a database that has
+/// lost transactions since.
+pub(crate) async fn append_after(db: &mut PgConnection, consumer: &str, snapshot: &Snapshot) -> sqlx::Result<()> {
+    let positions = (0..SHARDS).map(|shard| (shard, Position::after(snapshot.clone()))).collect();
+    match append(db, consumer, &positions).await? {
+        true => Ok(()),
+        false => Err(sqlx::Error::Protocol("the database has lost transactions meanwhile; try again".into())),
+    }
 }
 
 /// The result of [`lock_and_append`].

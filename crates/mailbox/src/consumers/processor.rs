@@ -1,11 +1,15 @@
 //! The interface between a shard worker and the code that processes messages.
 
 use std::future::Future;
+use std::time::{Duration, Instant};
 
+use kit::deadline;
 use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
+use super::lease_clock::Lease;
 use super::leases;
+use crate::database::{close_idle, no_response};
 use crate::log::Message;
 
 /// One message that is given to a processor.
@@ -64,8 +68,26 @@ pub trait Processor: Send {
         deliveries: &[&Delivery],
     ) -> impl Future<Output = Result<BatchResult, ConsumerError>> + Send;
 
-    /// Called after the last batch was committed.
+    /// When to call [`Processor::process_deferred`]. None if no work is deferred.
+    fn deferred_due(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Processes a part of the work that [`Processor::process`] has deferred. Returns the transaction with the effects,
+    /// which the worker fences and commits; None if nothing was left to do.
+    fn process_deferred(
+        &mut self,
+        _context: &WorkerContext,
+    ) -> impl Future<Output = Result<Option<Transaction<'static, Postgres>>, ConsumerError>> + Send {
+        async { Ok(None) }
+    }
+
+    /// Called after the last batch, or part of the deferred work, was committed.
     fn committed(&mut self) {}
+
+    /// Drops everything that was derived from the database and is not loaded for each batch: the database may have lost
+    /// transactions, or another process may have taken over.
+    fn reset(&mut self) {}
 
     /// Returns how many deliveries the next batch may have. A batch from several shards has at least one of each.
     fn batch_limit(&self) -> u32 {
@@ -82,6 +104,10 @@ pub struct WorkerContext {
     /// The last batch could not be committed: process messages one by one, to find the one that fails.
     pub isolate_failures: bool,
     pub(super) owner: Uuid,
+    /// The lease of the shards that the last rebalance returned.
+    pub(super) lease: Lease,
+    /// The time limit of one database step.
+    pub(super) step_time_max: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +137,28 @@ pub enum ConsumerError {
 }
 
 impl WorkerContext {
+    /// Whether no other process can own the shards now. A processor that acts outside of the database checks it at the last
+    /// moment: the fence protects the database only.
+    pub fn has_valid_lease(&self) -> bool {
+        self.lease.is_valid()
+    }
+
+    /// Runs a database step with the time limit of background work. Without a response in time it fails like a lost
+    /// connection.
+    pub async fn step<T>(
+        &self,
+        name: &str,
+        work: impl Future<Output = Result<T, ConsumerError>>,
+    ) -> Result<T, ConsumerError> {
+        match deadline::within(self.step_time_max, work).await {
+            Ok(result) => result,
+            Err(expired) => {
+                close_idle(&self.db);
+                Err(no_response(&format!("{}: {name}", self.consumer), expired).into())
+            }
+        }
+    }
+
     /// Prevents other processes from taking over until the transaction ends. Fails if one already has.
     pub(super) async fn lock(&self, tx: &mut Transaction<'_, Postgres>, durable: bool) -> Result<(), ConsumerError> {
         match leases::lock(tx, &self.consumer, self.owner, durable).await? {

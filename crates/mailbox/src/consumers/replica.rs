@@ -1,9 +1,13 @@
 //! Replicas: running processes, whose heartbeat extends all of their leases.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use kit::boot_time::BootTime;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
+
+use super::lease_clock::{Lease, LeaseClock};
 
 /// A running process.
 #[derive(Debug)]
@@ -13,11 +17,17 @@ pub struct Replica {
     name: String,
     /// How long the leases of the process outlive its last heartbeat.
     lease_time: Duration,
+    clock: Arc<LeaseClock>,
 }
 
 impl Replica {
     pub fn new(name: impl Into<String>, lease_time: Duration) -> Replica {
-        Replica { id: Uuid::now_v7(), name: name.into(), lease_time }
+        Replica { id: Uuid::now_v7(), name: name.into(), lease_time, clock: LeaseClock::new(lease_time) }
+    }
+
+    /// Returns the lease of a worker. Call it before the database confirms that the worker owns its shards.
+    pub(super) fn lease(&self) -> Lease {
+        self.clock.lease()
     }
 
     pub(super) fn id(&self) -> Uuid {
@@ -35,6 +45,7 @@ impl Replica {
     }
 
     pub(super) async fn heartbeat_on(&self, db: &mut PgConnection) -> sqlx::Result<()> {
+        let sent_at = BootTime::now();
         sqlx::query(
             "insert into pillarbox.replica (id, name, until) values ($1, $2, now() + make_interval(secs => $3))
              on conflict (id) do update set until = excluded.until",
@@ -43,8 +54,9 @@ impl Replica {
         .bind(&self.name)
         .bind(self.lease_time.as_secs_f64())
         .execute(db)
-        .await
-        .map(drop)
+        .await?;
+        self.clock.confirm(sent_at);
+        Ok(())
     }
 
     /// Ends all leases of this process at once.

@@ -7,8 +7,7 @@ use kit::backoff::Backoff;
 /// Exponential backoff with jitter, so that messages that failed together are not retried together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// None: without limit. A failed message is parked before it can be given up, so it is retried at least once, even
-    /// with `Some(0)`.
+    /// None: without limit. `Some(0)`: a message is given up at its first failure.
     pub retries: Option<u32>,
     /// The delays between attempts, before jitter.
     pub backoff: Backoff,
@@ -35,6 +34,11 @@ mod tests {
         let delays: Vec<Duration> = (1..=3).map(|attempts| retry.delay_after(attempts).unwrap()).collect();
         assert!(delays.windows(2).all(|pair| pair[0] < pair[1]), "{delays:?}");
         assert_eq!(retry.delay_after(4), None);
+    }
+
+    #[test]
+    fn a_message_without_retries_is_given_up_at_its_first_failure() {
+        assert_eq!(RetryPolicy { retries: Some(0), backoff: BACKOFF }.delay_after(1), None);
     }
 
     #[test]

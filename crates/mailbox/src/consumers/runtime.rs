@@ -1,12 +1,13 @@
 //! The runtime of a process: one watcher, one heartbeat, and some shard workers for each consumer.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use kit::backoff::Backoff;
 use kit::clock::Clock;
 use kit::health::Health;
-use kit::worker::{Round, Wake, Worker};
+use kit::worker::{Round, RoundLimits, Wake, Worker};
 use sqlx::PgPool;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -19,8 +20,11 @@ use super::processor::{ConsumerError, Processor};
 use super::replica::Replica;
 use super::retry::RetryPolicy;
 use super::shard_worker::{ShardWorker, ShardWorkerOptions};
-use crate::database::{self, Database, PoolLimits, cluster_identity};
+use crate::database::{self, Database, PoolLimits, SHORT_STEP_TIME_MAX, cluster_identity, is_no_response, step};
 use crate::log::{Filter, MessagePattern, POLL_INTERVAL, Watcher};
+
+/// The shortest time limit of a heartbeat.
+const HEARTBEAT_TIME_MIN: Duration = Duration::from_secs(1);
 
 /// A consumer with a handler. Its code is the same whether its messages come from the log or from a RabbitMQ queue.
 pub struct Subscription {
@@ -80,7 +84,7 @@ impl Runtime {
         let limits = PoolLimits { connections_min: 0, connections_max: 2, for_workers: true, ..PoolLimits::default() };
         let runtime = Runtime {
             vital_db: database::pool((*db.pool().connect_options()).clone(), limits),
-            watcher: Watcher::new(db.readers().clone()),
+            watcher: Watcher::new(db.readers().clone(), db.invalidations().clone()),
             db,
             clock,
             replica: Arc::new(replica),
@@ -96,10 +100,12 @@ impl Runtime {
             wake,
             stop: runtime.vital_stop.clone(),
             probe: runtime.health.task(name, true),
+            limits: RoundLimits::default(),
         };
         let worker = vital("watcher", POLL_INTERVAL, runtime.db.readers().clone());
         let (db, watcher) = (runtime.vital_db.clone(), runtime.watcher.clone());
-        runtime.vital_tasks.spawn(async move { worker.run(|| watcher.round(&db)).await });
+        let silence = SilenceDetector::new(runtime.health.clone(), runtime.db.pool().clone());
+        runtime.vital_tasks.spawn(async move { worker.run(|| silence.observe(watcher.round(&db))).await });
 
         let worker = vital("heartbeat", runtime.replica.heartbeat_interval(), Wake::default());
         let (db, replica, watcher) = (runtime.vital_db.clone(), runtime.replica.clone(), runtime.watcher.clone());
@@ -143,9 +149,10 @@ impl Runtime {
             let name = format!("{}/{number}", consumer.name);
             let probe = self.health.task(name.clone(), false);
             let (wake, stop) = (self.watcher.subscribe(), self.stop.clone());
-            let worker = Worker { name, pause: options.pause, wake, stop: stop.clone(), probe };
+            let limits = RoundLimits::STEPS;
+            let worker = Worker { name, pause: options.pause, wake, stop: stop.clone(), probe, limits };
             let shard_worker = ShardWorker::new(
-                self.db.pool().clone(),
+                &self.db,
                 consumer.clone(),
                 options.worker,
                 self.replica.clone(),
@@ -177,7 +184,8 @@ impl Runtime {
 
     pub fn worker(&self, name: String, pause: Duration) -> Worker {
         let probe = self.health.task(name.clone(), false);
-        Worker { name, pause, wake: Wake::default(), stop: self.stop.clone(), probe }
+        let limits = RoundLimits::default();
+        Worker { name, pause, wake: Wake::default(), stop: self.stop.clone(), probe, limits }
     }
 
     /// Waits until the workers have ended, and releases the leases of this process. `stop` must be cancelled.
@@ -194,11 +202,53 @@ impl Runtime {
     }
 }
 
+/// Distinguishes dead connections from a slow database: a poll of the watcher, which takes milliseconds, got no response at
+/// all, and the next one, over a new connection, gets one at once.
+struct SilenceDetector {
+    health: Health,
+    /// The pool for background work. Its connections probably die with that of the watcher.
+    workers: PgPool,
+    had_no_response: AtomicBool,
+}
+
+impl SilenceDetector {
+    /// A poll over a new connection that takes longer shows that the database is slow.
+    const PROMPT: Duration = Duration::from_secs(1);
+
+    fn new(health: Health, workers: PgPool) -> SilenceDetector {
+        SilenceDetector { health, workers, had_no_response: AtomicBool::new(false) }
+    }
+
+    async fn observe<T>(&self, poll: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+        let began = Instant::now();
+        let result = poll.await;
+        let had_no_response = match &result {
+            Err(error) if is_no_response(error) => {
+                database::close_idle(&self.workers);
+                true
+            }
+            // No connection could be opened, so it is still unknown whether the old one was dead.
+            Err(_) => self.had_no_response.load(Ordering::Relaxed),
+            Ok(_) => false,
+        };
+        let was_silent = self.had_no_response.swap(had_no_response, Ordering::Relaxed);
+        if result.is_ok() && was_silent && began.elapsed() < SilenceDetector::PROMPT {
+            database::close_idle(&self.workers);
+            self.health.announce_lost_connections();
+        }
+        result
+    }
+}
+
 /// Sends a heartbeat. Fails, and thereby makes the process unready, if the database was restored.
 async fn heartbeat(db: &PgPool, replica: &Replica, watcher: &Watcher) -> Result<Round, ConsumerError> {
+    // A heartbeat that is repeated too late would cost the leases.
+    let time_max = replica.heartbeat_interval().clamp(HEARTBEAT_TIME_MIN, SHORT_STEP_TIME_MAX);
     // The heartbeat may be the first to notice a restart of the database.
-    replica.heartbeat(db).await.inspect_err(|_| watcher.invalidate())?;
-    match cluster_identity::is_restored(&mut *db.acquire().await?).await? {
+    let heartbeat = step(db, "heartbeat", time_max, replica.heartbeat(db)).await;
+    heartbeat.inspect_err(|_| watcher.invalidate())?;
+    let checking = async { cluster_identity::is_restored(&mut *db.acquire().await?).await };
+    match step(db, "cluster identity", SHORT_STEP_TIME_MAX, checking).await? {
         true => Err(ConsumerError::Restored),
         false => Ok(Round::Idle),
     }

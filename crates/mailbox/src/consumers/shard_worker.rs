@@ -10,10 +10,9 @@ use std::time::{Duration, Instant};
 
 use kit::clock::Clock;
 use kit::worker::Round;
-use sqlx::PgPool;
 use uuid::Uuid;
 
-use super::commit::commit;
+use super::commit::{commit, commit_deferred};
 use super::consumer::{self, Consumer};
 use super::outcomes::Outcomes;
 use super::owned_shards::OwnedShards;
@@ -22,7 +21,7 @@ use super::replay_reader::ReplayShard;
 use super::replica::Replica;
 use super::retry::RetryPolicy;
 use super::{leases, parked_messages};
-use crate::database::cluster_identity;
+use crate::database::{Database, Incarnation, cluster_identity, is_connection_lost};
 use crate::log::{Reader, Watcher};
 
 /// How often positions are saved while no message matches.
@@ -56,7 +55,8 @@ pub struct ShardWorker<P> {
     clock: Clock,
     processor: P,
     shards: OwnedShards,
-    is_registered: bool,
+    /// The incarnation of the database in which the worker is registered. None: it has to register.
+    registered_in: Option<Incarnation>,
     rebalanced_at: Option<Instant>,
     /// Still set at the start of a round if the last round panicked.
     is_in_round: bool,
@@ -66,7 +66,7 @@ pub struct ShardWorker<P> {
 
 impl<P: Processor> ShardWorker<P> {
     pub(super) fn new(
-        db: PgPool,
+        db: &Database,
         consumer: Consumer,
         options: ShardWorkerOptions,
         replica: Arc<Replica>,
@@ -76,10 +76,12 @@ impl<P: Processor> ShardWorker<P> {
     ) -> ShardWorker<P> {
         ShardWorker {
             context: WorkerContext {
-                db,
+                db: db.pool().clone(),
                 consumer: consumer.name.clone(),
                 isolate_failures: false,
                 owner: Uuid::now_v7(),
+                lease: replica.lease(),
+                step_time_max: db.step_time_max(),
             },
             shards: OwnedShards::new(options.reader(&consumer)),
             consumer,
@@ -88,7 +90,7 @@ impl<P: Processor> ShardWorker<P> {
             watcher,
             clock,
             processor,
-            is_registered: false,
+            registered_in: None,
             rebalanced_at: None,
             is_in_round: false,
             invalidations: 0,
@@ -113,20 +115,30 @@ impl<P: Processor> ShardWorker<P> {
             Ok(round) => return Ok(round),
             Err(error) => error,
         };
-        self.reset();
         self.context.isolate_failures = true;
+        if let ConsumerError::BatchTooLarge = error {
+            self.reset_shards();
+            return Ok(Round::Busy);
+        }
+        self.reset();
         match error {
             ConsumerError::LeaseLost => {
-                tracing::info!(consumer = self.context.consumer, "lost the lease to another process; rejoining");
-                self.is_registered = false;
+                tracing::info!(consumer = self.context.consumer, "lost the lease; rejoining");
+                self.registered_in = None;
                 Ok(Round::Busy)
             }
             ConsumerError::Dropped => {
                 tracing::info!(consumer = self.context.consumer, "an operator dropped the consumer; registering again");
-                self.is_registered = false;
+                self.registered_in = None;
                 Ok(Round::Busy)
             }
-            ConsumerError::BatchTooLarge => Ok(Round::Busy),
+            ConsumerError::Database(error) => {
+                // The database may have failed over, and the watcher's own connection may fail much later.
+                if is_connection_lost(&error) {
+                    self.watcher.drop_snapshot();
+                }
+                Err(error.into())
+            }
             error => Err(error),
         }
     }
@@ -142,33 +154,49 @@ impl<P: Processor> ShardWorker<P> {
             false => self.process(Vec::new(), &[]).await,
         };
         self.reset();
-        let mut db = self.context.db.acquire().await?;
-        leases::remove(&mut db, &self.context.consumer, self.context.owner).await?;
+        let WorkerContext { db, consumer, owner, .. } = &self.context;
+        let releasing = async { Ok(leases::remove(&mut *db.acquire().await?, consumer, *owner).await?) };
+        self.context.step("release", releasing).await?;
         saved
     }
 
     async fn try_round(&mut self) -> Result<Round, ConsumerError> {
         if self.rebalanced_at.is_none_or(|at| at.elapsed() > self.replica.heartbeat_interval()) {
-            self.rebalance().await?;
+            let context = self.context.clone();
+            context.step("rebalance", self.rebalance()).await?;
         }
         let more_parked = self.process_parked().await?;
         let more_live = self.process_live().await?;
         let more_replayed = self.process_replay().await?;
-        Ok(if more_parked || more_replayed || more_live { Round::Busy } else { Round::Idle })
+        let deferred_due = self.process_deferred().await?;
+        if more_parked || more_replayed || more_live {
+            return Ok(Round::Busy);
+        }
+        Ok(match deferred_due.map(|due| due.saturating_duration_since(Instant::now())) {
+            Some(Duration::ZERO) => Round::Busy,
+            Some(pause) => Round::IdleFor(pause),
+            None => Round::Idle,
+        })
     }
 
     /// Drops all in-memory state. It may be stale; the next round loads it again from the database.
     fn reset(&mut self) {
+        self.reset_shards();
+        self.processor.reset();
+    }
+
+    fn reset_shards(&mut self) {
         self.shards.reset(self.options.reader(&self.consumer));
+        self.processor.reset();
         self.rebalanced_at = None;
     }
 
     async fn rebalance(&mut self) -> Result<(), ConsumerError> {
-        if !self.is_registered {
+        if self.registered_in.is_none() {
             self.register().await?;
         }
         let WorkerContext { db, consumer, owner, .. } = &self.context;
-        let mut db = db.acquire().await?;
+        let (mut db, lease) = (db.acquire().await?, self.replica.lease());
         if cluster_identity::is_restored(&mut db).await? {
             return Err(ConsumerError::Restored);
         }
@@ -181,7 +209,7 @@ impl<P: Processor> ShardWorker<P> {
             return Err(ConsumerError::LeaseLost);
         };
         self.shards.update(&mut db, consumer, owned).await?;
-        self.rebalanced_at = Some(Instant::now());
+        (self.rebalanced_at, self.context.lease) = (Some(Instant::now()), lease);
         Ok(())
     }
 
@@ -192,8 +220,7 @@ impl<P: Processor> ShardWorker<P> {
         }
         self.consumer.register(pool).await?;
         let mut db = pool.acquire().await?;
-        leases::join(&mut db, consumer, owner, &self.replica).await?;
-        self.is_registered = true;
+        self.registered_in = Some(leases::join(&mut db, consumer, owner, &self.replica).await?);
         Ok(())
     }
 
@@ -204,14 +231,18 @@ impl<P: Processor> ShardWorker<P> {
             return Ok(false);
         }
         let shards = self.shards.numbers();
-        let mut db = self.context.db.acquire().await?;
-        let due = parked_messages::due(&mut db, &self.context.consumer, &shards, now, self.options.batch).await?;
-        drop(db);
+        let WorkerContext { db, consumer, .. } = &self.context;
+        let reading = async {
+            let mut db = db.acquire().await?;
+            Ok(parked_messages::due(&mut db, consumer, &shards, now, self.options.batch).await?)
+        };
+        let due = self.context.step("read parked messages", reading).await?;
         if !due.is_empty() {
             self.process(due, &[]).await?;
         }
-        let mut db = self.context.db.acquire().await?;
-        self.shards.parked_due = parked_messages::next_due(&mut db, &self.context.consumer, &shards).await?;
+        let WorkerContext { db, consumer, .. } = &self.context;
+        let reading = async { Ok(parked_messages::next_due(&mut *db.acquire().await?, consumer, &shards).await?) };
+        self.shards.parked_due = self.context.step("read parked messages", reading).await?;
         Ok(self.shards.parked_due.is_some_and(|due| due <= self.clock.now()))
     }
 
@@ -222,14 +253,16 @@ impl<P: Processor> ShardWorker<P> {
             std::mem::take(&mut self.shards.replays).into_iter().partition(|shard| shard.replay == oldest);
         let limit = (self.options.batch.min(self.processor.batch_limit()) / chunk.len() as u32).max(1);
         let mut deliveries = Vec::new();
-        let mut db = self.context.db.acquire().await?;
         for replay in &mut chunk {
             let Some(position) = self.shards.saved_position(replay.shard) else { continue };
-            let messages = replay.read(&mut db, &self.consumer.filter, position, limit).await?;
+            let reading = async {
+                let mut db = self.context.db.acquire().await?;
+                Ok(replay.read(&mut db, &self.consumer.filter, position, limit).await?)
+            };
+            let messages = self.context.step("read a replay", reading).await?;
             let run = replay.run;
             deliveries.extend(messages.into_iter().map(|message| Delivery::replayed(message, run)));
         }
-        drop(db);
         self.process(deliveries, &chunk).await?;
         self.shards.replays = chunk.into_iter().filter(|shard| !shard.done).chain(rest).collect();
         Ok(!self.shards.replays.is_empty())
@@ -238,6 +271,13 @@ impl<P: Processor> ShardWorker<P> {
     /// Processes the next messages of the log. Returns whether there is more to read.
     async fn process_live(&mut self) -> Result<bool, ConsumerError> {
         let Some((now, windows)) = self.watcher.newest() else { return Ok(false) };
+        if self.registered_in != Some(now.incarnation) {
+            // The watcher or this worker is connected to the database as it was before a failover. Transactions of that
+            // snapshot may be lost and their ids assigned again, so a position with it would skip messages.
+            self.watcher.invalidate();
+            self.registered_in = None;
+            return Err(ConsumerError::Invalidated);
+        }
         let batch = self.options.batch.min(self.processor.batch_limit());
         let reader = &mut self.shards.reader;
         let in_memory = windows.iter().find_map(|window| reader.read_window(window, batch));
@@ -251,7 +291,8 @@ impl<P: Processor> ShardWorker<P> {
                 }
                 let limit = if was_lagging { self.options.batch * BATCHES_WHEN_LAGGING } else { batch };
                 let limit = limit.min(self.processor.batch_limit());
-                reader.read(&mut *self.context.db.acquire().await?, limit).await?
+                let reading = async { Ok(reader.read(&mut *self.context.db.acquire().await?, limit).await?) };
+                self.context.step("read the log", reading).await?
             }
         };
         if !messages.is_empty() || self.shards.saved_at.elapsed() > IDLE_SAVE_INTERVAL {
@@ -260,6 +301,27 @@ impl<P: Processor> ShardWorker<P> {
         // Also after a window in memory: there may be more windows after it.
         let reader = &self.shards.reader;
         Ok(!reader.is_done() || !reader.has_reached(&now))
+    }
+
+    /// Processes a part of the work that the processor has deferred, if it is due. Returns when the next part is due.
+    async fn process_deferred(&mut self) -> Result<Option<Instant>, ConsumerError> {
+        // A worker that stands by owns no shards; the deferred work belongs to the owner.
+        if self.shards.is_empty() {
+            return Ok(None);
+        }
+        let due = self.processor.deferred_due();
+        if due.is_none_or(|due| due > Instant::now()) {
+            return Ok(due);
+        }
+        let processing = self.processor.process_deferred(&self.context);
+        if let Some(tx) = self.context.step("process deferred work", processing).await? {
+            if self.watcher.invalidations() != self.invalidations {
+                return Err(ConsumerError::Invalidated);
+            }
+            self.context.step("commit deferred work", commit_deferred(&self.context, tx)).await?;
+            self.processor.committed();
+        }
+        Ok(self.processor.deferred_due())
     }
 
     /// Processes the messages that are ready, and commits the outcomes, the positions and the progress of replays.
@@ -291,7 +353,15 @@ impl<P: Processor> ShardWorker<P> {
         if self.watcher.invalidations() != self.invalidations {
             return Err(ConsumerError::Invalidated);
         }
-        let keys = commit(&self.context, result.tx, &outcomes, replays, &positions).await?;
+        let committing = commit(&self.context, result.tx, &outcomes, replays, &positions);
+        // The database refuses positions that are ahead of it: it has restarted, and the watcher has not noticed.
+        let is_ahead = |error: &ConsumerError| matches!(error, ConsumerError::Invalidated);
+        let committed = self.context.step("commit", committing).await;
+        let keys = committed.inspect_err(|error| {
+            if is_ahead(error) {
+                self.watcher.invalidate();
+            }
+        })?;
 
         self.processor.committed();
         self.context.isolate_failures = false;

@@ -10,6 +10,7 @@ use kit::worker::Wake;
 use sqlx::{Connection, PgConnection, PgPool};
 use tokio::sync::{Mutex, MutexGuard};
 
+use super::step::ping_connection;
 use super::transaction::DatabaseTransaction;
 
 /// A connection that was used this recently is not tested before its next use.
@@ -51,7 +52,7 @@ impl DedicatedConnection {
         let mut slot = self.slot.lock().await;
         let idle = match slot.take() {
             Some((connection, used_at)) if used_at.elapsed() < FRESH => Some(connection),
-            Some((mut connection, _)) => connection.ping().await.ok().map(|()| connection),
+            Some((mut connection, _)) => ping_connection(&mut connection).await.ok().map(|()| connection),
             None => None,
         };
         let connection = match idle {
@@ -79,7 +80,7 @@ impl ConnectionGuard<'_> {
     /// Returns the connection for the next use. After an error it is tested first, which also rolls back an open
     /// transaction; a lost connection is closed.
     pub async fn release<T, E>(mut self, result: &Result<T, E>) {
-        if result.is_ok() || self.connection.ping().await.is_ok() {
+        if result.is_ok() || ping_connection(&mut self.connection).await.is_ok() {
             *self.slot = Some((self.connection, Instant::now()));
         }
     }

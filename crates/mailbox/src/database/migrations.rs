@@ -1,10 +1,77 @@
-//! The migrations of all schemas.
+//! The migrations of all schemas, and the lock that serialises them.
 
-use sqlx::migrate::{MigrateError, Migrator};
+use std::fmt;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::migrate::{Migrate, MigrateError, Migrator};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Connection, FromRow, PgConnection, PgPool};
 
 use super::pool::SEARCH_PATH;
+
+/// Our name in `pg_stat_activity` during a migration.
+const APPLICATION: &str = "pillarbox migrate";
+/// PostgreSQL's code for a statement that exceeded `lock_timeout`.
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+/// The database was not migrated.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrationError {
+    #[error(transparent)]
+    Migration(#[from] MigrateError),
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+    #[error(
+        "another session has held the lock of migrations for {} s: {holder}. If it is a migration, start again when it \
+         has finished; otherwise end the session, in SQL: select pg_terminate_backend({})", waited.as_secs(), holder.pid
+    )]
+    Locked { holder: Box<LockHolder>, waited: Duration },
+    #[error("the lock of migrations was not granted for {} s: start again", .0.as_secs())]
+    Contended(Duration),
+}
+
+/// The session that holds the lock of migrations. PostgreSQL shows address and time only to roles that may see them.
+#[derive(Debug, Clone, FromRow)]
+pub struct LockHolder {
+    pub pid: i32,
+    pub role: Option<String>,
+    pub application: Option<String>,
+    pub client: Option<String>,
+    pub connected_since: Option<DateTime<Utc>>,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |value: &Option<String>| match value.as_deref() {
+            None | Some("") => "unknown".to_owned(),
+            Some(value) => format!("{value:?}"),
+        };
+        write!(f, "pid {}, application {}, ", self.pid, text(&self.application))?;
+        write!(f, "role {}, client {}, ", text(&self.role), text(&self.client))?;
+        match self.connected_since {
+            Some(since) => write!(f, "connected since {}", since.format("%Y-%m-%dT%H:%M:%SZ")),
+            None => f.write_str("connected since an unknown time"),
+        }
+    }
+}
+
+/// How long a migration waits for the lock.
+#[derive(Debug, Clone, Copy)]
+pub struct LockWait {
+    /// The time after which the holder is reported, and again.
+    pub report_after: Duration,
+    /// The number of reports after which the migration fails.
+    pub reports_max: u32,
+}
+
+impl Default for LockWait {
+    /// A minute in all: a replica that starts during a migration waits for it, and a supervisor starts it again if the
+    /// migration takes longer.
+    fn default() -> LockWait {
+        LockWait { report_after: Duration::from_secs(3), reports_max: 20 }
+    }
+}
 
 /// Returns the migrations of all schemas, in one sequence. Their table is in the schema `pillarbox`, so that an
 /// application in the same database can have its own.
@@ -18,9 +85,22 @@ pub fn migrations() -> Migrator {
 }
 
 /// Applies the missing migrations and returns their versions. Several processes may call it at once: a lock serialises
-/// them.
-pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<i64>, MigrateError> {
-    let mut connection = PgConnection::connect_with(options).await?;
+/// them. Logs the holder of the lock while it waits.
+pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<i64>, MigrationError> {
+    let report = |holder: &LockHolder| {
+        tracing::warn!(%holder, "waiting for the lock of migrations, which another session holds");
+    };
+    migrate_reporting(options, LockWait::default(), report).await
+}
+
+/// The same. Passes the holder of the lock to `report` while it waits. Fails with [`MigrationError::Locked`] if it has
+/// waited too long.
+pub async fn migrate_reporting(
+    options: &PgConnectOptions,
+    wait: LockWait,
+    report: impl Fn(&LockHolder),
+) -> Result<Vec<i64>, MigrationError> {
+    let mut connection = PgConnection::connect_with(&options.clone().application_name(APPLICATION)).await?;
     // The role may have timeouts that are meant for requests. Notices are silenced because every start would log one
     // for the schema that exists already.
     let session = format!(
@@ -28,10 +108,70 @@ pub async fn migrate(options: &PgConnectOptions) -> Result<Vec<i64>, MigrateErro
          set client_min_messages = warning"
     );
     sqlx::raw_sql(AssertSqlSafe(session)).execute(&mut connection).await?;
+    lock(&mut connection, wait, report).await?;
     let missing = missing_in(&mut connection).await?;
-    migrations().run(&mut connection).await?;
+    let mut migrations = migrations();
+    // The connection holds the lock already; its end releases the lock, also after a failure.
+    migrations.set_locking(false);
+    migrations.run(&mut connection).await?;
     connection.close().await?;
     Ok(missing)
+}
+
+/// Acquires the lock of migrations for the session. Any login of the database can hold it, so the wait is limited. The
+/// limit does not apply to the migrations, which may have to wait for the end of long queries.
+async fn lock(db: &mut PgConnection, wait: LockWait, report: impl Fn(&LockHolder)) -> Result<(), MigrationError> {
+    let limit = format!("set lock_timeout = {}", wait.report_after.as_millis());
+    sqlx::raw_sql(AssertSqlSafe(limit)).execute(&mut *db).await?;
+    let mut last_holder = None;
+    for _ in 0..wait.reports_max {
+        match db.lock().await {
+            Ok(()) => {
+                sqlx::raw_sql("reset lock_timeout").execute(db).await?;
+                return Ok(());
+            }
+            Err(error) if is_lock_timeout(&error) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // None: the holder has released the lock in the meantime.
+        last_holder = lock_holder(db).await?;
+        last_holder.iter().for_each(&report);
+    }
+    let waited = wait.report_after * wait.reports_max;
+    Err(match last_holder {
+        Some(holder) => MigrationError::Locked { holder: Box::new(holder), waited },
+        None => MigrationError::Contended(waited),
+    })
+}
+
+fn is_lock_timeout(error: &MigrateError) -> bool {
+    let MigrateError::Execute(error) = error else { return false };
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == LOCK_NOT_AVAILABLE)
+}
+
+async fn lock_holder(db: &mut PgConnection) -> sqlx::Result<Option<LockHolder>> {
+    let name: String = sqlx::query_scalar("select current_database()").fetch_one(&mut *db).await?;
+    // PostgreSQL shows a key of 64 bits as two numbers of 32 bits.
+    sqlx::query_as(
+        "select l.pid, a.usename::text as role, a.application_name as application, host(a.client_addr) as client,
+                a.backend_start as connected_since
+         from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+         where l.locktype = 'advisory' and l.granted and l.objsubid = 1
+           and l.database = (select oid from pg_database where datname = current_database())
+           and (l.classid::bigint << 32) | l.objid::bigint = $1",
+    )
+    .bind(lock_key(&name))
+    .fetch_optional(db)
+    .await
+}
+
+/// The key of the lock, as sqlx derives it from the name of the database. Earlier versions let sqlx lock, and must
+/// exclude this one.
+fn lock_key(database: &str) -> i64 {
+    let crc = database.bytes().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 & (crc & 1).wrapping_neg()))
+    });
+    0x3D32_AD9E * i64::from(!crc)
 }
 
 /// Returns the versions that this binary needs and the database does not have.

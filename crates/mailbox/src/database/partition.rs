@@ -1,7 +1,7 @@
 //! Daily partitions: how far ahead they are created, and how old ones are dropped. Neither blocks writers.
 
 use chrono::{DateTime, Utc};
-use sqlx::{Acquire, PgConnection};
+use sqlx::{Acquire, PgConnection, Postgres, Transaction};
 
 /// How many days ahead partitions are created. Maintenance may pause for a week; after that, rows go to the overflow
 /// partition.
@@ -10,14 +10,15 @@ pub const DAYS_AHEAD: i32 = 7;
 /// The SQLSTATE of a lock that was not acquired within lock_timeout.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
-/// Returns the qualified names of the partitions whose day ended before `cutoff`, oldest first. `parent` is qualified,
-/// too. The names contain only letters, digits and `_`, so they need no quoting.
+/// Returns the qualified names of the partitions whose day ended before `cutoff`, oldest first; never a day from yesterday
+/// on. `parent` is qualified, too. The names contain only letters, digits and `_`, so they need no quoting.
 pub async fn days_before(db: &mut PgConnection, parent: &str, cutoff: DateTime<Utc>) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar(
         "select relnamespace::regnamespace::text || '.' || relname
          from pg_class join pg_inherits on inhrelid = pg_class.oid
          where inhparent = $1::regclass and relname ~ ('^' || split_part($1, '.', 2) || '_[0-9]{8}$')
-           and to_date(right(relname, 8), 'YYYYMMDD') + 1 <= ($2 at time zone 'UTC')::date
+           and to_date(right(relname, 8), 'YYYYMMDD') + 1
+               <= (least($2, pillarbox.yesterday()) at time zone 'UTC')::date
          order by relname",
     )
     .bind(parent)
@@ -26,16 +27,34 @@ pub async fn days_before(db: &mut PgConnection, parent: &str, cutoff: DateTime<U
     .await
 }
 
-/// Drops one partition. This needs an exclusive lock on the table, and writers queue behind the request while a long
-/// reader blocks it, so it gives up after 100 ms; the next maintenance run tries again.
-pub async fn drop_day(db: &mut PgConnection, parent: &str, partition: &str) -> sqlx::Result<()> {
+/// Begins a transaction in which nobody else writes to a partition, so that its rows can be checked or copied before it is
+/// dropped. Returns None if a transaction in progress has written to it; the next maintenance run tries again.
+pub async fn lock_day<'c>(
+    db: &'c mut PgConnection,
+    partition: &str,
+) -> sqlx::Result<Option<Transaction<'c, Postgres>>> {
     let mut tx = db.begin().await?;
     let statements = format!(
         "set local lock_timeout = '100ms';
-         alter table {parent} detach partition {partition};
-         drop table {partition}"
+         lock table {partition} in share row exclusive mode"
     );
-    let dropped = sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut *tx).await;
+    let locked = sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut *tx).await;
+    match unless_locked(locked)? {
+        Some(_) => Ok(Some(tx)),
+        None => {
+            tx.rollback().await?;
+            report_in_use(partition);
+            Ok(None)
+        }
+    }
+}
+
+/// Drops a partition that [`lock_day`] has locked, and commits. This needs an exclusive lock on the table, and writers queue
+/// behind the request while a long reader blocks it, so it gives up after 100 ms; the next maintenance run tries again. Fails
+/// if the day is yesterday or later.
+pub async fn drop_day(mut tx: Transaction<'_, Postgres>, parent: &str, partition: &str) -> sqlx::Result<()> {
+    let query = "select pillarbox.drop_day($1::text::regclass, $2::text::regclass)";
+    let dropped = sqlx::query(query).bind(parent).bind(partition).execute(&mut *tx).await;
     match unless_locked(dropped)? {
         Some(_) => {
             tx.commit().await?;
@@ -43,10 +62,14 @@ pub async fn drop_day(db: &mut PgConnection, parent: &str, partition: &str) -> s
         }
         None => {
             tx.rollback().await?;
-            tracing::info!(partition, "a partition is in use; the next maintenance run tries to drop it again");
+            report_in_use(partition);
         }
     }
     Ok(())
+}
+
+fn report_in_use(partition: &str) {
+    tracing::info!(partition, "a partition is in use; the next maintenance run tries to drop it again");
 }
 
 /// Returns None if the statement failed because another session has the lock.

@@ -1,9 +1,15 @@
 //! Connection pools and the settings of their sessions.
+//!
+//! sqlx tests each connection that returns to its pool, without a time limit: a dead one would occupy its place for ever. So
+//! the pool itself first tests, with a time limit, connections that may be dead because a step was abandoned.
 
 use std::time::Duration;
 
+use kit::deadline;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
+
+use super::step::{SHORT_STEP_TIME_MAX, no_response, ping_connection};
 
 /// The search path of every session. An operator that a producer created in another schema must not replace a built-in
 /// one: it would run with our privileges.
@@ -20,7 +26,7 @@ pub struct PoolLimits {
     pub acquire_timeout: Duration,
     /// For background work that repeats the same statements and retries after errors. A statement is planned once for
     /// all values (planning the reader's query takes ten times as long as executing it), and a connection is not tested
-    /// before each use.
+    /// before each use: a worker must learn that it was lost, because the database may have restarted or failed over.
     pub for_workers: bool,
 }
 
@@ -38,12 +44,16 @@ impl Default for PoolLimits {
 
 /// Creates a pool. It connects when it is first used, so the database need not be available yet.
 pub fn pool(options: PgConnectOptions, limits: PoolLimits) -> PgPool {
-    let settings: String =
-        session_settings(&limits).iter().map(|(name, value)| format!("set {name} = {value};")).collect();
+    let settings = session_settings(&limits).into_iter().chain(vanished_client_settings());
+    let settings: String = settings.map(|(name, value)| format!("set {name} = {value};")).collect();
     pool_options(&limits)
         .after_connect(move |connection, _| {
             let settings = settings.clone();
-            Box::pin(async move { sqlx::raw_sql(AssertSqlSafe(settings)).execute(connection).await.map(drop) })
+            Box::pin(async move {
+                let setting = async { sqlx::raw_sql(AssertSqlSafe(settings)).execute(connection).await.map(drop) };
+                let set = deadline::within(SHORT_STEP_TIME_MAX, setting).await;
+                set.unwrap_or_else(|expired| Err(no_response("session settings", expired)))
+            })
         })
         .connect_lazy_with(options.application_name(APPLICATION))
 }
@@ -61,11 +71,44 @@ pub async fn ping(pool: &PgPool) -> Result<(), sqlx::Error> {
 }
 
 fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
+    let for_workers = limits.for_workers;
     PgPoolOptions::new()
         .min_connections(limits.connections_min)
         .max_connections(limits.connections_max)
         .acquire_timeout(limits.acquire_timeout)
-        .test_before_acquire(!limits.for_workers)
+        // Has no time limit; `before_acquire` does the same with one.
+        .test_before_acquire(false)
+        .before_acquire(move |connection, _| {
+            Box::pin(async move {
+                match for_workers {
+                    true => Ok(true),
+                    false => ping_connection(connection).await.map(|()| true),
+                }
+            })
+        })
+        .after_release(move |connection, _| {
+            Box::pin(async move {
+                // Only requests are dropped by their callers, when a client closes its connection.
+                let may_be_dead =
+                    if for_workers { deadline::expired_recently() } else { deadline::abandoned_recently() };
+                match may_be_dead {
+                    true => ping_connection(connection).await.map(|()| true),
+                    false => Ok(true),
+                }
+            })
+        })
+}
+
+/// With these settings PostgreSQL notices within seconds that our process or the network is gone, and ends the
+/// transactions whose locks others wait for. A pooler has settings of its own for its clients.
+fn vanished_client_settings() -> [(&'static str, String); 5] {
+    [
+        ("idle_in_transaction_session_timeout", "10000".to_owned()),
+        ("tcp_keepalives_idle", "5".to_owned()),
+        ("tcp_keepalives_interval", "2".to_owned()),
+        ("tcp_keepalives_count", "3".to_owned()),
+        ("tcp_user_timeout", "10000".to_owned()),
+    ]
 }
 
 /// The names and SQL values of the settings of every session.

@@ -3,8 +3,10 @@
 //! Exported as `log::Snapshot`. It is implemented here because [`super::cluster_identity`] needs one, too.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use super::incarnation::Incarnation;
 
 /// A PostgreSQL snapshot plus the value of the log's sequence that was read before it.
 ///
@@ -17,13 +19,18 @@ pub struct Snapshot {
     /// `xmin:xmax:` and the transactions between them that were in progress, as PostgreSQL formats a `pg_snapshot`.
     pub(crate) visible: String,
     pub(crate) at: DateTime<Utc>,
+    /// The incarnation of the database in which it is valid: that in which it was taken, or in which it was loaded. A
+    /// stored snapshot is valid in every incarnation that has its row.
+    pub(crate) incarnation: Incarnation,
 }
 
 impl Snapshot {
     /// Returns a snapshot from before the first message; in a restored log, from after the restored messages.
     pub async fn beginning(db: &mut PgConnection) -> sqlx::Result<Snapshot> {
+        let incarnation = Incarnation::current(db).await?;
         let query = "select floor_id, floor::text, floor_at from pillarbox.cluster_identity";
-        Snapshot::from_row(&sqlx::query(query).fetch_one(db).await?)
+        let row = sqlx::query(query).fetch_one(db).await?;
+        Ok(Snapshot { id_before: row.try_get(0)?, visible: row.try_get(1)?, at: row.try_get(2)?, incarnation })
     }
 
     /// Takes a snapshot now. The connection must not be in a transaction.
@@ -36,24 +43,33 @@ impl Snapshot {
     pub async fn now(db: &mut PgConnection) -> sqlx::Result<Snapshot> {
         // W writes nothing, so it need not wait for the disk.
         let rows = sqlx::raw_sql(
-            "select case when is_called then last_value else 0 end, clock_timestamp() from pillarbox.log_id;
+            "select case when is_called then last_value else 0 end, clock_timestamp(), (select id from pillarbox.incarnation)
+             from pillarbox.log_id;
              begin; set local synchronous_commit = off; select pg_current_xact_id(); commit;
              select pg_current_snapshot()::text",
         )
-        .fetch_all(db)
+        .fetch_all(&mut *db)
         .await?;
         let [sequence, _, snapshot] = rows.as_slice() else { return Err(sqlx::Error::RowNotFound) };
-        Ok(Snapshot { id_before: sequence.try_get(0)?, visible: snapshot.try_get(0)?, at: sequence.try_get(1)? })
+        let incarnation = match sequence.try_get::<Option<Uuid>, _>(2)? {
+            Some(id) => Incarnation::from(id),
+            None => Incarnation::current(db).await?,
+        };
+        let (id_before, visible, at) = (sequence.try_get(0)?, snapshot.try_get(0)?, sequence.try_get(1)?);
+        Ok(Snapshot { id_before, visible, at, incarnation })
     }
 
-    /// Returns whether anything can have become visible since this snapshot: the sequence has returned new ids, or a
-    /// transaction that was in progress has ended. One cheap statement, which consumes no transaction id.
+    /// Returns whether anything can have become visible since this snapshot: the sequence has returned new ids, a
+    /// transaction that was in progress has ended, or the database has another incarnation. One cheap statement, which
+    /// consumes no transaction id.
     pub async fn is_outdated(&self, db: &mut PgConnection) -> sqlx::Result<bool> {
         let query = "select is_called and last_value > $1
                          or exists (select from pg_snapshot_xip($2::pg_snapshot) as was (xid)
                                     where not was.xid in (select pg_snapshot_xip(pg_current_snapshot())))
+                         or (select id from pillarbox.incarnation) is distinct from $3
                      from pillarbox.log_id";
-        sqlx::query_scalar(query).bind(self.id_before).bind(&self.visible).fetch_one(db).await
+        let query = sqlx::query_scalar(query).bind(self.id_before).bind(&self.visible);
+        query.bind(Uuid::from(self.incarnation)).fetch_one(db).await
     }
 
     /// Returns whether this snapshot was taken after `other`. Each snapshot ends a transaction of its own, so comparing
@@ -65,11 +81,6 @@ impl Snapshot {
     fn xmax(&self) -> u64 {
         self.visible.split(':').nth(1).and_then(|xmax| xmax.parse().ok()).unwrap_or(0)
     }
-
-    /// Expects the columns in this order: id, snapshot, time.
-    fn from_row(row: &PgRow) -> sqlx::Result<Snapshot> {
-        Ok(Snapshot { id_before: row.try_get(0)?, visible: row.try_get(1)?, at: row.try_get(2)? })
-    }
 }
 
 #[cfg(test)]
@@ -78,7 +89,8 @@ mod tests {
 
     #[test]
     fn the_snapshot_with_the_higher_xmax_is_later() {
-        let snapshot = |visible: &str| Snapshot { id_before: 1, visible: visible.to_owned(), at: DateTime::UNIX_EPOCH };
+        let (at, incarnation) = (DateTime::UNIX_EPOCH, Uuid::nil().into());
+        let snapshot = |visible: &str| Snapshot { id_before: 1, visible: visible.to_owned(), at, incarnation };
         assert!(snapshot("9:101:9,10").is_after(&snapshot("9:20:9,10")));
         assert!(!snapshot("9:20:9,10").is_after(&snapshot("9:101:9,10")));
         assert!(!snapshot("3:3:").is_after(&snapshot("3:3:")));

@@ -4,29 +4,54 @@
 //! wake-up: [`DatabaseTransaction::commit`] is the only way to commit.
 
 use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use kit::worker::Wake;
 use sqlx::pool::PoolConnection;
 use sqlx::{PgPool, Postgres, Transaction};
 
 use super::dedicated_connection::DedicatedConnection;
+use super::invalidations::Invalidations;
+use super::step::{STEP_TIME_ALLOWANCE, STEP_TIME_MAX};
 
-/// A connection pool, and the readers of the log that a commit wakes. It is cheap to clone.
+/// A connection pool, the readers of the log that a commit wakes, and the caches that an invalidation drops. It is cheap
+/// to clone.
 #[derive(Debug, Clone)]
 pub struct Database {
     pool: PgPool,
     readers: Wake,
+    invalidations: Invalidations,
+    step_time_max: Duration,
 }
 
 impl Database {
     /// A database whose readers nobody runs yet: `consumers::Runtime::start` runs them.
     pub fn new(pool: PgPool) -> Database {
-        Database { pool, readers: Wake::default() }
+        let (readers, invalidations) = (Wake::default(), Invalidations::default());
+        Database { pool, readers, invalidations, step_time_max: STEP_TIME_MAX }
     }
 
-    /// Returns the same database over another pool. Commits over both pools wake the same readers.
+    /// Returns the same database over another pool. Commits over both pools wake the same readers, and an invalidation
+    /// concerns both.
     pub fn with_pool(&self, pool: PgPool) -> Database {
-        Database { pool, readers: self.readers.clone() }
+        Database { pool, ..self.clone() }
+    }
+
+    /// Sets the time limit of the steps of background work according to that of PostgreSQL for one statement: PostgreSQL
+    /// responds within its own limit, so that a slow statement is not taken for a dead connection.
+    pub fn with_statement_timeout(self, statement_timeout: Duration) -> Database {
+        Database { step_time_max: statement_timeout.saturating_add(STEP_TIME_ALLOWANCE), ..self }
+    }
+
+    /// Returns the time limit of one step of background work, for [`step`](super::step()).
+    pub fn step_time_max(&self) -> Duration {
+        self.step_time_max
+    }
+
+    /// Calls `drop_cache` whenever the database may have lost transactions. Everything in memory that was derived from
+    /// the database must be dropped then: versions and ids are assigned again for other content.
+    pub fn on_invalidation(&self, drop_cache: impl Fn() + Send + Sync + 'static) {
+        self.invalidations.subscribe(Box::new(drop_cache));
     }
 
     /// Returns a connection for statements that post nothing.
@@ -46,6 +71,10 @@ impl Database {
     /// Returns the pool, for work that posts nothing.
     pub fn pool(&self) -> &PgPool {
         &self.pool
+    }
+
+    pub(crate) fn invalidations(&self) -> &Invalidations {
+        &self.invalidations
     }
 
     /// Returns the handle that each commit triggers.

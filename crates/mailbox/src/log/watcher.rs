@@ -3,7 +3,6 @@
 //! An idle log costs one small query per poll, and a busy log two, however many consumers there are: a reader that has
 //! kept up finds the new messages in memory, and one that lags reads the log itself.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use sqlx::{PgConnection, PgPool};
 
 use super::window::Window;
 use crate::database::snapshot::Snapshot;
+use crate::database::{Incarnation, Invalidations, SHORT_STEP_TIME_MAX, step};
 
 /// The time between two polls of a busy log.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -54,7 +54,9 @@ struct Inner {
     newest: RwLock<Option<Newest>>,
     /// When a window was too large to be held in memory.
     overrun_at: RwLock<Option<Instant>>,
-    invalidations: AtomicU64,
+    /// The incarnation of the last snapshot, also while there is none.
+    incarnation: RwLock<Option<Incarnation>>,
+    invalidations: Invalidations,
     readers: RwLock<Vec<Wake>>,
     /// Wakes the watcher itself.
     wake: Wake,
@@ -62,9 +64,10 @@ struct Inner {
 
 impl Watcher {
     /// Creates a watcher. `wake` is the handle that it waits on between two polls: each commit of a
-    /// [`Database`](crate::database::Database) triggers it, and the watcher polls at once.
-    pub(crate) fn new(wake: Wake) -> Watcher {
-        Watcher { inner: Arc::new(Inner { wake, ..Inner::default() }) }
+    /// [`Database`](crate::database::Database) triggers it, and the watcher polls at once. `invalidations` are those of
+    /// the same database.
+    pub(crate) fn new(wake: Wake, invalidations: Invalidations) -> Watcher {
+        Watcher { inner: Arc::new(Inner { wake, invalidations, ..Inner::default() }) }
     }
 
     /// Returns a handle that is woken with each new snapshot.
@@ -79,22 +82,30 @@ impl Watcher {
         self.load_newest().map(|newest| (newest.snapshot, newest.windows))
     }
 
-    /// Drops the in-memory state. The database may have restarted or failed over, and transactions that were seen may
-    /// be lost: then their ids are assigned again, and everything that a process remembers can be wrong.
+    /// Drops the in-memory state, here and in every observer of the invalidations. The database may have restarted or
+    /// failed over, and transactions that were seen may be lost: then their ids are assigned again, and everything that
+    /// a process remembers can be wrong.
     pub(crate) fn invalidate(&self) {
         *write(&self.inner.newest) = None;
-        self.inner.invalidations.fetch_add(1, Ordering::SeqCst);
+        self.inner.invalidations.invalidate();
+    }
+
+    /// Drops the newest snapshot: nobody follows it any more. For a worker whose connection failed; the watcher's own
+    /// may fail much later, although the database has failed over. Whether transactions were lost is decided by the next
+    /// snapshot, so that the loss of a single connection invalidates nothing else.
+    pub(crate) fn drop_snapshot(&self) {
+        *write(&self.inner.newest) = None;
     }
 
     /// Returns the number of invalidations so far. A reader that sees it change must load its state again.
     pub(crate) fn invalidations(&self) -> u64 {
-        self.inner.invalidations.load(Ordering::SeqCst)
+        self.inner.invalidations.count()
     }
 
     /// Polls the log once, and takes a new snapshot if anything can have become visible. An error invalidates the
     /// state.
     pub(crate) async fn round(&self, db: &PgPool) -> sqlx::Result<Round> {
-        let result = self.try_round(db).await;
+        let result = step(db, "watcher", SHORT_STEP_TIME_MAX, self.try_round(db)).await;
         if result.is_err() {
             self.invalidate();
         }
@@ -126,8 +137,13 @@ impl Watcher {
 
     async fn refresh(&self, db: &mut PgConnection, last: Option<Newest>) -> sqlx::Result<()> {
         let snapshot = Snapshot::now(db).await?;
+        let known = write(&self.inner.incarnation).replace(snapshot.incarnation);
+        if known.is_some_and(|known| known != snapshot.incarnation) {
+            tracing::warn!("the database was restarted after a crash, or has failed over; all state is loaded again");
+            self.invalidate();
+        }
         let windows = match last {
-            Some(last) if self.needs_windows() => {
+            Some(last) if last.snapshot.incarnation == snapshot.incarnation && self.needs_windows() => {
                 let window = self.load_window(db, last.snapshot, &snapshot).await?;
                 window.map_or_else(Arc::default, |window| append(&last.windows, window))
             }

@@ -5,7 +5,7 @@ use sqlx::{PgConnection, PgPool};
 
 use super::replays;
 use crate::consumers::{parked_messages, positions};
-use crate::log::{Position, SHARDS, Snapshot};
+use crate::log::Snapshot;
 
 /// Makes a consumer continue from now, and with `from` also replay the messages since then. Its shard workers start
 /// again with the new positions. Returns false if there is no such consumer.
@@ -31,8 +31,7 @@ pub async fn reset_in(
     }
     // Without its row, no shard worker can commit a position that it read before the reset.
     sqlx::query("delete from pillarbox.shard_worker where consumer = $1").bind(consumer).execute(&mut *tx).await?;
-    let positions = (0..SHARDS).map(|shard| (shard, Position::after(now.clone()))).collect();
-    positions::append(tx, consumer, &positions).await?;
+    positions::append_after(tx, consumer, now).await?;
     if let Some(from) = from {
         let request = replays::Request {
             consumer: consumer.to_owned(),

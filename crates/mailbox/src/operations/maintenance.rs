@@ -6,8 +6,8 @@ use chrono::{DateTime, Utc};
 use kit::worker::Round;
 use sqlx::{PgConnection, PgPool};
 
-use crate::consumers::replica;
-use crate::database::{cluster_identity, partition};
+use crate::consumers::{inbox, replica};
+use crate::database::{cluster_identity, partition, time};
 use crate::{idempotency, log};
 
 /// The most rows that one statement deletes.
@@ -32,14 +32,10 @@ impl Default for Retention {
 /// consumers can catch up first.
 pub const CATCH_UP_TIME: Duration = Duration::from_secs(3_600);
 
-/// Runs all maintenance once. `running_for` is the time since this process started to maintain. It never blocks posts:
-/// if a lock is not available soon, the next run tries again. Returns `Busy` if there is more to delete.
-pub async fn run_once(
-    db: &PgPool,
-    retention: Retention,
-    now: DateTime<Utc>,
-    running_for: Duration,
-) -> Result<Round, sqlx::Error> {
+/// Runs all maintenance once, by the database's time. `running_for` is the time since this process started to maintain. It
+/// never blocks posts: if a lock is not available soon, the next run tries again. Returns `Busy` if there is more to
+/// delete.
+pub async fn run_once(db: &PgPool, retention: Retention, running_for: Duration) -> Result<Round, sqlx::Error> {
     let mut db = db.acquire().await?;
     let created =
         [log::create_partitions(&mut db, partition::DAYS_AHEAD).await, create_reader_partitions(&mut db).await];
@@ -52,14 +48,16 @@ pub async fn run_once(
     if cluster_identity::is_restored(&mut db).await? {
         return Ok(Round::Idle);
     }
+    let now = time::now(&mut db).await?;
     replica::delete_expired(&mut db).await?;
     if running_for >= CATCH_UP_TIME {
         lapse(&mut db, retention, now).await?;
     }
     drop_log_days(&mut db, retention, now).await?;
-    drop_reader_days(&mut db, retention, now).await?;
-    let inbox_until = now - days(retention.behind_days + 1);
-    let deleted = idempotency::delete_expired(&mut db, now, DELETE_MAX)
+    drop_position_days(&mut db, now - days(retention.log_days + 1)).await?;
+    let inbox_until = inbox_until(&mut db, now - days(retention.behind_days + 1)).await?;
+    drop_inbox_days(&mut db, inbox_until).await?;
+    let deleted = idempotency::delete_expired(&mut db, DELETE_MAX)
         .await?
         .max(delete_foreign_inbox(&mut db, inbox_until).await?)
         .max(delete_discarded(&mut db, inbox_until).await?);
@@ -117,27 +115,51 @@ async fn drop_log_days(db: &mut PgConnection, retention: Retention, now: DateTim
     let cutoff: DateTime<Utc> =
         sqlx::query_scalar(sqlx::AssertSqlSafe(query)).bind(now - days(retention.log_days)).fetch_one(&mut *db).await?;
     for partition in partition::days_before(db, "pillarbox.log", cutoff).await? {
-        // A transaction that was in progress at a consumer's old snapshot may have inserted rows into this day.
-        let query = format!(
-            "select exists (select from ({LIVE_POSITIONS}) as live cross join pg_snapshot_xip(live.old) as open (xid)
-                            join {partition} as row on row.xid = open.xid)"
-        );
-        if sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(&mut *db).await? {
+        let Some(mut tx) = partition::lock_day(db, &partition).await? else { continue };
+        // After the lock: no transaction can commit a row into this day between the check and the drop.
+        if has_unread(&mut tx, &partition).await? {
+            tx.rollback().await?;
             continue;
         }
-        partition::drop_day(db, "pillarbox.log", &partition).await?;
+        partition::drop_day(tx, "pillarbox.log", &partition).await?;
     }
-    let query = "delete from pillarbox.log_overflow where ctid in
-                     (select ctid from pillarbox.log_overflow where at < $1 limit $2)";
-    sqlx::query(query).bind(cutoff - days(1)).bind(DELETE_MAX).execute(db).await.map(drop)
+    delete_log_overflow(db, cutoff - days(1)).await
 }
 
-/// Drops the days of positions and inboxes that are old enough.
-async fn drop_reader_days(db: &mut PgConnection, retention: Retention, now: DateTime<Utc>) -> sqlx::Result<()> {
-    let positions_until = now - days(retention.log_days + 1);
-    for partition in partition::days_before(db, "pillarbox.position", positions_until).await? {
-        // The position of a consumer that has not advanced since is copied to today's partition, with its old number: a
-        // position that a shard worker saves meanwhile is newer.
+/// Whether a consumer has not read some row of this day, although its position is later than the day: the row's transaction
+/// committed late, or the database's clock was set back. Rows of a restored log are not read by their transaction ids.
+async fn has_unread(tx: &mut PgConnection, partition: &str) -> sqlx::Result<bool> {
+    let query = format!(
+        "select exists (select from ({LIVE_POSITIONS}) as live cross join pg_snapshot_xip(live.old) as open (xid)
+                        join {partition} as row on row.xid = open.xid)
+             or exists (select from {partition} as row
+                        where row.xid >= (select pg_snapshot_xmax(live.old) from ({LIVE_POSITIONS}) as live order by 1 limit 1)
+                          and row.id > (select floor_id from pillarbox.cluster_identity))"
+    );
+    sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(tx).await
+}
+
+/// Deletes rows of the overflow partition from before `before` that every consumer has read.
+async fn delete_log_overflow(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+    let query = format!(
+        "with live as materialized ({LIVE_POSITIONS})
+         delete from pillarbox.log_overflow where ctid in (
+             select row.ctid from pillarbox.log_overflow as row
+             where row.at < least($1, pillarbox.yesterday())
+               and (row.id <= (select floor_id from pillarbox.cluster_identity)
+                    or not exists (select from live where live.shard = row.shard
+                                   and not pg_visible_in_snapshot(row.xid, live.old)))
+             limit $2)"
+    );
+    sqlx::query(sqlx::AssertSqlSafe(query)).bind(before).bind(DELETE_MAX).execute(db).await.map(drop)
+}
+
+/// Drops the days of positions that ended before `until`. The positions of consumers that have not advanced since are copied
+/// to today's partition, in the same transaction. They keep their numbers, so a position that a shard worker saves meanwhile
+/// is newer.
+async fn drop_position_days(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx::Result<()> {
+    for partition in partition::days_before(db, "pillarbox.position", until).await? {
+        let Some(mut tx) = partition::lock_day(db, &partition).await? else { continue };
         let query = format!(
             "insert into pillarbox.position (n, consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
              select n, consumer, array[shard], array[last_id], old, old_id, old_at, new, new_id, new_at
@@ -145,16 +167,32 @@ async fn drop_reader_days(db: &mut PgConnection, retention: Retention, now: Date
              cross join lateral pillarbox.latest_position(consumer, shard)
              where partition_oid = '{partition}'::regclass"
         );
-        sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *db).await?;
-        partition::drop_day(db, "pillarbox.position", &partition).await?;
+        sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *tx).await?;
+        partition::drop_day(tx, "pillarbox.position", &partition).await?;
     }
-    let inbox_until = now - days(retention.behind_days + 1);
-    for partition in partition::days_before(db, "pillarbox.inbox", inbox_until).await? {
-        partition::drop_day(db, "pillarbox.inbox", &partition).await?;
+    Ok(())
+}
+
+/// Until when inboxes are deleted: `until`, but nothing whose message is still in the log, because a replay must find which
+/// messages were processed. The id of a message may be older than its row in the log by the margin of the inbox.
+async fn inbox_until(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx::Result<DateTime<Utc>> {
+    let query = "select least($1, (select min(at) from pillarbox.log_overflow),
+                     (select min(to_date(right(relname, 8), 'YYYYMMDD')::timestamp at time zone 'UTC')
+                      from pg_class join pg_inherits on inhrelid = pg_class.oid
+                      where inhparent = 'pillarbox.log'::regclass and relname ~ '_[0-9]{8}$'))";
+    let oldest: DateTime<Utc> = sqlx::query_scalar(query).bind(until).fetch_one(db).await?;
+    Ok(until.min(oldest - inbox::ID_AGE_MAX))
+}
+
+/// Drops the days of the inboxes that ended before `until`.
+async fn drop_inbox_days(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx::Result<()> {
+    for partition in partition::days_before(db, "pillarbox.inbox", until).await? {
+        let Some(tx) = partition::lock_day(db, &partition).await? else { continue };
+        partition::drop_day(tx, "pillarbox.inbox", &partition).await?;
     }
     let query = "delete from pillarbox.inbox_overflow where ctid in
                      (select ctid from pillarbox.inbox_overflow where message_id < pillarbox.uuid_at($1) limit $2)";
-    sqlx::query(query).bind(inbox_until).bind(DELETE_MAX).execute(db).await.map(drop)
+    sqlx::query(query).bind(until).bind(DELETE_MAX).execute(db).await.map(drop)
 }
 
 async fn delete_foreign_inbox(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<u64> {

@@ -33,6 +33,8 @@ pub async fn recover_in(tx: &mut PgConnection, recovery: Recovery) -> sqlx::Resu
     let Some(floor_at) = floor_at else { return Ok(false) };
     sqlx::raw_sql(
         "delete from pillarbox.shard_worker;
+         -- A dump contains the incarnation of the original, which the copy must not share.
+         delete from pillarbox.incarnation;
          delete from pillarbox.replica;
          delete from pillarbox.replay_shard;
          delete from pillarbox.replay;

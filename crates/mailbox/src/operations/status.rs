@@ -1,6 +1,8 @@
 //! The status of consumers and messages, for operators and for metrics.
 
 use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -8,7 +10,11 @@ use sqlx::{PgExecutor, PgPool, Row};
 use utoipa::ToSchema;
 
 use super::dead_letters::{self, Selection};
+use crate::database::{SHORT_STEP_TIME_MAX, step};
 use crate::log::Message;
+
+/// The time limit of one measurement. It reads a few rows of every consumer.
+const MEASURE_TIME_MAX: Duration = SHORT_STEP_TIME_MAX;
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ConsumerStatus {
@@ -20,6 +26,8 @@ pub struct ConsumerStatus {
     pub read_to: i64,
     /// The age of the oldest unread message; 0 if there is none.
     pub lag_seconds: f64,
+    /// When the lag was measured, by the database's clock.
+    pub measured_at: DateTime<Utc>,
     /// The number of unread messages of the log, whether they match the consumer's filter or not.
     pub lag_messages: i64,
     pub parked: i64,
@@ -52,7 +60,7 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
                  where log.shard = slot.shard and id > greatest(latest.old_id, latest.last_id, 0) order by id limit 1
              ) oldest on true
          )
-         select cursor.consumer, cursor.kind, cursor.lapsed_at,
+         select cursor.consumer, cursor.kind, cursor.lapsed_at, clock_timestamp() as measured_at,
                 coalesce(extract(epoch from clock_timestamp() - min(ahead.at)), 0)::float8 as lag_seconds,
                 coalesce((select last_value from pillarbox.log_id) - min(ahead.id) + 1, 0) as lag_messages,
                 coalesce(min(ahead.id) - 1, (select last_value from pillarbox.log_id)) as read_to,
@@ -80,6 +88,7 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
             kind: Row::try_get(row, "kind")?,
             read_to: Row::try_get(row, "read_to")?,
             lag_seconds: Row::try_get(row, "lag_seconds")?,
+            measured_at: Row::try_get(row, "measured_at")?,
             lag_messages: Row::try_get(row, "lag_messages")?,
             parked: Row::try_get(row, "parked")?,
             dead: Row::try_get(row, "dead")?,
@@ -146,19 +155,52 @@ pub async fn message_statuses(db: impl PgExecutor<'_>, message: &Message) -> sql
     rows.iter().map(status).collect()
 }
 
-/// Updates the gauges of all consumers.
-pub async fn update_gauges(db: &PgPool) -> sqlx::Result<()> {
-    for status in consumers(db).await? {
-        let labels = [("consumer", status.consumer)];
-        metrics::gauge!("pillarbox_consumer_lag_seconds", &labels).set(status.lag_seconds);
-        metrics::gauge!("pillarbox_consumer_lag_messages", &labels).set(status.lag_messages as f64);
-        metrics::gauge!("pillarbox_consumer_parked", &labels).set(status.parked as f64);
-        metrics::gauge!("pillarbox_consumer_dead_letters", &labels).set(status.dead as f64);
-        metrics::gauge!("pillarbox_consumer_lapsed", &labels).set(f64::from(u8::from(status.lapsed_at.is_some())));
+/// The gauges of all consumers.
+#[derive(Debug, Default)]
+pub struct LagGauges {
+    /// The consumers that were measured.
+    consumers: Mutex<BTreeSet<String>>,
+}
+
+impl LagGauges {
+    /// Measures all consumers. If that fails, their lag is unknown: a gauge that kept its last value would show a lag of 0
+    /// while nothing is read.
+    pub async fn update(&self, db: &PgPool) -> sqlx::Result<()> {
+        let measured = step(db, "measure the lag", MEASURE_TIME_MAX, self.measure(db)).await;
+        if measured.is_err() {
+            for consumer in self.consumers().iter() {
+                set_lag(consumer, f64::NAN, f64::NAN);
+            }
+        }
+        measured
     }
-    // Dead letters of queues that are read into the log have no consumer.
-    for (consumer, dead) in dead_letters::without_consumer(db, &Selection::default()).await? {
-        metrics::gauge!("pillarbox_consumer_dead_letters", "consumer" => consumer).set(dead as f64);
+
+    async fn measure(&self, db: &PgPool) -> sqlx::Result<()> {
+        let consumers = consumers(db).await?;
+        for status in &consumers {
+            set_lag(&status.consumer, status.lag_seconds, status.lag_messages as f64);
+            let labels = [("consumer", status.consumer.clone())];
+            metrics::gauge!("pillarbox_consumer_parked", &labels).set(status.parked as f64);
+            metrics::gauge!("pillarbox_consumer_dead_letters", &labels).set(status.dead as f64);
+            metrics::gauge!("pillarbox_consumer_lapsed", &labels).set(f64::from(u8::from(status.lapsed_at.is_some())));
+        }
+        *self.consumers() = consumers.into_iter().map(|status| status.consumer).collect();
+        // Dead letters of queues that are read into the log have no consumer.
+        for (consumer, dead) in dead_letters::without_consumer(db, &Selection::default()).await? {
+            metrics::gauge!("pillarbox_consumer_dead_letters", "consumer" => consumer).set(dead as f64);
+        }
+        // This process's clock, so that a stopped measurement shows even if the database cannot be asked.
+        metrics::gauge!("pillarbox_lag_measured_timestamp_seconds").set(Utc::now().timestamp() as f64);
+        Ok(())
     }
-    Ok(())
+
+    fn consumers(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.consumers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn set_lag(consumer: &str, seconds: f64, messages: f64) {
+    let labels = [("consumer", consumer.to_owned())];
+    metrics::gauge!("pillarbox_consumer_lag_seconds", &labels).set(seconds);
+    metrics::gauge!("pillarbox_consumer_lag_messages", &labels).set(messages);
 }

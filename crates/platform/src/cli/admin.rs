@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::Utc;
 use kit::auth::{Role, Tenant, TokenSigner};
-use mailbox::database;
+use mailbox::database::{self, LockHolder, LockWait};
 use uuid::Uuid;
 
 use super::Failure;
@@ -21,7 +21,8 @@ pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     require_database(settings, &data_dir)?;
     let options = database_options(settings, &data_dir)?;
     check_reachable(settings, &options).await?;
-    let applied = database::migrate(&options).await?;
+    let report = |holder: &LockHolder| eprintln!("waiting for the lock of migrations, held by {holder}");
+    let applied = database::migrate_reporting(&options, LockWait::default(), report).await?;
     print_line(&match applied.as_slice() {
         [] => "The database's schema is up to date.".to_owned(),
         [only] => format!("Migration {only} is applied. The database's schema is up to date."),
@@ -46,7 +47,7 @@ pub(super) fn token(settings: &Settings, user: Uuid, role: Option<Role>, ttl_sec
 pub(super) async fn create_key(settings: &Settings, role: Role, tenant: Tenant, name: String) -> Result<(), Failure> {
     let db = connect(settings)?;
     let new = NewKey { name, role, tenant, expires_at: None };
-    let (key, secret) = flow::create(&mut *db.acquire().await?, new, Utc::now()).await?;
+    let (key, secret) = flow::create(&mut *db.acquire().await?, new).await?;
     // Standard output has only the key, so that a script can read it.
     print_line(secret.reveal()).map_err(|error| {
         let id = key.id;
@@ -73,7 +74,7 @@ pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>, json:
             "ID", "HINT", "ROLE", "TENANT", "CREATED", "STATE"
         ))?;
     }
-    let mut before = None;
+    let (mut before, now) = (None, database::time::now(&mut *db.acquire().await?).await?);
     loop {
         let keys = flow::list(&db, tenant.as_ref(), before, PAGE).await?;
         for key in &keys {
@@ -83,7 +84,7 @@ pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>, json:
             }
             let state = match () {
                 () if key.revoked_at.is_some() => "revoked",
-                () if key.expires_at.is_some_and(|at| at <= Utc::now()) => "expired",
+                () if key.expires_at.is_some_and(|at| at <= now) => "expired",
                 () => "valid",
             };
             let created = table::format_time(key.created_at);
@@ -102,7 +103,7 @@ pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>, json:
 
 /// Revokes a key. Fails if it does not exist.
 pub(super) async fn revoke_key(settings: &Settings, id: Uuid) -> Result<(), Failure> {
-    flow::revoke(&connect(settings)?, id, None, Utc::now()).await?;
+    flow::revoke(&connect(settings)?, id, None).await?;
     print_line(&format!("Key {id} is revoked; all servers refuse it within 2 s."))?;
     Ok(())
 }

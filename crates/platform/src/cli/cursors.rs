@@ -2,10 +2,11 @@
 
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
+use mailbox::database::time as database_time;
 use mailbox::log::Snapshot;
 use mailbox::operations::status;
 
-use super::installation::connect;
+use super::installation::{connect, require_same_time};
 use super::table::{self, print_line};
 use super::{Failure, consumers, readyz};
 use crate::operator::{self, flow, time};
@@ -76,9 +77,13 @@ async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes
              to read from a time"
         )));
     }
+    if from.is_some() {
+        require_same_time(&pool).await?;
+    }
     let snapshot = Snapshot::now(&mut *pool.acquire().await?).await?;
     let mut tx = pool.begin().await?;
-    flow::reset(&mut tx, name, from, (&snapshot, Utc::now())).await.map_err(|error| match error {
+    let now = database_time::now(&mut tx).await?;
+    flow::reset(&mut tx, name, from, (&snapshot, now)).await.map_err(|error| match error {
         operator::Error::FromInTheFuture => Failure::Other(format!("--from {error}")),
         _ => error.into(),
     })?;

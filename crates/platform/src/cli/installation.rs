@@ -2,6 +2,7 @@
 
 use kit::config::InvalidSetting;
 use kit::secret::MasterKey;
+use mailbox::database::time::Measurement;
 use mailbox::database::{self, PoolLimits};
 use sqlx::PgPool;
 use sqlx::postgres::PgConnectOptions;
@@ -34,7 +35,7 @@ pub(super) fn require_database(settings: &Settings, data_dir: &DataDir) -> Resul
     }
     let folder = data_dir.path().display();
     Err(Failure::Other(format!(
-        "no server runs in the data folder {folder}: start `pillarbox up` with this --data-dir first, or set --database-url"
+        "no server runs in the data folder {folder}: start `pillarbox up` with this --data-dir first, or set PILLARBOX_DATABASE_URL"
     )))
 }
 
@@ -43,6 +44,13 @@ pub(super) fn connect(settings: &Settings) -> Result<PgPool, Failure> {
     let data_dir = DataDir::at(&settings.data_dir)?;
     require_database(settings, &data_dir)?;
     Ok(pool(database_options(settings, &data_dir)?))
+}
+
+/// Fails when the clock of this machine differs from the database's: a time that the operator gave relative to now would be
+/// another one for the database.
+pub(super) async fn require_same_time(db: &PgPool) -> Result<(), Failure> {
+    let measured = Measurement::read(&mut *db.acquire().await?).await?;
+    measured.check().map_err(|differs| Failure::Other(differs.to_string()))
 }
 
 /// A small pool, which connects when it is first used.

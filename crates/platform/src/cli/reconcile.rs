@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use chrono::Utc;
 use clap::Args;
 use events::reconcile::{ReconcileOptions, begin, progress};
 use mailbox::database::Database;
@@ -36,9 +35,8 @@ pub(super) struct Reconcile {
 /// be started, or is deleted before it ends.
 pub(super) async fn run(settings: &Settings, args: Reconcile) -> Result<ExitCode, Failure> {
     let db = connect(settings)?;
-    let begun =
-        begin(&Database::new(db.clone()), ReconcileOptions { dry_run: args.dry_run, force: args.force }, Utc::now())
-            .await;
+    let options = ReconcileOptions { dry_run: args.dry_run, force: args.force };
+    let begun = begin(&Database::new(db.clone()), options).await;
     let run = begun.map_err(|error| Failure::Other(error.to_string()))?;
     let (time_max, started) = (Duration::from_secs(u64::from(args.wait_seconds)), Instant::now());
     let mut seen = None;

@@ -10,7 +10,7 @@ use mailbox::operations::status;
 use sqlx::PgPool;
 
 use super::Failure;
-use super::installation::connect;
+use super::installation::{connect, require_same_time};
 use super::table::{self, print_line};
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{flow, time};
@@ -87,6 +87,7 @@ pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Fa
 async fn request_replay(db: &PgPool, request: &Request, waits: bool) -> Result<(), Failure> {
     // Checked before the database is needed, to name the options instead of the fields.
     flow::check_range(request).map_err(|_| Failure::Other("--to must be a time after --from".to_owned()))?;
+    require_same_time(db).await?;
     let mut tx = db.begin().await?;
     let id = flow::request_replay(&mut tx, request).await?;
     tx.commit().await?;
@@ -173,7 +174,8 @@ pub(super) async fn recover(settings: &Settings, args: RecoverArgs) -> Result<()
             (Recovery::Skip, "nothing that was restored is sent, and parked messages are dead letters now".to_owned())
         }
     };
-    let Some(skipped) = flow::recover(&db, recovery, Utc::now()).await? else {
+    require_same_time(&db).await?;
+    let Some(skipped) = flow::recover(&db, recovery).await? else {
         print_line("This database was not restored or copied; nothing is changed.")?;
         return Ok(());
     };

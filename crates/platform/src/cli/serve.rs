@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::Failure;
 use super::installation::{database_options, master_keys};
+use super::secret_flags::SecretFlag;
 use crate::app::{self, Running, StartError};
 use crate::data_dir::DataDir;
 use crate::embedded::{self, Embedded};
@@ -23,8 +24,9 @@ use crate::settings::{Role, Settings};
 
 /// Runs with the embedded PostgreSQL unless `database_url` is set. Migrates the database first. Fails if another process uses
 /// the data folder, the address is in use, or the process cannot start.
-pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
+pub(super) async fn up(settings: &Settings, secrets: &[SecretFlag]) -> Result<(), Failure> {
     let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
+    secrets.iter().for_each(|secret| tracing::warn!("{secret}"));
     let settings = &limit_connections(settings);
     let mut stop = StopSignal::listen()?;
     let listener = bind(settings).await?;
@@ -70,11 +72,12 @@ pub(super) async fn up(settings: &Settings) -> Result<(), Failure> {
 
 /// Runs on an existing, migrated database. Fails if `database_url` is not set, the address is in use, or the process cannot
 /// start.
-pub(super) async fn serve(settings: &Settings) -> Result<(), Failure> {
+pub(super) async fn serve(settings: &Settings, secrets: &[SecretFlag]) -> Result<(), Failure> {
     let traces = telemetry::start_logs(&settings.log, settings.log_format, settings.otlp_endpoint.as_deref())?;
+    secrets.iter().for_each(|secret| tracing::warn!("{secret}"));
     if settings.database_url.is_none() {
-        let detail = "is required by `serve` (--database-url postgres://user:password@host/name); `pillarbox up` starts an embedded \
-                      PostgreSQL instead";
+        let detail = "is required by `serve`: set PILLARBOX_DATABASE_URL=postgres://user:password@host/name, or database_url in the \
+                      settings file; `pillarbox up` starts an embedded PostgreSQL instead";
         return Err(InvalidSetting::new("database_url", detail).into());
     }
     let settings = &limit_connections(settings);

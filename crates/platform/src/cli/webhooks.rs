@@ -42,7 +42,7 @@ pub(super) struct Send {
     /// The address of the server [default: the setting listen]
     #[arg(long, value_name = "URL")]
     server: Option<String>,
-    /// The API key [default: the setting admin_key]
+    /// The API key [default: the setting admin_key]. Better as a variable: other users can see the arguments of a process
     #[arg(long, value_name = "KEY", env = "PILLARBOX_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
 }
@@ -52,7 +52,8 @@ pub(super) struct Listen {
     /// The port on this machine; 0 selects a free port
     #[arg(long, default_value_t = 9000)]
     port: u16,
-    /// The subscriber's secret (whsec_… or whpk_…); requests without a valid signature are refused
+    /// The subscriber's secret (whsec_… or whpk_…); requests without a valid signature are refused. Better as a variable:
+    /// other users can see the arguments of a process
     #[arg(long, value_name = "SECRET", env = "PILLARBOX_WEBHOOK_SECRET", hide_env_values = true)]
     secret: Option<String>,
     /// The status code of the responses
@@ -74,12 +75,13 @@ pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure>
     let key = send.api_key.map(Secret::new).or_else(|| settings.admin_key.clone());
     let key = key.ok_or_else(|| {
         Failure::Other(
-            "an API key is required: set --api-key or PILLARBOX_API_KEY (create one with `pillarbox key create --role ingest`)".to_owned(),
+            "an API key is required: set PILLARBOX_API_KEY (create one with `pillarbox key create --role ingest`)"
+                .to_owned(),
         )
     })?;
     let mut headers = HeaderMap::new();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(header::AUTHORIZATION, header_value("--api-key", &format!("Bearer {}", key.reveal()))?);
+    headers.insert(header::AUTHORIZATION, header_value("the API key", &format!("Bearer {}", key.reveal()))?);
     if let Some(key) = &send.idempotency_key {
         headers.insert("idempotency-key", header_value("--idempotency-key", key)?);
     }
@@ -133,7 +135,7 @@ pub(super) async fn listen(listen: Listen) -> Result<(), Failure> {
     let verifier = listen.secret.as_deref().map(Verifier::parse).transpose();
     let verifier = verifier.map_err(|_| {
         Failure::Other(
-            "--secret must be the subscriber's secret as it was shown: whsec_… or whpk_… followed by base64".to_owned(),
+            "--secret or PILLARBOX_WEBHOOK_SECRET must be the subscriber's secret as it was shown: whsec_… or whpk_… followed by base64".to_owned(),
         )
     })?;
     let listener = TcpListener::bind(("127.0.0.1", listen.port))
@@ -144,7 +146,7 @@ pub(super) async fn listen(listen: Listen) -> Result<(), Failure> {
         .map_err(|error| Failure::Other(format!("the address of the listener cannot be determined: {error}")))?;
     eprintln!("Listening on http://{address}. Create a subscriber with this url. Press Ctrl-C to stop.");
     if verifier.is_none() {
-        eprintln!("Signatures are not verified; give the subscriber's secret with --secret.");
+        eprintln!("Signatures are not verified; set PILLARBOX_WEBHOOK_SECRET to the subscriber's secret.");
     }
     let status = StatusCode::from_u16(listen.status).unwrap_or(StatusCode::OK);
     let (received, mut requests) = tokio::sync::mpsc::channel(1);

@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn the_error_without_postgresql_says_what_to_install() {
         let error = choose(Vec::new(), Path::new("/nowhere")).unwrap_err().to_string();
-        assert!(error.contains("apt-get install postgresql") && error.contains("--database-url"), "{error}");
+        assert!(error.contains("apt-get install postgresql") && error.contains("PILLARBOX_DATABASE_URL"), "{error}");
     }
 
     #[test]

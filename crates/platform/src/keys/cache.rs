@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kit::auth::{Caller, KeyLookup, KeyStore, Principal, Role, Tenant};
-use kit::clock::Clock;
 use kit::secret::{Secret, digest};
 use moka::future::Cache;
 use sqlx::PgPool;
@@ -21,7 +20,6 @@ const CACHE_ENTRIES_MAX: u64 = 10_000;
 #[derive(Clone)]
 pub(crate) struct KeyCache {
     db: PgPool,
-    clock: Clock,
     /// The digest of the admin key from the settings.
     admin_key: Option<[u8; 32]>,
     /// Callers by the digest of their key. Unknown keys are cached too, so that guessing keys does not load the database.
@@ -29,9 +27,9 @@ pub(crate) struct KeyCache {
 }
 
 impl KeyCache {
-    pub(crate) fn new(db: PgPool, clock: Clock, admin_key: Option<&Secret<String>>) -> KeyCache {
+    pub(crate) fn new(db: PgPool, admin_key: Option<&Secret<String>>) -> KeyCache {
         let callers = Cache::builder().max_capacity(CACHE_ENTRIES_MAX).time_to_live(CACHE_TIME).build();
-        KeyCache { db, clock, admin_key: admin_key.map(|key| digest(key.reveal())), callers }
+        KeyCache { db, admin_key: admin_key.map(|key| digest(key.reveal())), callers }
     }
 
     /// Empties the cache, so that a key that this process revokes is refused at once.
@@ -40,7 +38,7 @@ impl KeyCache {
     }
 
     async fn load(&self, digest: [u8; 32]) -> Result<Option<Caller>, sqlx::Error> {
-        let key = store::find_valid(&mut *self.db.acquire().await?, digest, self.clock.now()).await?;
+        let key = store::find_valid(&mut *self.db.acquire().await?, digest).await?;
         Ok(key.map(|key| Caller { principal: Principal::Key(key.id), tenant: key.tenant, role: Some(key.role) }))
     }
 }

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use kit::auth::{Role, Tenant};
 use kit::field::printable;
 use kit::secret::{MasterKey, Secret, digest, random_text};
+use mailbox::database::time;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
@@ -16,8 +17,8 @@ const NAME_CHARS_MAX: usize = 100;
 const HINT_CHARS: usize = PREFIX.len() + 4;
 
 /// Creates a key. The second value is the key itself; it is not stored. Fails when the name or the expiry is invalid.
-pub async fn create(db: &mut PgConnection, new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
-    let (key, secret) = generate(new, now)?;
+pub async fn create(db: &mut PgConnection, new: NewKey) -> Result<(ApiKey, Secret<String>), Error> {
+    let (key, secret) = generate(new, time::now(db).await?)?;
     store::insert(db, &key, digest(secret.reveal())).await?;
     tracing::info!(key = %key.id, role = %key.role, tenant = key.tenant.as_str(), "created an API key");
     Ok((key, secret))
@@ -34,8 +35,8 @@ pub async fn list(
 }
 
 /// Revokes a key. A repeated call changes nothing. Fails if the key does not exist in the tenant.
-pub async fn revoke(db: &PgPool, id: Uuid, tenant: Option<&Tenant>, now: DateTime<Utc>) -> Result<(), Error> {
-    if !store::revoke(&mut *db.acquire().await?, id, tenant.map(Tenant::as_str), now).await? {
+pub async fn revoke(db: &PgPool, id: Uuid, tenant: Option<&Tenant>) -> Result<(), Error> {
+    if !store::revoke(&mut *db.acquire().await?, id, tenant.map(Tenant::as_str)).await? {
         return Err(Error::NotFound);
     }
     tracing::info!(key = %id, "revoked an API key");
@@ -48,12 +49,11 @@ pub async fn claim_installation(
     db: &PgPool,
     keys: &[MasterKey],
     admin_key_given: bool,
-    now: DateTime<Utc>,
 ) -> Result<Option<Secret<String>>, Error> {
     let fingerprints: Vec<String> = keys.iter().map(MasterKey::fingerprint).collect();
     let current = fingerprints.first().ok_or(Error::OtherSecretKey)?;
     let mut tx = db.begin().await?;
-    let known = store::lock_installation(&mut tx, current, now).await?;
+    let known = store::lock_installation(&mut tx, current).await?;
     if !fingerprints.contains(&known) {
         return Err(Error::OtherSecretKey);
     }
@@ -61,10 +61,10 @@ pub async fn claim_installation(
         store::set_fingerprint(&mut tx, current).await?;
     }
     let mut first = None;
-    if !admin_key_given && !store::has_admin_key(&mut tx, now).await? {
+    if !admin_key_given && !store::has_admin_key(&mut tx).await? {
         let new =
             NewKey { name: "first admin".to_owned(), role: Role::Admin, tenant: Tenant::main(), expires_at: None };
-        let (key, secret) = generate(new, now)?;
+        let (key, secret) = generate(new, time::now(&mut tx).await?)?;
         store::insert(&mut tx, &key, digest(secret.reveal())).await?;
         first = Some(secret);
     }

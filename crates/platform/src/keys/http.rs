@@ -4,7 +4,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use chrono::{DateTime, Utc};
-use kit::auth::{Caller, Role, Tenant};
+use kit::auth::{Admin, Caller, Role, Tenant};
 use kit::extract::Path;
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::page::{Listing, Page, PageScope};
@@ -57,7 +57,7 @@ struct KeyFilters {
     responses((status = 200, body = Page<ApiKey>)))]
 async fn list(
     State(app): State<App>,
-    caller: Caller,
+    Admin(caller): Admin,
     Listing { filters, limit, cursor }: Listing<KeyFilters>,
 ) -> Result<Page<ApiKey>, Problem> {
     let tenant = managed_tenant(&caller, filters.tenant)?;
@@ -74,18 +74,15 @@ async fn list(
     responses((status = 201, body = CreatedKey)))]
 async fn create(
     State(app): State<App>,
-    caller: Caller,
-    request: Mutation<JsonBody<CreateKey>>,
+    Admin(caller): Admin,
+    Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<CreateKey>>,
 ) -> Result<StoredResponse, Problem> {
-    caller.require(Role::Admin)?;
-    let Mutation { body: JsonBody(body), identity } = request;
     let tenant = body.tenant.unwrap_or_else(|| caller.tenant.clone());
     managed_tenant(&caller, Some(tenant.clone()))?;
     let new = NewKey { name: body.name, role: body.role, tenant, expires_at: body.expires_at };
-    let now = app.clock.now();
-    idempotency::run_once(&app.db, identity.as_ref(), StoreResponse::WithoutBody, now, |tx| {
+    idempotency::run_once(&app.db, identity.as_ref(), StoreResponse::WithoutBody, |tx| {
         Box::pin(async move {
-            let (details, secret) = flow::create(tx, new, now).await?;
+            let (details, secret) = flow::create(tx, new).await?;
             Ok(StoredResponse::json(StatusCode::CREATED, &CreatedKey { key: secret.reveal().clone(), details }))
         })
     })
@@ -95,17 +92,19 @@ async fn create(
 /// Revoke an API key
 #[utoipa::path(delete, path = "/admin/v1/keys/{id}", tag = "admin", params(("id" = Uuid, Path)), security(("bearer" = [])),
     responses((status = 204, description = "The key is revoked"), (status = 404, description = "The key does not exist")))]
-async fn revoke(State(app): State<App>, caller: Caller, Path(id): Path<Uuid>) -> Result<impl IntoResponse, Problem> {
+async fn revoke(
+    State(app): State<App>,
+    Admin(caller): Admin,
+    Path(id): Path<Uuid>,
+) -> Result<impl IntoResponse, Problem> {
     let tenant = managed_tenant(&caller, None)?;
-    flow::revoke(app.db.pool(), id, tenant.as_ref(), app.clock.now()).await?;
+    flow::revoke(app.db.pool(), id, tenant.as_ref()).await?;
     app.keys.clear();
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The requested tenant, if the caller may manage its keys. `None`: all tenants. Fails for callers without the role `admin` and
-/// for admins of other tenants.
+/// The requested tenant, if this admin may manage its keys. `None`: all tenants. Fails for admins of other tenants.
 fn managed_tenant(caller: &Caller, requested: Option<Tenant>) -> Result<Option<Tenant>, Problem> {
-    caller.require(Role::Admin)?;
     match requested {
         requested if caller.is_operator() => Ok(requested),
         Some(other) if other != caller.tenant => {

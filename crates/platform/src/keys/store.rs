@@ -1,6 +1,5 @@
 //! SQL of API keys.
 
-use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -27,18 +26,13 @@ pub(super) async fn insert(db: &mut PgConnection, key: &ApiKey, digest: [u8; 32]
     .map(drop)
 }
 
-/// The key with this digest, if it is neither revoked nor expired at `now`.
-pub(super) async fn find_valid(
-    db: &mut PgConnection,
-    digest: [u8; 32],
-    now: DateTime<Utc>,
-) -> sqlx::Result<Option<ApiKey>> {
+/// The key with this digest, if it is neither revoked nor expired by the database's time.
+pub(super) async fn find_valid(db: &mut PgConnection, digest: [u8; 32]) -> sqlx::Result<Option<ApiKey>> {
     let row = sqlx::query(sqlx::AssertSqlSafe(format!(
         "select {COLUMNS} from pillarbox_platform.api_key
-         where digest = $1 and revoked_at is null and (expires_at is null or expires_at > $2)"
+         where digest = $1 and revoked_at is null and (expires_at is null or expires_at > now())"
     )))
     .bind(digest.as_slice())
-    .bind(now)
     .fetch_optional(db)
     .await?;
     row.as_ref().map(key).transpose()
@@ -65,49 +59,37 @@ pub(super) async fn list(
 }
 
 /// Revokes a key; a second revocation does not change its time. Returns false if the key does not exist in the tenant.
-pub(super) async fn revoke(
-    db: &mut PgConnection,
-    id: Uuid,
-    tenant: Option<&str>,
-    now: DateTime<Utc>,
-) -> sqlx::Result<bool> {
+pub(super) async fn revoke(db: &mut PgConnection, id: Uuid, tenant: Option<&str>) -> sqlx::Result<bool> {
     let done = sqlx::query(
-        "update pillarbox_platform.api_key set revoked_at = coalesce(revoked_at, $3)
+        "update pillarbox_platform.api_key set revoked_at = coalesce(revoked_at, now())
          where id = $1 and ($2::text is null or tenant = $2)",
     )
     .bind(id)
     .bind(tenant)
-    .bind(now)
     .execute(db)
     .await?;
     Ok(done.rows_affected() > 0)
 }
 
 /// Whether a valid admin key of the tenant `main` exists.
-pub(super) async fn has_admin_key(db: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<bool> {
+pub(super) async fn has_admin_key(db: &mut PgConnection) -> sqlx::Result<bool> {
     sqlx::query_scalar(
         "select exists (
              select from pillarbox_platform.api_key
-             where role = 'admin' and tenant = 'main' and revoked_at is null and (expires_at is null or expires_at > $1))",
+             where role = 'admin' and tenant = 'main' and revoked_at is null and (expires_at is null or expires_at > now()))",
     )
-    .bind(now)
     .fetch_one(db)
     .await
 }
 
 /// Inserts the row of the installation if there is none, locks it and returns its fingerprint. The lock serialises concurrent
 /// first starts.
-pub(super) async fn lock_installation(
-    db: &mut PgConnection,
-    fingerprint: &str,
-    now: DateTime<Utc>,
-) -> sqlx::Result<String> {
+pub(super) async fn lock_installation(db: &mut PgConnection, fingerprint: &str) -> sqlx::Result<String> {
     sqlx::query(
-        "insert into pillarbox_platform.installation (secret_key_fingerprint, created_at) values ($1, $2)
+        "insert into pillarbox_platform.installation (secret_key_fingerprint, created_at) values ($1, now())
          on conflict do nothing",
     )
     .bind(fingerprint)
-    .bind(now)
     .execute(&mut *db)
     .await?;
     sqlx::query_scalar("select secret_key_fingerprint from pillarbox_platform.installation for update")

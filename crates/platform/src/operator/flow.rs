@@ -4,7 +4,7 @@
 use chrono::{DateTime, Utc};
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
-use mailbox::database::cluster_identity;
+use mailbox::database::{cluster_identity, time};
 use mailbox::idempotency::{self, Effect, StoreResponse};
 use mailbox::log::Snapshot;
 use mailbox::operations::cursors::{self, DeleteResult};
@@ -29,7 +29,7 @@ pub(crate) async fn run_once<F>(
 where
     F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
 {
-    idempotency::run_once(&app.db, identity, StoreResponse::WithBody, app.clock.now(), effect).await
+    idempotency::run_once(&app.db, identity, StoreResponse::WithBody, effect).await
 }
 
 /// The message with its status for each consumer. Fails if the log does not have it.
@@ -61,7 +61,7 @@ pub(crate) async fn reset(
 
 /// Resumes the consumers of a restored database. Returns the number of pending hub messages that became dead letters, or
 /// `None` if the database was not restored. Fails if the database cannot be reached.
-pub(crate) async fn recover(db: &PgPool, recovery: Recovery, now: DateTime<Utc>) -> Result<Option<u64>, Error> {
+pub(crate) async fn recover(db: &PgPool, recovery: Recovery) -> Result<Option<u64>, Error> {
     cluster_identity::check(db).await?;
     let mut tx = db.begin().await?;
     if !recovery::recover_in(&mut tx, recovery).await? {
@@ -69,7 +69,10 @@ pub(crate) async fn recover(db: &PgPool, recovery: Recovery, now: DateTime<Utc>)
     }
     let skipped = match recovery {
         Recovery::From(_) => 0,
-        Recovery::Skip => hub::dead_letter_backlog(&mut tx, now).await?,
+        Recovery::Skip => {
+            let now = time::now(&mut tx).await?;
+            hub::dead_letter_backlog(&mut tx, now).await?
+        }
     };
     tx.commit().await?;
     tracing::info!(?recovery, skipped, "an operator recovered the log");

@@ -101,6 +101,7 @@ impl Settings {
     pub fn request_limits(&self) -> RequestLimits {
         RequestLimits {
             body_bytes_max: self.body_bytes_max as usize,
+            body_bytes_total_max: self.body_bytes_total_max as usize,
             body_time_max: millis(self.body_timeout_ms),
             request_time_max: millis(self.request_timeout_ms),
         }

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use kit::worker::Round;
-use mailbox::database::Database;
+use mailbox::database::{Database, time};
 use mailbox::log::{Post, PostError, Source, post};
 use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
@@ -27,8 +27,10 @@ pub(super) async fn receive(
     Ok(id)
 }
 
-/// Deletes answered greetings after their retention.
-pub(super) async fn remove_old(db: &Database, now: DateTime<Utc>) -> Result<Round, sqlx::Error> {
-    store::delete_answered(&mut *db.acquire().await?, now - RETENTION).await?;
+/// Deletes answered greetings after their retention, by the database's time.
+pub(super) async fn remove_old(db: &Database) -> Result<Round, sqlx::Error> {
+    let mut db = db.acquire().await?;
+    let now = time::now(&mut db).await?;
+    store::delete_answered(&mut db, now - RETENTION).await?;
     Ok(Round::Idle)
 }

@@ -41,7 +41,7 @@ async fn create(
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<NewGreeting>>,
 ) -> Result<StoredResponse, Problem> {
     let now = greetings.clock.now();
-    run_once(&greetings.db, identity.as_ref(), StoreResponse::WithBody, now, |tx| {
+    run_once(&greetings.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             let id = flow::receive(tx, &body.name, now).await?;
             Ok(StoredResponse::json(StatusCode::CREATED, &Greeting { id }))

@@ -15,6 +15,7 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use mailbox::consumers::{Runtime, Subscription};
 use mailbox::database::Database;
+use mailbox::database::time::maintain;
 use mailbox::service::{Role, Service, ServiceContext};
 use utoipa_axum::router::OpenApiRouter;
 
@@ -46,7 +47,7 @@ impl Service for Greetings {
 
     fn start_maintenance(&self, runtime: &Runtime) {
         let worker = runtime.worker("greetings.retention".to_owned(), RETENTION_PAUSE);
-        let (db, clock) = (runtime.db().clone(), self.clock.clone());
-        runtime.spawn(async move { worker.run(|| flow::remove_old(&db, clock.now())).await });
+        let db = runtime.db().clone();
+        runtime.spawn(async move { worker.run(|| maintain(db.pool(), flow::remove_old(&db))).await });
     }
 }

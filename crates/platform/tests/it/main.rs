@@ -5,9 +5,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
 mod consumers;
+mod days;
 mod events;
 mod events_and_joins;
 mod example_service;
+mod failover;
 mod hub;
 mod joins;
 mod log;
@@ -15,4 +17,5 @@ mod operator;
 mod parity;
 mod relay;
 mod server;
+mod soak;
 mod support;

@@ -8,6 +8,7 @@
 mod dependencies;
 mod documentation;
 mod domain;
+mod lock_file;
 mod migration;
 mod paths;
 mod size;
@@ -30,6 +31,12 @@ fn dependencies_point_one_way() {
 #[test]
 fn only_the_relay_uses_the_broker_and_kit_uses_no_server() {
     assert_none(dependencies::disallowed_servers(&metadata()));
+}
+
+#[test]
+fn the_lock_file_has_no_banned_crate_and_one_registry() {
+    let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
+    assert_none(lock_file::violations(&read("Cargo.lock"), &read("deny.toml")));
 }
 
 #[test]

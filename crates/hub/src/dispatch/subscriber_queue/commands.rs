@@ -31,6 +31,11 @@ impl Commands {
             rejected_retries: Vec::new(),
         }
     }
+
+    /// Whether the message is to be dead-lettered when its turn comes.
+    pub(super) fn has_dead_letter_request(&self, n: i64) -> bool {
+        self.dead_letter_requests.contains_key(&n)
+    }
 }
 
 impl SubscriberQueue {

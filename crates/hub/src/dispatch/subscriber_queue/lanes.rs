@@ -242,6 +242,14 @@ impl Lanes {
         Some((key, message))
     }
 
+    /// The head of the lane was not sent: it is the next one again.
+    pub(super) fn return_head(&mut self, key: &LaneKey) {
+        let Some(lane) = self.by_key.get_mut(key) else { return };
+        if std::mem::replace(&mut lane.is_in_flight, false) {
+            self.ready.push_front(key.clone());
+        }
+    }
+
     /// The head of the lane has its final outcome; the next message may be sent.
     pub(super) fn complete_head(&mut self, key: &LaneKey) {
         let Some(lane) = self.by_key.get_mut(key) else { return };

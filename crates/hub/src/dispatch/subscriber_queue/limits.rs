@@ -11,6 +11,10 @@ use crate::domain::Verdict;
 const BREAKER_FAILURES: u32 = 20;
 /// While the breaker is open, the minimum time between two attempts.
 const PROBE_PAUSE: Duration = Duration::from_millis(500);
+/// A subscriber is slow if its attempts take longer than this.
+const SLOW_AFTER: Duration = Duration::from_secs(1);
+/// The weight of the last attempt in the average time of attempts.
+const LAST_WEIGHT: f64 = 0.2;
 
 #[derive(Debug)]
 pub(super) struct Limits {
@@ -21,6 +25,10 @@ pub(super) struct Limits {
     /// The end of the pause that the subscriber requested with `Retry-After`.
     paused_until: Option<DateTime<Utc>>,
     tokens: TokenBucket,
+    /// The average time of the last attempts, in seconds. None: no attempt has finished yet.
+    average_seconds: Option<f64>,
+    /// Since when attempts are in flight without one that has finished.
+    in_flight_since: Option<DateTime<Utc>>,
 }
 
 /// A token bucket for the rate limit. Its size is a tenth of a second's messages, at least one.
@@ -33,7 +41,15 @@ struct TokenBucket {
 impl Limits {
     pub(super) fn new(now: DateTime<Utc>) -> Limits {
         let tokens = TokenBucket { tokens: 0.0, refilled_at: now };
-        Limits { in_flight: 0, failures: 0, probe_at: None, paused_until: None, tokens }
+        Limits {
+            in_flight: 0,
+            failures: 0,
+            probe_at: None,
+            paused_until: None,
+            tokens,
+            average_seconds: None,
+            in_flight_since: None,
+        }
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -42,6 +58,12 @@ impl Limits {
 
     pub(super) fn is_breaker_open(&self) -> bool {
         self.failures >= BREAKER_FAILURES
+    }
+
+    /// Whether attempts take long, or none has finished yet.
+    pub(super) fn is_slow(&self, now: DateTime<Utc>) -> bool {
+        let has_slow_answers = self.average_seconds.is_none_or(|seconds| seconds > SLOW_AFTER.as_secs_f64());
+        has_slow_answers || self.in_flight_since.is_some_and(|since| now > since + SLOW_AFTER)
     }
 
     /// Whether one more message may be sent now.
@@ -60,6 +82,7 @@ impl Limits {
     /// Counts a message that is being sent.
     pub(super) fn start_attempt(&mut self, limits: &RecipientLimits, now: DateTime<Utc>) {
         self.in_flight += 1;
+        self.in_flight_since.get_or_insert(now);
         // Without a rate the bucket is not refilled, so nothing is taken from it: a rate that is set later must not start
         // with a debt.
         if limits.rate.is_some() {
@@ -70,8 +93,16 @@ impl Limits {
         }
     }
 
-    pub(super) fn finish_attempt(&mut self) {
+    pub(super) fn finish_attempt(&mut self, now: DateTime<Utc>) {
         self.in_flight = self.in_flight.saturating_sub(1);
+        self.in_flight_since = (self.in_flight > 0).then_some(now);
+    }
+
+    /// Updates the average time of attempts.
+    pub(super) fn record_time(&mut self, time: Duration) {
+        let last = time.as_secs_f64();
+        let average = self.average_seconds.unwrap_or(last);
+        self.average_seconds = Some(average + (last - average) * LAST_WEIGHT);
     }
 
     /// Updates breaker and pause with the result of an attempt. `pause` is the `Retry-After` of a failed attempt.
@@ -130,7 +161,7 @@ mod tests {
             limits.start_attempt(&two, now());
         }
         assert!(!limits.allow(&two, now()));
-        limits.finish_attempt();
+        limits.finish_attempt(now());
         assert!(limits.allow(&two, now()));
     }
 
@@ -144,7 +175,7 @@ mod tests {
         assert!(limits.is_breaker_open() && limits.allow(&UNLIMITED, now()));
         limits.start_attempt(&UNLIMITED, now());
         assert!(!limits.allow(&UNLIMITED, now() + TimeDelta::seconds(1)), "one at a time");
-        limits.finish_attempt();
+        limits.finish_attempt(now());
         assert!(!limits.allow(&UNLIMITED, now()), "not before the pause is over");
         assert_eq!(limits.next_allowed_at(&UNLIMITED, now()), Some(now() + PROBE_PAUSE));
         assert!(limits.allow(&UNLIMITED, now() + PROBE_PAUSE));
@@ -192,8 +223,25 @@ mod tests {
         for _ in 0..100_000 {
             assert!(limits.allow(&UNLIMITED, now()));
             limits.start_attempt(&UNLIMITED, now());
-            limits.finish_attempt();
+            limits.finish_attempt(now());
         }
         assert!(limits.allow(&limited, now() + TimeDelta::milliseconds(100)), "one token after a tenth of a second");
+    }
+
+    #[test]
+    fn a_subscriber_is_slow_until_it_answers_and_while_it_needs_seconds() {
+        let (mut limits, later) = (Limits::new(now()), now() + TimeDelta::milliseconds(1_001));
+        assert!(limits.is_slow(now()), "nothing is known about it");
+        limits.record_time(Duration::from_millis(50));
+        assert!(!limits.is_slow(now()));
+        limits.start_attempt(&UNLIMITED, now());
+        limits.start_attempt(&UNLIMITED, later);
+        assert!(!limits.is_slow(now()) && limits.is_slow(later), "an attempt in flight takes more than a second");
+        limits.finish_attempt(later);
+        assert!(!limits.is_slow(later), "another has just finished");
+        limits.record_time(Duration::from_secs(10));
+        assert!(limits.is_slow(later));
+        (0..15).for_each(|_| limits.record_time(Duration::from_millis(50)));
+        assert!(!limits.is_slow(later), "it has recovered");
     }
 }

@@ -2,6 +2,8 @@
 
 use super::*;
 use ed25519_dalek::Signer;
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -71,10 +73,10 @@ fn forged_local_tokens_are_rejected() {
         carry >>= 8;
     }
     let with_secret = {
-        let header = Header { kid: Some(kid.clone()), typ: Some(TYPE.to_owned()), ..Header::new(Algorithm::HS256) };
-        let claims: serde_json::Value = serde_json::from_str(&claims).unwrap();
-        let secret = EncodingKey::from_secret(key.verifying_key().as_bytes());
-        jsonwebtoken::encode(&header, &claims, &secret).unwrap()
+        let header = header.replace("EdDSA", "HS256");
+        let message = format!("{}.{}", BASE64_URL_SAFE_NO_PAD.encode(header), BASE64_URL_SAFE_NO_PAD.encode(&claims));
+        let mac = Hmac::<Sha256>::new_from_slice(key.verifying_key().as_bytes()).unwrap().chain_update(&message);
+        format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
     };
     let cases = [
         ("another key", signed(&header, &claims, &signing_key(&MasterKey::generate()))),
@@ -104,40 +106,128 @@ fn a_previous_master_key_still_verifies_tokens() {
     assert!(both.verify(&token).is_ok());
 }
 
+/// Another issuer with its signing key.
+struct Partner {
+    issuer: Issuer,
+    key: SigningKey,
+}
+
+impl Partner {
+    /// An issuer whose only key has this id.
+    fn new(name: &str, kid: &str) -> Partner {
+        let key = signing_key(&MasterKey::generate());
+        let file = std::env::temp_dir().join(format!("pillarbox-jwks-{}.json", Uuid::new_v4()));
+        let x = BASE64_URL_SAFE_NO_PAD.encode(key.verifying_key().as_bytes());
+        let jwk = format!(r#"{{"kty":"OKP","crv":"Ed25519","alg":"EdDSA","kid":"{kid}","x":"{x}"}}"#);
+        std::fs::write(&file, format!(r#"{{"keys":[{jwk}]}}"#)).unwrap();
+        let settings = serde_json::json!({"issuer": name, "audience": "tickets", "jwks_file": file});
+        Partner { issuer: serde_json::from_value(settings).unwrap(), key }
+    }
+
+    /// A token with these claims in addition to `iss` and `aud`, or instead of them.
+    fn token(&self, kid: &str, claims: serde_json::Value) -> String {
+        let mut all = serde_json::json!({"iss": self.issuer.issuer, "aud": ["other", "tickets"]});
+        all.as_object_mut().unwrap().extend(claims.as_object().unwrap().clone());
+        signed(&format!(r#"{{"alg":"EdDSA","typ":"JWT","kid":"{kid}"}}"#), &all.to_string(), &self.key)
+    }
+}
+
+impl Drop for Partner {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.issuer.jwks_file);
+    }
+}
+
+/// The claims of a token that is valid for a minute from now.
+fn for_a_minute(sub: &str, clock: &Clock) -> serde_json::Value {
+    let now = clock.now().timestamp();
+    serde_json::json!({"sub": sub, "iat": now, "exp": now + 60, "role": "admin"})
+}
+
 #[test]
 fn a_configured_issuer_is_trusted_for_its_audience_only() {
-    let (foreign, clock) = (MasterKey::generate(), clock());
-    let signing = signing_key(&foreign);
-    let file = std::env::temp_dir().join(format!("pillarbox-jwks-{}.json", Uuid::new_v4()));
-    let x = BASE64_URL_SAFE_NO_PAD.encode(signing.verifying_key().as_bytes());
-    std::fs::write(
-        &file,
-        format!(r#"{{"keys":[{{"kty":"OKP","crv":"Ed25519","alg":"EdDSA","kid":"k1","x":"{x}"}}]}}"#),
-    )
-    .unwrap();
-    let issuer = Issuer {
-        issuer: "https://login.example".to_owned(),
-        audience: "tickets".to_owned(),
-        jwks_file: file.display().to_string(),
-        trust_roles: false,
-    };
-    let verifier = TokenVerifier::new(&[], std::slice::from_ref(&issuer), clock.clone()).unwrap();
-    std::fs::remove_file(file).unwrap();
-    let der = signing.to_pkcs8_der().unwrap();
-    let token = |audience: &str| {
-        let claims = Claims {
-            iss: issuer.issuer.clone(),
-            aud: Audience::Many(vec![audience.to_owned()]),
-            sub: Uuid::nil().to_string(),
-            iat: clock.now().timestamp(),
-            exp: clock.now().timestamp() + 60,
-            nbf: None,
-            jti: None,
-            role: "admin".into(),
-        };
-        let header = Header { kid: Some("k1".to_owned()), ..Header::new(Algorithm::EdDSA) };
-        jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ed_der(der.as_bytes())).unwrap()
-    };
-    assert_eq!(verifier.verify(&token("tickets")).unwrap().role, None);
-    assert!(verifier.verify(&token("other")).is_err());
+    let (partner, clock) = (Partner::new("https://login.example", "k1"), clock());
+    let verifier = TokenVerifier::new(&[], std::slice::from_ref(&partner.issuer), clock.clone()).unwrap();
+    let mut claims = for_a_minute(&Uuid::nil().to_string(), &clock);
+    assert_eq!(verifier.verify(&partner.token("k1", claims.clone())).unwrap().role, None, "roles are not trusted");
+    claims["aud"] = "other".into();
+    assert!(verifier.verify(&partner.token("k1", claims)).is_err());
+    let trusting = Issuer { trust_roles: true, ..partner.issuer.clone() };
+    let verifier = TokenVerifier::new(&[], &[trusting], clock.clone()).unwrap();
+    let caller = verifier.verify(&partner.token("k1", for_a_minute("ada", &clock))).unwrap();
+    assert_eq!(caller.role, Some(Role::Admin), "roles are trusted if configured");
+}
+
+#[test]
+fn the_same_subject_of_two_issuers_is_two_users() {
+    let (master, clock, user) = (MasterKey::generate(), clock(), Uuid::now_v7());
+    let (one, two) = (Partner::new("https://one.example", "k1"), Partner::new("https://two.example", "k1"));
+    let issuers = [one.issuer.clone(), two.issuer.clone()];
+    let verifier = TokenVerifier::new(std::slice::from_ref(&master), &issuers, clock.clone()).unwrap();
+    let user_of = |token: &str| verifier.verify(token).unwrap().user_id().unwrap();
+    let local = TokenSigner::new(&master).sign(user, None, clock.now(), MINUTE).unwrap();
+    assert_eq!(user_of(&local), user, "a user of this installation keeps their id");
+    for sub in [user.to_string(), "auth0|5f7c8ec7c33c6c004bbafe82".to_owned(), "名".repeat(255)] {
+        let token = one.token("k1", for_a_minute(&sub, &clock));
+        let other = two.token("k1", for_a_minute(&sub, &clock));
+        let ids = [user_of(&token), user_of(&other), user];
+        assert!(ids[0] != ids[1] && ids[0] != ids[2] && ids[1] != ids[2], "{sub}: {ids:?}");
+        assert_eq!(ids[0], foreign_user_id("https://one.example", &sub), "the id is stable");
+    }
+    for sub in [String::new(), "x".repeat(256)] {
+        let refused = verifier.verify(&one.token("k1", for_a_minute(&sub, &clock))).unwrap_err();
+        assert!(refused.to_string().contains("`sub`"), "{refused}");
+    }
+    // An issuer that claims to be another one is refused.
+    for claimed in ["https://two.example", ISSUER] {
+        let mut claims = for_a_minute(&user.to_string(), &clock);
+        claims["iss"] = claimed.into();
+        assert!(verifier.verify(&one.token("k1", claims)).is_err(), "{claimed}");
+    }
+    // Other programs compute the same ids, and they are stored: the algorithm must not change.
+    let known = foreign_user_id("https://login.example.com", "42");
+    assert_eq!((known.to_string().as_str(), known.get_version_num()), ("6aed0955-0a9f-8b1a-ba8a-9fed4922e7da", 8));
+}
+
+#[test]
+fn the_lifetime_of_another_issuers_token_is_bounded() {
+    let (partner, clock) = (Partner::new("https://login.example", "k1"), clock());
+    let verifier = TokenVerifier::new(&[], std::slice::from_ref(&partner.issuer), clock.clone()).unwrap();
+    let (now, hour) = (clock.now().timestamp(), 3600);
+    let verify = |claims: serde_json::Value| verifier.verify(&partner.token("k1", claims)).map_err(|p| p.to_string());
+    verify(serde_json::json!({"sub": "a", "iat": now, "exp": now + 24 * hour})).unwrap();
+    for (claims, says) in [
+        (serde_json::json!({"sub": "a", "iat": now, "exp": now + 24 * hour + 1}), "more than 24 h"),
+        (serde_json::json!({"sub": "a", "iat": now - 100 * hour, "exp": now + hour}), "more than 24 h"),
+        (serde_json::json!({"sub": "a", "iat": now, "exp": i64::MAX}), "more than 24 h"),
+        (serde_json::json!({"sub": "a", "iat": i64::MIN, "exp": i64::MAX}), "more than 24 h"),
+        (serde_json::json!({"sub": "a", "exp": now + hour}), "`iat`"),
+        (serde_json::json!({"sub": "a", "iat": now}), "`exp`"),
+        (serde_json::json!({"sub": "a", "iat": now - 2 * hour, "exp": now - hour}), "expired"),
+        // A token that is issued in the future would be valid for longer than its lifetime from now.
+        (serde_json::json!({"sub": "a", "nbf": now, "iat": now + 99 * hour, "exp": now + 100 * hour}), "not valid yet"),
+    ] {
+        let refused = verify(claims.clone()).unwrap_err();
+        assert!(refused.starts_with("401") && refused.contains(says), "{claims}: {refused}");
+    }
+    let longer = Issuer { token_hours_max: 48, ..partner.issuer.clone() };
+    let verifier = TokenVerifier::new(&[], &[longer], clock.clone()).unwrap();
+    let token = partner.token("k1", serde_json::json!({"sub": "a", "iat": now, "exp": now + 48 * hour}));
+    verifier.verify(&token).unwrap();
+}
+
+#[test]
+fn an_invalid_issuer_is_named_with_the_accepted_values() {
+    let partner = Partner::new("https://login.example", "k1");
+    let long = "x".repeat(256);
+    for (issuer, says) in [
+        (Issuer { issuer: long, ..partner.issuer.clone() }, "1 to 255 characters"),
+        (Issuer { issuer: String::new(), ..partner.issuer.clone() }, "1 to 255 characters"),
+        (Issuer { issuer: ISSUER.to_owned(), ..partner.issuer.clone() }, "own issuer"),
+        (Issuer { token_hours_max: 0, ..partner.issuer.clone() }, "1 to 8784"),
+        (Issuer { token_hours_max: 8_785, ..partner.issuer.clone() }, "1 to 8784"),
+    ] {
+        let error = TokenVerifier::new(&[], &[issuer], clock()).err().unwrap().to_string();
+        assert!(error.contains(says) && error.len() < 500, "{error}");
+    }
 }

@@ -3,12 +3,13 @@
 
 mod database_crashes;
 mod dedicated_connection;
+mod default_retries;
 mod error_texts;
 mod failures;
 mod handlers;
 pub(crate) mod removal;
 mod replay_ranges;
 mod replays;
-mod shard_workers;
+pub(crate) mod shard_workers;
 mod shards;
 pub(crate) mod support;

@@ -1,10 +1,8 @@
 //! Consumers that are dropped and registered again.
 
-use chrono::Utc;
 use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
 use mailbox::log::Filter;
 use mailbox::operations::cursors::{self, DeleteResult};
-use mailbox::operations::maintenance::{self, Retention};
 use mailbox::operations::status;
 use sqlx::PgPool;
 
@@ -37,13 +35,4 @@ async fn a_dropped_consumer_starts_anew_when_it_is_registered_again() {
         count(db, "position").await >= positions,
         "positions are not deleted one by one, since there may be millions"
     );
-    maintenance::run_once(
-        db,
-        Retention::default(),
-        Utc::now() + chrono::Duration::days(30),
-        maintenance::CATCH_UP_TIME,
-    )
-    .await
-    .unwrap();
-    assert_eq!(count(db, "position").await, 0);
 }

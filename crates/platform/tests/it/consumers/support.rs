@@ -108,7 +108,7 @@ impl FailingConsumer {
         FailingConsumer::start(db, options)
     }
 
-    /// Makes a message a dead letter at its first failure outside of a batch.
+    /// Makes a message a dead letter at its first failure.
     pub(crate) fn without_retries(db: &PgPool) -> FailingConsumer {
         let mut options = fast_options();
         options.worker.retry.retries = Some(0);

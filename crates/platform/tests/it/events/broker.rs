@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kit::auth::TokenSigner;
 use kit::clock::Clock;
-use kit::secret::{MasterKey, Secret};
+use kit::secret::Secret;
 use mailbox::database::migrations;
 use pillarbox::settings::{Bus, Role, Settings};
 use serde_json::json;
@@ -16,7 +16,7 @@ use crate::events::fixture::{
     meetup_with, new_user, post_action, post_messages, publish_event,
 };
 use crate::relay::broker_client::BrokerClient;
-use crate::relay::support::relay_to;
+use crate::relay::support::{installation_key, relay_to};
 use crate::server::process::{DataFolder, serve};
 
 fn over_the_broker(vhost: &TestVhost) -> impl Fn(&mut Settings) + use<> {
@@ -68,7 +68,7 @@ async fn messages_committed_before_and_posted_during_a_crash_are_not_lost() {
     client.exchange("pillarbox.events", lapin::ExchangeKind::Topic).await;
     client.queue("published", "pillarbox.events", "event.published").await;
     let (database, joins_database) = (TestDatabase::new(&migrations()).await, TestDatabase::new(&migrations()).await);
-    let (folder, key, amqp) = (DataFolder::new(), MasterKey::from_bytes([5; 32]), vhost.amqp_url());
+    let (folder, key, amqp) = (DataFolder::new(), installation_key(&vhost.amqp_url()), vhost.amqp_url());
     let secret = key.to_base64();
     let start = |delay_ms: &str| {
         let env = [

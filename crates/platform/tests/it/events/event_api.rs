@@ -17,7 +17,7 @@ async fn an_event_goes_through_its_whole_lifecycle() {
     let (owner, anyone) = (&fixture.owner, fixture.app.anonymous());
     let body = meetup();
     let answer = owner.post("/event/v1/events", body.clone()).await;
-    assert_eq!((answer.status, answer.header("etag")), (201, "\"1.0\""), "{answer:?}");
+    assert_eq!((answer.status, &answer.json()["version"]), (201, &json!(1)), "{answer:?}");
     let draft = answer.json();
     assert_eq!(answer.header("location"), event_path(&draft));
     assert_eq!(
@@ -183,15 +183,15 @@ async fn every_invalid_field_is_named_with_the_accepted_values() {
         (json!({"end_time": "0900-01-01T00:00:00Z"}), "/end_time", "1970"),
         (json!({"end_time": "+10000-01-01T00:00:00Z"}), "/end_time", "9999"),
         (json!({"end_time": null}), "/end_time", "required"),
-        (json!({"start_time": "tomorrow"}), "/start_time", "invalid"),
-        (json!({"start_time": "2027-01-01T00:00:00"}), "/start_time", "premature"),
+        (json!({"start_time": "tomorrow"}), "/start_time", "must be a time such as"),
+        (json!({"start_time": "2027-01-01T00:00:00"}), "/start_time", "must be a time such as"),
         (json!({"capacity": -1}), "/capacity", "from 0"),
         (json!({"capacity": 1_000_001}), "/capacity", "1000000"),
-        (json!({"capacity": 1.5}), "/capacity", "i64"),
+        (json!({"capacity": 1.5}), "/capacity", "whole number"),
         (json!({"cover_image_ids": covers(11)}), "/cover_image_ids", "at most 10"),
         (json!({"cover_image_ids": ["a", ""]}), "/cover_image_ids/1", "1 to 200"),
         (json!({"cover_image_ids": ["a", "b", long(201)]}), "/cover_image_ids/2", "1 to 200"),
-        (json!({"status": "published"}), "", "status"),
+        (json!({"status": "published"}), "/status", "does not exist"),
     ];
     let draft = create_event(&fixture.owner, meetup()).await;
     for (fields, pointer, accepted) in wrong {
@@ -268,7 +268,8 @@ async fn a_repeated_request_has_no_further_effect() {
     assert!(requests.iter().all(|answer| answer.status == 201 && answer.json() == first));
     assert_eq!(requests.iter().filter(|answer| answer.headers.contains_key("idempotent-replayed")).count(), 19);
     for answer in &requests {
-        assert_eq!((answer.header("location"), answer.header("etag")), (event_path(&first).as_str(), "\"1.0\""));
+        assert_eq!(answer.header("location"), event_path(&first));
+        assert_eq!(answer.header("etag"), requests[0].header("etag"));
     }
     once.post("/event/v1/events", meetup_with(json!({"title": "Another"})))
         .await
@@ -278,7 +279,8 @@ async fn a_repeated_request_has_no_further_effect() {
     let publish = fixture.owner.with_header("idempotency-key", "publish-it");
     let answers = futures_util::future::join_all((0..20).map(|_| post_action(&publish, &first, "publish"))).await;
     assert!(answers.iter().all(|answer| answer.status == 200 && answer.json()["version"] == 2), "{answers:?}");
-    assert!(answers.iter().all(|answer| answer.header("etag") == "\"2.0\""), "{answers:?}");
+    assert!(answers.iter().all(|answer| answer.header("etag") == answers[0].header("etag")), "{answers:?}");
+    assert_eq!(fixture.owner.get(&event_path(&first)).await.header("etag"), answers[0].header("etag"));
     assert_eq!(event_messages(fixture.db(), &first).await.len(), 1);
     fixture.app.stop().await;
 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use chrono::Utc;
 use events::reconcile::{self, Progress, ReconcileOptions};
 use mailbox::database::{Database, migrations};
 use mailbox::log::Post;
@@ -94,7 +93,7 @@ impl Services {
     }
 
     async fn reconcile(&self, options: ReconcileOptions) -> Progress {
-        let run = reconcile::begin(&Database::new(self.db().clone()), options, Utc::now()).await.unwrap();
+        let run = reconcile::begin(&Database::new(self.db().clone()), options).await.unwrap();
         self.wait_until_finished(run).await
     }
 
@@ -134,7 +133,7 @@ async fn a_forced_run_does_not_revert_a_cancellation() {
     }
     // The run states the events as published; then they are canceled.
     let services = services.restart(without_handlers).await;
-    let run = reconcile::begin(&Database::new(services.db().clone()), FORCED, Utc::now()).await.unwrap();
+    let run = reconcile::begin(&Database::new(services.db().clone()), FORCED).await.unwrap();
     let stated = "delete from pillarbox.log where payload->>'run' = $1 returning topic, payload::text";
     let (topic, payload): (String, String) =
         sqlx::query_as(stated).bind(run.to_string()).fetch_one(services.db()).await.unwrap();
@@ -229,6 +228,25 @@ async fn a_restored_events_database_is_accepted_again() {
     eventually("the joins service knows the capacity", DEADLINE, async || capacity().await == 3).await;
     assert_eq!(post_action(&services.owner(), &event, "cancel").await.status, 200);
     services.wait_until_known(&event, "canceled").await;
+    services.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_forced_run_replaces_a_version_that_was_assigned_twice() {
+    let services = Services::start().await;
+    let event = services.create_event(2).await;
+    services.wait_until_all_handled().await;
+    // After a failover of the events database, the version that the joins service knows belongs to another change.
+    services.execute("update pillarbox_joins.event_capacity set capacity = 9").await;
+    let capacity = async || {
+        let query = "select capacity from pillarbox_joins.event_capacity where event_id = $1";
+        sqlx::query_scalar::<_, i32>(query).bind(event_id(&event)).fetch_one(services.db()).await.unwrap()
+    };
+    services.reconcile(ReconcileOptions::default()).await;
+    services.wait_until_all_handled().await;
+    assert_eq!(capacity().await, 9, "an ordinary run compares versions");
+    services.reconcile(FORCED).await;
+    eventually("the joins service knows the capacity", DEADLINE, async || capacity().await == 2).await;
     services.app.stop().await;
 }
 

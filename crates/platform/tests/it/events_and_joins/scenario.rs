@@ -120,8 +120,7 @@ impl<'a> EventScenario<'a> {
             .execute(self.db)
             .await
             .unwrap();
-        let run =
-            reconcile::begin(&Database::new(self.db.clone()), ReconcileOptions::default(), Utc::now()).await.unwrap();
+        let run = reconcile::begin(&Database::new(self.db.clone()), ReconcileOptions::default()).await.unwrap();
         let found =
             eventually("the run finishes", DEADLINE, async || match reconcile::progress(self.db, run).await.unwrap() {
                 Some(progress) if progress.finished_at.is_some() => Ok(progress),

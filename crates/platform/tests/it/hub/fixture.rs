@@ -57,6 +57,12 @@ pub(crate) async fn post(producer: &Client, event_type: &str, payload: Value, or
     posted.json()["event_id"].as_str().unwrap().to_owned()
 }
 
+/// Fails unless the events were accepted. A producer that repeats its request after any other answer hides errors of the
+/// server.
+pub(crate) fn assert_accepted(answer: &Response) {
+    assert_eq!(answer.status, 202, "{answer:?}");
+}
+
 /// The API path of a subscriber.
 pub(crate) fn subscriber_path(subscriber: &Value) -> String {
     format!("/hub/v1/subscribers/{}", text(&subscriber["id"]))

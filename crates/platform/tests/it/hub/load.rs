@@ -6,7 +6,7 @@ use serde_json::json;
 use testkit::Client;
 use tokio::sync::oneshot;
 
-use crate::hub::fixture::{Fixture, numbered_events, post_batch, subscribe, test_size};
+use crate::hub::fixture::{Fixture, assert_accepted, numbered_events, post_batch, subscribe, test_size};
 use crate::hub::recorder::{RecordedRequest, RequestRecorder};
 use crate::support::DEADLINE;
 
@@ -47,11 +47,8 @@ async fn two_hundred_events_per_second_are_delivered_once_and_quickly() {
             }
             let payload = json!({"lane": lane, "n": n, "odd": number % 2 == 1});
             let event = json!({"event_type": "test.load", "payload": payload, "ordering_key": lane});
-            // The client retries with the same idempotency key while the server is overloaded.
             let client = client.with_header("idempotency-key", &format!("event-{number}"));
-            while client.post("/hub/v1/events", event.clone()).await.status != 202 {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
+            assert_accepted(&client.post("/hub/v1/events", event).await);
             let at = Instant::now();
             let _ = accepted.send(()); // The last event of a lane has no successor.
             ((lane, n as u64), began + due, at)

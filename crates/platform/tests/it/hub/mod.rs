@@ -1,5 +1,6 @@
 //! The hub: every accepted event reaches its subscribers at least once, in the order of its lane.
 
+mod addresses;
 mod attempt_persistence;
 mod database_outage;
 mod dead_letter_api;
@@ -14,13 +15,17 @@ mod load;
 mod matching;
 mod message_api;
 pub(crate) mod process;
+mod quotas;
 pub(crate) mod recorder;
 mod replicas;
 mod responses;
 mod restored_copy;
 mod retention;
 pub(crate) mod rows;
+mod secret_headers;
 mod subscriber_api;
 mod subscriber_changes;
 mod subscriber_secrets;
+mod suspended_dispatcher;
+mod tenant_shares;
 mod webhook_format;

@@ -20,6 +20,11 @@ impl Replica {
 
     /// A process with these roles only.
     pub(crate) fn start_as(database_url: &str, roles: &str) -> Replica {
+        Replica::start_with(database_url, roles, &[])
+    }
+
+    /// A process with these roles and settings, as environment variables.
+    pub(crate) fn start_with(database_url: &str, roles: &str, settings: &[(&str, &str)]) -> Replica {
         let folder = DataFolder::new();
         let serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", folder.text()];
         let args = [&serve[..], &["--database-url", database_url, "--roles", roles]].concat();
@@ -31,6 +36,7 @@ impl Replica {
             ("PILLARBOX_POOL_MAX", "5"),
             ("PILLARBOX_HUB__ALLOWED_NETWORKS", "127.0.0.0/8"),
         ];
+        let env = [&env[..], settings].concat();
         Replica { process: Pillarbox::start(BINARY, &args, &env), _folder: folder }
     }
 

@@ -20,7 +20,7 @@ async fn secrets_and_header_values_are_shown_once_and_stored_encrypted() {
     let (id, secret) = (uuid_of(&made.json()["id"]), made.json()["secret"].as_str().unwrap().to_owned());
     assert!(secret.starts_with("whsec_"), "{secret}");
     assert_eq!(made.header("location"), format!("/hub/v1/subscribers/{id}"));
-    assert_eq!(made.header("etag"), "\"1\"");
+    assert_eq!(made.header("etag"), acme.get(&format!("/hub/v1/subscribers/{id}")).await.header("etag"));
     assert_eq!(made.json()["headers"], json!({"authorization": "***"}));
     let texts = [
         acme.get(&format!("/hub/v1/subscribers/{id}")).await.text,
@@ -62,17 +62,40 @@ async fn a_repeated_creation_creates_nothing_and_shows_no_secret() {
 }
 
 #[tokio::test]
+async fn the_response_with_a_rotated_secret_is_not_stored() {
+    let (database, app) = start_api_only().await;
+    let acme = caller(&app, "manage", "acme").await;
+    let made = acme.post("/hub/v1/subscribers", subscriber_fields("a")).await.json();
+    let path = format!("/hub/v1/subscribers/{}/rotate-secret", made["id"].as_str().unwrap());
+    let repeating = acme.with_header("idempotency-key", "once");
+    let rotated = repeating.post(&path, json!({})).await;
+    assert_eq!(rotated.status, 200, "{rotated:?}");
+    let secret = rotated.json()["secret"].as_str().unwrap().to_owned();
+    repeating.post(&path, json!({})).await.assert_problem(409, "already-answered");
+    let shown = acme.get(path.trim_end_matches("/rotate-secret")).await.json();
+    assert_eq!(shown["secrets"].as_array().unwrap().len(), 2, "the repetition has not rotated again");
+    let rows: Vec<(String, Option<Vec<u8>>)> =
+        sqlx::query_as("select i::text, body from pillarbox.idempotency i").fetch_all(database.pool()).await.unwrap();
+    let hex: String = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let [(row, None)] = rows.as_slice() else { panic!("one row without a body: {rows:?}") };
+    assert!(!row.contains(&secret) && !row.contains(&hex), "{row}");
+    app.stop().await;
+}
+
+#[tokio::test]
 async fn a_rotated_secret_overlaps_and_zero_overlap_ends_all_others() {
     let (database, app) = start_api_only().await;
     let acme = caller(&app, "manage", "acme").await;
     let mut fields = subscriber_fields("a");
     fields["signature"] = json!("v1a");
-    let made = acme.post("/hub/v1/subscribers", fields).await.json();
+    let made = acme.post("/hub/v1/subscribers", fields).await;
+    let (first_tag, made) = (made.header("etag").to_owned(), made.json());
     assert!(made["secret"].as_str().unwrap().starts_with("whsk_"));
     assert!(made["secrets"][0]["public_key"].as_str().unwrap().starts_with("whpk_"));
     let path = format!("/hub/v1/subscribers/{}/rotate-secret", made["id"].as_str().unwrap());
     let rotated = acme.post(&path, json!({})).await;
-    assert_eq!((rotated.status, rotated.header("etag")), (200, "\"2\""));
+    assert_eq!((rotated.status, &rotated.json()["version"]), (200, &json!(2)));
+    assert_ne!(rotated.header("etag"), first_tag);
     let rotated = rotated.json();
     assert!(rotated["secret"].as_str().unwrap().starts_with("whsk_") && rotated["secret"] != made["secret"]);
     let secrets = rotated["secrets"].as_array().unwrap();
@@ -134,7 +157,7 @@ async fn a_test_webhook_is_signed_with_every_secret_and_reports_its_result() {
     assert_eq!(logged, 0, "a test webhook does not go through the log");
 
     let broken = Receiver::with_reply(reply_with(500, "no")).await;
-    patch_subscriber(&acme, uuid_of(&made["id"]), json!({"url": broken.url()})).await;
+    patch_subscriber(&acme, uuid_of(&made["id"]), json!({"url": broken.url(), "headers": {}})).await;
     let tested = acme.send(Method::POST, &format!("{path}/test"), None).await.json();
     assert_eq!((&tested["delivered"], &tested["status"]), (&json!(false), &json!(500)));
     patch_subscriber(&acme, uuid_of(&made["id"]), json!({"url": "http://127.0.0.1:1/"})).await;

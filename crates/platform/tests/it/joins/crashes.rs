@@ -18,7 +18,7 @@ use crate::events::fixture::{event_id, event_path, meetup_with, publish_event};
 use crate::joins::fixture::{new_event, post_event_update, post_join_action_with_key, wait_until_known};
 use crate::joins::invariants::check_invariants;
 use crate::relay::broker_client::BrokerClient;
-use crate::relay::support::relay_to;
+use crate::relay::support::{installation_key, relay_to};
 use crate::server::process::{DataFolder, serve};
 use crate::support::DEADLINE;
 
@@ -95,7 +95,7 @@ async fn counts_catch_up_after_joins_is_killed_before_publishing() {
         settings.roles = vec![Role::Api, Role::Relay, Role::Consume];
     })
     .await;
-    let master = MasterKey::generate();
+    let master = installation_key(&vhost.amqp_url());
     let (secret, signer, amqp) = (master.to_base64(), Arc::new(TokenSigner::new(&master)), vhost.amqp_url());
     let start = |delay_ms: &str| {
         let env = [

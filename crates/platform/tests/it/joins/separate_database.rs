@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::joins::fixture::{new_event, next_version, post_event_update, post_join_action, wait_until_known};
 use crate::joins::invariants::check_invariants;
 use crate::relay::broker_client::BrokerClient;
-use crate::relay::support::relay_to;
+use crate::relay::support::{installation_key, relay_to};
 
 #[tokio::test]
 async fn joins_exchange_messages_over_the_broker_from_a_separate_database() {
@@ -19,6 +19,7 @@ async fn joins_exchange_messages_over_the_broker_from_a_separate_database() {
     let vhost = TestVhost::new().await;
     let relay = TestApp::start_with(&events_database, relay_to(&vhost)).await;
     let joins = TestApp::start_with(&joins_database, |settings| {
+        settings.secret_key = Some(Secret::new(installation_key(&vhost.amqp_url()).to_base64()));
         settings.amqp_url = Some(Secret::new(vhost.amqp_url()));
         settings.bus = Bus::Rabbitmq;
         settings.relay.initial_delay_ms = 0;

@@ -99,7 +99,7 @@ async fn an_old_day_is_dropped_after_all_consumers_without_delaying_posts() {
     post_numbers(db, None, [3]).await;
     wait_for_effects(db, 3).await;
     process.stop().await;
-    maintenance::run_once(db, Retention::default(), Utc::now(), maintenance::CATCH_UP_TIME).await.unwrap();
+    maintenance::run_once(db, Retention::default(), maintenance::CATCH_UP_TIME).await.unwrap();
     assert!(exists(db, &old).await, "one consumer has not read it");
     sqlx::query("delete from pillarbox.cursor where consumer = 'behind'").execute(db).await.unwrap();
 
@@ -118,7 +118,7 @@ async fn an_old_day_is_dropped_after_all_consumers_without_delaying_posts() {
     };
     let maintaining = async {
         for _ in 0..3 {
-            maintenance::run_once(db, Retention::default(), Utc::now(), maintenance::CATCH_UP_TIME).await.unwrap();
+            maintenance::run_once(db, Retention::default(), maintenance::CATCH_UP_TIME).await.unwrap();
         }
     };
     let (slowest, ()) = tokio::join!(posting, maintaining);
@@ -127,7 +127,7 @@ async fn an_old_day_is_dropped_after_all_consumers_without_delaying_posts() {
     reader.rollback().await.unwrap();
     // Maintenance does not wait for other locks, such as those of autovacuum: a later run drops the day.
     eventually("the day is dropped", TIMEOUT, async || {
-        maintenance::run_once(db, Retention::default(), Utc::now(), maintenance::CATCH_UP_TIME).await.unwrap();
+        maintenance::run_once(db, Retention::default(), maintenance::CATCH_UP_TIME).await.unwrap();
         !exists(db, &old).await
     })
     .await;
@@ -143,7 +143,7 @@ async fn an_old_day_stays_for_a_replay_and_until_recover() {
     let keep = Retention::default();
     let set_restored_at = "update pillarbox.cluster_identity set restored_at = ";
     sqlx::query(sqlx::AssertSqlSafe(format!("{set_restored_at} now()"))).execute(db).await.unwrap();
-    maintenance::run_once(db, keep, Utc::now(), maintenance::CATCH_UP_TIME).await.unwrap();
+    maintenance::run_once(db, keep, maintenance::CATCH_UP_TIME).await.unwrap();
     assert!(exists(db, &old).await, "the operator may still recover from it");
     sqlx::query(sqlx::AssertSqlSafe(format!("{set_restored_at} null"))).execute(db).await.unwrap();
 
@@ -158,10 +158,10 @@ async fn an_old_day_stays_for_a_replay_and_until_recover() {
     let from = Utc::now() - chrono::Duration::days(11);
     let request = replays::Request { consumer: "idle".to_owned(), from, to: Utc::now(), again: false };
     replays::request(db, &request).await.unwrap();
-    maintenance::run_once(db, keep, Utc::now(), maintenance::CATCH_UP_TIME).await.unwrap();
+    maintenance::run_once(db, keep, maintenance::CATCH_UP_TIME).await.unwrap();
     assert!(exists(db, &old).await, "a replay needs it");
     sqlx::query("update pillarbox.replay_shard set done = true").execute(db).await.unwrap();
-    maintenance::run_once(db, keep, Utc::now(), maintenance::CATCH_UP_TIME).await.unwrap();
+    maintenance::run_once(db, keep, maintenance::CATCH_UP_TIME).await.unwrap();
     assert!(!exists(db, &old).await);
 }
 
@@ -180,7 +180,7 @@ async fn a_consumer_that_was_off_without_a_backlog_does_not_lapse() {
     .execute(db)
     .await
     .unwrap();
-    maintenance::run_once(db, Retention::default(), Utc::now(), maintenance::CATCH_UP_TIME).await.unwrap();
+    maintenance::run_once(db, Retention::default(), maintenance::CATCH_UP_TIME).await.unwrap();
     let process = Process::start(db, recorder());
     post_numbers(db, None, [2]).await;
     wait_for_effects(db, 2).await;
@@ -208,9 +208,9 @@ async fn a_consumer_too_far_behind_lapses_until_its_reset() {
         let query = "select count(*) from pillarbox.cursor where lapsed_at is not null";
         sqlx::query_scalar::<_, i64>(query).fetch_one(db).await.unwrap()
     };
-    maintenance::run_once(db, Retention::default(), Utc::now(), std::time::Duration::ZERO).await.unwrap();
+    maintenance::run_once(db, Retention::default(), std::time::Duration::ZERO).await.unwrap();
     assert_eq!(lapsed().await, 0, "the consumer may start at the same time as maintenance");
-    maintenance::run_once(db, Retention::default(), Utc::now(), maintenance::CATCH_UP_TIME).await.unwrap();
+    maintenance::run_once(db, Retention::default(), maintenance::CATCH_UP_TIME).await.unwrap();
     assert_eq!(lapsed().await, 1);
     let process = Process::start(db, recorder());
     eventually("the health report names the reset command", TIMEOUT, async || {

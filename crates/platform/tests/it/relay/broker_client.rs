@@ -26,6 +26,8 @@ pub(crate) struct Received {
     pub(crate) message_id: String,
     pub(crate) routing_key: String,
     pub(crate) body: Value,
+    pub(crate) body_bytes: Vec<u8>,
+    pub(crate) kind: String,
     pub(crate) headers: HashMap<String, String>,
     pub(crate) persistent: bool,
 }
@@ -148,6 +150,14 @@ impl BrokerClient {
         confirm.unwrap().await.unwrap();
     }
 
+    /// Publishes a copy of a message directly to a queue.
+    pub(crate) async fn publish_copy(&self, queue: &str, message: &Received) {
+        let headers: Vec<(&str, &str)> =
+            message.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let Received { message_id, kind, body_bytes, .. } = message;
+        self.publish_with_headers(queue, Some(message_id), Some(kind), &headers, body_bytes).await;
+    }
+
     /// Consumes `count` messages from the queue. Panics if fewer arrive in time.
     pub(crate) async fn consume(&self, queue: &str, count: usize) -> Vec<Received> {
         let mut received = Vec::new();
@@ -186,6 +196,8 @@ impl BrokerClient {
                 message_id: delivery.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default(),
                 routing_key: delivery.routing_key.to_string(),
                 body: serde_json::from_slice(&delivery.data).unwrap(),
+                kind: delivery.properties.kind().as_ref().map(ToString::to_string).unwrap_or_default(),
+                body_bytes: delivery.data,
                 headers: headers.collect(),
                 persistent: *delivery.properties.delivery_mode() == Some(2),
             });

@@ -17,7 +17,7 @@ use testkit::{TestApp, TestDatabase, TestVhost, eventually};
 use tokio_util::sync::CancellationToken;
 
 use crate::relay::broker_client::BrokerClient;
-use crate::relay::support::{TIMEOUT, post, relay_to};
+use crate::relay::support::{TIMEOUT, post, relay_to, signer_of};
 
 /// A handler that runs on both buses.
 struct Doubled;
@@ -48,6 +48,7 @@ async fn one_handler_has_the_same_effects_on_both_buses() {
     let (here, there) = (TestDatabase::new(&migrations()).await, TestDatabase::new(&migrations()).await);
     let vhost = TestVhost::new().await;
     let app = TestApp::start_with(&here, relay_to(&vhost)).await;
+    let signer = signer_of(&app);
     let mut consumers = Vec::new();
     for (database, over_the_broker) in [(&here, false), (&there, true), (&there, true)] {
         sqlx::query(
@@ -68,13 +69,14 @@ async fn one_handler_has_the_same_effects_on_both_buses() {
             false => runtime.subscribe(&doubling()),
             true => {
                 let broker = Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap());
-                relay::bus::subscribe(&runtime, &app.settings.relay, &broker, doubling());
+                relay::bus::subscribe(&runtime, &app.settings.relay, &broker, &signer, doubling());
             }
         }
         consumers.push((runtime, stop));
     }
     let amqp = BrokerClient::connect(&vhost).await;
     amqp.wait_for_consumer_queue("doubling").await;
+    amqp.queue("copy", "pillarbox.events", "test.#").await;
     for number in 0..100 {
         post(here.pool(), "test.posted", Some(&format!("key{}", number % 5)), number).await;
     }
@@ -107,19 +109,9 @@ async fn one_handler_has_the_same_effects_on_both_buses() {
         (&json!(-1), &json!("negative"))
     );
 
-    // A redelivery of all messages by the broker has no effect.
-    let again: Vec<(uuid::Uuid, String, String)> = sqlx::query_as(
-        "select message_id, key, payload::text from pillarbox.log where source = 'sql' and topic = 'test.posted'",
-    )
-    .fetch_all(here.pool())
-    .await
-    .unwrap();
-    for (id, key, payload) in &again {
-        let body = json!({"event_id": format!("evt_{id}"), "event_type": "test.posted", "timestamp": "2026-01-01T00:00:00Z",
-            "schema_version": 1, "payload": payload.parse::<i64>().unwrap()});
-        // With another AMQP message id, so that only the id in the envelope identifies the repeat.
-        amqp.publish("pillarbox.doubling", Some(&format!("other {id}")), None, Some(key), body.to_string().as_bytes())
-            .await;
+    // A repetition of all messages has no effect.
+    for copy in &amqp.consume("copy", 101).await {
+        amqp.publish_copy("pillarbox.doubling", copy).await;
     }
     post(here.pool(), "test.posted", Some("last"), 1_000).await;
     eventually("the last message is processed", TIMEOUT, async || {
@@ -170,7 +162,7 @@ async fn the_tenant_survives_the_broker_and_cannot_be_forged() {
     let (start, handler, options) = (StartAt::Beginning, Arc::new(Owners), ConsumerOptions::default());
     let owners = Subscription { consumer: "owners", matching, start, handler, options };
     let broker = Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap());
-    relay::bus::subscribe(&runtime, &app.settings.relay, &broker, owners);
+    relay::bus::subscribe(&runtime, &app.settings.relay, &broker, &signer_of(&app), owners);
     amqp.wait_for_consumer_queue("owners").await;
     amqp.bind("pillarbox.owners", "pillarbox.events", "test.#").await; // the process creates the same binding
 

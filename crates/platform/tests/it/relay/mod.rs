@@ -3,8 +3,12 @@
 
 pub(crate) mod broker_client;
 mod bus;
+mod default_routes;
 mod faults;
 mod intake;
 mod intake_ids;
+mod oversized;
 mod publishing;
+mod signatures;
 pub(crate) mod support;
+mod suspended_relay;

@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use kit::secret::Secret;
+use kit::secret::{MasterKey, Secret, digest};
 use pillarbox::settings::{Role, Settings};
-use relay::Route;
+use relay::{MessageSigner, Route};
 use sqlx::PgPool;
-use testkit::TestVhost;
+use testkit::{TestApp, TestVhost};
 
 use crate::relay::broker_client::Received;
 
@@ -20,12 +20,25 @@ pub(crate) fn relay_to(vhost: &TestVhost) -> impl Fn(&mut Settings) + use<> {
 
 fn relay_to_url(amqp_url: String) -> impl Fn(&mut Settings) {
     move |settings| {
+        settings.secret_key = Some(Secret::new(installation_key(&amqp_url).to_base64()));
         settings.amqp_url = Some(Secret::new(amqp_url.clone()));
         settings.relay.initial_delay_ms = 0;
         settings.roles = vec![Role::Api, Role::Relay];
         settings.pool_max = 12;
         settings.lease_ms = 2_000;
     }
+}
+
+/// The secret key of the installation that uses a vhost. All of its databases have the same, because services accept only
+/// messages that are signed with it.
+pub(crate) fn installation_key(amqp_url: &str) -> MasterKey {
+    let (_, vhost) = amqp_url.rsplit_once('/').unwrap();
+    MasterKey::from_bytes(digest(vhost))
+}
+
+/// Signs and verifies as the processes of the same installation do.
+pub(crate) fn signer_of(app: &TestApp) -> MessageSigner {
+    MessageSigner::new(&[app.settings.master_key_given().unwrap().unwrap()])
 }
 
 /// Settings with a single route, for the topics under `test`.

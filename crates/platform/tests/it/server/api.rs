@@ -18,7 +18,8 @@ const PUBLIC: [&str; 7] = [
     "/event/v1/meta/cities",
 ];
 
-async fn operations(client: &Client) -> Vec<(Method, String, Value)> {
+/// The operations of the OpenAPI description: method, path and description.
+pub(super) async fn operations(client: &Client) -> Vec<(Method, String, Value)> {
     let description = client.get("/openapi.json").await.json();
     let mut operations = Vec::new();
     for (path, item) in description["paths"].as_object().unwrap() {
@@ -31,7 +32,7 @@ async fn operations(client: &Client) -> Vec<(Method, String, Value)> {
 }
 
 /// The path with a valid id in place of each parameter.
-fn filled(path: &str) -> String {
+pub(super) fn filled(path: &str) -> String {
     let id = uuid::Uuid::now_v7().to_string();
     path.split('/').map(|part| if part.starts_with('{') { id.as_str() } else { part }).collect::<Vec<_>>().join("/")
 }

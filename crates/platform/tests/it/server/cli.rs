@@ -145,6 +145,8 @@ fn an_invalid_setting_stops_the_start_with_its_name() {
     refused(&["up", "--set", "hub.export=event.*"], &[], "hub.export");
     refused(&["up"], &[("PILLARBOX_HUB__EXPORT", r#"["event*"]"#)], "`event*` is no event type");
     refused(&["up"], &[("PILLARBOX_STATEMENT_TIMEOUT_MS", "-1")], "statement_timeout_ms");
+    let unsigned_until = "relay.accept_unsigned_until` (in the environment or --set): must be a time such as";
+    refused(&["up"], &[("PILLARBOX_RELAY__ACCEPT_UNSIGNED_UNTIL", "soon")], unsigned_until);
     refused(&["up", "--roles", "api,king"], &[], "roles");
     refused(&["up", "--services", "nope"], &[], "services");
     refused(&["up", "--roles", "api,king"], &[], "must be one of api, relay");

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use kit::secret::Secret;
 use mailbox::database::migrations;
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::{Client, FaultProxy, Response, TestApp, TestDatabase, TestRedis, TestVhost, eventually};
+use uuid::Uuid;
+
+use crate::events::fixture::meetup;
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -46,6 +49,44 @@ async fn readiness_names_an_unreachable_database_and_recovers() {
     proxy.pass();
     assert_eq!(readiness(&client, "ready").await.status, 200);
     assert_eq!(app.admin().get("/admin/v1/keys").await.status, 200);
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_closed_in_the_middle_of_the_protocol_is_unavailable_and_no_internal_error() {
+    let database = TestDatabase::new(&migrations()).await;
+    let proxy = FaultProxy::in_front_of(&database.url()).await;
+    let url = proxy.url(&database.url());
+    let app = TestApp::start_with(&database, |settings| settings.database_url = Some(Secret::new(url))).await;
+    let (admin, user) = (app.admin(), app.user(Uuid::now_v7(), None));
+    let keyed = admin.with_header("idempotency-key", "once");
+    readiness(&app.anonymous(), "ready").await;
+    let event = json!({"event_type": "order.paid", "payload": 1});
+    assert_eq!(admin.post("/hub/v1/events", event.clone()).await.status, 202);
+    proxy.truncate();
+    // Open connections end within a response, and new ones before their first.
+    for _ in 0..5 {
+        let join = format!("/join/v1/events/{}/join", Uuid::now_v7());
+        let answers = [
+            app.anonymous().bearer("pbx_some_key_of_a_customer_01").get("/admin/v1/keys").await,
+            admin.get("/admin/v1/keys").await,
+            admin.get("/hub/v1/subscribers").await,
+            admin.get("/admin/v1/consumers").await,
+            app.anonymous().get("/event/v1/events").await,
+            user.post("/event/v1/events", meetup()).await,
+            admin.post("/hub/v1/events", event.clone()).await,
+            keyed.post("/hub/v1/events", event.clone()).await,
+            keyed.post("/admin/v1/keys", json!({"name": "x", "role": "ingest"})).await,
+            user.with_header("idempotency-key", "a").post(&join, json!({})).await,
+        ];
+        for answer in answers {
+            answer.assert_problem(503, "unavailable");
+            assert_eq!(answer.header("retry-after"), "1");
+        }
+    }
+    proxy.pass();
+    let recovered = async || admin.post("/hub/v1/events", event.clone()).await.status == 202;
+    eventually("posts are accepted again", SOON, recovered).await;
     app.stop().await;
 }
 

@@ -108,7 +108,8 @@ fn malicious_requests() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-async fn exchange(address: &str, request: &[u8]) -> String {
+/// Sends the bytes and returns the whole response.
+pub(super) async fn exchange(address: &str, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let (mut reading, mut writing) = stream.split();
     // The server may respond and stop reading before it has received the whole request.
@@ -217,6 +218,43 @@ async fn a_search_for_punctuation_is_not_a_server_error() {
         let answer =
             app.anonymous().get(&format!("/event/v1/events?q={}", text.replace(' ', "+").replace('"', "%22"))).await;
         assert!([200, 400].contains(&answer.status), "{text}: {answer:?}");
+    }
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_name_that_is_not_accepted_is_answered_with_the_field_and_the_accepted_names() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let admin = app.admin();
+    let subscriber =
+        |field: &str| json!({"name": "a", "url": "https://example.com", "event_types": ["*"], field: "king"});
+    for (path, body, pointer, detail) in [
+        ("/admin/v1/keys", json!({"name": "a", "role": "king"}), "/role", "must be ingest, manage or admin"),
+        ("/admin/v1/keys", json!({"name": "a", "role": 5}), "/role", "must be a string"),
+        ("/admin/v1/keys", json!({"name": "a"}), "/role", "is required"),
+        ("/hub/v1/subscribers", subscriber("on_exhausted"), "/on_exhausted", "must be skip or block"),
+        ("/hub/v1/subscribers", subscriber("format"), "/format", "must be raw, standard or cloudevents"),
+        ("/hub/v1/subscribers", subscriber("signature"), "/signature", "must be v1 or v1a"),
+        ("/hub/v1/subscribers", subscriber("timeout_ms"), "/timeout_ms", "must be a whole number"),
+        ("/hub/v1/subscribers", subscriber("headers"), "/headers", "must be an object"),
+        ("/hub/v1/subscribers", subscriber("is_active"), "/is_active", "must be true or false"),
+    ] {
+        let refused = admin.post(path, body.clone()).await;
+        refused.assert_problem(422, "validation-failed");
+        let error = refused.json()["errors"][0].clone();
+        assert_eq!((error["pointer"].as_str(), error["detail"].as_str()), (Some(pointer), Some(detail)), "{body}");
+    }
+    for (path, detail) in [
+        ("/hub/v1/dead-letters?reason=king", "reason: must be "),
+        ("/hub/v1/dead-letters?subscriber_id=king", "subscriber_id: must be a UUID"),
+        ("/hub/v1/subscribers?is_active=king", "is_active: must be true or false"),
+        ("/hub/v1/subscribers?colour=red", "colour: does not exist; the accepted names are is_active and event_type"),
+    ] {
+        let refused = admin.get(path).await;
+        refused.assert_problem(400, "malformed-query");
+        let said = refused.json()["detail"].as_str().unwrap().to_owned();
+        assert!(said.starts_with(detail) && !said.contains("expected"), "{path}: {said}");
     }
     app.stop().await;
 }

@@ -3,16 +3,23 @@
 
 mod api;
 mod auth;
+mod body_memory;
 mod cli;
 mod crash;
 mod dependencies;
+mod embedded_crash;
 mod idempotency;
 mod invalid_requests;
+mod issuers;
 mod keys;
 mod metrics;
+mod migration_lock;
 mod pooler;
 pub(crate) mod process;
+mod role_before_body;
 mod secrets;
+mod shipped_defaults;
+mod silent_connections;
 mod starting;
 mod traces;
 mod upgrades;

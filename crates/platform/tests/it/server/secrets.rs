@@ -63,6 +63,11 @@ async fn no_secret_reaches_the_log_at_any_level() {
         assert!(process.terminate().await.success());
         let logs = process.logs();
         assert!(logs.contains("answered"), "requests are logged:\n{logs}");
+        for flag in ["--database-url", "--amqp-url", "--redis-url", "--smtp-url"] {
+            let warning = format!("{flag} contains a secret");
+            assert!(logs.contains(&warning), "the secret in the arguments is reported: {flag}\n{logs}");
+        }
+        assert!(logs.contains("set PILLARBOX_DATABASE_URL instead"), "{logs}");
         let password_of = |url: &str| {
             url.split_once("://").unwrap().1.split_once('@').unwrap().0.split_once(':').unwrap().1.to_owned()
         };
@@ -85,4 +90,22 @@ async fn no_secret_reaches_the_log_at_any_level() {
             assert!(found.is_none(), "{what} is in the {format} log: {}", found.unwrap());
         }
     }
+}
+
+#[test]
+fn a_secret_in_a_flag_is_reported_and_one_in_the_environment_is_not() {
+    let folder = DataFolder::new();
+    let (url, variable) = ("postgres://me:hunter2@127.0.0.1:1/x", "PILLARBOX_DATABASE_URL");
+    let (_, _, error) = run(&["status", "--data-dir", folder.text(), "--database-url", url], &[]);
+    let names = ["warning: --database-url contains a secret", "ps", variable, "--config FILE"];
+    assert!(names.iter().all(|name| error.contains(name)) && !error.contains("hunter2"), "{error}");
+    let (_, _, error) = run(&["status", "--data-dir", folder.text()], &[(variable, url)]);
+    assert!(!error.contains("contains a secret"), "{error}");
+    let (_, _, error) = run(&["serve"], &[]);
+    assert!(
+        error.contains(variable) && !error.contains("--database-url"),
+        "the error recommends the variable: {error}"
+    );
+    let (_, help, _) = run(&["--help"], &[]);
+    assert!(help.contains(variable), "{help}");
 }

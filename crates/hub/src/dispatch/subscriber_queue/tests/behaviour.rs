@@ -56,6 +56,16 @@ fn a_failed_message_delays_its_lane_only() {
 }
 
 #[test]
+fn an_attempt_that_was_not_sent_is_not_counted_and_its_message_stays_the_next_one() {
+    let (_, mut queue) = queue_with(recipient(10, OnExhausted::Skip), &[Some("a"), Some("a"), Some("b")]);
+    let started = start_all(&mut queue, now());
+    assert_eq!(numbers(&started), [1, 3]);
+    queue.cancel_attempt(&started[0].0, now());
+    assert_eq!((queue.in_flight(), save(&mut queue).attempts.len()), (1, 0));
+    assert_eq!(numbers(&start_all(&mut queue, now())), [1], "before 2, which is of the same lane");
+}
+
+#[test]
 fn after_twenty_failures_messages_are_probed_one_at_a_time_until_a_success() {
     let (database, mut queue) = queue_with(recipient(50, OnExhausted::Skip), &[None; 100]);
     let started = start_all(&mut queue, now());
@@ -219,4 +229,18 @@ fn a_retry_after_a_dead_letter_command_is_rejected() {
     queue.start_next(now());
     database.read(&mut queue, now());
     assert_eq!(numbers(&start_all(&mut queue, now())), [2]);
+}
+
+#[test]
+fn a_message_that_is_given_up_while_in_flight_is_not_retried() {
+    let (database, mut queue) = queue_with(recipient(10, OnExhausted::Skip), &[Some("a"), Some("a")]);
+    let (head, message) = queue.start_next(now()).unwrap();
+    let command = OperatorCommand::DeadLetter;
+    queue.execute(PendingCommand { id: 1, key: head.clone(), n: message.n, command, by: "ann".to_owned() }, now());
+    queue.finish_attempt(&head, result(Verdict::Retry), now(), 0.0);
+    save(&mut queue);
+    queue.start_next(now());
+    database.read(&mut queue, now());
+    let (_, again) = queue.start_next(now()).expect("it does not wait for its backoff");
+    assert_eq!((again.n, queue.pop_dead_letter_request(again.n)), (message.n, Some("ann".to_owned())));
 }

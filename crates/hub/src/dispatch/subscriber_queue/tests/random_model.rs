@@ -173,6 +173,13 @@ impl Simulation {
             return;
         }
         let (key, message) = self.in_flight.swap_remove(self.random.random_range(0..self.in_flight.len()));
+        if self.random.random_bool(0.03) {
+            // The lease may have expired, so it was not sent.
+            if self.endpoint.delivered.contains(&message.n) {
+                self.endpoint.may_repeat.insert(message.n);
+            }
+            return self.queue.cancel_attempt(&key, self.now);
+        }
         let verdict = match self.random.random::<f64>() {
             chance if chance < self.endpoint.refusal_rate => Verdict::Refused,
             chance if chance < self.endpoint.refusal_rate + self.endpoint.failure_rate => Verdict::Retry,

@@ -1,0 +1,215 @@
+//! The share of each tenant in the work of fan-out.
+//!
+//! One transaction creates a bounded number of hub messages for each tenant. An event that would exceed the share of its
+//! tenant is deferred: its row in `deferred_event` refers to the log. From then on all events of the tenant are deferred,
+//! so that they stay in order, until its backlog is empty. The tenants with a backlog are processed in turn, one part of
+//! an event's matches after the other, between the batches of new events.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Hub messages (and skipped subscribers) of one tenant in one transaction, for which the events of all other tenants wait:
+/// a few milliseconds. While others are active and turns take longer than [`TURN_TIME_MAX`], it is less.
+const SHARE_MAX: usize = 500;
+const SHARE_MIN: usize = 50;
+const TURN_TIME_MAX: Duration = Duration::from_millis(10);
+/// An event with at most this many matches is not the first to be deferred: its row would cost about as much as its hub
+/// messages, and the events before the others in the log are as many as a tenant can post in the same time.
+pub(super) const NARROW: usize = 20;
+/// How long other tenants count as active after an event.
+const OTHERS_ACTIVE_TIME: Duration = Duration::from_secs(1);
+/// While other tenants are active, the pause after a turn is so many times as long as the turn: the tenants with a backlog
+/// have a quarter of the time.
+const PAUSE_FACTOR: u32 = 3;
+
+/// The tenants with deferred events.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    /// All deferred events of the tenant up to this id are processed. The next turn starts there, because dead rows would
+    /// make a search from the beginning slower and slower.
+    done: HashMap<String, i64>,
+    /// The tenants in the order of their turns.
+    turns: VecDeque<String>,
+}
+
+/// How far a turn has come, once it is committed.
+#[derive(Debug)]
+pub(super) struct Turn {
+    pub(super) tenant: String,
+    pub(super) done: i64,
+    /// The tenant has no more deferred events.
+    pub(super) is_last: bool,
+    pub(super) started_at: Instant,
+}
+
+impl Backlog {
+    pub(super) fn new(tenants: Vec<String>) -> Backlog {
+        let mut backlog = Backlog::default();
+        tenants.iter().for_each(|tenant| backlog.add(tenant));
+        backlog
+    }
+
+    pub(super) fn contains(&self, tenant: &str) -> bool {
+        self.done.contains_key(tenant)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// The tenant has deferred events from now on.
+    pub(super) fn add(&mut self, tenant: &str) {
+        if !self.contains(tenant) {
+            self.done.insert(tenant.to_owned(), 0);
+            self.turns.push_back(tenant.to_owned());
+        }
+    }
+
+    /// The tenant whose turn it is, and the id up to which its deferred events are processed.
+    pub(super) fn next(&self) -> Option<(&str, i64)> {
+        let tenant = self.turns.front()?;
+        Some((tenant, self.done.get(tenant).copied().unwrap_or_default()))
+    }
+
+    /// The turn is committed; the next tenant follows.
+    pub(super) fn finish(&mut self, turn: Turn) {
+        self.turns.retain(|tenant| *tenant != turn.tenant);
+        match turn.is_last {
+            true => drop(self.done.remove(&turn.tenant)),
+            false => {
+                self.turns.push_back(turn.tenant.clone());
+                self.done.insert(turn.tenant, turn.done);
+            }
+        }
+    }
+}
+
+/// The size of the turns of deferred events, and the time between them.
+#[derive(Debug)]
+pub(super) struct Pace {
+    share: usize,
+    next_turn_at: Option<Instant>,
+    /// When there was an event of a tenant without a backlog.
+    others_at: Option<Instant>,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace { share: SHARE_MAX, next_turn_at: None, others_at: None }
+    }
+}
+
+impl Pace {
+    /// The share of one tenant in the next transaction.
+    pub(super) fn share(&self) -> usize {
+        self.share
+    }
+
+    /// There is an event of a tenant without a backlog.
+    pub(super) fn notice_others(&mut self, now: Instant) {
+        self.others_at = Some(now);
+    }
+
+    pub(super) fn next_turn_at(&self) -> Option<Instant> {
+        self.next_turn_at
+    }
+
+    /// A turn ends now.
+    pub(super) fn finish_turn(&mut self, started_at: Instant, now: Instant) {
+        let took = now.saturating_duration_since(started_at);
+        let is_shared = self.others_at.is_some_and(|at| now.saturating_duration_since(at) < OTHERS_ACTIVE_TIME);
+        self.next_turn_at = is_shared.then(|| now + took * PAUSE_FACTOR);
+        self.share = match is_shared {
+            false => SHARE_MAX,
+            true if took > TURN_TIME_MAX => (self.share / 2).max(SHARE_MIN),
+            true if took < TURN_TIME_MAX / 2 => (self.share * 2).min(SHARE_MAX),
+            true => self.share,
+        };
+    }
+}
+
+/// What the tenants have used of their shares in one batch.
+#[derive(Debug)]
+pub(super) struct Shares<'a> {
+    share: usize,
+    used: HashMap<&'a str, usize>,
+}
+
+impl<'a> Shares<'a> {
+    pub(super) fn new(share: usize) -> Shares<'a> {
+        Shares { share, used: HashMap::new() }
+    }
+
+    /// Whether an event with this many matches has to be deferred. If not, it is counted.
+    pub(super) fn exceeds(&mut self, tenant: &'a str, matches: usize) -> bool {
+        let used = self.used.entry(tenant).or_default();
+        if *used + matches > self.share && matches > NARROW {
+            return true;
+        }
+        *used += matches;
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn(tenant: &str, done: i64, is_last: bool) -> Turn {
+        Turn { tenant: tenant.to_owned(), done, is_last, started_at: Instant::now() }
+    }
+
+    #[test]
+    fn each_tenant_has_its_turn_until_its_backlog_is_empty() {
+        let mut backlog = Backlog::new(vec!["a".to_owned(), "b".to_owned()]);
+        assert_eq!(backlog.next(), Some(("a", 0)));
+        backlog.finish(turn("a", 7, false));
+        assert_eq!(backlog.next(), Some(("b", 0)));
+        backlog.add("a");
+        backlog.finish(turn("b", 9, true));
+        assert_eq!(backlog.next(), Some(("a", 7)));
+        assert!(backlog.contains("a") && !backlog.contains("b"));
+        backlog.finish(turn("a", 11, true));
+        assert!(backlog.is_empty());
+    }
+
+    #[test]
+    fn wide_events_beyond_the_share_are_deferred_and_narrow_ones_are_not() {
+        let mut shares = Shares::new(SHARE_MAX);
+        assert!(!shares.exceeds("a", SHARE_MAX));
+        assert!(shares.exceeds("a", NARROW + 1));
+        assert!(!shares.exceeds("a", NARROW));
+        assert!(!shares.exceeds("b", SHARE_MAX), "every tenant has a share of its own");
+        assert!(shares.exceeds("c", SHARE_MAX + 1), "an event for more subscribers than a share is split");
+    }
+
+    #[test]
+    fn turns_pause_only_while_other_tenants_are_active() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        let end = start + Duration::from_millis(5);
+        pace.finish_turn(start, end);
+        assert_eq!(pace.next_turn_at(), None);
+        pace.notice_others(start);
+        pace.finish_turn(start, end);
+        assert_eq!(pace.next_turn_at(), Some(end + Duration::from_millis(15)));
+        pace.finish_turn(end + OTHERS_ACTIVE_TIME, end + OTHERS_ACTIVE_TIME);
+        assert_eq!(pace.next_turn_at(), None);
+    }
+
+    #[test]
+    fn turns_become_smaller_while_they_delay_others() {
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        let slow = start + TURN_TIME_MAX * 2;
+        pace.finish_turn(start, slow);
+        assert_eq!(pace.share(), SHARE_MAX, "nobody waits");
+        pace.notice_others(start);
+        pace.finish_turn(start, slow);
+        assert_eq!(pace.share(), SHARE_MAX / 2);
+        (0..10).for_each(|_| pace.finish_turn(start, slow));
+        assert_eq!(pace.share(), SHARE_MIN);
+        pace.finish_turn(start, start);
+        assert_eq!(pace.share(), SHARE_MIN * 2);
+        pace.finish_turn(slow + OTHERS_ACTIVE_TIME, slow + OTHERS_ACTIVE_TIME);
+        assert_eq!(pace.share(), SHARE_MAX);
+    }
+}

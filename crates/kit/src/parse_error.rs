@@ -1,0 +1,145 @@
+//! Describes the errors of serde in words that a caller of the API understands: which field, and what it accepts.
+
+use crate::instant::EXPECTED_FORMAT;
+
+/// The messages of chrono for a text that is not a time.
+const TIME_ERRORS: [&str; 6] = [
+    "input contains invalid characters",
+    "premature end of input",
+    "trailing input",
+    "input is out of range",
+    "input is not enough for unique date and time",
+    "no possible date and time matching input",
+];
+
+/// What is wrong with an input.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ParseError {
+    /// The field that is missing, unknown or repeated in the object that serde names. None: the error is about the
+    /// value that serde names.
+    pub(crate) field: Option<String>,
+    pub(crate) detail: String,
+}
+
+/// Translates the message of a serde error. A message of our own types, such as `must be ...`, stays as it is.
+pub(crate) fn describe(message: &str) -> ParseError {
+    let about = |field: &str, detail: String| ParseError { field: Some(field.to_owned()), detail };
+    let value = |detail: String| ParseError { field: None, detail };
+    // The names that are accepted come last. The part before may quote any text of the caller.
+    let (problem, accepted) = split_expected(message);
+    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        return about(field, "is required".to_owned());
+    }
+    if let Some(field) = message.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`')) {
+        return about(field, "must not be repeated".to_owned());
+    }
+    if let Some(field) = problem.strip_prefix("unknown field `").and_then(|rest| rest.strip_suffix('`')) {
+        return about(field, format!("does not exist; {}", accepted_names(accepted, "and")));
+    }
+    if problem.starts_with("unknown variant `") {
+        return value(format!("must be {}", names(accepted, "or")));
+    }
+    if problem.starts_with("invalid type: ") || problem.starts_with("invalid value: ") {
+        return value(format!("must be {}", in_words(accepted)));
+    }
+    match message {
+        "invalid digit found in string" | "cannot parse integer from empty string" => {
+            value("must be a whole number".to_owned())
+        }
+        "provided string was not `true` or `false`" => value("must be true or false".to_owned()),
+        message if TIME_ERRORS.contains(&message) => value(EXPECTED_FORMAT.to_owned()),
+        message if message.starts_with("UUID parsing failed") => value("must be a UUID".to_owned()),
+        message => value(message.to_owned()),
+    }
+}
+
+/// Splits a message before its last `, expected `, or before `, there are no fields`.
+fn split_expected(message: &str) -> (&str, &str) {
+    message
+        .rsplit_once(", expected ")
+        .or_else(|| message.strip_suffix(", there are no fields").map(|problem| (problem, "")))
+        .unwrap_or((message, ""))
+}
+
+fn accepted_names(accepted: &str, last: &str) -> String {
+    match names(accepted, last) {
+        names if names.is_empty() => "no field is accepted here".to_owned(),
+        names => format!("the accepted names are {names}"),
+    }
+}
+
+/// The names in "one of `a`, `b`, `c`" or "`a` or `b`", joined as in "a, b or c".
+fn names(accepted: &str, last: &str) -> String {
+    let names: Vec<&str> = accepted.split('`').skip(1).step_by(2).collect();
+    match names.split_last() {
+        Some((name, [])) => (*name).to_owned(),
+        Some((name, others)) => format!("{} {last} {name}", others.join(", ")),
+        None => String::new(),
+    }
+}
+
+/// Describes a type as serde names it.
+fn in_words(expected: &str) -> String {
+    match expected {
+        "u8" => format!("a whole number from 0 to {}", u8::MAX),
+        "u16" => format!("a whole number from 0 to {}", u16::MAX),
+        "u32" => format!("a whole number from 0 to {}", u32::MAX),
+        "u64" | "usize" => "a whole number from 0".to_owned(),
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number".to_owned(),
+        "f32" | "f64" => "a number".to_owned(),
+        "a boolean" => "true or false".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        "a map" => "an object".to_owned(),
+        // The name of a Rust type means nothing to a caller.
+        expected if expected.starts_with("struct ") || expected.starts_with("internally tagged enum ") => {
+            "an object".to_owned()
+        }
+        expected if expected.starts_with("enum ") || expected == "string or map" => "a string".to_owned(),
+        expected => expected.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_described_by_what_is_accepted() {
+        for (message, detail) in [
+            ("unknown variant `king`, expected one of `ingest`, `manage`, `admin`", "must be ingest, manage or admin"),
+            ("unknown variant `x`, expected `skip` or `block`", "must be skip or block"),
+            ("unknown variant `x`, expected `a`", "must be a"),
+            // The caller's own text imitates the message.
+            ("unknown variant `x`, expected one of `root`, expected `skip` or `block`", "must be skip or block"),
+            ("invalid type: string \"two\", expected u32", "must be a whole number from 0 to 4294967295"),
+            ("invalid value: integer `-1`, expected u16", "must be a whole number from 0 to 65535"),
+            ("invalid type: integer `5`, expected a string", "must be a string"),
+            ("invalid type: map, expected a sequence", "must be a list"),
+            ("invalid type: string \"x\", expected struct Kick", "must be an object"),
+            ("invalid type: null, expected a boolean", "must be true or false"),
+            ("UUID parsing failed: invalid length: expected length 32, found 3", "must be a UUID"),
+            ("premature end of input", EXPECTED_FORMAT),
+            ("must be a time from 1970 to 9999, such as x", "must be a time from 1970 to 9999, such as x"),
+        ] {
+            assert_eq!(describe(message), ParseError { field: None, detail: detail.to_owned() }, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_missing_or_unknown_field_is_named() {
+        for (message, field, detail) in [
+            ("missing field `name`", "name", "is required"),
+            ("duplicate field `name`", "name", "must not be repeated"),
+            ("unknown field `color`, expected `a` or `b`", "color", "does not exist; the accepted names are a and b"),
+            (
+                "unknown field `c`, expected one of `a`, `b`, `d`",
+                "c",
+                "does not exist; the accepted names are a, b and d",
+            ),
+            ("unknown field `c`, there are no fields", "c", "does not exist; no field is accepted here"),
+        ] {
+            let expected = ParseError { field: Some(field.to_owned()), detail: detail.to_owned() };
+            assert_eq!(describe(message), expected, "{message}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Incarnations of the database: when one begins, and what it invalidates.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use kit::clock::Clock;
+use kit::health::Health;
+use mailbox::consumers::{Consumer, ConsumerKind, Replica, Runtime, StartAt};
+use mailbox::database::{Database, Incarnation, migrations};
+use mailbox::log::{Filter, MessagePattern};
+use serde_json::json;
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection};
+use testkit::{PrivateServers, Server, TestDatabase, eventually};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::consumers::shard_workers::Sink;
+use crate::consumers::support::{count, fast_options, post_numbers, wait_for_count};
+use crate::events::fixture::{Fixture, event_id, event_path, meetup, publish_event};
+use crate::support::DEADLINE;
+
+async fn incarnation(url: &str) -> Incarnation {
+    let connect = async || PgConnection::connect(url).await;
+    let mut db = eventually("PostgreSQL responds", DEADLINE, connect).await;
+    Incarnation::current(&mut db).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_begins_an_incarnation_and_removes_every_fence() {
+    let servers = PrivateServers::start(&[Server::Postgres]).await;
+    let options: PgConnectOptions = servers.postgres_url().parse().unwrap();
+    mailbox::database::migrate(&options).await.unwrap();
+    let before = incarnation(servers.postgres_url()).await;
+    assert_eq!(before, incarnation(servers.postgres_url()).await, "it lasts until the next crash");
+    let mut db = PgConnection::connect(servers.postgres_url()).await.unwrap();
+    let join = "insert into pillarbox.shard_worker (consumer, owner, replica)
+                values ('c', gen_random_uuid(), gen_random_uuid())";
+    sqlx::query(join).execute(&mut db).await.unwrap();
+    sqlx::query("checkpoint").execute(&mut db).await.unwrap();
+    servers.restart_postgres().await;
+    assert_ne!(before, incarnation(servers.postgres_url()).await);
+    let mut db = PgConnection::connect(servers.postgres_url()).await.unwrap();
+    let fences: i64 =
+        sqlx::query_scalar("select count(*) from pillarbox.shard_worker").fetch_one(&mut db).await.unwrap();
+    assert_eq!(fences, 0);
+}
+
+#[tokio::test]
+async fn twenty_processes_that_find_no_incarnation_begin_the_same_one() {
+    let database = TestDatabase::new(&migrations()).await;
+    let begin = (0..20).map(|_| async {
+        let mut db = PgConnection::connect_with(&database.connect_options()).await.unwrap();
+        Incarnation::current(&mut db).await.unwrap()
+    });
+    let found = futures_util::future::join_all(begin).await;
+    assert!(found.iter().all(|incarnation| *incarnation == found[0]), "{found:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_incarnation_drops_every_cache_and_every_worker_joins_again() {
+    let database = TestDatabase::new(&migrations()).await;
+    let (db, stop) = (database.pool(), CancellationToken::new());
+    let shared = Database::new(db.clone());
+    let dropped = Arc::<AtomicUsize>::default();
+    let counted = dropped.clone();
+    shared.on_invalidation(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    // Heartbeat and rebalancing are so rare that only the watcher can notice it.
+    let replica = Replica::new("test", Duration::from_secs(600));
+    let runtime = Runtime::start(shared, Clock::system(), replica, Health::default(), stop.clone());
+    let consumer = Consumer {
+        name: "sink".to_owned(),
+        kind: ConsumerKind::Relay,
+        filter: Filter::matching(&MessagePattern::topic("test.#")),
+        start: StartAt::Beginning,
+    };
+    let seen = Arc::<std::sync::Mutex<Vec<i64>>>::default();
+    runtime.consume(&consumer, fast_options(), || Sink { seen: seen.clone(), gate: Arc::default() });
+    let until_seen = async |number: i64| {
+        eventually("the number is processed", DEADLINE, async || seen.lock().unwrap().contains(&number)).await;
+    };
+    let owner = async || {
+        let query = "select owner from pillarbox.shard_worker where consumer = 'sink'";
+        sqlx::query_scalar::<_, Uuid>(query).fetch_optional(db).await.unwrap()
+    };
+    post_numbers(db, Some("k"), [1]).await;
+    until_seen(1).await;
+    let (owner_before, dropped_before) = (owner().await, dropped.load(Ordering::SeqCst));
+    assert!(owner_before.is_some());
+
+    // What a failover does to the unlogged tables. No connection is lost.
+    sqlx::raw_sql("begin; delete from pillarbox.incarnation; delete from pillarbox.shard_worker; commit")
+        .execute(db)
+        .await
+        .unwrap();
+    eventually("the caches are dropped", DEADLINE, async || dropped.load(Ordering::SeqCst) > dropped_before).await;
+    wait_for_count(db, "shard_worker", 1).await;
+    assert_ne!(owner().await, owner_before, "the fence of the old id stays invalid");
+    post_numbers(db, Some("k"), [2]).await;
+    until_seen(2).await;
+    assert_eq!(count(db, "incarnation").await, 1);
+    stop.cancel();
+    runtime.join().await;
+}
+
+#[tokio::test]
+async fn a_cached_event_is_dropped_from_memory_in_a_new_incarnation() {
+    let fixture = Fixture::start().await;
+    let event = publish_event(&fixture.owner, meetup()).await;
+    let title = async || fixture.app.anonymous().get(&event_path(&event)).await.json()["title"].clone();
+    assert_eq!(title().await, "Rust meetup");
+    // The same version with other content: nothing but a new incarnation can tell.
+    let change = "update pillarbox_events.event set title = 'Changed' where id = $1";
+    sqlx::query(change).bind(event_id(&event)).execute(fixture.db()).await.unwrap();
+    assert_eq!(title().await, "Rust meetup", "it is cached");
+    sqlx::query("delete from pillarbox.incarnation").execute(fixture.db()).await.unwrap();
+    eventually("the cached event is dropped", DEADLINE, async || match title().await {
+        title if title == json!("Changed") => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    fixture.app.stop().await;
+}

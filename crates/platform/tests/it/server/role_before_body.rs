@@ -1,0 +1,109 @@
+//! A caller without permission is refused before anything of the body is read or parsed, on every route.
+
+use mailbox::database::migrations;
+use testkit::{Client, TestApp, TestDatabase};
+use uuid::Uuid;
+
+use crate::joins::fixture::{new_event, post_event_update, wait_until_known};
+use crate::server::api::{filled, operations};
+use crate::server::invalid_requests::exchange;
+use crate::support::caller;
+
+/// Callers who lack the permission for some routes.
+struct Strangers {
+    user: Client,
+    producer: Client,
+    manager: Client,
+    admin: Client,
+}
+
+impl Strangers {
+    /// A caller whom the route must refuse with 403.
+    fn of(&self, path: &str) -> &Client {
+        match path {
+            "/events" | "/hub/v1/events" | "/hub/v1/events/batch" => &self.user,
+            path if path.starts_with("/hub/v1/") => &self.producer,
+            path if path.starts_with("/admin/v1/") => &self.manager,
+            path if path.starts_with("/event/v1/") => &self.admin,
+            path if path.starts_with("/join/v1/events/{id}/") => &self.user,
+            path => panic!("{path} is new: add a caller who may not use it"),
+        }
+    }
+}
+
+/// A request whose body the server must not look at: the ways in which it would be refused with 400, 413, 415 or 422.
+fn requests(method: &str, path: &str, credential: Option<&str>) -> Vec<(&'static str, Vec<u8>)> {
+    let authorization = credential.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
+    let request = |content_type: &str, length: usize, body: &[u8]| {
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\n{authorization}content-type: {content_type}\r\n\
+             idempotency-key: \"\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+        );
+        [head.as_bytes(), body].concat()
+    };
+    let json = "application/json";
+    vec![
+        ("malformed JSON", request(json, 1, b"{")),
+        ("an unknown field", request(json, 12, br#"{"colour":1}"#)),
+        ("a list", request(json, 2, b"[]")),
+        ("bytes that are not UTF-8", request(json, 2, b"\xff\xfe")),
+        ("no body", request(json, 0, b"")),
+        ("another content type", request("text/plain", 2, b"{}")),
+        // The rest never arrives: whoever waits for it responds too late.
+        ("a body of 1 GB announced", request(json, 1_000_000_000, b"{")),
+        ("a body that does not arrive", request(json, 100_000, b"{")),
+    ]
+}
+
+#[tokio::test]
+async fn a_caller_without_permission_is_refused_whatever_the_body() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let strangers = Strangers {
+        user: app.user(Uuid::now_v7(), None),
+        producer: caller(&app, "ingest", "acme").await,
+        manager: caller(&app, "manage", "main").await,
+        admin: app.admin(),
+    };
+    let event = new_event(Uuid::now_v7(), 5);
+    post_event_update(database.pool(), &event).await;
+    wait_until_known(database.pool(), &event).await;
+    let base = app.anonymous().base().trim_start_matches("http://").to_owned();
+    let mut routes = 0;
+    for (method, path, operation) in operations(&app.anonymous()).await {
+        if !operation["requestBody"].is_object() {
+            continue;
+        }
+        routes += 1;
+        let stranger = strangers.of(&path);
+        let filled = match path.starts_with("/join/v1/") {
+            true => path.replace("{id}", &event.event_id.to_string()),
+            false => filled(&path),
+        };
+        for (credential, status) in [(None, "401"), (Some("pbx_unknown"), "401"), (Some(stranger.credential()), "403")]
+        {
+            let requests = requests(method.as_str(), &filled, credential);
+            let answers = requests.iter().map(async |(kind, request)| (*kind, exchange(&base, request).await));
+            for (kind, answer) in futures_util::future::join_all(answers).await {
+                assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{method} {path}, {kind}: {answer}");
+            }
+        }
+    }
+    assert!(routes >= 15, "only {routes} routes have a body");
+    app.stop().await;
+}
+
+/// The same for the other parts of a request.
+#[tokio::test]
+async fn a_caller_without_permission_is_refused_whatever_the_path_and_query() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let user = app.user(Uuid::now_v7(), None);
+    for path in
+        ["/admin/v1/keys?limit=x", "/admin/v1/keys?colour=red", "/admin/v1/log?limit=0", "/hub/v1/events?limit=x"]
+    {
+        user.get(path).await.assert_problem(403, "forbidden");
+    }
+    user.delete("/admin/v1/keys/not-a-uuid").await.assert_problem(403, "forbidden");
+    app.stop().await;
+}

@@ -1,0 +1,210 @@
+//! Connections to PostgreSQL that are dead although nobody closed them: a failed over server, a lost route, a firewall that
+//! has forgotten them. No request and no worker waits for them for long, and `/readyz` tells the truth.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hyper::Method;
+use mailbox::database::{self, PoolLimits, is_no_response, migrations, step};
+use serde_json::json;
+use testkit::{Client, FaultProxy, TestDatabase, eventually};
+use tokio_util::sync::CancellationToken;
+
+use crate::hub::fixture::{numbered_events, subscribe};
+use crate::hub::process::Replica;
+use crate::hub::recorder::RequestRecorder;
+
+const ALL_ROLES: &str = "api,relay,consume,fanout,dispatch,maintain";
+/// With the default settings, but few connections.
+const SETTINGS: [(&str, &str); 1] = [("PILLARBOX_LEASE_MS", "15000")];
+/// The issue of this promise: everything works again this soon after the connections died.
+const RECOVERY_MAX: Duration = Duration::from_secs(15);
+/// "A few seconds": longer than the time limit of a batch of posts.
+const FEW_SECONDS: Duration = Duration::from_secs(8);
+
+/// The answer to one request.
+#[derive(Debug, Clone, Copy)]
+struct Answer {
+    sent_at: Instant,
+    answered_at: Instant,
+    status: u16,
+}
+
+/// Sends requests one after the other until `stop`. `send` gets the number of answers with 2xx so far.
+async fn send_until_stopped<F>(answers: Arc<Mutex<Vec<Answer>>>, stop: CancellationToken, send: impl Fn(usize) -> F)
+where
+    F: Future<Output = u16>,
+{
+    let mut accepted = 0;
+    while !stop.is_cancelled() {
+        let sent_at = Instant::now();
+        let status = send(accepted).await;
+        accepted += usize::from(status < 300);
+        answers.lock().unwrap().push(Answer { sent_at, answered_at: Instant::now(), status });
+        tokio::time::sleep(Duration::from_millis(10)).await; // the interval between two requests
+    }
+}
+
+/// Posts the next round of numbered events.
+async fn post_next(client: Client, accepted: usize) -> u16 {
+    let body = json!({"events": numbered_events(2, [accepted + 1])});
+    // A post without a response may have been committed: the key makes its repetition safe.
+    let client = client.with_header("idempotency-key", &format!("round-{accepted}"));
+    client.send(Method::POST, "/hub/v1/events/batch", Some(body)).await.status
+}
+
+async fn get(client: Client, path: &'static str) -> u16 {
+    client.get(path).await.status
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_continues_soon_after_all_connections_to_postgresql_fall_silent() {
+    let database = TestDatabase::new(&migrations()).await;
+    let proxy = FaultProxy::in_front_of(&database.url()).await;
+    let mut replica = Replica::start_with(&proxy.url(&database.url()), ALL_ROLES, &SETTINGS);
+    let admin = replica.admin().await;
+    let recorder = RequestRecorder::start(|_, _, _, _| (200, Duration::ZERO)).await;
+    subscribe(&admin, &recorder.url("s"), json!({})).await;
+    let (posts, reads, checks) =
+        <(Arc<Mutex<Vec<Answer>>>, Arc<Mutex<Vec<Answer>>>, Arc<Mutex<Vec<Answer>>>)>::default();
+    let stop = CancellationToken::new();
+    let clients = [admin.clone(), admin.clone(), admin.clone()];
+    let [poster, reader, prober] = clients;
+    let tasks = [
+        tokio::spawn(send_until_stopped(posts.clone(), stop.clone(), move |accepted| {
+            post_next(poster.clone(), accepted)
+        })),
+        tokio::spawn(send_until_stopped(reads.clone(), stop.clone(), move |_| {
+            get(reader.clone(), "/hub/v1/subscribers")
+        })),
+        tokio::spawn(send_until_stopped(checks.clone(), stop.clone(), move |_| get(prober.clone(), "/readyz"))),
+    ];
+    recorder.wait_until_accepted(40, Duration::from_secs(30)).await;
+
+    let silent_at = Instant::now();
+    proxy.silence();
+    eventually("posts are accepted again", RECOVERY_MAX, async || {
+        posts.lock().unwrap().iter().any(|post| post.status == 202 && post.sent_at > silent_at + Duration::from_secs(1))
+    })
+    .await;
+    let accepted_after = posts.lock().unwrap().iter().filter(|post| post.status == 202).count();
+    let left = (silent_at + RECOVERY_MAX).saturating_duration_since(Instant::now());
+    recorder.wait_until_accepted((accepted_after + 1) * 2, left).await;
+    println!("fan-out and dispatch continued after {:?}", silent_at.elapsed());
+    let left = (silent_at + RECOVERY_MAX).saturating_duration_since(Instant::now());
+    eventually("the process is ready again", left, async || match admin.get("/readyz").await {
+        answer if answer.json()["status"] == "ready" => Ok(()),
+        other => Err(other.text),
+    })
+    .await;
+    stop.cancel();
+    for task in tasks {
+        task.await.unwrap();
+    }
+
+    check_answers("post", &posts.lock().unwrap(), silent_at);
+    check_answers("read", &reads.lock().unwrap(), silent_at);
+    let unready = checks.lock().unwrap().iter().filter(|check| check.status == 503).count();
+    assert!(unready > 0, "/readyz never reported that nothing worked");
+    let accepted = posts.lock().unwrap().iter().filter(|post| post.status == 202).count();
+    recorder.wait_until_accepted(accepted * 2, Duration::from_secs(20)).await;
+    recorder.check_lane_order();
+    assert!(replica.process.terminate().await.success(), "{}", replica.process.logs());
+}
+
+/// Fails unless every request was answered within a few seconds, with success or 503, and none with 503 later on.
+fn check_answers(what: &str, answers: &[Answer], silent_at: Instant) {
+    for answer in answers {
+        let took = answer.answered_at - answer.sent_at;
+        assert!(took < FEW_SECONDS, "a {what} was answered {} after {took:?}", answer.status);
+        match answer.status {
+            200 | 202 => {}
+            503 => assert!(
+                answer.answered_at < silent_at + FEW_SECONDS,
+                "a {what} was unavailable {:?} after the silence began",
+                answer.answered_at - silent_at
+            ),
+            other => panic!("a {what} was answered {other}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_database_makes_the_process_unready_and_its_lag_unknown() {
+    let database = TestDatabase::new(&migrations()).await;
+    let proxy = FaultProxy::in_front_of(&database.url()).await;
+    let mut replica = Replica::start_with(&proxy.url(&database.url()), ALL_ROLES, &SETTINGS);
+    let admin = replica.admin().await;
+    let lag = async || metric(&admin, "pillarbox_consumer_lag_seconds{consumer=\"hub.fanout\"}").await;
+    let measured_at = async || metric(&admin, "pillarbox_lag_measured_timestamp_seconds").await;
+    eventually("the lag is measured", Duration::from_secs(20), async || {
+        lag().await.is_some_and(|lag| lag < 60.0) && measured_at().await.is_some_and(|at| at > 1e9)
+    })
+    .await;
+    let consumers = admin.get("/admin/v1/consumers").await.json();
+    assert!(consumers["items"][0]["measured_at"].is_string(), "{consumers}");
+
+    proxy.stall();
+    eventually("the process is unready", Duration::from_secs(8), async || match admin.get("/readyz").await {
+        answer if answer.status == 503 => Ok(()),
+        other => Err(other.text),
+    })
+    .await;
+    // Not 0, and not the value of the last measurement.
+    eventually("the lag is unknown", Duration::from_secs(15), async || lag().await.is_some_and(f64::is_nan)).await;
+    let frozen = measured_at().await;
+    let report = admin.get("/readyz").await.json();
+    for name in ["postgres", "watcher", "heartbeat", "lag"] {
+        let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap().clone();
+        assert!(check["up"] == false && check["error"].is_string(), "{name}: {report}");
+    }
+
+    proxy.pass();
+    eventually("the process is ready and measures again", Duration::from_secs(20), async || {
+        let is_ready = admin.get("/readyz").await.json()["status"] == "ready";
+        is_ready && lag().await.is_some_and(|lag| lag >= 0.0) && measured_at().await > frozen
+    })
+    .await;
+    assert!(replica.process.terminate().await.success(), "{}", replica.process.logs());
+}
+
+/// The value of a metric of the process; None if it has no such metric.
+async fn metric(client: &Client, name: &str) -> Option<f64> {
+    let metrics = client.get("/metrics").await.text;
+    metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_connections_do_not_occupy_their_pool() {
+    const CONNECTIONS: u32 = 2;
+    let database = TestDatabase::new(&migrations()).await;
+    let proxy = FaultProxy::in_front_of(&database.url()).await;
+    for for_workers in [true, false] {
+        let limits =
+            PoolLimits { connections_min: 0, connections_max: CONNECTIONS, for_workers, ..PoolLimits::default() };
+        let pool = database::pool(proxy.url(&database.url()).parse().unwrap(), limits);
+        for round in 0..3 {
+            // All connections are in use, one is returned while it is idle, and the proxy swallows everything from now on.
+            let (one, two) = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
+            proxy.silence();
+            let waiting = async {
+                let mut one = one;
+                sqlx::query("select 1").execute(&mut *one).await.map(drop)
+            };
+            let error = step(&pool, "test", Duration::from_millis(300), waiting).await.unwrap_err();
+            assert!(is_no_response(&error) && error.to_string().contains("test"), "{error}");
+            drop(two);
+            eventually(&format!("both places are free, round {round}"), Duration::from_secs(6), async || {
+                let began = Instant::now();
+                let both = tokio::try_join!(pool.acquire(), pool.acquire());
+                match both {
+                    Ok(_) if began.elapsed() < Duration::from_secs(4) => Ok(()),
+                    Ok(_) => Err("too slow".to_owned()),
+                    Err(error) => Err(error.to_string()),
+                }
+            })
+            .await;
+        }
+        pool.close().await;
+    }
+}
