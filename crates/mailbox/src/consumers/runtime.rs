@@ -213,7 +213,7 @@ struct SilenceDetector {
 
 impl SilenceDetector {
     /// A poll over a new connection that takes longer shows that the database is slow.
-    const PROMPT: Duration = Duration::from_secs(1);
+    const PROMPT: Duration = Duration::from_millis(2_500);
 
     fn new(health: Health, workers: PgPool) -> SilenceDetector {
         SilenceDetector { health, workers, had_no_response: AtomicBool::new(false) }
@@ -244,9 +244,10 @@ impl SilenceDetector {
 async fn heartbeat(db: &PgPool, replica: &Replica, watcher: &Watcher) -> Result<Round, ConsumerError> {
     // A heartbeat that is repeated too late would cost the leases.
     let time_max = replica.heartbeat_interval().clamp(HEARTBEAT_TIME_MIN, SHORT_STEP_TIME_MAX);
-    // The heartbeat may be the first to notice a restart of the database.
+    // The heartbeat may be the first to lose its connection: nobody follows the last snapshot then. Whether transactions were
+    // lost is decided by the incarnation that the next snapshot finds.
     let heartbeat = step(db, "heartbeat", time_max, replica.heartbeat(db)).await;
-    heartbeat.inspect_err(|_| watcher.invalidate())?;
+    heartbeat.inspect_err(|_| watcher.drop_snapshot())?;
     let checking = async { cluster_identity::is_restored(&mut *db.acquire().await?).await };
     match step(db, "cluster identity", SHORT_STEP_TIME_MAX, checking).await? {
         true => Err(ConsumerError::Restored),

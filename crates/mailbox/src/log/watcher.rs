@@ -90,9 +90,9 @@ impl Watcher {
         self.inner.invalidations.invalidate();
     }
 
-    /// Drops the newest snapshot: nobody follows it any more. For a worker whose connection failed; the watcher's own
-    /// may fail much later, although the database has failed over. Whether transactions were lost is decided by the next
-    /// snapshot, so that the loss of a single connection invalidates nothing else.
+    /// Drops the newest snapshot: nobody follows it any more. For whoever loses a connection; the watcher's own may fail
+    /// much later, although the database has failed over. Whether transactions were lost is decided by the incarnation of
+    /// the next snapshot, so that a lost connection or a short stall invalidates nothing else.
     pub(crate) fn drop_snapshot(&self) {
         *write(&self.inner.newest) = None;
     }
@@ -102,12 +102,12 @@ impl Watcher {
         self.inner.invalidations.count()
     }
 
-    /// Polls the log once, and takes a new snapshot if anything can have become visible. An error invalidates the
-    /// state.
+    /// Polls the log once, and takes a new snapshot if anything can have become visible. After an error nobody follows the
+    /// last snapshot; the next one finds out whether the database has lost transactions.
     pub(crate) async fn round(&self, db: &PgPool) -> sqlx::Result<Round> {
         let result = step(db, "watcher", SHORT_STEP_TIME_MAX, self.try_round(db)).await;
         if result.is_err() {
-            self.invalidate();
+            self.drop_snapshot();
         }
         result
     }
