@@ -79,7 +79,7 @@ impl ShardAssignment {
             self.joined_in = Some(join(db, self.name, &mut self.owner, &self.replica).await?);
         }
         let lease = self.replica.lease();
-        let shards = rebalance(db, self.name, self.owner, false).await?;
+        let shards = rebalance(db, self.name, (self.owner, &self.replica), false).await?;
         if shards.is_none() {
             self.joined_in = None;
         }
@@ -150,7 +150,7 @@ pub(super) async fn join(
 pub(super) async fn rebalance(
     db: &mut PgConnection,
     consumer: &str,
-    owner: Uuid,
+    (owner, replica): (Uuid, &Replica),
     undivided: bool,
 ) -> sqlx::Result<Option<BTreeSet<i16>>> {
     remove_expired(db, consumer, owner).await?;
@@ -175,7 +175,7 @@ pub(super) async fn rebalance(
         (true, Some(false) | None) => 0,
     };
     if owned.len() < part {
-        owned.extend(claim(db, consumer, owner, (part - owned.len()) as i64).await?);
+        owned.extend(claim(db, consumer, (owner, replica), (part - owned.len()) as i64).await?);
     } else {
         release(db, consumer, owner, &owned.split_off(part)).await?;
     }
@@ -203,7 +203,17 @@ async fn remove_expired(db: &mut PgConnection, consumer: &str, owner: Uuid) -> s
     Ok(())
 }
 
-async fn claim(db: &mut PgConnection, consumer: &str, owner: Uuid, count: i64) -> sqlx::Result<Vec<i16>> {
+/// Claims up to `count` shards without an owner.
+///
+/// After a crash or a failover the rows of all workers are gone, but a process that has not noticed it may still send what it
+/// holds, until its lease ends. So a shard that had an owner is claimed only after the time of a lease, unless every other
+/// live process has registered again for this consumer.
+async fn claim(
+    db: &mut PgConnection,
+    consumer: &str,
+    (owner, replica): (Uuid, &Replica),
+    count: i64,
+) -> sqlx::Result<Vec<i16>> {
     sqlx::query_scalar(
         "update pillarbox.lease set owner = $2, epoch = epoch + 1
          where consumer = $1 and shard in (
@@ -211,12 +221,21 @@ async fn claim(db: &mut PgConnection, consumer: &str, owner: Uuid, count: i64) -
              where consumer = $1
                and not exists (select from pillarbox.shard_worker
                                where consumer = $1 and shard_worker.owner = free.owner)
+               and (free.owner is null
+                    or exists (select from pillarbox.incarnation where since + $4 * interval '1 millisecond' <= now())
+                    or not exists (
+                        select from pillarbox.replica as other
+                        where other.until > now() and other.id <> $5
+                          and not exists (select from pillarbox.shard_worker
+                                          where consumer = $1 and shard_worker.replica = other.id)))
              order by random() limit $3 for update skip locked)
          returning shard",
     )
     .bind(consumer)
     .bind(owner)
     .bind(count)
+    .bind(replica.lease_time().as_millis() as i64)
+    .bind(replica.id())
     .fetch_all(db)
     .await
 }

@@ -34,6 +34,11 @@ impl Replica {
         self.id
     }
 
+    /// Returns how long the leases of the process outlive its last heartbeat.
+    pub(super) fn lease_time(&self) -> Duration {
+        self.lease_time
+    }
+
     /// Returns the time between two heartbeats, which is also the time between two rebalances.
     pub(super) fn heartbeat_interval(&self) -> Duration {
         self.lease_time / 5

@@ -187,7 +187,6 @@ impl<P: Processor> ShardWorker<P> {
 
     fn reset_shards(&mut self) {
         self.shards.reset(self.options.reader(&self.consumer));
-        self.processor.reset();
         self.rebalanced_at = None;
     }
 
@@ -205,7 +204,8 @@ impl<P: Processor> ShardWorker<P> {
             Some(true) => return Err(ConsumerError::Lapsed(consumer.clone())),
             None => return Err(ConsumerError::Dropped),
         }
-        let Some(owned) = leases::rebalance(&mut db, consumer, *owner, self.options.in_log_order).await? else {
+        let (worker, undivided) = ((*owner, &*self.replica), self.options.in_log_order);
+        let Some(owned) = leases::rebalance(&mut db, consumer, worker, undivided).await? else {
             return Err(ConsumerError::LeaseLost);
         };
         self.shards.update(&mut db, consumer, owned).await?;
