@@ -12,11 +12,12 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use kit::worker::panic_text;
 use sqlx::{Postgres, Transaction};
+use uuid::Uuid;
 
 use super::inbox;
 use super::parked_messages::Key;
 use super::processor::{BatchResult, ConsumerError, Delivery, Origin, Outcome, Processor, WorkerContext};
-use crate::database::redacted_error;
+use crate::database::{is_no_response, redacted_error};
 use crate::log::Message;
 
 /// If at least this many messages of a batch fail, and more than half of those that were tried, the cause is probably not
@@ -68,6 +69,8 @@ pub struct HandlerProcessor {
     handler: Arc<dyn Handler>,
     /// The number of stalls in a row.
     stalls: u32,
+    /// The message whose processing was the last to exceed the time limit.
+    expired: Option<Uuid>,
 }
 
 impl Processor for HandlerProcessor {
@@ -92,7 +95,7 @@ impl Processor for HandlerProcessor {
 
 impl HandlerProcessor {
     pub fn new(handler: Arc<dyn Handler>) -> HandlerProcessor {
-        HandlerProcessor { handler, stalls: 0 }
+        HandlerProcessor { handler, stalls: 0, expired: None }
     }
 
     /// Processes all messages in one transaction, and returns it, or the error of the message that failed.
@@ -127,7 +130,7 @@ impl HandlerProcessor {
             let key = delivery.message.ordering_key();
             let outcome = match &key {
                 Some(key) if failed_keys.contains(key) => Outcome::Blocked,
-                _ => context.step("handle a message", self.process_alone(context, delivery)).await?,
+                _ => self.process_in_time(context, delivery).await?,
             };
             let is_from_log = matches!(delivery.origin, Origin::Log);
             if is_from_log && outcome != Outcome::Blocked {
@@ -148,6 +151,26 @@ impl HandlerProcessor {
         }
         self.stalls = 0;
         Ok(BatchResult { outcomes, tx: None })
+    }
+
+    /// Processes one message alone, within the time limit of a step. The first time that it takes longer, the connection may be
+    /// dead, and the round fails. The second time the message is the cause, and it fails like any other: otherwise it would
+    /// stop its consumer for ever.
+    async fn process_in_time(
+        &mut self,
+        context: &WorkerContext,
+        delivery: &Delivery,
+    ) -> Result<Outcome, ConsumerError> {
+        let id = delivery.message.message_id;
+        match context.step("handle a message", self.process_alone(context, delivery)).await {
+            Err(ConsumerError::Database(error)) if is_no_response(&error) => {
+                match self.expired.replace(id) == Some(id) {
+                    true => Ok(Outcome::Failed(format!("its processing takes too long: {error}"))),
+                    false => Err(error.into()),
+                }
+            }
+            processed => processed,
+        }
     }
 
     /// Processes one message in a transaction of its own. If the process ends before the position is saved, the inbox

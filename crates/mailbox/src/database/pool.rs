@@ -101,9 +101,11 @@ fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
 
 /// With these settings PostgreSQL notices within seconds that our process or the network is gone, and ends the
 /// transactions whose locks others wait for. A pooler has settings of its own for its clients.
-fn vanished_client_settings() -> [(&'static str, String); 5] {
+fn vanished_client_settings() -> [(&'static str, String); 6] {
     [
         ("idle_in_transaction_session_timeout", "10000".to_owned()),
+        // A step that we gave up has closed its connection: its statement must not hold locks until it ends by itself.
+        ("client_connection_check_interval", "1000".to_owned()),
         ("tcp_keepalives_idle", "5".to_owned()),
         ("tcp_keepalives_interval", "2".to_owned()),
         ("tcp_keepalives_count", "3".to_owned()),
