@@ -1,6 +1,7 @@
 //! Sending: the attempts in flight, each in a task of its own.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 
 use chrono::{DateTime, Utc};
 use kit::clock::Clock;
@@ -42,7 +43,7 @@ pub(super) struct FinishedAttempt {
     key: LaneKey,
     /// The subscriber was slow when the attempt was started.
     was_slow: bool,
-    /// None: the lease may have expired before the request was sent, so it was not sent.
+    /// None: before the request was sent, the lease may have expired or the queue was dropped, so it was not sent.
     result: Option<AttemptResult>,
 }
 
@@ -91,9 +92,15 @@ impl Sender {
             }
             let (client, clock, lease) =
                 (self.clients.of(&recipient.tenant).clone(), self.clock.clone(), lease.clone());
-            tokio::spawn(
-                async move { finish(attempt(&client, &recipient, &message, &clock, || lease.is_valid()).await) },
-            );
+            let exists = queue.existence.watch();
+            tokio::spawn(async move {
+                finish(
+                    attempt(&client, &recipient, &message, &clock, || {
+                        lease.is_valid() && exists.load(Ordering::SeqCst)
+                    })
+                    .await,
+                )
+            });
         }
         // A queue at its limit has attempts in flight. The result of one of them makes it active again.
         if !self.slots.is_at_limit(queue) && queue.can_start(now) {

@@ -146,7 +146,8 @@ impl Slots {
 
 impl TenantSlots {
     fn allows(&self, is_slow: bool, free: usize) -> bool {
-        self.in_flight < free.saturating_mul(TENANT_FACTOR) && (!is_slow || self.slow_in_flight < free / SLOW_DIVISOR)
+        self.in_flight < free.saturating_mul(TENANT_FACTOR)
+            && (!is_slow || self.slow_in_flight < (free / SLOW_DIVISOR).max(1))
     }
 
     fn is_idle(&self) -> bool {

@@ -14,6 +14,7 @@ mod read_progress;
 mod unsaved;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -51,6 +52,7 @@ pub(super) struct SubscriberQueue {
     /// Distinguishes this queue from earlier ones of the same subscriber: the result of an attempt that an earlier queue
     /// started is ignored.
     pub(super) generation: u64,
+    pub(super) existence: Existence,
     /// The subscriber answered 410: nothing is sent until it changes.
     answered_gone: bool,
     /// The queue waits for a slot. Set by the sender.
@@ -64,11 +66,35 @@ pub(super) struct SubscriberQueue {
     commands: Commands,
 }
 
+/// Tells the attempts of a queue whether it still exists. A queue that is dropped, because its subscriber belongs to another
+/// process or its state may be stale, no longer knows what may be sent: an attempt that is still connecting then must not
+/// send its request after its successor has sent later messages.
+pub(super) struct Existence(Arc<AtomicBool>);
+
+impl Existence {
+    pub(super) fn watch(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+}
+
+impl Default for Existence {
+    fn default() -> Existence {
+        Existence(Arc::new(AtomicBool::new(true)))
+    }
+}
+
+impl Drop for Existence {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
 impl SubscriberQueue {
     pub(super) fn new(recipient: Arc<Recipient>, generation: u64, stored: StoredState, now: DateTime<Utc>) -> Self {
         SubscriberQueue {
             recipient,
             generation,
+            existence: Existence::default(),
             answered_gone: false,
             waits_for_slot: false,
             slow_in_flight: 0,
