@@ -1,5 +1,6 @@
 -- schema: pillarbox
 -- Which days maintenance may drop.
+-- contracts: nothing. `drop table` below is in the function with which maintenance drops old days.
 
 -- The start of yesterday in UTC, by the database's clock. Maintenance deletes nothing from this time on, whatever its
 -- settings, its arguments and the clocks of processes are.

@@ -187,7 +187,7 @@ impl FanOut {
         let has_backlog = self.backlog.as_ref().is_some_and(|backlog| backlog.contains(tenant));
         if has_backlog || batch.deferred_tenants.contains(tenant) || shares.exceeds(tenant, matching.len()) {
             let (tenant, log_ref) = (tenant.to_owned(), message.log_ref());
-            return batch.defer(NewDeferred { tenant, log_ref, is_repair, matches: matching.len() });
+            return batch.defer(NewDeferred { tenant, log_ref, matches: matching.len() });
         }
         if matching.len() > NARROW {
             batch.wide += matching.len();
@@ -219,7 +219,8 @@ impl FanOut {
         // The directory has the order of the subscribers' ids.
         let from = event.after.map_or(0, |after| matching.partition_point(|at| interests[*at].subscriber <= after));
         let (part, rest) = matching[from..].split_at(room.min(matching.len() - from));
-        add_messages(message, event.is_repair, part.iter().map(|at| &interests[*at]), batch);
+        // Nothing for a subscriber that was created after the event was posted.
+        add_messages(message, true, part.iter().map(|at| &interests[*at]), batch);
         part.last().filter(|_| !rest.is_empty()).map(|at| interests[*at].subscriber)
     }
 
@@ -400,7 +401,7 @@ fn is_event(message: &Message) -> bool {
 /// Adds a hub message, or the record that it is skipped, for each of the subscribers.
 fn add_messages<'a>(
     message: &Message,
-    is_repair: bool,
+    excludes_newer_subscribers: bool,
     matching: impl ExactSizeIterator<Item = &'a Interest>,
     batch: &mut Batch,
 ) {
@@ -413,8 +414,8 @@ fn add_messages<'a>(
     let value = || payload.get_or_init(|| parse_payload(message));
     let (mut filtered, mut inactive) = (Vec::new(), Vec::new());
     for interest in matching {
-        // A repair creates only what was missing then: nothing for a subscriber that did not exist then.
-        if is_repair && interest.since > message.at + CLOCK_SKEW {
+        // A repair, or a deferred event, creates nothing for a subscriber that did not exist when the event was posted.
+        if excludes_newer_subscribers && interest.since > message.at + CLOCK_SKEW {
             continue;
         }
         if !interest.is_active {

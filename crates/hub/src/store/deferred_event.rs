@@ -10,7 +10,6 @@ use uuid::Uuid;
 pub(crate) struct NewDeferred {
     pub(crate) tenant: String,
     pub(crate) log_ref: LogRef,
-    pub(crate) is_repair: bool,
     /// The number of matching subscribers.
     pub(crate) matches: usize,
 }
@@ -20,7 +19,6 @@ pub(crate) struct NewDeferred {
 pub(crate) struct DeferredEvent {
     pub(crate) id: i64,
     pub(crate) log_ref: LogRef,
-    pub(crate) is_repair: bool,
     pub(crate) matches: usize,
     /// The matching subscribers up to this one have their hub message. None: none has.
     pub(crate) after: Option<Uuid>,
@@ -31,17 +29,16 @@ pub(crate) async fn insert(tx: &mut PgConnection, events: &[NewDeferred]) -> sql
     if events.is_empty() {
         return Ok(());
     }
-    let query = "insert into pillarbox_hub.deferred_event (tenant, log_shard, log_id, log_at, is_repair, matches)
-                 select d.tenant, d.log_shard, d.log_id, d.log_at, d.is_repair, d.matches
-                 from unnest($1::text[], $2::smallint[], $3::bigint[], $4::timestamptz[], $5::boolean[], $6::integer[])
-                      with ordinality as d (tenant, log_shard, log_id, log_at, is_repair, matches, ordinal)
+    let query = "insert into pillarbox_hub.deferred_event (tenant, log_shard, log_id, log_at, matches)
+                 select d.tenant, d.log_shard, d.log_id, d.log_at, d.matches
+                 from unnest($1::text[], $2::smallint[], $3::bigint[], $4::timestamptz[], $5::integer[])
+                      with ordinality as d (tenant, log_shard, log_id, log_at, matches, ordinal)
                  order by d.ordinal";
     sqlx::query(query)
         .bind(events.iter().map(|event| event.tenant.as_str()).collect::<Vec<_>>())
         .bind(events.iter().map(|event| event.log_ref.shard).collect::<Vec<_>>())
         .bind(events.iter().map(|event| event.log_ref.id).collect::<Vec<_>>())
         .bind(events.iter().map(|event| event.log_ref.at).collect::<Vec<_>>())
-        .bind(events.iter().map(|event| event.is_repair).collect::<Vec<_>>())
         .bind(events.iter().map(|event| event.matches as i32).collect::<Vec<_>>())
         .execute(tx)
         .await
@@ -71,7 +68,7 @@ pub(crate) async fn next(
     above: i64,
     limit: usize,
 ) -> sqlx::Result<Vec<DeferredEvent>> {
-    let query = "select id, log_shard, log_id, log_at, is_repair, matches, after from pillarbox_hub.deferred_event
+    let query = "select id, log_shard, log_id, log_at, matches, after from pillarbox_hub.deferred_event
                  where tenant = $1 and id > $2 order by id limit $3";
     let rows = sqlx::query(query).bind(tenant).bind(above).bind(limit as i64).fetch_all(tx).await?;
     let event = |row: &PgRow| {
@@ -82,7 +79,6 @@ pub(crate) async fn next(
                 id: row.try_get("log_id")?,
                 at: row.try_get("log_at")?,
             },
-            is_repair: row.try_get("is_repair")?,
             matches: row.try_get::<i32, _>("matches")?.unsigned_abs() as usize,
             after: row.try_get("after")?,
         })

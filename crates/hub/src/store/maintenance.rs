@@ -167,7 +167,10 @@ pub(crate) async fn delete_dead_letters(db: &mut PgConnection, before: DateTime<
 /// [`COUNTED_MAX`] per subscriber, which bounds the cost of the query.
 pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
     let row = sqlx::query(
-        "select coalesce(sum(messages.count + lanes.count), 0)::bigint as pending, coalesce(sum(dead.count), 0)::bigint as dead
+        "select (coalesce(sum(messages.count + lanes.count), 0)
+                 + (select coalesce(sum(matches), 0) from (select matches from pillarbox_hub.deferred_event limit $1) as deferred)
+                )::bigint as pending,
+                coalesce(sum(dead.count), 0)::bigint as dead
          from pillarbox_hub.subscriber
          left join lateral (select n from pillarbox_hub.position
                             where position.subscriber = subscriber.id order by n desc limit 1) newest on true
