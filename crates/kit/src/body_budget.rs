@@ -2,8 +2,9 @@
 //!
 //! The limit on a single body does not bound a process that serves thousands of connections. A request reserves the bytes
 //! of its body as they arrive, so a slow upload occupies only what it has sent, and releases them when its response is
-//! ready. A request that finds no room is refused at once; none waits. One caller gets at most half: a user, or all API
-//! keys of a tenant together, so that a tenant gains nothing by creating more keys.
+//! ready. A request that finds no room is refused at once; none waits. A caller may occupy as much as is free, or one body of
+//! the largest size: so one caller gets at most half, and each further one finds room. All API keys of a tenant are one
+//! caller, so that a tenant gains nothing by creating more keys.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -16,8 +17,6 @@ use crate::auth::{Caller, Principal};
 use crate::extract::RequestLimits;
 use crate::problem::Problem;
 
-/// One caller may occupy this part of the budget, so that no caller can block all others.
-const SHARE_OF_A_CALLER: usize = 2;
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 tokio::task_local! {
@@ -34,7 +33,7 @@ pub(crate) async fn scope<F: Future>(responding: F) -> F::Output {
 #[derive(Debug)]
 pub(crate) struct BodyBudget {
     bytes_max: usize,
-    caller_bytes_max: usize,
+    body_bytes_max: usize,
     hasher: RandomState,
     used: Mutex<Used>,
 }
@@ -53,9 +52,12 @@ type CallerHash = u64;
 impl BodyBudget {
     pub(crate) fn new(limits: &RequestLimits) -> BodyBudget {
         let bytes_max = limits.body_bytes_total_max.max(limits.body_bytes_max);
-        // The largest accepted body must fit into the share of its caller.
-        let caller_bytes_max = (bytes_max / SHARE_OF_A_CALLER).max(limits.body_bytes_max);
-        BodyBudget { bytes_max, caller_bytes_max, hasher: RandomState::new(), used: Mutex::default() }
+        BodyBudget {
+            bytes_max,
+            body_bytes_max: limits.body_bytes_max,
+            hasher: RandomState::new(),
+            used: Mutex::default(),
+        }
     }
 
     /// Starts the reservation of a body. Fails with 503 if a body of the announced length would not fit now.
@@ -75,8 +77,9 @@ impl BodyBudget {
     }
 
     fn fits(&self, used: &Used, caller: CallerHash, bytes: usize) -> bool {
-        let of_caller = used.by_caller.get(&caller).copied().unwrap_or(0);
-        used.total.saturating_add(bytes) <= self.bytes_max && of_caller.saturating_add(bytes) <= self.caller_bytes_max
+        let of_caller = used.by_caller.get(&caller).copied().unwrap_or(0).saturating_add(bytes);
+        let free = self.bytes_max.saturating_sub(used.total);
+        bytes <= free && of_caller <= free.max(self.body_bytes_max)
     }
 
     fn used(&self) -> MutexGuard<'_, Used> {
