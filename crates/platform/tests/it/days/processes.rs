@@ -128,6 +128,11 @@ async fn trending_decays_with_the_age_of_an_event() {
         fields.as_object_mut().unwrap().extend(times.as_object().unwrap().clone());
         let event = publish_event(&owner, meetup_with(fields)).await;
         post_messages(db, "joins", &[join_message(event_id(&event), participants, 1)]).await;
+        let counted = "select count(*) = 1 from pillarbox_events.event where title = $1 and active_participants = $2";
+        eventually("the participants are counted", DEADLINE, async || {
+            sqlx::query_scalar::<_, bool>(counted).bind(title).bind(participants).fetch_one(db).await.unwrap()
+        })
+        .await;
     };
     publish("crowd", 1_000).await;
     publish("club", 50).await;

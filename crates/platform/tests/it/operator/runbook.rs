@@ -94,15 +94,15 @@ async fn the_runbook_works_as_written() {
             }
             Makes(condition) => {
                 let database = runbook_database(command.starts_with("recover")).await;
-                assert!(!holds(database.pool(), condition).await, "{command}: {condition} holds before");
+                assert!(!is_true(database.pool(), condition).await, "{command}: {condition} is true before");
                 Cli::new(&database).ok(command).await;
-                assert!(holds(database.pool(), condition).await, "{command}: {condition} does not hold afterwards");
+                assert!(is_true(database.pool(), condition).await, "{command}: {condition} is not true afterwards");
             }
         })
         .await;
 }
 
-async fn holds(db: &PgPool, condition: &str) -> bool {
+async fn is_true(db: &PgPool, condition: &str) -> bool {
     let query = format!("select coalesce({condition}, false)");
     sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(db).await.unwrap()
 }

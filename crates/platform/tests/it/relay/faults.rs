@@ -171,6 +171,8 @@ async fn a_killed_broker_and_a_killed_database_lose_no_message() {
         servers.restart_broker().await;
     };
     tokio::join!(posting, restarting);
+    // The confirms show that the restarted quorum queue has a leader again.
+    eventually("all messages are sent", TIMEOUT, async || relayed(&db, "relay.test").await).await;
     let amqp = BrokerClient::connect_to(servers.amqp_url()).await;
     let mut received = Vec::new();
     let all: HashSet<(String, u64)> =
