@@ -66,16 +66,23 @@ impl TestDatabase {
 impl Drop for TestDatabase {
     fn drop(&mut self) {
         let (sql, server) = (format!("drop database {} with (force)", self.name), self.server.clone());
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
         // On a separate thread and runtime: the runtime of the test may have ended, or may not be allowed to block.
-        let dropped = std::thread::spawn(move || {
+        let dropping = std::thread::spawn(move || {
+            let _sender = sender; // It is dropped when the thread ends.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
                 let mut admin = connect_as_admin(&server).await;
                 execute(&mut admin, sql).await;
                 close(admin).await;
             });
-        })
-        .join();
+        });
+        // PostgreSQL waits until every session has noticed the drop, also one whose login cannot continue because this thread
+        // runs its runtime. So the wait is bounded; the login ends with the runtime.
+        if receiver.recv_timeout(DROP_TIME_MAX) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            return;
+        }
+        let dropped = dropping.join();
         // The thread has printed the reason. A second panic would abort the process and hide the first one.
         if dropped.is_err() && !std::thread::panicking() {
             panic!("cannot drop database {}", self.name);
@@ -134,6 +141,8 @@ fn template_name(migrator: &Migrator) -> String {
 /// Attempts to connect as the administrator. A session that is still starting ends without a message when it receives a
 /// signal, and tests send many signals: a process id can belong to another process by then.
 const CONNECT_ATTEMPTS: usize = 3;
+/// How long a test waits until its database is dropped.
+const DROP_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(3);
 
 async fn connect_as_admin(server: &str) -> PgConnection {
     let mut refused = None;
