@@ -70,6 +70,8 @@ impl Server {
             ("PILLARBOX_POOL_MAX", "5"),
             ("PILLARBOX_HUB__ALLOWED_NETWORKS", "127.0.0.0/8"),
             ("PILLARBOX_EVENTS__TRENDING_SECONDS", "1"),
+            // The tests post counts of participants that no registration explains; reconciliation would correct them.
+            ("PILLARBOX_EVENTS__RECONCILE_MINUTES", "0"),
         ];
         env.extend(environment.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         Server { process: Pillarbox::start(BINARY, &args, &env), _folder: folder }
