@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`Ownership`] | which shards and subscribers this process owns |
 //! | [`Reader`] | polls for new messages; the read in flight |
-//! | [`Sender`] | the attempts in flight; [`slots`]: who may start the next one |
+//! | [`Sender`] | the attempts in flight; [`slots`]: which subscriber may start the next one |
 //! | [`Saver`] | the save in flight, and its retry |
 //! | [`Scheduler`] | which queues have something to do, now or later |
 //! | [`SubscriberQueue`] | all decisions about one subscriber |

@@ -1,4 +1,4 @@
-//! Who may start the next attempt: a share of the slots for each tenant, and turns between tenants and their subscribers.
+//! Which subscriber may start the next attempt: a share of the slots for each tenant, and turns between tenants and their subscribers.
 //!
 //! Every attempt in flight occupies a slot of the process. The shares depend on the number of free slots, so that one busy
 //! tenant can use most of them, and a new one finds a free slot however many are busy:

@@ -3,8 +3,9 @@
 //! The shard workers of a consumer, in all processes, divide its shards evenly. A shard worker lives as long as its
 //! process sends heartbeats; a process that takes over from an expired one deletes its row first. Every transaction
 //! that saves an effect or a position locks the shard worker's row ([`lock`]): a former owner finds that the row is
-//! gone. The rows are in an unlogged table, so that they are gone, too, when the database may have lost transactions. A worker that is committing is not removed, because its row is locked: the next rebalance of another process tries
-//! it again.
+//! gone. The rows are in an unlogged table, so that they are also gone when the database may have lost transactions. A
+//! worker that is committing is not removed, because its row is locked: the next rebalance of another process tries it
+//! again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Database steps: everything that waits for PostgreSQL has a time limit.
 //!
-//! A connection whose other end is gone without a word looks like one whose statement takes long. PostgreSQL ends a
+//! A connection whose other end vanished without closing it looks like one whose statement takes long. PostgreSQL ends a
 //! statement after `statement_timeout`, so a step without a response for longer than that waits for a dead connection.
 //! sqlx sets neither TCP keepalive nor `TCP_USER_TIMEOUT` and offers no way to do so; the limits here replace them.
 

@@ -90,7 +90,7 @@ impl Watcher {
         self.inner.invalidations.invalidate();
     }
 
-    /// Drops the newest snapshot: nobody follows it any more. For whoever loses a connection; the watcher's own may fail
+    /// Drops the newest snapshot: nobody follows it any more. Every worker that loses a connection calls it; the watcher's own may fail
     /// much later, although the database has failed over. Whether transactions were lost is decided by the incarnation of
     /// the next snapshot, so that a lost connection or a short stall invalidates nothing else.
     pub(crate) fn drop_snapshot(&self) {
