@@ -14,6 +14,7 @@ use kit::extract::Path;
 use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
 use kit::page::{Listing, NoFilters, Page, PageScope};
 use kit::problem::Problem;
+use mailbox::idempotency::{StoreResponse, run_once};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -25,7 +26,7 @@ use crate::Events;
 use crate::coalesced_reads::{FoundEvent, ShownVersion};
 use crate::domain::{Action, Event, Status};
 use crate::fields::{Fields, NewFields};
-use crate::flow::{event as flow, run_once};
+use crate::flow::event as flow;
 use crate::view::{EventSummary, EventView, StatusChangeView};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
@@ -60,7 +61,7 @@ async fn create(
     Mutation { body: JsonBody(NewFields(fields)), identity }: Mutation<JsonBody<NewFields>>,
 ) -> Result<StoredResponse, Problem> {
     let now = events.clock.now();
-    let created = run_once(&events, identity.as_ref(), |tx| {
+    let created = run_once(&events.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move { Ok(response(StatusCode::CREATED, flow::create(tx, user, fields, now).await?)) })
     });
     with_headers(created.await?)
@@ -111,7 +112,7 @@ async fn update(
     Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<Fields>>,
 ) -> Result<StoredResponse, Problem> {
     let now = events.clock.now();
-    let updated = run_once(&events, identity.as_ref(), |tx| {
+    let updated = run_once(&events.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(
             async move { Ok(response(StatusCode::OK, flow::update(tx, (user, id), &if_match, fields, now).await?)) },
         )
@@ -218,7 +219,7 @@ async fn change_status(
     identity: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let now = events.clock.now();
-    let changed = run_once(events, identity.as_ref(), |tx| {
+    let changed = run_once(&events.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             let event = flow::change_status(tx, user_and_event, &if_match, action, now).await?;
             Ok(response(StatusCode::OK, event))

@@ -2,10 +2,7 @@
 //! transaction; one that takes a pool opens its own.
 
 use chrono::{DateTime, Utc};
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
 use mailbox::database::{cluster_identity, time};
-use mailbox::idempotency::{self, Effect, StoreResponse};
 use mailbox::log::Snapshot;
 use mailbox::operations::cursors::{self, DeleteResult};
 use mailbox::operations::dead_letters::{self, Bulk, DeadLetter, Selection};
@@ -13,24 +10,10 @@ use mailbox::operations::parked::{self, RetryResult};
 use mailbox::operations::recovery::{self, Recovery};
 use mailbox::operations::replays::{self, CancelResult, Request};
 use mailbox::operations::{browse, status};
-use sqlx::{PgConnection, PgPool, Postgres, Transaction};
+use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
 use super::{Error, MessageView, MessageWithOutcomes};
-use crate::app::App;
-
-/// Runs `effect` in a transaction, once for each `Idempotency-Key`; a repeated request gets the stored response. Fails if
-/// `effect` fails, or the key belongs to a different request.
-pub(crate) async fn run_once<F>(
-    app: &App,
-    identity: Option<&RequestIdentity>,
-    effect: F,
-) -> Result<StoredResponse, Problem>
-where
-    F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>) -> Effect<'t> + Send,
-{
-    idempotency::run_once(&app.db, identity, StoreResponse::WithBody, effect).await
-}
 
 /// The message with its status for each consumer. Fails if the log does not have it.
 pub(crate) async fn message(db: &PgPool, id: Uuid) -> Result<MessageWithOutcomes, Error> {

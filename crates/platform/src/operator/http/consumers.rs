@@ -7,6 +7,7 @@ use kit::auth::Operator;
 use kit::extract::{Json, Path};
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::problem::Problem;
+use mailbox::idempotency::{StoreResponse, run_once};
 use mailbox::log::Snapshot;
 use mailbox::operations::status::{self, ConsumerStatus};
 use serde::{Deserialize, Serialize};
@@ -59,7 +60,7 @@ async fn reset(
     let mut db = app.db.acquire().await.map_err(Error::Database)?;
     let snapshot = Snapshot::now(&mut db).await.map_err(Error::Database)?;
     drop(db);
-    flow::run_once(&app, identity.as_ref(), |tx| {
+    run_once(&app.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             flow::reset(tx, &name, body.from, (&snapshot, now)).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
@@ -81,7 +82,7 @@ async fn drop_consumer(
     Path(name): Path<String>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::run_once(&app, identity.as_ref(), |tx| {
+    run_once(&app.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             flow::drop_consumer(tx, &name).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))

@@ -7,6 +7,7 @@ use kit::extract::{Json, Path};
 use kit::idempotency::{Mutation, StoredResponse};
 use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
+use mailbox::idempotency::{StoreResponse, run_once};
 use mailbox::operations::dead_letters::{self, Bulk};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -63,7 +64,7 @@ async fn retry(
     Path(id): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::run_once(&app, identity.as_ref(), |tx| {
+    run_once(&app.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             flow::retry_dead_letter(tx, id).await?;
             Ok(StoredResponse::empty(StatusCode::ACCEPTED))
@@ -84,7 +85,7 @@ async fn discard(
     Path(id): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::run_once(&app, identity.as_ref(), |tx| {
+    run_once(&app.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             flow::discard_dead_letter(tx, id).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))

@@ -7,6 +7,7 @@ use kit::extract::Path;
 use kit::idempotency::{Mutation, StoredResponse};
 use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
+use mailbox::idempotency::{StoreResponse, run_once};
 use mailbox::operations::parked;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -51,7 +52,7 @@ async fn retry(
     Path(place): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::run_once(&app, identity.as_ref(), |tx| {
+    run_once(&app.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             flow::retry_parked(tx, place).await?;
             Ok(StoredResponse::empty(StatusCode::ACCEPTED))
@@ -74,7 +75,7 @@ async fn discard(
     Path(place): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::run_once(&app, identity.as_ref(), |tx| {
+    run_once(&app.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             flow::discard_parked(tx, place).await?;
             Ok(StoredResponse::empty(StatusCode::ACCEPTED))

@@ -8,6 +8,7 @@ use kit::extract::Path;
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
+use mailbox::idempotency::{StoreResponse, run_once};
 use mailbox::operations::replays::{self, Replay, Request};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -73,7 +74,7 @@ async fn create(
 ) -> Result<StoredResponse, Problem> {
     let to = body.to.unwrap_or_else(|| app.clock.now());
     let request = Request { consumer: body.consumer, from: body.from, to, again: body.again };
-    flow::run_once(&app, identity.as_ref(), |tx| {
+    run_once(&app.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             let id = flow::request_replay(tx, &request).await?;
             Ok(StoredResponse::json(StatusCode::ACCEPTED, &CreatedReplay { id }))
@@ -97,7 +98,7 @@ async fn cancel(
     Path(id): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::run_once(&app, identity.as_ref(), |tx| {
+    run_once(&app.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             flow::cancel_replay(tx, id).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
