@@ -5,11 +5,12 @@
 //! created once, and hub messages are numbered without a gap.
 //!
 //! Events of a tenant that has more than its share of the work are deferred, and processed in turns with those of others:
-//! see [`shares`].
+//! see [`shares`] and [`turns`].
 
 mod batch;
 mod directory;
 mod shares;
+mod turns;
 
 use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
@@ -21,7 +22,7 @@ use kit::auth::Tenant;
 use kit::clock::Clock;
 use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext, inbox};
 use mailbox::database::Incarnation;
-use mailbox::log::{LogRef, Message, SHARDS, load_messages};
+use mailbox::log::{Message, SHARDS};
 use serde_json::Value;
 use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::mpsc;
@@ -34,7 +35,7 @@ use crate::domain::{Interest, lane_at};
 use crate::hub_message::{DirectoryVersion, EVENT_SOURCE, FannedBatch, HubEvent};
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest};
 use crate::store;
-use crate::store::deferred_event::{self, DeferredEvent, NewDeferred};
+use crate::store::deferred_event::{self, NewDeferred};
 use crate::store::fanout::{DeadLetterToRetry, NewMessage};
 
 /// Bounds the lanes whose newest sequence number is cached.
@@ -42,8 +43,6 @@ const CACHED_LANES_MAX: usize = 100_000;
 /// Hub messages that one transaction creates. A batch that would create more is split, unless it is already as small as one
 /// event of each shard. A transaction of this size takes some ten milliseconds, for which later events wait.
 const BATCH_MESSAGES_MAX: usize = 5_000;
-/// Deferred events that one turn reads. Their content is in memory.
-const TURN_EVENTS_MAX: usize = 100;
 /// Allowance for clock skew between replicas.
 const CLOCK_SKEW: TimeDelta = TimeDelta::minutes(1);
 
@@ -210,52 +209,6 @@ impl FanOut {
         store::fanout::insert_skipped(tx, &batch.skipped, now).await?;
         deferred_event::insert(tx, &batch.deferred).await?;
         Ok(batch.into_fanned(after, version))
-    }
-
-    /// Adds a hub message for at most `room` of the subscribers that a deferred event matches and that have none yet. Returns
-    /// the last one, if others follow.
-    fn match_part(&mut self, message: &Message, event: &DeferredEvent, room: usize, batch: &mut Batch) -> Option<Uuid> {
-        let (interests, matching) = self.directory.matching(message);
-        // The directory has the order of the subscribers' ids.
-        let from = event.after.map_or(0, |after| matching.partition_point(|at| interests[*at].subscriber <= after));
-        let (part, rest) = matching[from..].split_at(room.min(matching.len() - from));
-        // Nothing for a subscriber that was created after the event was posted.
-        add_messages(message, true, part.iter().map(|at| &interests[*at]), batch);
-        part.last().filter(|_| !rest.is_empty()).map(|at| interests[*at].subscriber)
-    }
-
-    /// Processes the next deferred events of the tenant whose turn it is. None if there are none.
-    async fn run_turn(&mut self, tx: &mut PgConnection) -> Result<Option<(Batch, Turn)>, ConsumerError> {
-        let (started_at, share) = (Instant::now(), self.pace.share());
-        let Some((tenant, done)) = self.backlog.as_ref().and_then(Backlog::next) else { return Ok(None) };
-        let (tenant, mut done) = (tenant.to_owned(), done);
-        let found = deferred_event::next(tx, &tenant, done, TURN_EVENTS_MAX).await?;
-        let chosen = within_share(&found, share);
-        let log_refs: Vec<LogRef> = chosen.iter().map(|event| event.log_ref).collect();
-        let messages: HashMap<LogRef, Message> =
-            load_messages(tx, &log_refs).await?.into_iter().map(|message| (message.log_ref(), message)).collect();
-        let (mut batch, mut partial) = (Batch::default(), None);
-        for event in chosen {
-            match messages.get(&event.log_ref) {
-                // More subscribers may match than when the event was deferred.
-                Some(_) if batch.size >= share => break,
-                Some(message) => {
-                    let last = self.match_part(message, event, share - batch.size, &mut batch);
-                    partial = last.map(|last| (event.id, last));
-                }
-                None => {
-                    let log_id = event.log_ref.id;
-                    tracing::error!(tenant, log_id, "the log no longer has a deferred event, so it is not sent");
-                }
-            }
-            if partial.is_some() {
-                break;
-            }
-            done = event.id;
-        }
-        deferred_event::advance(tx, &tenant, done, partial).await?;
-        let is_last = found.len() < TURN_EVENTS_MAX && found.last().is_none_or(|last| last.id == done);
-        Ok(Some((batch, Turn { tenant, done, is_last, started_at })))
     }
 
     /// Creates the hub messages of a batch in a transaction, and returns it.
@@ -433,16 +386,6 @@ fn add_messages<'a>(
         batch.add_message(interest.subscriber, lane, message.log_ref(), event.clone());
     }
     batch.add_skipped(message.id, filtered, inactive);
-}
-
-/// The first events whose matches are within a tenant's share together; at least one.
-fn within_share(events: &[DeferredEvent], share: usize) -> &[DeferredEvent] {
-    let (mut matches, mut count) = (0, 0);
-    while matches < share && count < events.len() {
-        matches += events[count].matches.max(1);
-        count += 1;
-    }
-    &events[..count]
 }
 
 /// How many events lead to half of [`BATCH_MESSAGES_MAX`], if they match as many subscribers as these did.
