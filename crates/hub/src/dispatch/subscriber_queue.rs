@@ -8,18 +8,19 @@
 //! operations that involve several parts, in the order of a message's life: receive, start, finish, save.
 
 mod commands;
+mod existence;
 mod lanes;
 mod limits;
 mod read_progress;
 mod unsaved;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
 use self::commands::Commands;
+use self::existence::Existence;
 use self::lanes::{LANE_MESSAGES_MAX, Lanes};
 use self::limits::Limits;
 use self::read_progress::{MESSAGES_AHEAD_MAX, ReadProgress};
@@ -64,29 +65,6 @@ pub(super) struct SubscriberQueue {
     progress: ReadProgress,
     unsaved: UnsavedChanges,
     commands: Commands,
-}
-
-/// Tells the attempts of a queue whether it still exists. A queue that is dropped, because its subscriber belongs to another
-/// process or its state may be stale, no longer knows what may be sent: an attempt that is still connecting then must not
-/// send its request after its successor has sent later messages.
-pub(super) struct Existence(Arc<AtomicBool>);
-
-impl Existence {
-    pub(super) fn watch(&self) -> Arc<AtomicBool> {
-        self.0.clone()
-    }
-}
-
-impl Default for Existence {
-    fn default() -> Existence {
-        Existence(Arc::new(AtomicBool::new(true)))
-    }
-}
-
-impl Drop for Existence {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
 }
 
 impl SubscriberQueue {
