@@ -1,5 +1,7 @@
 //! The fixture of the hub's tests: a running hub with clients, and helpers that wait for outcomes.
 
+use std::time::Duration;
+
 use chrono::{TimeDelta, Utc};
 use hyper::Method;
 use mailbox::database::migrations;
@@ -15,6 +17,12 @@ use crate::support::{DEADLINE, caller, text};
 /// The first size, or the second one when `PBX_SOAK` is set.
 pub(crate) fn test_size(normal: usize, soak: usize) -> usize {
     if std::env::var_os("PBX_SOAK").is_some() { soak } else { normal }
+}
+
+/// The median and the 99th percentile.
+pub(crate) fn percentiles(mut times: Vec<Duration>) -> (Duration, Duration) {
+    times.sort_unstable();
+    (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
 /// A running hub with its own database, and a client with the role `manage` in the tenant `acme`.

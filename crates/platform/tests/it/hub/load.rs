@@ -6,7 +6,7 @@ use serde_json::json;
 use testkit::Client;
 use tokio::sync::oneshot;
 
-use crate::hub::fixture::{Fixture, assert_accepted, numbered_events, post_batch, subscribe, test_size};
+use crate::hub::fixture::{Fixture, assert_accepted, numbered_events, percentiles, post_batch, subscribe, test_size};
 use crate::hub::recorder::{RecordedRequest, RequestRecorder};
 use crate::support::DEADLINE;
 
@@ -16,12 +16,6 @@ async fn subscribe_two_and_a_half(manager: &Client, recorder: &RequestRecorder) 
     for (name, filter) in [("a", json!(null)), ("b", json!(null)), ("c", odd)] {
         subscribe(manager, &recorder.url(name), json!({"filter": filter})).await;
     }
-}
-
-/// The median and the 99th percentile.
-fn percentiles(mut times: Vec<Duration>) -> (Duration, Duration) {
-    times.sort_unstable();
-    (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,7 +9,9 @@ use sqlx::PgPool;
 use testkit::{Client, Receiver, Reply, eventually};
 use uuid::Uuid;
 
-use crate::hub::fixture::{Fixture, assert_accepted, post, post_batch, subscribe, subscriber_path, test_size};
+use crate::hub::fixture::{
+    Fixture, assert_accepted, percentiles, post, post_batch, subscribe, subscriber_path, test_size,
+};
 use crate::hub::recorder::RequestRecorder;
 use crate::support::{DEADLINE, caller, uuid_of};
 
@@ -58,12 +60,6 @@ async fn measure(producer: &Client, recorder: &RequestRecorder, phase: &str, len
         of_phase.map(|request| request.at.saturating_duration_since(sent_at[&request.n])).collect();
     assert_eq!(times.len(), count as usize, "each exactly once");
     times
-}
-
-/// The median and the 99th percentile.
-fn percentiles(mut times: Vec<Duration>) -> (Duration, Duration) {
-    times.sort_unstable();
-    (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
 /// Creates the subscribers of the attacker: silent ones, which never answer, and paused ones.
