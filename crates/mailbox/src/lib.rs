@@ -23,12 +23,12 @@
 //! # Tables
 //!
 //! This crate owns the schema `pillarbox`:
-//! - `log`, `retention_hold`: the messages, and the holds on old ones;
+//! - `log`, `retention_hold`, `chosen_id`: the messages, the holds on old ones, and message ids that producers have chosen;
 //! - `cluster_identity`: in which cluster and database the log was written; `incarnation`: whether transactions may be lost;
 //! - `cursor`, `position`: the consumers, and how far they have read;
 //! - `replica`, `shard_worker`, `lease`: the running processes, and the owner of each shard;
 //! - `inbox`, `inbox_foreign`: which messages a handler has already processed;
-//! - `parked`, `dead_letter`, `discarded`: the messages that failed;
+//! - `parked`, `dead_letter`, `discarded`: the messages that failed; `unrouted`: those that no queue took;
 //! - `replay`, `replay_shard`: requested replays and their progress;
 //! - `idempotency`: responses to HTTP requests;
 //! - the view `outbox_status`, and `migration`.

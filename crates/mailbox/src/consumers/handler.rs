@@ -14,7 +14,7 @@ use kit::worker::panic_text;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use super::inbox;
+use super::inbox::{self, IdTime};
 use super::parked_messages::Key;
 use super::processor::{BatchResult, ConsumerError, Delivery, Origin, Outcome, Processor, WorkerContext};
 use crate::database::{is_no_response, redacted_error};
@@ -204,14 +204,22 @@ impl HandlerProcessor {
         context: &WorkerContext,
         deliveries: &[&Delivery],
     ) -> Result<HashSet<(uuid::Uuid, i32)>, ConsumerError> {
-        let ids: Vec<_> = deliveries.iter().map(|delivery| (delivery.message.message_id, delivery.run)).collect();
-        let mut new = inbox::insert(tx, &context.consumer, &ids).await?;
-        let has_old_id = |delivery: &&&Delivery| inbox::has_old_id(delivery.message.message_id, delivery.message.at);
-        let old: Vec<_> =
-            deliveries.iter().filter(has_old_id).map(|delivery| (delivery.message.message_id, delivery.run)).collect();
-        if !old.is_empty() {
-            let new_old = inbox::insert_old(tx, &context.consumer, &old).await?;
-            new.retain(|message| new_old.contains(message) || !old.contains(message));
+        // An old id is recorded twice, because earlier versions look for it in the inbox only.
+        let (mut dated, mut by_age) = (Vec::with_capacity(deliveries.len()), Vec::new());
+        for Delivery { message, run, .. } in deliveries {
+            let (entry, id_time) = ((message.message_id, *run), IdTime::of(message.message_id, message.at));
+            if id_time != IdTime::Unrelated {
+                dated.push(entry);
+            }
+            if id_time != IdTime::Near {
+                by_age.push(entry);
+            }
+        }
+        let mut new = inbox::insert(tx, &context.consumer, &dated).await?;
+        if !by_age.is_empty() {
+            let new_by_age = inbox::insert_by_age(tx, &context.consumer, &by_age).await?;
+            new.retain(|entry| new_by_age.contains(entry) || !by_age.contains(entry));
+            new.extend(new_by_age.into_iter().filter(|entry| !dated.contains(entry)));
         }
         Ok(new)
     }

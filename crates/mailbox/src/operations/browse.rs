@@ -97,12 +97,24 @@ pub async fn page(
 
 /// Returns the message with this id; None if the log does not have it any more.
 pub async fn find(db: &mut PgConnection, message_id: Uuid) -> sqlx::Result<Option<Message>> {
-    let Some(created_at) = created_at(message_id) else { return Ok(None) };
+    if let Some(created_at) = created_at(message_id)
+        && let Some(found) = find_near(db, message_id, created_at).await?
+    {
+        return Ok(Some(found));
+    }
+    // An id that its producer has chosen may contain no time, or another one.
+    let query = "select at from pillarbox.chosen_id where message_id = $1";
+    match sqlx::query_scalar(query).bind(message_id).fetch_optional(&mut *db).await? {
+        Some(posted_at) => find_near(db, message_id, posted_at).await,
+        None => Ok(None),
+    }
+}
+
+/// Returns the message with this id if it was posted at about this time, or up to a day later.
+async fn find_near(db: &mut PgConnection, message_id: Uuid, time: DateTime<Utc>) -> sqlx::Result<Option<Message>> {
     for (from, to) in SEARCH_RANGES {
-        let (low, high) = (
-            time_search::around(db, None, created_at + from).await?.0,
-            time_search::around(db, None, created_at + to).await?.1,
-        );
+        let (low, high) =
+            (time_search::around(db, None, time + from).await?.0, time_search::around(db, None, time + to).await?.1);
         let row = sqlx::query(
             "select found.* from pillarbox.shards() as slot (shard) cross join lateral (
                  select * from pillarbox.log

@@ -260,3 +260,28 @@ async fn a_log_restored_in_the_same_database_is_detected() {
     assert!(recovery::recover(db, Recovery::Skip).await.unwrap());
     assert!(!is_restored().await);
 }
+
+#[tokio::test]
+async fn old_rows_of_unrouted_messages_are_dropped_and_days_have_partitions() {
+    let database = database().await;
+    let db = database.pool();
+    sqlx::raw_sql(
+        "create table pillarbox.unrouted_20200101 partition of pillarbox.unrouted
+             for values from ('2020-01-01 00:00+0') to ('2020-01-02 00:00+0');
+         insert into pillarbox.unrouted (consumer, log_id, at)
+         values ('relay.a', 1, '2020-01-01 12:00+0'), ('relay.a', 2, '2020-01-05 12:00+0'), ('relay.a', 3, now())",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    maintenance::run_once(db, Retention::default(), Duration::ZERO).await.unwrap();
+    let left: Vec<(i64, bool)> =
+        sqlx::query_as("select log_id, tableoid = 'pillarbox.unrouted_overflow'::regclass from pillarbox.unrouted")
+            .fetch_all(db)
+            .await
+            .unwrap();
+    assert_eq!(left, [(3, false)]);
+    let dropped: bool =
+        sqlx::query_scalar("select to_regclass('pillarbox.unrouted_20200101') is null").fetch_one(db).await.unwrap();
+    assert!(dropped);
+}
