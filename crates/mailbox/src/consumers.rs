@@ -22,6 +22,7 @@ pub(crate) mod replica;
 mod retry;
 mod runtime;
 mod shard_worker;
+mod unrouted_messages;
 
 pub use consumer::{Consumer, ConsumerKind, StartAt};
 pub use handler::{Handler, HandlerError, HandlerFuture, HandlerProcessor};

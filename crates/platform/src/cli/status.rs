@@ -127,6 +127,15 @@ fn print(report: &Report) -> std::io::Result<()> {
         let advice = "start a process with their role and settings, or drop them with `pillarbox cursors drop NAME`";
         line("idle", &format!("no process runs {}: {advice}", idle.join(", ")))?;
     }
+    for ConsumerStatus { consumer, unrouted, .. } in report.consumers.iter().map(|consumer| &consumer.status) {
+        if *unrouted > 0 {
+            let advice = "bind a queue to its exchange, then send them again with";
+            line(
+                "unrouted",
+                &format!("{unrouted} of {consumer}: {advice} `pillarbox replay --consumer {consumer} --from 2h`"),
+            )?;
+        }
+    }
     for (consumer, count) in &report.other_dead_letters {
         line("dead", &format!("{count} of {consumer}: `pillarbox dead-letters list --consumer {consumer}`"))?;
     }
