@@ -55,7 +55,7 @@ fn optional_time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<DateTime<
 
 impl Default for RelaySettings {
     fn default() -> RelaySettings {
-        // These recipients and the default routes are those of the application that this relay was first specified for.
+        // These recipients are those of the application that this relay was first specified for.
         let notifications = ["restaurant", "customer", "agency", "admin"].map(|recipient| Queue {
             name: format!("notification.{recipient}"),
             bindings: vec![Binding {
@@ -105,7 +105,7 @@ impl RelaySettings {
 
     /// Returns the configured routes, and the legacy route if dual publishing is on.
     fn routes(&self) -> Vec<Route> {
-        let legacy = self.enable_dual_publish.then(Route::legacy);
+        let legacy = self.enable_dual_publish.then(|| Route::legacy(&self.routes));
         self.routes.iter().cloned().chain(legacy).collect()
     }
 
@@ -122,7 +122,7 @@ impl RelaySettings {
 pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>, signer: &MessageSigner) {
     let routes = settings.routes();
     if settings.enable_dual_publish {
-        let route = Route::legacy();
+        let route = Route::legacy(&settings.routes);
         tracing::warn!(
             exchange = route.exchange,
             "dual publishing is on: e-mail messages are published to their old exchange, too; set \
