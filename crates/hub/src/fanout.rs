@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use chrono::TimeDelta;
-use kit::auth::Tenant;
 use kit::clock::Clock;
 use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext, inbox};
 use mailbox::database::Incarnation;
@@ -32,7 +31,8 @@ use self::batch::Batch;
 use self::directory::Directory;
 use self::shares::{Backlog, NARROW, Pace, Shares, Turn};
 use crate::domain::{Interest, lane_at};
-use crate::hub_message::{DirectoryVersion, EVENT_SOURCE, FannedBatch, HubEvent};
+use crate::event_selection::EventSelection;
+use crate::hub_message::{DirectoryVersion, FannedBatch, HubEvent};
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest};
 use crate::store;
 use crate::store::deferred_event::{self, NewDeferred};
@@ -48,6 +48,7 @@ const CLOCK_SKEW: TimeDelta = TimeDelta::minutes(1);
 
 pub(crate) struct FanOut {
     clock: Clock,
+    events: EventSelection,
     handing_over: mpsc::Sender<FannedBatch>,
     directory: Directory,
     sequences: LaneSequences,
@@ -90,9 +91,10 @@ enum Meaning {
 }
 
 impl FanOut {
-    pub(crate) fn new(clock: Clock, handing_over: mpsc::Sender<FannedBatch>) -> FanOut {
+    pub(crate) fn new(clock: Clock, events: EventSelection, handing_over: mpsc::Sender<FannedBatch>) -> FanOut {
         FanOut {
             clock,
+            events,
             handing_over,
             directory: Directory::default(),
             sequences: LaneSequences::default(),
@@ -137,7 +139,7 @@ impl FanOut {
         let fanned_out = store::fanout::fanned_out(tx, &repaired).await?;
         let meaning = |item: &&Delivery| match is_command(item) {
             true if new_commands.contains(&(item.message.message_id, item.run)) => Meaning::of_command(&item.message),
-            false if is_event(&item.message) && !fanned_out.contains(&item.message.id) => Meaning::Event,
+            false if self.events.is_event(&item.message) && !fanned_out.contains(&item.message.id) => Meaning::Event,
             true | false => Meaning::Nothing,
         };
         Ok(items.iter().map(meaning).collect())
@@ -344,11 +346,6 @@ fn is_command(item: &Delivery) -> bool {
 /// Whether the message is replayed in run 0: the replay repairs what the live run has missed.
 fn is_repair(item: &Delivery) -> bool {
     item.is_replayed && item.run == 0
-}
-
-/// The messages of a service are events of the tenant that the services live in, whatever tenant they carry.
-fn is_event(message: &Message) -> bool {
-    message.source == EVENT_SOURCE.as_str() || message.tenant == Tenant::MAIN
 }
 
 /// Adds a hub message, or the record that it is skipped, for each of the subscribers.

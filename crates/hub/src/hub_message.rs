@@ -20,7 +20,7 @@ pub(crate) const EVENT_SOURCE: Source = Source::new("hub");
 #[derive(Debug)]
 pub(crate) struct HubEvent {
     pub(crate) id: Uuid,
-    /// `hub` if the event was posted to the hub, else the service that published it.
+    /// `hub` if the event was posted to the hub, `sql` if it was posted in SQL, else the service that published it.
     pub(crate) source: String,
     pub(crate) topic: String,
     pub(crate) at: DateTime<Utc>,

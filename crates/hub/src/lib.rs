@@ -5,6 +5,7 @@
 //!
 //! | module | responsibility |
 //! |---|---|
+//! | [`event_selection`] | which messages of the log are hub events |
 //! | [`ingest`] | accepts events over HTTP, many in one transaction |
 //! | [`quota`] | refuses the events of a tenant with too many waiting messages |
 //! | [`fanout`] | turns hub events into hub messages |
@@ -15,8 +16,9 @@
 //! Owns the schema `pillarbox_hub`: subscribers and their secrets; hub messages (appended by fan-out only), attempts and
 //! positions (appended by dispatchers); detached lanes, dead letters, operator commands and deferred events, which are few.
 //!
-//! Consumes messages of source `hub` (events of all tenants), of source `hub.control` (operator commands), and the
-//! messages of services that [`Export`] selects (events of the tenant `main`). Publishes none.
+//! Consumes messages of source `hub` (events of all tenants), of source `hub.control` (operator commands), messages that
+//! are posted in SQL as far as [`SqlEvents`] selects them (events of their tenant), and the messages of services that
+//! [`Export`] selects (events of the tenant `main`). Publishes none.
 //!
 //! Invariants: the messages of a lane are sent one after the other, in the order in which their events were posted; the
 //! next one is sent only when the previous one is delivered or dead. An accepted event is delivered, or is visible as
@@ -32,6 +34,7 @@ mod dial;
 mod dispatch;
 pub mod domain;
 mod error;
+mod event_selection;
 mod export;
 mod fanout;
 mod fields;
@@ -43,6 +46,7 @@ mod ingest;
 mod operator_command;
 mod quota;
 pub mod signature;
+mod sql_events;
 mod store;
 pub mod target;
 mod tenant_clients;
@@ -71,12 +75,13 @@ use crate::address::AllowedNetworks;
 pub use crate::backlog::dead_letter_backlog;
 use crate::client::{Client, ClientSettings};
 use crate::dispatch::Dispatcher;
+use crate::event_selection::EventSelection;
 pub use crate::export::Export;
 use crate::fanout::FanOut;
-use crate::hub_message::{EVENT_SOURCE, FannedBatch};
+use crate::hub_message::FannedBatch;
 use crate::ingest::{EventIngest, IngestBatcher};
-use crate::operator_command::CONTROL_SOURCE;
 use crate::quota::WaitingQuota;
+pub use crate::sql_events::SqlEvents;
 use crate::tenant_clients::TenantClients;
 
 /// Number of events that fan-out reads at a time; more while it lags.
@@ -113,6 +118,8 @@ pub struct HubSettings {
     pub dead_letter_days: u32,
     /// Topics of the services that become hub events of the tenant `main`: `["event.*", "join.*"]`.
     pub export: Export,
+    /// Topics of messages posted in SQL that become hub events of their tenant: `["order.*"]`. `*`: all but e-mails.
+    pub sql_events: SqlEvents,
     /// Requests in flight, of all subscribers of a process.
     pub in_flight_max: u32,
     /// Subscribers of a tenant.
@@ -131,6 +138,7 @@ impl Default for HubSettings {
             attempt_days: 30,
             dead_letter_days: 90,
             export: Export::default(),
+            sql_events: SqlEvents::default(),
             in_flight_max: 4_096,
             subscribers_max: 10_000,
             waiting_max: 10_000_000,
@@ -199,6 +207,7 @@ pub struct Hub {
     pub(crate) clients: TenantClients,
     pub(crate) ingest: IngestBatcher,
     pub(crate) export: Export,
+    pub(crate) events: EventSelection,
     pub(crate) waiting_quota: WaitingQuota,
     pub(crate) subscribers_max: u32,
     in_flight_max: u32,
@@ -230,6 +239,7 @@ impl Service for Hub {
             clients: settings.clients(context.has_embedded_database)?,
             ingest,
             export: settings.export.clone(),
+            events: EventSelection::new(&settings.export, &settings.sql_events),
             waiting_quota: WaitingQuota::new(settings.waiting_max),
             subscribers_max: settings.subscribers_max,
             in_flight_max: settings.in_flight_max,
@@ -279,12 +289,13 @@ impl Hub {
         let consumer = Consumer {
             name: FAN_OUT.to_owned(),
             kind: ConsumerKind::Handler,
-            filter: self.export.filter(&[EVENT_SOURCE, CONTROL_SOURCE]),
+            filter: self.events.fan_out(),
             start: StartAt::Beginning,
         };
         let mut options = ConsumerOptions::default();
         (options.worker.batch, options.worker.in_log_order) = (FAN_OUT_BATCH, true);
-        runtime.consume(&consumer, options, || FanOut::new(self.clock.clone(), handing_over.clone()));
+        let fan_out = || FanOut::new(self.clock.clone(), self.events.clone(), handing_over.clone());
+        runtime.consume(&consumer, options, fan_out);
     }
 
     fn start_dispatcher(&self, runtime: &Runtime, handed_over: mpsc::Receiver<FannedBatch>) {

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use contracts::SERVICE_SOURCES;
 use http::StatusCode;
 use kit::auth::{Principal, Tenant};
 use kit::idempotency::{RequestIdentity, StoredResponse};
@@ -19,7 +18,7 @@ use super::{command_post, run_once};
 use crate::Hub;
 use crate::domain::Outcome;
 use crate::error::Error;
-use crate::hub_message::EVENT_SOURCE;
+use crate::event_selection::is_event_source;
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest};
 use crate::store::message::{Attempt, Message};
 use crate::store::{message as store, subscriber};
@@ -53,8 +52,7 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let log_ref = event.log_ref();
     let messages = store::of_event(&mut db, tenant, log_ref, None).await?;
     let skipped = store::skipped(&mut db, tenant, log_ref).await?;
-    // A message of a service that was exported when it was fanned out remains an event, whatever `hub.export` lists
-    // now.
+    // A message that was an event when it was fanned out remains one, whatever `hub.export` and `hub.sql_events` list now.
     if messages.is_empty() && skipped.is_empty() && !events_of_tenant(hub, tenant).matches(&event) {
         return Err(Error::NoEvent);
     }
@@ -135,22 +133,18 @@ async fn find_message(db: &mut PgConnection, tenant: &Tenant, id: MessageId) -> 
     Ok((event, message.ok_or(Error::NoMessage)?))
 }
 
-/// Returns a log message that may be an event of this tenant, by its source. A message of a service is an event only if
-/// `hub.export` lists its topic, or if it was fanned out; the caller checks that.
+/// Returns a log message that may be an event of this tenant, by its source. A message that was not posted to the hub is an
+/// event only if `hub.export` or `hub.sql_events` lists its topic, or if it was fanned out; the caller checks that.
 async fn find_candidate(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> Result<Option<Logged>, Error> {
-    let is_candidate = |message: &Logged| {
-        message.tenant == tenant.as_str()
-            && (message.source == EVENT_SOURCE.as_str() || SERVICE_SOURCES.contains(&message.source.as_str()))
-    };
+    let is_candidate = |message: &Logged| message.tenant == tenant.as_str() && is_event_source(&message.source);
     Ok(browse::find(db, id).await?.filter(is_candidate))
 }
 
-/// Selects the events of a tenant from the log: those posted to the hub and, in tenant `main`, the exported topics of
-/// services.
+/// Selects the events of a tenant from the log.
 fn events_of_tenant(hub: &Hub, tenant: &Tenant) -> Selection {
-    let of_tenant = Selection { tenant: Some(tenant.as_str().to_owned()), ..Selection::default() };
-    match tenant.as_str() == Tenant::MAIN && !hub.export.is_empty() {
-        true => Selection { filter: Some(hub.export.filter(&[EVENT_SOURCE])), ..of_tenant },
-        false => Selection { source: Some(EVENT_SOURCE.as_str().to_owned()), ..of_tenant },
+    Selection {
+        tenant: Some(tenant.as_str().to_owned()),
+        filter: Some(hub.events.of_tenant(tenant).clone()),
+        ..Selection::default()
     }
 }

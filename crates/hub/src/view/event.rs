@@ -20,7 +20,8 @@ pub(crate) struct EventView {
     event_id: EventId,
     #[schema(example = "order.paid")]
     event_type: String,
-    /// The publisher: `hub` for events that were posted to the hub's API, or the name of a service (`hub.export`).
+    /// The publisher: `hub` for events that were posted to the hub's API, `sql` for messages that were posted in SQL
+    /// (`hub.sql_events`), or the name of a service (`hub.export`).
     #[schema(example = "hub")]
     source: String,
     /// The ordering key with which the event was posted.

@@ -126,7 +126,7 @@ async fn the_list_shows_only_hub_events_of_the_tenant_newest_first() {
         ids.push(format!("evt_{}", insert_event(db, "acme", event_type, "{}").await.id));
     }
     insert_event(db, "rival", "order.paid", "{}").await;
-    sqlx::query("select pillarbox.post('order.paid', '{}', tenant => 'acme')").execute(db).await.unwrap();
+    sqlx::query("select pillarbox.post('email.sent', '{}', tenant => 'acme')").execute(db).await.unwrap();
     ids.reverse();
     let all = collect_pages(&acme, "/hub/v1/events?limit=2").await;
     assert_eq!(all.iter().map(|event| event["event_id"].as_str().unwrap()).collect::<Vec<_>>(), ids);

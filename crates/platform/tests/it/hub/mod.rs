@@ -23,6 +23,7 @@ mod restored_copy;
 mod retention;
 pub(crate) mod rows;
 mod secret_headers;
+mod sql_events;
 mod subscriber_api;
 mod subscriber_changes;
 mod subscriber_secrets;

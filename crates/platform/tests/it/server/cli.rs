@@ -144,6 +144,11 @@ fn an_invalid_setting_stops_the_start_with_its_name() {
     );
     refused(&["up", "--set", "hub.export=event.*"], &[], "hub.export");
     refused(&["up"], &[("PILLARBOX_HUB__EXPORT", r#"["event*"]"#)], "`event*` is no event type");
+    refused(
+        &["up", "--set", r#"hub.sql_events=["order.*", "email.*"]"#],
+        &[],
+        "setting `hub.sql_events` (in the environment or --set): `email.*` matches e-mails",
+    );
     refused(&["up"], &[("PILLARBOX_STATEMENT_TIMEOUT_MS", "-1")], "statement_timeout_ms");
     let unsigned_until = "relay.accept_unsigned_until` (in the environment or --set): must be a time such as";
     refused(&["up"], &[("PILLARBOX_RELAY__ACCEPT_UNSIGNED_UNTIL", "soon")], unsigned_until);
