@@ -97,7 +97,7 @@ async fn the_inbox_is_not_purged_early() {
 
 /// A producer in SQL may choose an id, which need not contain a time.
 #[tokio::test]
-async fn a_message_whose_id_has_no_time_has_its_effect_once_and_is_forgotten_in_the_end() {
+async fn a_message_whose_id_has_no_time_has_its_effect_once_and_its_row_is_deleted_in_the_end() {
     let time = start().await;
     let db = time.database().pool();
     preserve_log(db).await;
