@@ -1,6 +1,6 @@
 //! Routes: the settings that say which messages of the log are published to which exchange, and in which format.
 
-use contracts::{SERVICE_SOURCES, events, joins};
+use contracts::SERVICE_SOURCES;
 use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
 use mailbox::log::{Filter, MessagePattern};
 use serde::{Deserialize, Serialize};
@@ -88,13 +88,16 @@ impl Route {
 
     /// The default routes. Each belongs to sources, so what a service publishes never depends on the topics that other
     /// producers choose: notifications by the type of their recipient; e-mails, subscriptions and jobs; dead letters; and the
-    /// messages of all other producers.
+    /// messages of all other services and those posted in SQL.
     pub fn defaults() -> Vec<Route> {
         let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
         let of_identity_and_progress =
             Route { sources: list(&["identity", "progress"]), ..Route::new("", "smap.events") };
         let of_notify =
             Route { sources: list(&["notify"]), required: true, ..Route::new("", "notifications.exchange") };
+        let has_route =
+            |source: &String| of_notify.sources.contains(source) || of_identity_and_progress.sources.contains(source);
+        let of_others = default_sources().into_iter().filter(|source| !has_route(source)).collect();
         vec![
             Route {
                 name: "notifications".to_owned(),
@@ -115,7 +118,7 @@ impl Route {
                 topics: list(&["dead_letter.#"]),
                 ..Route::new("dead-letters", DEAD_LETTERS)
             },
-            Route { sources: list(&[events::SOURCE, joins::SOURCE, SQL]), ..Route::new("default", "pillarbox.events") },
+            Route { sources: of_others, ..Route::new("default", "pillarbox.events") },
         ]
     }
 
