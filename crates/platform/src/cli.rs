@@ -300,6 +300,7 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
 fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
     let mut environment: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| !secret_flags::is_option_variable(name))
         .collect();
     // `--set` works like an environment variable that overrides the real ones: the same names, the same parsing.
     let from_set = cli

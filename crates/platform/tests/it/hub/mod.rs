@@ -14,6 +14,7 @@ mod isolation;
 mod load;
 mod matching;
 mod message_api;
+mod payload_bytes;
 pub(crate) mod process;
 mod quotas;
 pub(crate) mod recorder;
