@@ -5,6 +5,7 @@
 //! process is stopped before the next start.
 
 mod install;
+mod memory;
 mod server;
 
 use std::ffi::OsStr;
