@@ -37,8 +37,8 @@ const SAMPLES: &[(&str, f64)] = &[
 ];
 /// The first one needs two services whose counts differ; the tests of reconciliation check it. The others are measured
 /// every 30 seconds; the tests of the hub's retention check them.
-const CHECKED_ELSEWHERE: [&str; 3] =
-    ["pillarbox_reconcile_drift_total", "eventhub_pending_messages", "eventhub_dlq_size"];
+const CHECKED_ELSEWHERE: [&str; 4] =
+    ["pillarbox_reconcile_drift_total", "eventhub_pending_messages", "eventhub_dlq_size", "eventhub_stale_messages"];
 
 #[tokio::test]
 async fn every_metric_of_the_runbook_is_exported_and_moves() {
