@@ -245,11 +245,13 @@ impl SubscriberQueue {
         lane.is_in_flight = false;
         let Some(message) = lane.queue.front().cloned() else { return };
         lane.attempts += 1;
-        let (attempt, verdict) = (lane.attempts, result.verdict);
+        // The backoff starts anew when an operator retries the message; the numbers of its attempts do not.
+        let (run_attempts, verdict) = (lane.attempts, result.verdict);
+        let attempt = message.attempts_before.saturating_add(run_attempts);
         let pause = result.retry_after.filter(|_| verdict == Verdict::Retry);
         self.limits.record(verdict, pause, now);
         self.answered_gone |= verdict == Verdict::Gone;
-        let next_step = self.next_step(&result, attempt, pause, jitter);
+        let next_step = self.next_step(&result, run_attempts, pause, jitter);
         let outcome = match next_step {
             NextStep::Complete => Outcome::Delivered,
             NextStep::RetryAfter(_) => Outcome::Failed,

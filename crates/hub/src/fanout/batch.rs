@@ -86,7 +86,9 @@ impl Batch {
         for ((n, message), event) in (after + 1..).zip(self.messages).zip(self.events) {
             is_complete &= event.is_some();
             let lane = message.lane.map(Arc::from);
-            messages.entry(message.subscriber).or_default().push(HubMessage { n, lane, seq: message.seq, event });
+            // A message that was retried is not handed over, so it has no earlier attempts.
+            let message_of = |seq| HubMessage { n, lane, seq, attempts_before: 0, event };
+            messages.entry(message.subscriber).or_default().push(message_of(message.seq));
         }
         // Commands, and the content of retried dead letters, are in the database only: a batch with any of them is not
         // handed over. The next batch then has a gap before it, and the dispatcher polls.

@@ -12,18 +12,22 @@ use kit::problem::Problem;
 use mailbox::idempotency::StoreResponse;
 use mailbox::log::{LogRef, Message as Logged, post};
 use mailbox::operations::browse::{self, LogPage, Selection};
+use mailbox::operations::status::message_statuses;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{command_post, run_once};
-use crate::Hub;
-use crate::domain::Outcome;
+use crate::domain::{EventStatus, FanOutProgress, Outcome};
 use crate::error::Error;
 use crate::hub_message::EVENT_SOURCE;
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest};
 use crate::store::message::{Attempt, Message};
-use crate::store::{message as store, subscriber};
+use crate::store::{deferred_event, message as store, subscriber};
 use crate::view::{EventView, EventWithOutcomes, MessageId, MessageView, OutcomeView};
+use crate::{FAN_OUT, Hub};
+
+/// The status of a log message that a consumer has processed.
+const PASSED: &str = "sent";
 
 /// Selects events. None matches any.
 #[derive(Debug, Clone, Default)]
@@ -51,6 +55,8 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let mut db = hub.db.acquire().await?;
     let event = find_candidate(&mut db, tenant, id).await?.ok_or(Error::NoEvent)?;
     let log_ref = event.log_ref();
+    // Read before the messages: if fan-out has passed the event by now, its messages are found.
+    let fan_out = fan_out_progress(&mut db, &event).await?;
     let messages = store::of_event(&mut db, tenant, log_ref, None).await?;
     let skipped = store::skipped(&mut db, tenant, log_ref).await?;
     // A message of a service that was exported when it was fanned out remains an event, whatever `hub.export` lists
@@ -63,7 +69,20 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let mut outcomes: Vec<_> = messages.into_iter().map(|message| OutcomeView::of_message(id, message)).collect();
     outcomes.extend(skipped.into_iter().filter(|skip| !reached.contains(&skip.subscriber)).map(OutcomeView::from));
     outcomes.sort_by_key(|outcome| outcome.subscriber_id);
-    Ok(EventWithOutcomes { event: EventView::with_payload(event), outcomes })
+    let status = EventStatus::of(fan_out, outcomes.iter().map(OutcomeView::outcome));
+    Ok(EventWithOutcomes { event: EventView::with_payload(event), status, outcomes })
+}
+
+/// Whether fan-out has processed the event.
+async fn fan_out_progress(db: &mut PgConnection, event: &Logged) -> Result<FanOutProgress, Error> {
+    let statuses = message_statuses(&mut *db, event).await?;
+    // Parked, dead and discarded events were not fanned out either; an operator decides about them.
+    let is_passed = statuses.iter().any(|status| status.consumer == FAN_OUT && status.status == PASSED);
+    Ok(match is_passed {
+        false => FanOutProgress::Waiting,
+        true if deferred_event::exists(db, event.id).await? => FanOutProgress::Deferred,
+        true => FanOutProgress::Done,
+    })
 }
 
 /// Returns a subscriber's messages, newest first, and where the next page starts.
@@ -80,8 +99,8 @@ pub(crate) async fn messages(
     let page = store::list(&mut db, subscriber, outcome, (before, limit)).await?;
     let log_refs: Vec<LogRef> = page.messages.iter().map(|message| message.log_ref).collect();
     let names = browse::load_names(&mut db, &log_refs).await?;
-    let names: HashMap<i64, (Uuid, String)> =
-        names.into_iter().map(|name| (name.log_ref.id, (name.message_id, name.topic))).collect();
+    let names: HashMap<i64, (Uuid, String, Option<String>)> =
+        names.into_iter().map(|name| (name.log_ref.id, (name.message_id, name.topic, name.key))).collect();
     let view = |message: Message| {
         // Cloned: a retried event appears in several messages.
         let name = names.get(&message.log_ref.id).cloned();
@@ -94,7 +113,7 @@ pub(crate) async fn messages(
 pub(crate) async fn message(hub: &Hub, tenant: &Tenant, id: MessageId) -> Result<MessageView, Error> {
     let mut db = hub.db.acquire().await?;
     let (event, message) = find_message(&mut db, tenant, id).await?;
-    Ok(MessageView::new(message, Some((event.message_id, event.topic))))
+    Ok(MessageView::new(message, Some((event.message_id, event.topic, event.key))))
 }
 
 /// Returns the attempts of a message, oldest first.

@@ -102,6 +102,12 @@ pub(crate) async fn advance(
     Ok(())
 }
 
+/// Whether the event is deferred, at least for some subscribers.
+pub(crate) async fn exists(db: &mut PgConnection, log_id: i64) -> sqlx::Result<bool> {
+    let query = "select exists (select from pillarbox_hub.deferred_event where log_id = $1)";
+    sqlx::query_scalar(query).bind(log_id).fetch_one(db).await
+}
+
 /// Deletes all deferred events.
 pub(crate) async fn delete_all(tx: &mut PgConnection) -> sqlx::Result<()> {
     sqlx::query("delete from pillarbox_hub.deferred_event").execute(tx).await.map(drop)

@@ -127,6 +127,7 @@ pub struct MessageName {
     pub log_ref: LogRef,
     pub message_id: Uuid,
     pub topic: String,
+    pub key: Option<String>,
 }
 
 /// Loads the names of the referenced messages, in no particular order. Messages that retention has dropped are missing.
@@ -134,7 +135,7 @@ pub async fn load_names(db: &mut PgConnection, refs: &[LogRef]) -> sqlx::Result<
     let rows = sqlx::query(
         "select found.* from unnest($1::smallint[], $2::bigint[], $3::timestamptz[]) as log_ref (shard, id, at)
          cross join lateral (
-             select shard, id, at, message_id, topic from pillarbox.log
+             select shard, id, at, message_id, topic, key from pillarbox.log
              where log.shard = log_ref.shard and log.id = log_ref.id and log.at = log_ref.at
          ) found",
     )
@@ -145,7 +146,8 @@ pub async fn load_names(db: &mut PgConnection, refs: &[LogRef]) -> sqlx::Result<
     .await?;
     let name = |row: &PgRow| {
         let log_ref = LogRef { shard: row.try_get("shard")?, id: row.try_get("id")?, at: row.try_get("at")? };
-        Ok(MessageName { log_ref, message_id: row.try_get("message_id")?, topic: row.try_get("topic")? })
+        let (message_id, topic, key) = (row.try_get("message_id")?, row.try_get("topic")?, row.try_get("key")?);
+        Ok(MessageName { log_ref, message_id, topic, key })
     };
     rows.iter().map(name).collect()
 }

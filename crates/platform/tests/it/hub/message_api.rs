@@ -237,7 +237,7 @@ async fn a_dead_message_that_blocks_its_lane_can_be_dead_lettered_or_retried() {
     let shown = acme.get(&path).await.json();
     assert_eq!((&shown["outcome"], &shown["next_attempt_at"]), (&json!("pending"), &json!("2100-01-01T00:00:00Z")));
     assert_eq!(collect_pages(&acme, &format!("/hub/v1/messages?subscriber_id={id}&outcome=pending")).await.len(), 1);
-    // A retry counts attempts from 1 again, so the latest attempt is not the one with the highest number.
+    // Earlier versions counted the attempts of a retry from 1 again, so the latest attempt may not have the highest number.
     insert_attempt(db, id, 7, 1, "failed", 503).await;
     let shown = acme.get(&path).await.json();
     assert_eq!((&shown["outcome"], &shown["last_status"]), (&json!("failed"), &json!(503)));
