@@ -9,11 +9,13 @@
 //! | [`quota`] | refuses the events of a tenant with too many waiting messages |
 //! | [`fanout`] | turns hub events into hub messages |
 //! | [`dispatch`] | sends hub messages, in order per lane |
+//! | [`directory_sync`] | answers a change to a subscriber when it holds everywhere |
 //! | [`client`], [`dial`], [`connection_pool`], [`tenant_clients`] | the HTTP client that connects to vetted addresses only |
 //! | [`hub_message`], [`delivery`], [`operator_command`] | types that fan-out, dispatcher and store share |
 //!
 //! Owns the schema `pillarbox_hub`: subscribers and their secrets; hub messages (appended by fan-out only), attempts and
-//! positions (appended by dispatchers); detached lanes, dead letters, operator commands and deferred events, which are few.
+//! positions (appended by dispatchers); detached lanes, dead letters, operator commands and deferred events, which are few;
+//! the version of the subscribers that each dispatcher has applied.
 //!
 //! Consumes messages of source `hub` (events of all tenants), of source `hub.control` (operator commands), and the
 //! messages of services that [`Export`] selects (events of the tenant `main`). Publishes none.
@@ -21,7 +23,8 @@
 //! Invariants: the messages of a lane are sent one after the other, in the order in which their events were posted; the
 //! next one is sent only when the previous one is delivered or dead. An accepted event is delivered, or is visible as
 //! pending or dead. A restart sends again only the requests that were in flight or whose outcome was not saved. No event
-//! reaches a subscriber of another tenant.
+//! reaches a subscriber of another tenant. A change to a subscriber that was answered with 200 or 204 holds for every
+//! request that is sent afterwards.
 
 pub mod address;
 mod backlog;
@@ -29,6 +32,7 @@ pub mod client;
 mod connection_pool;
 mod delivery;
 mod dial;
+mod directory_sync;
 mod dispatch;
 pub mod domain;
 mod error;
@@ -70,7 +74,8 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::address::AllowedNetworks;
 pub use crate::backlog::dead_letter_backlog;
 use crate::client::{Client, ClientSettings};
-use crate::dispatch::Dispatcher;
+use crate::directory_sync::DirectorySync;
+use crate::dispatch::{Dispatcher, LocalInput};
 pub use crate::export::Export;
 use crate::fanout::FanOut;
 use crate::hub_message::{EVENT_SOURCE, FannedBatch};
@@ -119,6 +124,8 @@ pub struct HubSettings {
     pub subscribers_max: u32,
     /// Hub messages of a tenant that may wait. With more, its events are refused.
     pub waiting_max: u64,
+    /// How long the answer to a change of a subscriber waits for the dispatchers.
+    pub change_wait_ms: u32,
 }
 
 impl Default for HubSettings {
@@ -134,6 +141,7 @@ impl Default for HubSettings {
             in_flight_max: 4_096,
             subscribers_max: 10_000,
             waiting_max: 10_000_000,
+            change_wait_ms: 5_000,
         }
     }
 }
@@ -145,6 +153,7 @@ impl HubSettings {
             ("hub.in_flight_max", u64::from(self.in_flight_max), 16..=100_000),
             ("hub.subscribers_max", u64::from(self.subscribers_max), 1..=100_000),
             ("hub.waiting_max", self.waiting_max, 100..=1_000_000_000_000),
+            ("hub.change_wait_ms", u64::from(self.change_wait_ms), 10..=25_000),
         ];
         for (setting, value, range) in limits {
             if !range.contains(&value) {
@@ -201,6 +210,8 @@ pub struct Hub {
     pub(crate) export: Export,
     pub(crate) waiting_quota: WaitingQuota,
     pub(crate) subscribers_max: u32,
+    pub(crate) directory: DirectorySync,
+    pub(crate) change_time_max: Duration,
     in_flight_max: u32,
     retention: workers::HubRetention,
 }
@@ -232,6 +243,8 @@ impl Service for Hub {
             export: settings.export.clone(),
             waiting_quota: WaitingQuota::new(settings.waiting_max),
             subscribers_max: settings.subscribers_max,
+            directory: DirectorySync::new(),
+            change_time_max: Duration::from_millis(settings.change_wait_ms.into()),
             in_flight_max: settings.in_flight_max,
             retention: workers::HubRetention {
                 log: context.retention,
@@ -294,7 +307,7 @@ impl Hub {
             self.clients.clone(),
             self.cipher.clone(),
             runtime.shard_assignment(DISPATCH),
-            handed_over,
+            LocalInput { handed_over, directory: self.directory.clone() },
             self.in_flight_max as usize,
         );
         let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE).with_limits(RoundLimits::STEPS);
@@ -322,6 +335,7 @@ mod tests {
             (refused(|settings| settings.in_flight_max = 15), "hub.in_flight_max", "from 16 to 100000"),
             (refused(|settings| settings.subscribers_max = 0), "hub.subscribers_max", "from 1 to 100000"),
             (refused(|settings| settings.waiting_max = 99), "hub.waiting_max", "from 100 to 1000000000000"),
+            (refused(|settings| settings.change_wait_ms = 9), "hub.change_wait_ms", "from 10 to 25000"),
         ] {
             assert!(error.contains(setting) && error.contains(range), "{error}");
         }

@@ -80,6 +80,11 @@ impl StoredResponse {
         self
     }
 
+    /// The same response with another status and body.
+    pub fn with_body(self, status: StatusCode, body: &impl Serialize) -> StoredResponse {
+        StoredResponse { status, body: serde_json::to_vec(body).unwrap_or_default(), ..self }
+    }
+
     pub fn status(&self) -> StatusCode {
         self.status
     }

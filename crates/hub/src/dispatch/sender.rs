@@ -43,7 +43,8 @@ pub(super) struct FinishedAttempt {
     key: LaneKey,
     /// The subscriber was slow when the attempt was started.
     was_slow: bool,
-    /// None: before the request was sent, the lease may have expired or the queue was dropped, so it was not sent.
+    /// None: before the request was sent, the lease may have expired, the subscriber was changed or its queue was dropped,
+    /// so it was not sent.
     result: Option<AttemptResult>,
 }
 
@@ -92,11 +93,11 @@ impl Sender {
             }
             let (client, clock, lease) =
                 (self.clients.of(&recipient.tenant).clone(), self.clock.clone(), lease.clone());
-            let exists = queue.existence.watch();
+            let is_valid = queue.validity.watch();
             tokio::spawn(async move {
                 finish(
                     attempt(&client, &recipient, &message, &clock, || {
-                        lease.is_valid() && exists.load(Ordering::SeqCst)
+                        lease.is_valid() && is_valid.load(Ordering::SeqCst)
                     })
                     .await,
                 )

@@ -12,7 +12,6 @@ use mailbox::database::Database;
 use sqlx::postgres::PgPoolOptions;
 use tokio_util::sync::CancellationToken;
 
-use super::ownership::REFRESH_PAUSE;
 use super::reader::AnnouncedPosition;
 use super::subscriber_queue::Origin;
 use super::*;
@@ -35,7 +34,8 @@ async fn dispatcher() -> Dispatcher {
     let clients = TenantClients::shared(Client::new(ClientSettings::default()).unwrap());
     let cipher = Cipher::new(&MasterKey::generate(), &[], "test");
     let (_, handed_over) = mpsc::channel(1);
-    let mut dispatcher = Dispatcher::new(&Database::new(db), clock, clients, cipher, assignment, handed_over, SLOTS);
+    let local = LocalInput { handed_over, directory: DirectorySync::new() };
+    let mut dispatcher = Dispatcher::new(&Database::new(db), clock, clients, cipher, assignment, local, SLOTS);
     dispatcher.ownership.assume_loaded((0..16).collect(), directory_version(Uuid::nil()));
     dispatcher.reader.announced.load(0);
     dispatcher
@@ -218,7 +218,7 @@ async fn nothing_is_sent_between_losing_shards_and_loading_the_rest() {
         dispatcher.add(5, 5);
         dispatcher.ownership.set_shards(if loses_shards { BTreeSet::from([3]) } else { (0..16).collect() });
         let (started, mut has_sent) = (Instant::now(), false);
-        while started.elapsed() < REFRESH_PAUSE * 3 {
+        while started.elapsed() < Duration::from_millis(300) {
             assert!(dispatcher.refresh().await.is_err());
             drop(dispatcher.round().await);
             has_sent |= dispatcher.sender.in_flight() > 0;

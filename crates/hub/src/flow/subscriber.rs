@@ -27,7 +27,7 @@ use crate::hub_message::{EVENT_SOURCE, HubEvent, HubMessage};
 use crate::signature::{SecretKind, SigningSecret};
 use crate::store::subscriber as store;
 use crate::store::subscriber::{StoredSubscriber, SubscriberFilter};
-use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult};
+use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult, not_yet_effective};
 
 /// Active secrets per subscriber, and so signatures per delivery.
 const SECRETS_MAX: usize = 5;
@@ -162,7 +162,7 @@ pub(crate) async fn resume(hub: &Arc<Hub>, request: ChangeRequest) -> Result<Sto
 /// Deletes a subscriber. Messages that wait for it are not sent.
 pub(crate) async fn delete(hub: &Arc<Hub>, request: ChangeRequest) -> Result<StoredResponse, Problem> {
     let ChangeRequest { tenant, id, if_match, identity } = request;
-    run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, _| {
+    let deleted = run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, _| {
         Box::pin(async move {
             let version = store::lock_version(tx, &tenant, id).await.map_err(Error::from)?;
             let (version, updated_at) = version.ok_or(Error::NoSubscriber)?;
@@ -172,7 +172,8 @@ pub(crate) async fn delete(hub: &Arc<Hub>, request: ChangeRequest) -> Result<Sto
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
         })
     })
-    .await
+    .await;
+    Ok(when_effective(hub, deleted?).await)
 }
 
 /// Generates a new secret. The response contains it. Earlier secrets expire after `overlap`, or earlier if they already
@@ -184,7 +185,7 @@ pub(crate) async fn rotate_secret(
 ) -> Result<StoredResponse, Problem> {
     let now = hub.clock.now();
     let ChangeRequest { tenant, id, if_match, identity } = request;
-    run_once(hub, identity.as_ref(), StoreResponse::WithoutBody, |tx, hub| {
+    let rotated = run_once(hub, identity.as_ref(), StoreResponse::WithoutBody, |tx, hub| {
         Box::pin(async move {
             let stored = lock(tx, &hub, &tenant, id, &if_match).await?;
             let (stored, secret) = add_secret(tx, &hub, stored, (overlap, now)).await?;
@@ -192,7 +193,8 @@ pub(crate) async fn rotate_secret(
             Ok(SubscriberWithSecret::response(StatusCode::OK, &stored, &secret))
         })
     })
-    .await
+    .await;
+    Ok(when_effective(hub, rotated?).await)
 }
 
 async fn add_secret(
@@ -238,14 +240,14 @@ pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestRes
     })
 }
 
-/// Locks the subscriber, applies `change` to it, and saves it if `change` returns true.
+/// Locks the subscriber, applies `change` to it, and saves it if `change` returns true. Waits until the change is effective.
 async fn change<C>(hub: &Arc<Hub>, request: ChangeRequest, change: C) -> Result<StoredResponse, Problem>
 where
     C: FnOnce(&mut Subscriber, &Hub, DateTime<Utc>) -> Result<bool, Error> + Send + 'static,
 {
     let now = hub.clock.now();
     let ChangeRequest { tenant, id, if_match, identity } = request;
-    run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+    let changed = run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
         Box::pin(async move {
             let mut stored = lock(tx, &hub, &tenant, id, &if_match).await?;
             if change(&mut stored.subscriber, &hub, now)? {
@@ -254,7 +256,17 @@ where
             Ok(SubscriberWithSecrets::response(&stored))
         })
     })
-    .await
+    .await;
+    Ok(when_effective(hub, changed?).await)
+}
+
+/// Waits until no dispatcher uses an older version of any subscriber, also if this request has changed nothing or is a
+/// repeat: the request that made the change may not have waited for its end. After `hub.change_wait_ms` the response says
+/// that the change is not effective yet.
+async fn when_effective(hub: &Hub, response: StoredResponse) -> StoredResponse {
+    let is_effective =
+        !response.status().is_success() || hub.directory.wait_until_applied(&hub.db, hub.change_time_max).await;
+    if is_effective { response } else { not_yet_effective(response) }
 }
 
 async fn find(db: &mut PgConnection, hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<StoredSubscriber, Error> {

@@ -25,7 +25,7 @@ use crate::fields::{NewSubscriberFields, SubscriberFields};
 use crate::flow::subscriber as flow;
 use crate::flow::subscriber::ChangeRequest;
 use crate::store::subscriber::SubscriberFilter;
-use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult};
+use crate::view::{ChangeView, SubscriberWithSecret, SubscriberWithSecrets, TestResult};
 
 /// How long earlier secrets still sign after a rotation.
 const OVERLAP_HOURS_DEFAULT: i64 = 24;
@@ -125,6 +125,9 @@ async fn show(
 ///
 /// A change of the `url` to another scheme, host or port requires `headers` in the same request if the subscriber has
 /// any: their stored values are not sent to another receiver.
+///
+/// The change holds when the response arrives: messages of events that are posted afterwards are sent with the new
+/// settings, and only requests that were already on their way used the old ones. The response waits for that.
 #[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = SubscriberFields,
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
@@ -132,6 +135,8 @@ async fn show(
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
         description = "The version of the subscriber"))),
+        (status = 202, body = SubscriberWithSecrets,
+        description = "The change is stored, but a dispatcher has not confirmed it in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn update(
@@ -146,13 +151,16 @@ async fn update(
 
 /// Delete a subscriber
 ///
-/// Messages that wait for the subscriber are not sent.
+/// Messages that wait for the subscriber are not sent. Nothing is sent once the response has arrived, except requests that
+/// were already on their way.
 #[utoipa::path(delete, path = "/hub/v1/subscribers/{id}", tag = "hub",
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
         ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
     security(("bearer" = [])),
     responses((status = 204, description = "The subscriber is deleted"),
+        (status = 202, body = ChangeView,
+        description = "The subscriber is deleted, but a dispatcher has not confirmed that in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn delete(
@@ -178,6 +186,8 @@ async fn delete(
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecret, headers(("etag" = String,
         description = "The version of the subscriber"))),
+        (status = 202, body = SubscriberWithSecret,
+        description = "The change is stored, but a dispatcher has not confirmed it in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 409, description = "The subscriber has too many active secrets"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
@@ -198,7 +208,8 @@ async fn rotate_secret(
 
 /// Pause a subscriber
 ///
-/// Events still become messages for the subscriber, and the messages wait until it is resumed.
+/// Events still become messages for the subscriber, and the messages wait until it is resumed. Nothing is sent once the
+/// response has arrived, except requests that were already on their way.
 #[utoipa::path(post, path = "/hub/v1/subscribers/{id}/pause", tag = "hub",
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
@@ -206,6 +217,8 @@ async fn rotate_secret(
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
         description = "The version of the subscriber"))),
+        (status = 202, body = SubscriberWithSecrets,
+        description = "The change is stored, but a dispatcher has not confirmed it in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn pause(
@@ -229,6 +242,8 @@ async fn pause(
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
         description = "The version of the subscriber"))),
+        (status = 202, body = SubscriberWithSecrets,
+        description = "The change is stored, but a dispatcher has not confirmed it in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn resume(

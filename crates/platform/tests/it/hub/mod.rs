@@ -6,6 +6,7 @@ mod database_outage;
 mod dead_letter_api;
 mod dead_letter_delivery;
 mod delivery;
+mod effective_changes;
 mod event_status;
 mod export;
 mod fanout;
