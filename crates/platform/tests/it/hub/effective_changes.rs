@@ -6,7 +6,7 @@ use hub::signature::Verifier;
 use hyper::Method;
 use mailbox::database::migrations;
 use serde_json::{Value, json};
-use testkit::{Client, Received, Receiver, Reply, Response, TestDatabase, eventually};
+use testkit::{Client, Received, Receiver, Response, TestDatabase, eventually};
 
 use crate::hub::fixture::{
     Fixture, numbered_events, percentiles, post, post_batch, subscribe, subscriber_path, test_size, wait_for_webhooks,
@@ -113,29 +113,33 @@ async fn an_event_posted_after_a_change_finds_the_changed_subscriber() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_of_a_backlog_is_sent_after_its_subscriber_was_paused() {
-    const IN_FLIGHT: usize = 2;
+    const IN_FLIGHT: usize = 3;
+    const EVENTS: usize = 1_500;
     let fixture = Fixture::start().await;
     let manager = &fixture.manager;
-    let receiver = Receiver::with_reply(|_| Reply { delay: Duration::from_millis(3), ..Reply::status(200) }).await;
+    let (receiver, sentinel) = (Receiver::start().await, Receiver::start().await);
     let fields = json!({"event_types": ["test.*"], "max_in_flight": IN_FLIGHT});
-    let subscriber = subscribe(manager, &receiver.url(), fields).await;
-    post_batch(manager, numbered_events(10, 1..=40)).await;
-    wait_for_webhooks(&receiver, 20).await;
-    let path = subscriber_path(&subscriber);
-    assert_eq!(manager.send(Method::POST, &format!("{path}/pause"), None).await.status, 200);
-    let (paused_at, before) = (Instant::now(), receiver.count());
-    // Each event needs rounds of the dispatcher, in which it would send more of the backlog.
-    let sentinel = Receiver::start().await;
+    let path = subscriber_path(&subscribe(manager, &receiver.url(), fields).await);
     subscribe(manager, &sentinel.url(), json!({"event_types": ["sentinel"]})).await;
-    for number in 1..=10 {
+    let change = async |action: &str| {
+        let answer = manager.send(Method::POST, &format!("{path}/{action}"), None).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+    };
+    post_batch(manager, numbered_events(100, 1..=10)).await;
+    post_batch(manager, numbered_events(100, 11..=EVENTS / 100)).await;
+    for round in 1..=8 {
+        let before = receiver.count();
+        wait_for_webhooks(&receiver, before + 20).await;
+        change("pause").await;
+        let paused_at = Instant::now();
+        // The dispatcher needs rounds for it, in which it would send more of the backlog.
         post(manager, "sentinel", json!({}), None).await;
-        wait_for_webhooks(&sentinel, number).await;
+        wait_for_webhooks(&sentinel, round).await;
+        let late = receiver.received().iter().filter(|received| received.at > paused_at).count();
+        assert!(late <= IN_FLIGHT, "{late} requests arrived after the answer in round {round}");
+        assert!(receiver.count() < EVENTS, "the backlog was sent before the pause of round {round}");
+        change("resume").await;
     }
-    let late = receiver.received().iter().filter(|received| received.at > paused_at).count();
-    assert!(late <= IN_FLIGHT, "{late} requests began after the answer");
-    assert!(receiver.count() < 400, "the backlog was sent before the pause: {before}");
-    assert_eq!(manager.send(Method::POST, &format!("{path}/resume"), None).await.status, 200);
-    wait_for_webhooks(&receiver, 400).await;
     fixture.app.stop().await;
 }
 
