@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use contracts::{INTERNAL_TOPICS, SERVICE_SOURCES};
+use kit::config::List;
 use mailbox::log::{Filter, MessagePattern, Source};
 use serde::{Deserialize, Serialize};
 
@@ -15,13 +16,13 @@ const TOPICS_MAX: usize = 100;
 
 /// Topics of the services, in the syntax of event types. None of them matches e-mails.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(try_from = "Vec<EventTypes>", into = "Vec<EventTypes>")]
+#[serde(try_from = "List<EventTypes>", into = "Vec<EventTypes>")]
 pub struct Export(Arc<[EventTypes]>);
 
-impl TryFrom<Vec<EventTypes>> for Export {
+impl TryFrom<List<EventTypes>> for Export {
     type Error = String;
 
-    fn try_from(types: Vec<EventTypes>) -> Result<Export, String> {
+    fn try_from(List(types): List<EventTypes>) -> Result<Export, String> {
         if types.len() > TOPICS_MAX {
             return Err(format!("must have at most {TOPICS_MAX} topics"));
         }

@@ -103,6 +103,7 @@ pub struct HubSettings {
     /// machine.
     pub allowed_networks: Option<AllowedNetworks>,
     /// The ports that webhooks may reach. Empty: all.
+    #[serde(deserialize_with = "kit::config::list")]
     pub allowed_ports: Vec<u16>,
     pub https_only: bool,
     /// The proxy through which webhooks are sent: `http://[user:password@]host:port`.

@@ -95,6 +95,11 @@ pub(crate) fn address(data_dir: &DataDir) -> String {
     format!("postgresql:///{DATABASE}?host={}&user={USER}", folders(data_dir).socket.display())
 }
 
+/// Whether the data folder contains an embedded PostgreSQL, running or not.
+pub(crate) fn has_cluster(data_dir: &DataDir) -> bool {
+    folders(data_dir).data.exists()
+}
+
 impl Embedded {
     /// Creates the cluster if necessary and starts it. The caller must hold the lock of the data folder.
     pub(crate) async fn start(data_dir: &DataDir) -> Result<Embedded, EmbeddedError> {

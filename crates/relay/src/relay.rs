@@ -37,10 +37,12 @@ pub struct RelaySettings {
     /// Whether e-mail messages are published to their old exchange, too.
     pub enable_dual_publish: bool,
     /// The routes. They replace the default routes.
+    #[serde(deserialize_with = "kit::config::list")]
     pub routes: Vec<Route>,
     /// Exchanges and queues besides those of the routes and of the intake.
     pub topology: Topology,
     /// The queues that are read into the log.
+    #[serde(deserialize_with = "kit::config::list")]
     pub intake: Vec<IntakeQueue>,
     /// Until then, services accept messages without a signature, as relays of an earlier version publish them.
     #[serde(deserialize_with = "optional_time")]

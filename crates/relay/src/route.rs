@@ -20,13 +20,13 @@ pub struct Route {
     pub exchange: String,
     #[serde(default)]
     pub exchange_kind: ExchangeKind,
-    #[serde(default = "default_sources")]
+    #[serde(default = "default_sources", deserialize_with = "kit::config::list")]
     pub sources: Vec<String>,
     /// Topic patterns in RabbitMQ's syntax: `order.#`. Empty: all topics.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "kit::config::list")]
     pub topics: Vec<String>,
     /// Empty: all messages, with or without an aggregate type.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "kit::config::list")]
     pub aggregate_types: Vec<String>,
     /// The routing key. `{topic}` and `{aggregate_type}` (in lower case) are replaced with the values of the message.
     #[serde(default = "topic_as_key")]

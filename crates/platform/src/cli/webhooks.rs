@@ -98,7 +98,7 @@ pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure>
     let sent = client.post(WebhookRequest { target: &target, headers, body, timeout: SEND_TIME_MAX }).await;
     let response = sent.map_err(|failure| {
         Failure::Other(format!(
-            "{server}: {failure}; start the server with `pillarbox up`, or give another with --server URL"
+            "{server}: {failure}. Is it running? Start it with `pillarbox up`, or give another address with --server URL"
         ))
     })?;
     match response.status {
