@@ -4,6 +4,7 @@
 //! |-------------------------------------------------|-----------------------------------------------------------|
 //! | post a message in the transaction of a change   | [`log::post()`], [`log::post_all`]                        |
 //! | process every message once, in this database    | a [`consumers::Handler`], run by [`consumers::Runtime`]   |
+//! | wait for the handlers of the same process       | [`consumers::LocalHandlers`]                              |
 //! | send messages elsewhere                         | a [`consumers::Processor`], run by [`consumers::Runtime`] |
 //! | divide other work among processes               | [`consumers::ShardAssignment`]                            |
 //! | answer a repeated request without a new effect  | [`idempotency::run_once`]                                 |
