@@ -5,6 +5,7 @@ use axum::RequestExt;
 use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use hyper::body::Body as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -138,6 +139,20 @@ impl<T: DeserializeOwned + Send> Body for JsonBody<T> {
     }
 }
 
+/// A JSON body of the type `T`. No body and null stand for the default of `T`.
+#[derive(Debug)]
+pub struct OptionalJsonBody<T>(pub T);
+
+impl<T: DeserializeOwned + Default + Send> Body for OptionalJsonBody<T> {
+    async fn read(request: Request, with_value: bool) -> Result<(OptionalJsonBody<T>, Value), Problem> {
+        if request.body().is_end_stream() {
+            return Ok((OptionalJsonBody(T::default()), Value::Null));
+        }
+        let (JsonBody(body), value) = JsonBody::<Option<T>>::read(request, with_value).await?;
+        Ok((OptionalJsonBody(body.unwrap_or_default()), value))
+    }
+}
+
 impl<S: Send + Sync, T: Body + Send> FromRequest<S> for Mutation<T> {
     type Rejection = Problem;
 
@@ -253,6 +268,25 @@ mod tests {
             .body(HttpBody::from(body.to_owned()))
             .unwrap();
         Mutation::from_request(request, &()).await
+    }
+
+    #[tokio::test]
+    async fn an_optional_body_may_be_absent_but_not_malformed() {
+        #[derive(Debug, Default, PartialEq, Deserialize)]
+        struct Reason {
+            reason: Option<String>,
+        }
+        let read = async |body: HttpBody| {
+            let request = Request::post("/").header("content-type", "application/json").body(body).unwrap();
+            let read = Mutation::<OptionalJsonBody<Reason>>::from_request(request, &()).await;
+            read.map(|mutation| mutation.body.0.reason).map_err(|problem| problem.status().as_u16())
+        };
+        assert_eq!(read(HttpBody::empty()).await, Ok(None));
+        assert_eq!(read(HttpBody::from("{}")).await, Ok(None));
+        assert_eq!(read(HttpBody::from("null")).await, Ok(None));
+        assert_eq!(read(HttpBody::from(r#"{"reason":"loud"}"#)).await, Ok(Some("loud".to_owned())));
+        assert_eq!(read(HttpBody::from("{")).await, Err(400));
+        assert_eq!(read(HttpBody::from("[]")).await, Err(422));
     }
 
     async fn identity(key: &str, path: &str, body: &str) -> RequestIdentity {

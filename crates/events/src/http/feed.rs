@@ -43,7 +43,8 @@ struct FeedQuery {
     /// Only events that start before this time.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
-    /// Words of the title or the description. `relevance` ranks the next 1,000 matching events by start time.
+    /// Words of the title or the description; the last one also matches longer words: `ferr` finds Ferrara. `relevance` ranks
+    /// the next 1,000 matching events by start time.
     #[param(min_length = 1, max_length = 200)]
     q: Option<String>,
     /// `relevance` requires `q` and is the default with it; `latest` is the default without `q`; `trending` cannot be
