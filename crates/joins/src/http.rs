@@ -1,5 +1,6 @@
 //! The HTTP API, under `/join/v1`.
 
+mod audit;
 mod moderation;
 mod participants;
 mod registration;
@@ -26,7 +27,11 @@ const IDEMPOTENCY_KEY: &str =
     "A unique value per request. A repeated request with the same key has no further effect and gets the same response";
 
 pub(crate) fn router() -> OpenApiRouter<Arc<Joins>> {
-    OpenApiRouter::new().merge(registration::router()).merge(participants::router()).merge(moderation::router())
+    OpenApiRouter::new()
+        .merge(registration::router())
+        .merge(participants::router())
+        .merge(moderation::router())
+        .merge(audit::router())
 }
 
 /// The organizer of the event in the path: its owner, or an operator. As an extractor it runs before the rest of the
