@@ -36,6 +36,7 @@ use kit::batch::{Batcher, Limits};
 use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
+use kit::telemetry::MetricHelp;
 use mailbox::consumers::{Runtime, Subscription};
 use mailbox::database::Database;
 use mailbox::database::time::maintain;
@@ -84,6 +85,10 @@ impl Service for Events {
     const DESCRIPTION: &'static str =
         "Events. Anyone may read published events; everything else requires a user's token.";
     const WORK: &'static [(Role, &'static str)] = &[(Role::Consume, "events.counts")];
+    const METRICS: &'static [MetricHelp] = &[
+        ("pillarbox_events_cache_total", "Cache lookups by outcome; `away` means that Redis did not answer in time."),
+        ("pillarbox_reconcile_drift_total", "Differences between services that reconciliation has found."),
+    ];
     type Settings = EventsSettings;
 
     fn check(settings: &EventsSettings) -> Result<(), InvalidSetting> {

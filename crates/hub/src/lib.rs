@@ -57,6 +57,7 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use kit::secret::Cipher;
+use kit::telemetry::MetricHelp;
 use kit::worker::RoundLimits;
 use mailbox::batched_writes::BatchedWriteHandler;
 use mailbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
@@ -210,6 +211,13 @@ impl Service for Hub {
     const DESCRIPTION: &'static str = "Webhooks. Posting events requires a key with the role `ingest`, everything else the \
                                        role `manage`. A caller sees only its own tenant.";
     const WORK: &'static [(Role, &'static str)] = &[(Role::Fanout, FAN_OUT), (Role::Dispatch, DISPATCH)];
+    const METRICS: &'static [MetricHelp] = &[
+        ("eventhub_events_received_total", "Accepted hub events."),
+        ("eventhub_messages_delivered_total", "Attempts to deliver a hub message, by outcome."),
+        ("eventhub_delivery_latency_seconds", "Response time of subscribers."),
+        ("eventhub_pending_messages", "Pending hub messages; at most 1,000 are counted per subscriber."),
+        ("eventhub_dlq_size", "Hub dead letters that nobody has retried; at most 1,000 are counted per subscriber."),
+    ];
     type Settings = HubSettings;
 
     fn check(settings: &HubSettings) -> Result<(), InvalidSetting> {

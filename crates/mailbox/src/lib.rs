@@ -43,6 +43,8 @@
 //!   lost whenever transactions may be lost, so nothing that was derived from lost ones is committed.
 //! - The outcomes of a batch are committed together with the new positions, or not at all.
 
+use kit::telemetry::MetricHelp;
+
 pub mod batched_writes;
 pub mod consumers;
 pub mod database;
@@ -50,3 +52,15 @@ pub mod idempotency;
 pub mod log;
 pub mod operations;
 pub mod service;
+
+/// The metrics of this crate, with their help texts for `/metrics`.
+pub const METRICS: &[MetricHelp] = &[
+    ("pillarbox_clock_ahead_seconds", "How far the clock of the process is ahead of the database's clock."),
+    ("pillarbox_consumer_messages_total", "Processed messages by consumer and outcome."),
+    ("pillarbox_consumer_parked", "Messages that wait for a retry, and messages that wait behind them."),
+    ("pillarbox_consumer_dead_letters", "Messages that were given up."),
+    ("pillarbox_consumer_lapsed", "1 if the consumer was behind for too long and reads nothing any more."),
+    ("pillarbox_consumer_lag_seconds", "Age of the oldest unread message; NaN if it cannot be measured."),
+    ("pillarbox_consumer_lag_messages", "Number of unread messages of the log."),
+    ("pillarbox_lag_measured_timestamp_seconds", "Unix time of the last measurement of all lags."),
+];

@@ -7,6 +7,7 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use kit::secret::{Cipher, MasterKey, Secret};
+use kit::telemetry::MetricHelp;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use strum::{Display, IntoStaticStr};
@@ -29,6 +30,8 @@ pub trait Service: Send + Sync + Sized + 'static {
     /// The shared work that the service needs done by some process: the role that does it, and the name under which shard
     /// workers claim it. The platform logs a warning at the start when no process does it.
     const WORK: &'static [(Role, &'static str)] = &[];
+    /// The metrics that the service records, with their help texts for `/metrics`.
+    const METRICS: &'static [MetricHelp] = &[];
     /// The section `[NAME]` of the settings; `()` for a service without settings.
     type Settings;
 

@@ -215,13 +215,16 @@ fn app_state(
     let keys = KeyCache::new(pools.requests.clone(), settings.admin_key.as_ref());
     let dropped = keys.clone();
     db.on_invalidation(move || dropped.clear());
+    let metrics = telemetry::metrics()?;
+    let of_services = services.iter().map(|service| service.metrics());
+    [mailbox::METRICS, relay::METRICS].into_iter().chain(of_services).for_each(telemetry::describe_metrics);
     Ok(App {
         db,
         clock: clock.clone(),
         cursor_key: cursor_key(master_keys),
         keys,
         health: health.clone(),
-        metrics: telemetry::metrics()?,
+        metrics,
         services,
         description: Arc::default(),
     })

@@ -9,6 +9,7 @@ mod dependencies;
 mod documentation;
 mod domain;
 mod lock_file;
+mod metric_help;
 mod migration;
 mod paths;
 mod size;
@@ -114,6 +115,14 @@ fn only_a_commit_wakes_the_readers_of_the_log() {
     sources.retain(|(path, _)| path.contains("/example_service/") || !is_exempt(path));
     assert!(!sources.is_empty());
     assert_none(each(&sources, wake::wakes_readers));
+}
+
+#[test]
+fn every_metric_has_a_help_text_in_its_crate() {
+    let mut sources = texts("crates", ".rs");
+    sources.retain(|(path, _)| path.contains("/src/") && !is_test(path) && !path.starts_with("crates/bench/"));
+    assert!(!sources.is_empty());
+    assert_none(metric_help::undescribed(&sources));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Proves that every metric of the runbook is exported and moves, in a process with the shipped settings.
+//! Proves that every metric of the runbook is exported and moves, in a process with the shipped settings, and that
+//! `/metrics` is well-formed.
 
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use testkit::{Client, Receiver, Reply, TestDatabase, TestVhost, eventually};
 
 use crate::hub::fixture::{post, subscribe};
 use crate::relay::broker_client::BrokerClient;
+use crate::server::exposition;
 use crate::server::process::{ADMIN_KEY, BINARY, DataFolder};
 
 /// A sample of each metric of the runbook, and the least value that it has after [`cause_everything`].
@@ -80,6 +82,7 @@ async fn every_metric_of_the_runbook_is_exported_and_moves() {
         if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?}")) }
     })
     .await;
+    assert_eq!(exposition::violations(&admin.get("/metrics").await.text), [""; 0]);
     assert!(process.terminate().await.success());
 }
 

@@ -8,6 +8,7 @@ mod cli;
 mod crash;
 mod dependencies;
 mod embedded_crash;
+mod exposition;
 mod idempotency;
 mod invalid_requests;
 mod issuers;
