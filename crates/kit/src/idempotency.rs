@@ -18,8 +18,12 @@ const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 /// The older name of the header, which many clients still send.
 const OLD_HEADER: HeaderName = HeaderName::from_static("x-idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// The names of the header, for the OpenAPI document.
+pub(crate) const HEADERS: [&str; 2] = ["idempotency-key", "x-idempotency-key"];
 /// The longest accepted key, in characters.
 const KEY_CHARS_MAX: usize = 255;
+/// What [`idempotency_key`] accepts, as a regular expression: a token, or a quoted string.
+pub(crate) const KEY_PATTERN: &str = r#"^([!#-~]([ -~]{0,253}[!-~])?|"([ !#-\[\]-~]|\\["\\]){1,255}")$"#;
 
 /// Identifies a request, so that its repetition can be recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +58,8 @@ pub struct StoredResponse {
     /// Not stored: a repeated response does not have them.
     headers: HeaderMap,
     replayed: bool,
+    /// What a caller does next who repeats a request whose response is shown once.
+    next_step: Option<String>,
 }
 
 impl StoredResponse {
@@ -63,7 +69,13 @@ impl StoredResponse {
     }
 
     pub fn empty(status: StatusCode) -> StoredResponse {
-        StoredResponse { status, body: Vec::new(), headers: HeaderMap::new(), replayed: false }
+        StoredResponse { status, body: Vec::new(), headers: HeaderMap::new(), replayed: false, next_step: None }
+    }
+
+    /// Marks a response that contains a secret and is not stored. `next_step` names what was created, and tells a caller
+    /// who has lost the response how to continue.
+    pub fn shown_once(self, next_step: impl Into<String>) -> StoredResponse {
+        StoredResponse { next_step: Some(next_step.into()), ..self }
     }
 
     pub fn problem(problem: &Problem) -> StoredResponse {
@@ -90,6 +102,14 @@ impl StoredResponse {
 
     pub fn is_replayed(&self) -> bool {
         self.replayed
+    }
+
+    /// Returns the problem for a repeat of a request whose response contained a secret.
+    pub fn already_answered(&self) -> Problem {
+        let next_step = self.next_step.as_deref().unwrap_or("repeat the request with a new Idempotency-Key");
+        let detail =
+            format!("the first request succeeded, and the secret in its response is shown only once: {next_step}");
+        Problem::conflict("already-answered", detail)
     }
 }
 
@@ -176,8 +196,9 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
             .ok_or_else(|| invalid_key("must be a well-formed quoted string if it begins with a quote"))?,
         None => text.to_owned(),
     };
-    if key.is_empty() || key.len() > KEY_CHARS_MAX {
-        return Err(invalid_key(&format!("must have 1 to {KEY_CHARS_MAX} characters")));
+    let is_printable = key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+    if key.is_empty() || key.len() > KEY_CHARS_MAX || !is_printable {
+        return Err(invalid_key(&format!("must have 1 to {KEY_CHARS_MAX} printable characters of ASCII")));
     }
     Ok(Some(key))
 }
@@ -280,7 +301,7 @@ mod tests {
             identity(r#""a\"b\\c""#, "/", r#"{"count":1}"#).await.id,
             identity(r#"a"b\c"#, "/", r#"{"count":1}"#).await.id
         );
-        for bad in [r#"""#, r#""""#, r#""a"b"#, r#""a\n""#, &"k".repeat(256)] {
+        for bad in [r#"""#, r#""""#, r#""a"b"#, r#""a\n""#, "a\tb", &"k".repeat(256)] {
             let problem = mutation(bad, "/", r#"{"count":1}"#).await.unwrap_err();
             assert_eq!((problem.status().as_u16(), problem.code()), (400, "idempotency-key"), "{bad}");
         }

@@ -57,10 +57,19 @@ pub(crate) async fn create(
             let (stored, secret) = insert(tx, &hub, &tenant, fields, now).await?;
             let location = HeaderValue::try_from(format!("/hub/v1/subscribers/{}", stored.subscriber.id))
                 .map_err(|error| Problem::internal(&error))?;
-            Ok(SubscriberWithSecret::response(StatusCode::CREATED, &stored, &secret).with_header(LOCATION, location))
+            let response = SubscriberWithSecret::response(StatusCode::CREATED, &stored, &secret);
+            Ok(response.with_header(LOCATION, location).shown_once(next_step(stored.subscriber.id)))
         })
     })
     .await
+}
+
+/// How a caller continues who has lost a response with a secret.
+fn next_step(subscriber: Uuid) -> String {
+    format!(
+        "subscriber {subscriber} exists; for a new secret, send POST /hub/v1/subscribers/{subscriber}/rotate-secret with a \
+         new Idempotency-Key"
+    )
 }
 
 async fn insert(
@@ -189,7 +198,7 @@ pub(crate) async fn rotate_secret(
             let stored = lock(tx, &hub, &tenant, id, &if_match).await?;
             let (stored, secret) = add_secret(tx, &hub, stored, (overlap, now)).await?;
             tracing::info!(subscriber = %id, "rotated a subscriber's secret");
-            Ok(SubscriberWithSecret::response(StatusCode::OK, &stored, &secret))
+            Ok(SubscriberWithSecret::response(StatusCode::OK, &stored, &secret).shown_once(next_step(id)))
         })
     })
     .await
