@@ -12,6 +12,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use crate::extract::single_header;
 use crate::problem::{FieldError, Location, Problem};
 
+/// The accepted form of `If-Match` and `If-None-Match`, as a regular expression: `*`, or tags in quotes, joined by commas.
+/// It agrees with [`is_tag`].
+pub(crate) const PATTERN: &str = r#"^(\*|(W/)?"[!#-+\--~]*"( *, *(W/)?"[!#-+\--~]*")*)$"#;
+
 /// Returns the tag of a version that was made at this time.
 pub fn of(version: i64, changed_at: DateTime<Utc>) -> HeaderValue {
     quoted(&unique(version, changed_at))
@@ -109,16 +113,18 @@ fn tags(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Tags>, Problem>
     }
     // Splitting at commas is safe, because no tag of this server contains one.
     let tags: Vec<String> = text.split(',').map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect();
-    let is_quoted = |tag: &String| {
-        let opaque = tag.trim_start_matches("W/");
-        opaque.len() >= 2 && opaque.starts_with('"') && opaque.ends_with('"')
-    };
-    if tags.is_empty() || !tags.iter().all(is_quoted) {
+    if tags.is_empty() || !tags.iter().all(|tag| is_tag(tag)) {
         let detail = "must be an ETag exactly as it was returned, with its quotes, or *";
         let field = FieldError::at(Location::Header, format!("/{name}"), detail);
         return Err(Problem::bad_request("malformed-header", format!("{name}: {detail}")).with_errors(vec![field]));
     }
     Ok(Some(Tags::Listed(tags)))
+}
+
+fn is_tag(text: &str) -> bool {
+    let quoted = text.strip_prefix("W/").unwrap_or(text);
+    let opaque = quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    opaque.is_some_and(|opaque| opaque.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"'))
 }
 
 #[cfg(test)]
@@ -175,7 +181,7 @@ mod tests {
 
     #[test]
     fn malformed_tags_are_rejected() {
-        for bad in ["7", "\"7", "", "\"7\" 8", "\""] {
+        for bad in ["7", "\"7", "", "\"7\" 8", "\"", "\"7\"8\"", "\"7 8\"", "W/W/\"7\""] {
             assert_eq!(read(bad).unwrap_err().status(), StatusCode::BAD_REQUEST, "{bad}");
         }
     }
