@@ -10,6 +10,7 @@ use chrono::{DateTime, Utc};
 use http::header::{ETAG, LOCATION};
 use http::{HeaderValue, StatusCode};
 use kit::idempotency::StoredResponse;
+use kit::openapi::{self, RouteProblem};
 use kit::problem::Problem;
 use serde::Deserialize;
 use utoipa_axum::router::OpenApiRouter;
@@ -21,8 +22,18 @@ use crate::coalesced_reads::ShownVersion;
 /// The description of the header `Idempotency-Key` in the OpenAPI document.
 const IDEMPOTENCY_KEY: &str = "A repeated request with the same key has no further effect and gets the same response";
 
+/// The problems of the service's own errors, for the OpenAPI document.
+const PROBLEMS: &[RouteProblem] = &[
+    ("* /event/v1/events/{id}*", 404, "event-not-found", "this event does not exist"),
+    ("PATCH /event/v1/events/{id}", 409, "transition-refused", "an event that is canceled cannot be changed"),
+    ("POST /event/v1/events/{id}/*", 409, "transition-refused", "an event that is canceled cannot be published"),
+    ("GET /event/v1/events", 410, "cursor-expired", "the list that this cursor belongs to has expired"),
+];
+
 pub(crate) fn router() -> OpenApiRouter<Arc<Events>> {
-    OpenApiRouter::new().merge(feed::router()).merge(events::router())
+    let mut router = OpenApiRouter::new().merge(feed::router()).merge(events::router());
+    openapi::document(router.get_openapi_mut(), PROBLEMS);
+    router
 }
 
 /// Adds `ETag` and, for a new event, `Location`. Both are derived from the body, so the stored response of a repeated

@@ -73,6 +73,7 @@ async fn create(
 /// `If-Match` is refused only if the event itself has changed.
 #[utoipa::path(get, path = "/event/v1/events/{id}", tag = "events",
     params(("id" = Uuid, Path), ("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
+    security((), ("bearer" = [])),
     responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
         (status = 304, description = "The cached response is current"), (status = 404, description = "The event does not exist")))]
 async fn show(

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use chrono::TimeDelta;
 use kit::etag::{self, IfMatch, IfNoneMatch};
 use kit::extract::{Json, Path};
+use kit::field::Whole;
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
@@ -21,7 +22,7 @@ use uuid::Uuid;
 use super::{Manager, page_scope};
 use crate::Hub;
 use crate::error::Error;
-use crate::fields::{NewSubscriberFields, SubscriberFields};
+use crate::fields::{ChangedSubscriberFields, NewSubscriberFields, SubscriberFields};
 use crate::flow::subscriber as flow;
 use crate::flow::subscriber::ChangeRequest;
 use crate::store::subscriber::SubscriberFilter;
@@ -54,10 +55,11 @@ struct SubscriberFilters {
 /// Options of a rotation.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"overlap_hours": 24}))]
 struct RotateSecret {
     /// For how many hours earlier secrets still sign, in addition to the new one. 0 ends them at once.
-    #[schema(minimum = 0, maximum = 168, default = 24)]
-    overlap_hours: Option<i64>,
+    #[schema(value_type = Option<i64>, minimum = 0, maximum = 168, default = 24)]
+    overlap_hours: Option<Whole>,
 }
 
 /// List subscribers, newest first
@@ -125,7 +127,7 @@ async fn show(
 ///
 /// A change of the `url` to another scheme, host or port requires `headers` in the same request if the subscriber has
 /// any: their stored values are not sent to another receiver.
-#[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = SubscriberFields,
+#[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = ChangedSubscriberFields,
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
         ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
@@ -188,7 +190,7 @@ async fn rotate_secret(
     if_match: IfMatch,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<RotateSecret>>,
 ) -> Result<StoredResponse, Problem> {
-    let hours = body.overlap_hours.unwrap_or(OVERLAP_HOURS_DEFAULT);
+    let hours = body.overlap_hours.map_or(OVERLAP_HOURS_DEFAULT, |Whole(hours)| hours);
     if !(0..=OVERLAP_HOURS_MAX).contains(&hours) {
         return Err(Error::field("/overlap_hours", format!("must be a number from 0 to {OVERLAP_HOURS_MAX}")).into());
     }

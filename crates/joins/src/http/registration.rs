@@ -36,7 +36,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
 #[into_params(parameter_in = Query)]
 struct MyFilters {
     /// Only registrations with this status: `active`, `waitlisted`, `canceled`, `expired` or `rejected`.
-    #[param(value_type = Option<String>, example = "active")]
+    #[param(value_type = Option<String>, pattern = "^(active|waitlisted|canceled|expired|rejected)$")]
     status: Option<JoinStatus>,
 }
 
