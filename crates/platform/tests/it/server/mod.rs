@@ -7,6 +7,7 @@ mod body_memory;
 mod cli;
 mod crash;
 mod dependencies;
+mod description;
 mod embedded_crash;
 mod examples;
 mod exposition;
