@@ -17,7 +17,7 @@ const SCHEMATHESIS: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/schemathesis/b
 const SETTINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/schemathesis");
 /// The same requests in every run. `PBX_SEED` is for a search with other ones.
 const SEED: &str = "16";
-/// A run takes about 20 s on an idle machine.
+/// The runs take about 25 s of CPU time together.
 const TIME_MAX: Duration = Duration::from_secs(200);
 
 /// One run of schemathesis: the caller, the operations, and how many requests are generated for each.
@@ -33,12 +33,12 @@ struct Run {
 async fn the_api_and_its_description_agree_for_every_caller() {
     let database = TestDatabase::new(&migrations()).await;
     let app = TestApp::start(&database).await;
-    let (all, random) = ("examples,coverage,fuzzing", "fuzzing");
+    let (all, random) = ("coverage,fuzzing", "fuzzing");
     let run = |name, caller, paths, phases, examples| Run { name, caller, paths, phases, examples };
     let runs = [
-        run("an admin", app.admin(), "^/(admin|hub|events|healthz|readyz|metrics)", all, test_size(8, 300)),
-        run("a user", app.user(Uuid::now_v7(), None), "^/(event|join)/", all, test_size(8, 300)),
-        run("a manager of another tenant", caller(&app, "manage", "acme").await, "^/hub/", random, test_size(3, 300)),
+        run("an admin", app.admin(), "^/(admin|events|healthz|readyz|metrics)", all, test_size(5, 300)),
+        run("a manager", caller(&app, "manage", "acme").await, "^/hub/", all, test_size(5, 300)),
+        run("a user", app.user(Uuid::now_v7(), None), "^/(event|join)/", all, test_size(5, 300)),
         run("nobody", app.anonymous(), "^/", random, test_size(2, 100)),
     ];
     let seed = std::env::var("PBX_SEED").unwrap_or_else(|_| SEED.to_owned());
