@@ -39,7 +39,7 @@ const SYNTAX_ERRORS: [(&str, &str); 14] = [
     ("recursion limit exceeded", "it is nested too deeply; at most 127 levels are accepted"),
 ];
 
-/// Describes text that is not JSON, with the place of the error.
+/// Describes text that is not JSON, with the line and the column of the error.
 pub(crate) fn describe_syntax(text: &str, error: &serde_json::Error) -> String {
     if text.trim().is_empty() {
         return "it is empty; send a JSON object".to_owned();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syntax_error_is_described_with_its_place() {
+    fn a_syntax_error_is_described_with_its_line_and_column() {
         for (text, described) in [
             ("", "it is empty; send a JSON object"),
             ("{\"a\":", "it ends too early; a value, a quote or a closing bracket is missing (line 1, column 5)"),

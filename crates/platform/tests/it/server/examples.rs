@@ -1,4 +1,4 @@
-//! "Try it out" in `/docs` works as prefilled: every operation of the OpenAPI description accepts its own example.
+//! "Try it out" in `/docs` works as prefilled: every operation of the OpenAPI description accepts its example.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ struct Preparation<'a> {
 }
 
 #[tokio::test]
-async fn every_operation_accepts_its_own_example() {
+async fn every_operation_accepts_its_example() {
     let database = TestDatabase::new(&migrations()).await;
     let app = TestApp::start(&database).await;
     let receiver = Receiver::start().await;
