@@ -16,6 +16,7 @@
 //! | days to pass             | [`MovableTime`]: a separate PostgreSQL whose time the test moves            |
 //! | Pillarbox                | [`TestApp`]: the real roles in this process, and a [`Client`] to call them  |
 //! | an endpoint for webhooks | [`Receiver`]: records requests and responds as the test configures it       |
+//! | what its code logs       | [`CapturedLog`]: the log of its thread                                      |
 //! | the binary itself        | [`Pillarbox`]: the real process, which can be killed at any time            |
 //!
 //! Dropping a value releases its resource, also when the test panics. A helper that fails panics: a test has no use
@@ -28,6 +29,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod app;
+mod captured_log;
 mod client;
 mod eventually;
 mod fault;
@@ -44,6 +46,7 @@ mod standby;
 mod watchdog;
 
 pub use app::TestApp;
+pub use captured_log::CapturedLog;
 pub use client::{Client, Response};
 pub use eventually::{Condition, eventually};
 pub use fault::{FaultProxy, LeftBehind};
