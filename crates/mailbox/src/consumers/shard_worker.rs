@@ -123,7 +123,10 @@ impl<P: Processor> ShardWorker<P> {
         self.reset();
         match error {
             ConsumerError::LeaseLost => {
-                tracing::info!(consumer = self.context.consumer, "lost the lease; rejoining");
+                tracing::warn!(
+                    consumer = self.context.consumer,
+                    "lost the lease, or was reset by an operator; rejoining"
+                );
                 self.registered_in = None;
                 Ok(Round::Busy)
             }
@@ -370,3 +373,6 @@ impl<P: Processor> ShardWorker<P> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
