@@ -42,8 +42,10 @@ mod hub_message;
 mod ingest;
 mod operator_command;
 mod quota;
+mod send_permit;
 pub mod signature;
 mod store;
+mod stream;
 pub mod target;
 mod tenant_clients;
 mod view;
@@ -84,8 +86,9 @@ const FAN_OUT_BATCH: u32 = 500;
 /// Number of batches that fan-out may be ahead of the dispatcher in the same process.
 const HANDED_OVER_MAX: usize = 64;
 
-/// The names under which shard workers claim fan-out and dispatch.
-const FAN_OUT: &str = "hub.fanout";
+/// The name of the consumer that is fan-out.
+pub const FAN_OUT: &str = "hub.fanout";
+/// The name under which dispatchers claim their shards.
 const DISPATCH: &str = "hub.dispatch";
 
 const DISPATCH_PAUSE: Duration = Duration::from_millis(100);

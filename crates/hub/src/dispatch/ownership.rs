@@ -147,7 +147,7 @@ impl Dispatcher {
         }
         let Some(shards) = self.ownership.assignment.rebalance(&mut db).await? else {
             drop(db);
-            self.reset();
+            self.lose_lease();
             return Ok(());
         };
         drop(db);
@@ -242,6 +242,13 @@ impl Dispatcher {
     pub(super) fn rejoin(&mut self) {
         tracing::warn!("the database has failed over or was restarted after a crash; rejoining");
         self.ownership.assignment.abandon();
+        self.reset();
+    }
+
+    /// Drops all in-memory state, because another process owns the shards or an operator has reset the work. The next
+    /// rebalance joins again.
+    pub(super) fn lose_lease(&mut self) {
+        tracing::warn!("lost the lease; its next owner sends the messages in flight again; rejoining");
         self.reset();
     }
 

@@ -10,29 +10,37 @@ use kit::secret::MasterKey;
 use mailbox::consumers::{Replica, Runtime};
 use mailbox::database::Database;
 use sqlx::postgres::PgPoolOptions;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::ownership::REFRESH_PAUSE;
 use super::reader::AnnouncedPosition;
 use super::subscriber_queue::Origin;
 use super::*;
+use crate::address::AllowedNetworks;
 use crate::client::{Client, ClientSettings};
 use crate::delivery::fixtures::recipient;
 use crate::delivery::{LaneRow, Recipient, RecipientLimits, StoredState};
 use crate::hub_message::fixtures::event;
 use crate::hub_message::{DirectoryVersion, HubMessage};
+use crate::target::Target;
 
 const SLOTS: usize = 4_096;
 
-/// A dispatcher that owns all shards and has loaded its (zero) subscribers.
+/// A dispatcher that owns all shards and has loaded its (zero) subscribers. It reaches public addresses only.
 async fn dispatcher() -> Dispatcher {
+    dispatcher_with(ClientSettings::default()).await
+}
+
+async fn dispatcher_with(settings: ClientSettings) -> Dispatcher {
     let db = PgPoolOptions::new().connect_lazy("postgres://nobody@127.0.0.1:1/nothing").unwrap();
     db.close().await;
     let (clock, replica) = (Clock::system(), Replica::new("test", Duration::from_secs(60)));
     let stop = CancellationToken::new();
     let assignment = Runtime::start(Database::new(db.clone()), clock.clone(), replica, Health::default(), stop)
         .shard_assignment("hub.dispatch");
-    let clients = TenantClients::shared(Client::new(ClientSettings::default()).unwrap());
+    let clients = TenantClients::shared(Client::new(settings).unwrap());
     let cipher = Cipher::new(&MasterKey::generate(), &[], "test");
     let (_, handed_over) = mpsc::channel(1);
     let mut dispatcher = Dispatcher::new(&Database::new(db), clock, clients, cipher, assignment, handed_over, SLOTS);
@@ -54,7 +62,10 @@ impl Dispatcher {
 
     fn add_to(&mut self, tenant: &str, messages: i64, max_in_flight: usize) -> Uuid {
         let limits = RecipientLimits { max_in_flight, rate: None };
-        let recipient = Recipient { limits, tenant: tenant.into(), ..recipient() };
+        self.add_recipient(Recipient { limits, tenant: tenant.into(), ..recipient() }, messages)
+    }
+
+    fn add_recipient(&mut self, recipient: Recipient, messages: i64) -> Uuid {
         let id = recipient.id;
         let mut queue = SubscriberQueue::new(Arc::new(recipient), 0, StoredState::default(), self.clock.now());
         let event = Arc::new(event(0));
@@ -176,6 +187,28 @@ async fn the_counts_of_slots_follow_finished_attempts_and_removed_queues() {
         dispatcher.finish_attempt(finished);
     }
     assert_eq!(dispatcher.queues.values().map(|queue| queue.slow_in_flight).sum::<usize>(), 0);
+}
+
+#[tokio::test]
+async fn an_attempt_of_a_dropped_queue_is_not_sent_although_its_connection_opens() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    for is_dropped in [false, true] {
+        let allowed_networks = AllowedNetworks::loopback();
+        let mut dispatcher = dispatcher_with(ClientSettings { allowed_networks, ..ClientSettings::default() }).await;
+        let target = Target::parse(&url, false).unwrap();
+        let id = dispatcher.add_recipient(Recipient { target, ..recipient() }, 1);
+        dispatcher.send(dispatcher.clock.now());
+        // There is one thread, so the attempt has not begun to connect.
+        if is_dropped {
+            let queue = dispatcher.queues.remove(&id).unwrap();
+            dispatcher.sender.drop_queue(&queue);
+        }
+        let (mut connection, _) = listener.accept().await.unwrap();
+        let mut received = [0; 4];
+        let length = connection.read(&mut received).await.unwrap();
+        assert_eq!(&received[..length], if is_dropped { &b""[..] } else { &b"POST"[..] });
+    }
 }
 
 #[tokio::test]

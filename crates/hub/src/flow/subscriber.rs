@@ -225,7 +225,7 @@ pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestRes
     let (source, topic, payload) = (EVENT_SOURCE.as_str().to_owned(), TEST_TYPE.to_owned(), payload.to_string().into());
     let event = HubEvent { id: event_id, source, topic, at: now, payload, traceparent: None };
     let message = HubMessage { n: 0, lane: None, seq: None, event: Some(Arc::new(event)) };
-    let result = attempt(hub.clients.of(tenant.as_str()), &recipient, &message, &hub.clock, || true).await;
+    let result = attempt(hub.clients.of(tenant.as_str()), &recipient, &message, &hub.clock, None).await;
     let result = result.unwrap_or_else(|| AttemptResult::not_sent(Reason::Manual, "it was not sent"));
     Ok(TestResult {
         event_id: EventId(event_id),
