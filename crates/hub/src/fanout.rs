@@ -56,6 +56,8 @@ pub(crate) struct FanOut {
     /// The tenants with deferred events. None: they have to be loaded.
     backlog: Option<Backlog>,
     pace: Pace,
+    /// The tenant that had the last turn, also if the turn failed.
+    last_turn: Option<String>,
     uncommitted: Option<Uncommitted>,
 }
 
@@ -99,6 +101,7 @@ impl FanOut {
             batch_limit: u32::MAX,
             backlog: None,
             pace: Pace::default(),
+            last_turn: None,
             uncommitted: None,
         }
     }
@@ -113,7 +116,8 @@ impl FanOut {
             self.directory = Directory::new(version, interests);
         }
         if self.backlog.is_none() {
-            self.backlog = Some(Backlog::new(deferred_event::tenants(tx).await?));
+            let tenants = deferred_event::tenants(tx).await?;
+            self.backlog = Some(Backlog::new(tenants, self.last_turn.as_deref()));
         }
         Ok(version)
     }
@@ -126,8 +130,7 @@ impl FanOut {
         context: &WorkerContext,
         items: &[&Delivery],
     ) -> Result<Vec<Meaning>, ConsumerError> {
-        let commands: Vec<(Uuid, i32)> =
-            items.iter().filter(|item| is_command(item)).map(|item| (item.message.message_id, item.run)).collect();
+        let commands: Vec<&Delivery> = items.iter().copied().filter(|item| is_command(item)).collect();
         let new_commands = match commands.is_empty() {
             true => HashSet::new(),
             false => inbox::insert(tx, &context.consumer, &commands).await?,
@@ -203,6 +206,9 @@ impl FanOut {
     ) -> Result<FannedBatch, ConsumerError> {
         let after = self.sequences.assign(tx, &mut batch.messages).await?;
         let now = self.clock.now();
+        if let Some(from) = batch.needs_retention_hold(now) {
+            store::maintenance::extend_retention_hold(tx, from).await?;
+        }
         let commanded: Vec<Uuid> = batch.commands.iter().map(|command| command.subscriber).collect();
         store::fanout::append(tx, after, &batch.messages, &commanded, now).await?;
         store::fanout::insert_commands(tx, &batch.commands).await?;
@@ -262,6 +268,7 @@ impl Processor for FanOut {
         if let Some(backlog) = &mut self.backlog {
             deferred.iter().for_each(|tenant| backlog.add(tenant));
             if let Some(turn) = turn {
+                turn.report_lost();
                 self.pace.finish_turn(turn.started_at, Instant::now());
                 backlog.finish(turn);
             }

@@ -70,7 +70,7 @@ use tokio::sync::{Mutex, mpsc};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::address::AllowedNetworks;
-pub use crate::backlog::dead_letter_backlog;
+pub use crate::backlog::{count_deferred, dead_letter_backlog, skip_deferred};
 use crate::client::{Client, ClientSettings};
 use crate::dispatch::Dispatcher;
 pub use crate::export::Export;

@@ -34,10 +34,12 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
     }
     let now = time::now(&mut db).await?;
     let days = |count: u32| Duration::days(i64::from(count));
+    let held = maintenance::retention_hold_version(&mut db).await?;
     let oldest = maintenance::oldest_pending(&mut db).await?;
     // The log is held for `behind_days` at most. A message whose event is no longer in the log becomes a dead letter with
     // the reason `expired`.
     maintenance::set_retention_hold(&mut db, oldest.map(|at| at.max(now - days(retention.log.behind_days)))).await?;
+    maintenance::merge_retention_hold(&mut db, held).await?;
     let messages_until = now - days(retention.log.log_days);
     // The pending messages of a single paused subscriber must not retain a whole day of everybody's messages.
     if maintenance::move_pending(&mut db, messages_until, now).await? == maintenance::MOVED_MAX {

@@ -2,13 +2,15 @@
 
 use chrono::{DateTime, Utc};
 use mailbox::database::partition;
-use mailbox::operations::retention_hold;
+use mailbox::operations::retention_hold::{self, HoldVersion};
 use sqlx::{PgConnection, Row};
 
 /// Rows that one statement deletes at most.
 const DELETED_MAX: i64 = 10_000;
 /// Rows that are counted at most, for each subscriber and table.
 const COUNTED_MAX: i64 = 1_000;
+/// The holder of the log for what fan-out has referenced since the last maintenance.
+const FAN_OUT_HOLDER: &str = "hub.fanout";
 /// Messages that one call of [`move_pending`] moves at most.
 pub(crate) const MOVED_MAX: u64 = 10_000;
 
@@ -79,6 +81,25 @@ pub(crate) async fn move_pending(
 /// Holds the log from this time on, for pending messages.
 pub(crate) async fn set_retention_hold(db: &mut PgConnection, from: Option<DateTime<Utc>>) -> sqlx::Result<()> {
     retention_hold::set(db, "hub", from).await
+}
+
+/// Holds the log at once for references that the transaction of fan-out creates, until [`merge_retention_hold`].
+pub(crate) async fn extend_retention_hold(tx: &mut PgConnection, from: DateTime<Utc>) -> sqlx::Result<()> {
+    retention_hold::extend(tx, FAN_OUT_HOLDER, from).await
+}
+
+/// The version of the hold of fan-out. Everything that belongs to it is visible to later statements.
+pub(crate) async fn retention_hold_version(db: &mut PgConnection) -> sqlx::Result<Option<HoldVersion>> {
+    retention_hold::version(db, FAN_OUT_HOLDER).await
+}
+
+/// Removes the hold of fan-out after the hub's own hold was computed from the tables, unless fan-out has extended its hold
+/// since this version.
+pub(crate) async fn merge_retention_hold(db: &mut PgConnection, version: Option<HoldVersion>) -> sqlx::Result<()> {
+    match version {
+        Some(version) => retention_hold::remove_version(db, FAN_OUT_HOLDER, &version).await,
+        None => Ok(()),
+    }
 }
 
 /// Drops the partitions of these tables that end before `cutoff`.

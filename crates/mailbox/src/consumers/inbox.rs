@@ -7,22 +7,41 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::processor::Delivery;
+
 /// How much older than its row in the log the time in a message's id may be. The inbox is partitioned by the time in the id, so
 /// the row of an older one would be dropped too early; see [`insert_old`].
 pub(crate) const ID_AGE_MAX: TimeDelta = TimeDelta::days(1);
 
 /// Whether the time in a message's id is older than its row in the log: the clock of the process that posted it was behind, or
 /// the message waited in a queue.
-pub(crate) fn has_old_id(message_id: Uuid, at: DateTime<Utc>) -> bool {
+fn has_old_id(message_id: Uuid, at: DateTime<Utc>) -> bool {
     let seconds = message_id.get_timestamp().map(|time| time.to_unix().0);
     seconds
         .and_then(|seconds| i64::try_from(seconds).ok())
         .is_some_and(|seconds| seconds < (at - ID_AGE_MAX).timestamp())
 }
 
+/// Records that the transaction processes these messages. Returns those (id and run) that were not processed before.
+pub async fn insert(
+    tx: &mut PgConnection,
+    consumer: &str,
+    deliveries: &[&Delivery],
+) -> sqlx::Result<HashSet<(Uuid, i32)>> {
+    let id = |delivery: &&Delivery| (delivery.message.message_id, delivery.run);
+    let mut new = insert_by_day(tx, consumer, &deliveries.iter().map(id).collect::<Vec<_>>()).await?;
+    let has_old_id = |delivery: &&&Delivery| has_old_id(delivery.message.message_id, delivery.message.at);
+    let old: Vec<_> = deliveries.iter().filter(has_old_id).map(id).collect();
+    if !old.is_empty() {
+        let new_old = insert_old(tx, consumer, &old).await?;
+        new.retain(|message| new_old.contains(message) || !old.contains(message));
+    }
+    Ok(new)
+}
+
 /// Records messages with [`has_old_id`] a second time, in the table whose rows are deleted by their own age. Returns those
 /// that were not processed before.
-pub(crate) async fn insert_old(
+async fn insert_old(
     tx: &mut PgConnection,
     consumer: &str,
     messages: &[(Uuid, i32)],
@@ -32,8 +51,8 @@ pub(crate) async fn insert_old(
     Ok(messages.iter().filter(|message| new.contains(&text(message))).copied().collect())
 }
 
-/// Records that the transaction processes these messages (id and run). Returns those that were not processed before.
-pub async fn insert(
+/// Records the messages in the partitions of the days in their ids. Returns those that were not processed before.
+async fn insert_by_day(
     tx: &mut PgConnection,
     consumer: &str,
     messages: &[(Uuid, i32)],

@@ -170,7 +170,20 @@ async fn drop_position_days(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx
         sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *tx).await?;
         partition::drop_day(tx, "pillarbox.position", &partition).await?;
     }
-    Ok(())
+    delete_position_overflow(db, until - days(1)).await
+}
+
+/// Deletes rows of the overflow partition from before `before` that are no consumer's newest position in any shard.
+async fn delete_position_overflow(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+    let query = "with newest as materialized (
+                     select consumer, n from pillarbox.cursor cross join pillarbox.shards() as slot (shard)
+                     cross join lateral pillarbox.latest_position(consumer, shard))
+                 delete from pillarbox.position_overflow where ctid in (
+                     select old.ctid from pillarbox.position_overflow as old
+                     where old.at < least($1, pillarbox.yesterday())
+                       and not exists (select from newest where newest.consumer = old.consumer and newest.n = old.n)
+                     limit $2)";
+    sqlx::query(query).bind(before).bind(DELETE_MAX).execute(db).await.map(drop)
 }
 
 /// Until when inboxes are deleted: `until`, but nothing whose message is still in the log, because a replay must find which

@@ -5,6 +5,7 @@ mod attempt_persistence;
 mod database_outage;
 mod dead_letter_api;
 mod dead_letter_delivery;
+mod deferred_events;
 mod delivery;
 mod export;
 mod fanout;

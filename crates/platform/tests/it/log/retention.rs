@@ -10,7 +10,7 @@ use mailbox::log::Filter;
 use mailbox::operations::cursors::{self, DeleteResult};
 use mailbox::operations::maintenance::{self, Retention};
 use mailbox::operations::recovery::{self, Recovery};
-use mailbox::operations::replays;
+use mailbox::operations::{replays, retention_hold};
 use sqlx::PgPool;
 use testkit::{TestDatabase, eventually};
 
@@ -18,6 +18,7 @@ use crate::consumers::support::{
     Process, TIMEOUT, copy_database, database, dump_database, effects, numbers, post_numbers, recorder,
     restore_database, wait_for_effects,
 };
+use crate::support::lock_waits;
 
 #[tokio::test]
 async fn a_restored_database_processes_nothing_until_recover() {
@@ -259,4 +260,32 @@ async fn a_log_restored_in_the_same_database_is_detected() {
     assert!(is_restored().await, "it counts as restored until recover");
     assert!(recovery::recover(db, Recovery::Skip).await.unwrap());
     assert!(!is_restored().await);
+}
+
+#[tokio::test]
+async fn a_hold_that_is_being_extended_is_not_removed() {
+    let database = database().await;
+    let db = database.pool();
+    let from = async || {
+        let query = "select from_at from pillarbox.retention_hold where holder = 'test'";
+        sqlx::query_scalar::<_, chrono::DateTime<Utc>>(query).fetch_optional(db).await.unwrap()
+    };
+    let (young, old) = (Utc::now() - chrono::Duration::days(1), Utc::now() - chrono::Duration::days(3));
+    let mut remover = db.acquire().await.unwrap();
+    assert_eq!(retention_hold::version(&mut remover, "test").await.unwrap(), None);
+    retention_hold::extend(&mut db.acquire().await.unwrap(), "test", old).await.unwrap();
+    let version = retention_hold::version(&mut remover, "test").await.unwrap().unwrap();
+    let mut tx = db.begin().await.unwrap();
+    retention_hold::extend(&mut tx, "test", young).await.unwrap();
+    let removing = tokio::spawn(async move {
+        retention_hold::remove_version(&mut remover, "test", &version).await.unwrap();
+        remover
+    });
+    eventually("the removal waits", TIMEOUT, async || lock_waits(db).await == 1).await;
+    tx.commit().await.unwrap();
+    let mut remover = removing.await.unwrap();
+    assert_eq!(from().await.map(|from| from.timestamp()), Some(old.timestamp()), "the oldest reference counts");
+    let version = retention_hold::version(&mut remover, "test").await.unwrap().unwrap();
+    retention_hold::remove_version(&mut remover, "test", &version).await.unwrap();
+    assert_eq!(from().await, None);
 }
