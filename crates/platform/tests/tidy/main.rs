@@ -9,6 +9,7 @@ mod dependencies;
 mod documentation;
 mod domain;
 mod lock_file;
+mod log_lines;
 mod migration;
 mod paths;
 mod size;
@@ -92,6 +93,16 @@ fn paths_in_the_documentation_exist() {
 fn the_walk_of_a_webhook_is_short_and_true() {
     let read = |path: &str| fs::read_to_string(root().join(path)).ok();
     assert_none(documentation::violations(&read("ARCHITECTURE.md").unwrap(), read));
+}
+
+#[test]
+fn every_log_line_of_the_runbook_is_logged_and_read_by_a_test() {
+    let runbook = fs::read_to_string(root().join("docs/runbook.md")).unwrap();
+    assert!(log_lines::documented(&runbook).len() > 10);
+    let (tests, sources): (Vec<_>, Vec<_>) = texts("crates", ".rs").into_iter().partition(|(path, _)| is_test(path));
+    let joined = |texts: Vec<(String, String)>| texts.into_iter().map(|(_, text)| text).collect::<String>();
+    let tests = tests.into_iter().filter(|(path, _)| path.contains("/tests/it/")).collect();
+    assert_none(log_lines::violations(&runbook, &joined(sources), &joined(tests)));
 }
 
 #[test]

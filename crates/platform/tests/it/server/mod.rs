@@ -23,3 +23,4 @@ mod silent_connections;
 mod starting;
 mod traces;
 mod upgrades;
+mod warnings;
