@@ -137,7 +137,24 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
 
 #[cfg(test)]
 mod tests {
+    use chrono::TimeDelta;
+
     use super::*;
+    use crate::delivery::fixtures::recipient;
+    use crate::hub_message::fixtures::event;
+    use crate::signature::SigningSecret;
+
+    #[test]
+    fn a_secret_that_has_expired_since_it_was_loaded_does_not_sign() {
+        let (now, secret) = (Utc::now(), SigningSecret::parse("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").unwrap());
+        let expiring = [None, Some(now + TimeDelta::seconds(1)), Some(now), Some(now - TimeDelta::days(1))];
+        let secrets = expiring.map(|expires_at| (secret.clone(), expires_at)).to_vec();
+        let (recipient, event) = (Recipient { secrets, ..recipient() }, event(0));
+        let message = HubMessage { n: 1, lane: None, seq: None, event: None };
+        let headers = headers(&recipient, &message, &event, &Bytes::new(), now);
+        let signatures = headers[WEBHOOK_SIGNATURE].to_str().unwrap().split(' ').count();
+        assert_eq!(signatures, 2, "the current one, and the one that is still valid");
+    }
 
     #[test]
     fn a_lane_is_printable_ascii_and_unambiguous() {

@@ -152,7 +152,7 @@ async fn a_batch_that_was_processed_before_a_failover_is_not_committed_after_it(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lost_connections_of_the_watcher_and_the_heartbeat_invalidate_nothing() {
+async fn errors_of_the_watcher_and_the_heartbeat_invalidate_nothing() {
     let database = TestDatabase::new(&migrations()).await;
     let (db, stop, health) = (database.pool(), CancellationToken::new(), Health::default());
     let shared = Database::new(PgPoolOptions::new().connect_lazy_with(database.connect_options()));
@@ -166,14 +166,16 @@ async fn lost_connections_of_the_watcher_and_the_heartbeat_invalidate_nothing() 
     let is_down = |name: &str| health.report().iter().any(|state| state.name == name && !state.up);
     let terminate = "select count(pg_terminate_backend(pid)) from pg_stat_activity
                      where datname = current_database() and application_name = 'pillarbox'";
-    for name in ["watcher", "heartbeat"] {
-        eventually(&format!("the {name} fails"), DEADLINE, async || {
-            sqlx::query(terminate).execute(db).await.unwrap();
-            is_down(name)
-        })
-        .await;
-        eventually(&format!("the {name} continues"), DEADLINE, async || !is_down(name)).await;
-    }
+    eventually("the watcher fails", DEADLINE, async || {
+        sqlx::query(terminate).execute(db).await.unwrap();
+        is_down("watcher")
+    })
+    .await;
+    // Any error of the heartbeat.
+    sqlx::query("alter table pillarbox.replica rename to missing").execute(db).await.unwrap();
+    eventually("the heartbeat fails", DEADLINE, async || is_down("heartbeat")).await;
+    sqlx::query("alter table pillarbox.missing rename to replica").execute(db).await.unwrap();
+    eventually("both continue", DEADLINE, async || !is_down("watcher") && !is_down("heartbeat")).await;
     assert_eq!(dropped.load(Ordering::SeqCst), 0, "the database has lost nothing");
     stop.cancel();
     runtime.join().await;

@@ -121,6 +121,16 @@ fn a_requested_pause_applies_to_all_lanes() {
 }
 
 #[test]
+fn a_requested_pause_is_saved_so_that_the_next_owner_respects_it() {
+    let (_, mut queue) = queue_with(recipient(10, OnExhausted::Skip), &[Some("a")]);
+    let (first, _) = queue.start_next(now()).unwrap();
+    let busy = AttemptResult { retry_after: Some(Duration::from_secs(60)), ..result(Verdict::Retry) };
+    queue.finish_attempt(&first, busy, now(), 0.0);
+    let saved: Vec<_> = save(&mut queue).saved_lanes.into_iter().map(|(_, row)| row.next_at).collect();
+    assert_eq!(saved, [Some(now() + TimeDelta::seconds(60))], "longer than the backoff");
+}
+
+#[test]
 fn a_queue_that_waits_for_a_response_is_not_woken_before() {
     let (_, mut queue) = queue_with(recipient(1, OnExhausted::Skip), &[None, None, None]);
     let (first, _) = queue.start_next(now()).unwrap();
