@@ -263,7 +263,7 @@ async fn a_log_restored_in_the_same_database_is_detected() {
 }
 
 #[tokio::test]
-async fn a_hold_that_is_being_extended_is_not_removed() {
+async fn a_retention_hold_that_is_being_extended_is_not_removed() {
     let database = database().await;
     let db = database.pool();
     let from = async || {
