@@ -17,6 +17,7 @@
 //! | Pillarbox                | [`TestApp`]: the real roles in this process, and a [`Client`] to call them  |
 //! | an endpoint for webhooks | [`Receiver`]: records requests and responds as the test configures it       |
 //! | the binary itself        | [`Pillarbox`]: the real process, which can be killed at any time            |
+//! | a person at a terminal   | [`Terminal`]: an interactive shell, into which the test pastes commands     |
 //!
 //! Dropping a value releases its resource, also when the test panics. A helper that fails panics: a test has no use
 //! for an error value. A test that uses any of these has a time limit (`watchdog`) after which the run fails with the
@@ -41,6 +42,7 @@ mod receiver;
 mod redis;
 pub mod servers;
 mod standby;
+mod terminal;
 mod watchdog;
 
 pub use app::TestApp;
@@ -56,6 +58,7 @@ pub use rabbit::TestVhost;
 pub use receiver::{Received, Receiver, Reply};
 pub use redis::TestRedis;
 pub use standby::Standby;
+pub use terminal::Terminal;
 
 /// Returns a name that no other test uses, in this process or another.
 fn unique_name() -> String {
