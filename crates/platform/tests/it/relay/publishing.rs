@@ -184,30 +184,3 @@ async fn a_missing_legacy_exchange_blocks_nothing_and_catches_up() {
     assert_eq!(amqp.consume("smtp_send_email", 1).await[0].body, json!(4));
     on.stop().await;
 }
-
-#[tokio::test]
-async fn a_python_producer_and_consumer_need_no_library_of_ours() {
-    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
-    let app = TestApp::start_with(&database, relay_to(&vhost)).await;
-    let db = database.pool();
-    sqlx::raw_sql("create table reservation (id int, seats int); grant insert on reservation to pillarbox_producer")
-        .execute(db)
-        .await
-        .unwrap();
-    BrokerClient::connect(&vhost).await.wait_for_queue("notification.restaurant").await;
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/python/producer_and_consumer.py");
-    // The Python of the distribution, which has the packages.
-    let output = tokio::process::Command::new("/usr/bin/python3")
-        .arg(script)
-        .env("POSTGRES_URL", database.url())
-        .env("AMQP_URL", vhost.amqp_url())
-        .env("QUEUE", "notification.restaurant")
-        .output()
-        .await
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let envelope: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(envelope["payload"], json!({"seats": 2}));
-    assert_eq!((&envelope["event_type"], &envelope["aggregate_id"]), (&json!("RESERVATION_REQUESTED"), &json!(5)));
-    app.stop().await;
-}
