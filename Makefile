@@ -8,7 +8,7 @@ export RUST_TEST_THREADS ?= 4
 DURATIONS := $(TARGET)/test-durations
 
 .DEFAULT_GOAL := help
-.PHONY: help run release test check audit soak bench servers clean
+.PHONY: help run rabbitmq release test check audit soak bench servers clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,7 +18,15 @@ help: ## list these commands
 run: ## build and run Pillarbox with an embedded PostgreSQL (ARGS="--flags")
 	@scripts/setup run
 	cargo build --locked --package pillarbox
+	@echo 'This is the build for development. To deploy or to measure, use `make release`.'
 	@exec $(TARGET)/debug/pillarbox $(ARGS)
+
+rabbitmq: ## open a shell with a private RabbitMQ, to which Pillarbox connects if it is started there
+	@scripts/setup rabbitmq
+	@PBX_TEST_SERVERS=rabbitmq scripts/with-servers bash -c \
+		'export PILLARBOX_AMQP_URL=$$PBX_TEST_AMQP_URL RABBITMQ_API=$$PBX_TEST_AMQP_API; \
+		echo "RabbitMQ runs until you leave this shell (exit). PILLARBOX_AMQP_URL is set: \`make run\` uses it."; \
+		exec $${SHELL:-bash}'
 
 release: ## build the binary for deployment: target/release/pillarbox
 	cargo build --release --locked --package pillarbox

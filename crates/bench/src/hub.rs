@@ -14,7 +14,7 @@ use crate::costs::Costs;
 use crate::report::{Pairs, Report};
 use fixture::Fixture;
 use receiver::{FAILING, SILENT};
-use runs::{backlog, deliver_backlog, delivered, latency, rate, raw};
+use runs::{backlog, deliver_backlog, delivered, ingest_latency, latency, rate, raw};
 
 /// Requests of a run of the raw limit, and events of a run of the hub by the number of subscribers per event.
 const RAW_RUN: u64 = 60_000;
@@ -24,6 +24,9 @@ const RUN_OF_TEN: u64 = 3_000;
 const LANES: u64 = 100;
 const LATENCY_ROUND_S: f64 = 5.0;
 const LATENCY_EVENTS_MAX: f64 = 100_000.0;
+/// The load that the hub is designed for, in events per second, and the time within which half of them are accepted.
+const DESIGN_RATE: f64 = 200.0;
+const ACCEPTED_WITHIN_MS: f64 = 10.0;
 const LANE_DEPTH: u64 = 100_000;
 const LANE_PART: u64 = 10_000;
 const BACKLOG_PART: u64 = 100_000;
@@ -38,7 +41,8 @@ pub(crate) enum Part {
     Ordered,
     /// Accepting events without delivery, between runs of plain POSTs
     Ingest,
-    /// Latency from accepted to received, at half of the maximum rate
+    /// Latency of ingest at 200 events per second, which must be below 10 ms; from accepted to received, at half of the
+    /// maximum rate
     Latency,
     /// Nine of ten subscribers while the tenth fails
     Dead,
@@ -63,7 +67,10 @@ pub(crate) async fn measure(pillarbox: &Path, pairs: usize, only: &[Part], depth
             Part::Ratio => ratio(&fixture, pairs, &mut report).await?,
             Part::Ordered => ordered(&fixture, pairs, &mut report).await?,
             Part::Ingest => ingest(&fixture, pairs, &mut report).await?,
-            Part::Latency => at_half_rate(&fixture, pairs, &mut report).await?,
+            Part::Latency => {
+                at_design_rate(&fixture, pairs, &mut report).await?;
+                at_half_rate(&fixture, pairs, &mut report).await?;
+            }
             Part::Dead => dead(&fixture, pairs, &mut report).await?,
             Part::Pinned => pinned(&fixture, pairs, &mut report).await?,
             Part::Lane => deep_lane(&fixture, &mut report).await?,
@@ -131,6 +138,30 @@ async fn ingest(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome
     report.add("ingest alone, ratio to raw", "", runs.ratios);
     costs.report("ingest alone", report);
     Ok(())
+}
+
+/// Fails if ingest takes longer than it is designed for.
+async fn at_design_rate(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {
+    let load = fixture.events("bench.unheard", None);
+    let count = (DESIGN_RATE * LATENCY_ROUND_S) as u64;
+    ingest_latency(&load, DESIGN_RATE, count / 5).await?; // warm-up
+    let (mut p50s, mut p99s) = (Vec::new(), Vec::new());
+    for pair in 1..=pairs {
+        let (p50, p99) = ingest_latency(&load, DESIGN_RATE, count).await?;
+        eprintln!("ingest: round {pair} of {pairs}: at {DESIGN_RATE:.0} events/s p50 {p50:.1} ms, p99 {p99:.1} ms");
+        p50s.push(p50);
+        p99s.push(p99);
+    }
+    let best = p50s.iter().copied().fold(f64::INFINITY, f64::min);
+    report.add("accepted at 200 events/s, p50", "ms", p50s);
+    report.add("accepted at 200 events/s, p99", "ms", p99s);
+    match best < ACCEPTED_WITHIN_MS {
+        true => Ok(()),
+        false => Err(format!(
+            "half of the events are accepted within {best:.1} ms at {DESIGN_RATE:.0} events/s; the hub is designed for {ACCEPTED_WITHIN_MS} ms"
+        )
+        .into()),
+    }
 }
 
 async fn at_half_rate(fixture: &Fixture, pairs: usize, report: &mut Report) -> Outcome<()> {

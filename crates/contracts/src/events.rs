@@ -45,6 +45,12 @@ pub struct EventChanged {
     pub time_zone: String,
     /// 0 means unlimited.
     pub capacity: i32,
+    /// Why the event was canceled or unpublished, if a reason was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The admin who canceled or unpublished the event of another user: `user:<id>` or `key:<id>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
     pub occurred_at: DateTime<Utc>,
 }
 

@@ -2,6 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use contracts::events::{EventChanged, EventStatus};
+use kit::auth::{Caller, Principal};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -24,14 +25,14 @@ use uuid::Uuid;
 #[schema(as = EventStatus)]
 #[strum(serialize_all = "lowercase", const_into_str)]
 pub(crate) enum Status {
-    /// Visible to its owner alone.
+    /// Visible to its owner and to admins.
     Draft,
     Published,
     /// Final.
     Canceled,
 }
 
-/// A change that the owner requests. The text form completes the sentence of [`Refused`].
+/// A requested change. The text form completes the sentence of [`Refused`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 pub(crate) enum Action {
     #[strum(serialize = "changed")]
@@ -44,11 +45,46 @@ pub(crate) enum Action {
     Cancel,
 }
 
+/// The reason why an event does not allow an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an event that is {from} cannot be {action}")]
-pub(crate) struct Refused {
-    pub(crate) from: Status,
-    pub(crate) action: Action,
+pub(crate) enum Refused {
+    #[error("an event that is {from} cannot be {action}")]
+    Transition { from: Status, action: Action },
+    #[error("an event that has ended cannot be published: it ended at {0}; change its end_time first")]
+    Ended(DateTime<Utc>),
+}
+
+/// Who requests a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Actor {
+    pub(crate) principal: Principal,
+    /// An admin of the installation, who moderates the events of all users.
+    pub(crate) is_admin: bool,
+}
+
+impl From<&Caller> for Actor {
+    fn from(caller: &Caller) -> Actor {
+        Actor { principal: caller.principal, is_admin: caller.is_operator() }
+    }
+}
+
+impl Actor {
+    pub(crate) fn owns(&self, event: &Event) -> bool {
+        self.principal == Principal::User(event.owner_id)
+    }
+
+    /// Whether the actor may see the event.
+    pub(crate) fn sees(&self, event: &Event) -> bool {
+        event.is_public() || self.is_admin || self.owns(event)
+    }
+
+    /// Whether the actor may do this with the event: the owner may do everything, an admin may withdraw it.
+    pub(crate) fn may(&self, action: Action, event: &Event) -> bool {
+        match action {
+            Action::Update | Action::Publish => self.owns(event),
+            Action::Unpublish | Action::Cancel => self.is_admin || self.owns(event),
+        }
+    }
 }
 
 impl Status {
@@ -59,7 +95,7 @@ impl Status {
             (Status::Draft, Action::Publish) => Ok(Status::Published),
             (Status::Published, Action::Unpublish) => Ok(Status::Draft),
             (Status::Draft | Status::Published, Action::Cancel) => Ok(Status::Canceled),
-            (from, action) => Err(Refused { from, action }),
+            (from, action) => Err(Refused::Transition { from, action }),
         }
     }
 }
@@ -130,14 +166,18 @@ impl Event {
         }
     }
 
-    /// Whether users other than the owner may see it: it is published, or was published when it was canceled.
+    /// Whether users other than the owner and admins may see it: it is published, or was published when it was canceled.
     pub(crate) fn is_public(&self) -> bool {
         is_public(self.status, self.published_at)
     }
 
-    /// The event after an action, with the next version. Fails if the status does not allow the action.
+    /// The event after an action, with the next version. Fails if the status does not allow the action, or if the event has
+    /// ended and would be published.
     pub(crate) fn after(&self, action: Action, now: DateTime<Utc>) -> Result<Event, Refused> {
         let status = self.status.after(action)?;
+        if action == Action::Publish && self.details.end_time <= now {
+            return Err(Refused::Ended(self.details.end_time));
+        }
         Ok(Event {
             status,
             published_at: match (action, self.status) {
@@ -168,6 +208,8 @@ impl Event {
             end_time: self.details.end_time,
             time_zone: self.details.time_zone.clone(),
             capacity: self.details.capacity,
+            reason: None,
+            by: None,
             occurred_at: self.updated_at,
         }
     }
@@ -176,11 +218,13 @@ impl Event {
 /// One entry of an event's status history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StatusChange {
+    pub(crate) event_id: Uuid,
     pub(crate) version: i64,
     /// None for the creation of the event.
     pub(crate) from: Option<Status>,
     pub(crate) to: Status,
-    pub(crate) by: Uuid,
+    pub(crate) by: Principal,
+    pub(crate) reason: Option<String>,
     pub(crate) at: DateTime<Utc>,
 }
 

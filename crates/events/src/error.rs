@@ -11,10 +11,12 @@ use crate::domain::Refused;
 pub(crate) enum Error {
     #[error("this event does not exist")]
     EventNotFound,
-    #[error("this event belongs to another user; only its owner may change it")]
+    #[error("this event belongs to another user: only its owner may change it, and admins may unpublish or cancel it")]
     NotTheOwner,
     #[error("{0}")]
     Refused(#[from] Refused),
+    #[error("an admin must give a reason for acting on the event of another user")]
+    ReasonRequired,
     #[error("some fields are invalid")]
     Invalid(Vec<FieldError>),
     #[error("the event has changed since it was read")]
@@ -37,7 +39,12 @@ impl From<Error> for Problem {
         match error {
             Error::EventNotFound => Problem::not_found("event-not-found", &error),
             Error::NotTheOwner => Problem::forbidden(&error),
-            Error::Refused(_) => Problem::conflict("transition-refused", &error),
+            Error::Refused(Refused::Transition { .. }) => Problem::conflict("transition-refused", &error),
+            Error::Refused(Refused::Ended(_)) => Problem::conflict("event-ended", &error),
+            Error::ReasonRequired => Problem::validation(vec![FieldError::body(
+                "/reason",
+                "is required of an admin who acts on the event of another user",
+            )]),
             Error::Invalid(errors) => Problem::validation(errors),
             Error::PreconditionFailed(problem) => problem,
             Error::Unsearchable => {

@@ -1,9 +1,10 @@
 //! The fields of a request that creates or changes an event. Every invalid field is reported.
 
 use chrono::{DateTime, SubsecRound, Utc};
-use kit::field::{Field, FieldChecks, FieldErrors, check_each, error, printable};
+use kit::field::{Field, FieldChecks, FieldErrors, Whole, check_each, error, printable};
 use kit::problem::FieldError;
 use serde::Deserialize;
+use serde_json::json;
 use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::is_combining_mark;
 use utoipa::openapi::RefOr;
@@ -23,40 +24,46 @@ const COVER_CHARS_MAX: usize = 200;
 /// An absent field stays unchanged, or has its default in a new event. Null sets the default.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = EventFields)]
+#[schema(as = EventFields, example = json!({"title": "Rust meetup", "capacity": 50}))]
 pub(crate) struct Fields {
     #[serde(default)]
-    #[schema(value_type = Option<String>, min_length = 1, max_length = 200, example = "Rust meetup")]
+    #[schema(value_type = String, format = "line", max_length = 200, example = "Rust meetup")]
     title: Field<String>,
     #[serde(default)]
-    #[schema(value_type = Option<String>, max_length = 10000, default = "")]
+    #[schema(value_type = Option<String>, pattern = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$", max_length = 10000, default = "")]
     description: Field<String>,
     #[serde(default)]
-    #[schema(value_type = Option<String>, min_length = 1, max_length = 100, example = "Zürich")]
+    #[schema(value_type = String, format = "line", max_length = 100, example = "Zürich")]
     city: Field<String>,
     #[serde(default)]
-    #[schema(value_type = Option<String>, min_length = 1, max_length = 50, example = "tech")]
+    #[schema(value_type = String, format = "line", max_length = 50, example = "tech")]
     category: Field<String>,
     #[serde(default)]
-    #[schema(value_type = Option<DateTime<Utc>>, example = "2027-03-01T18:00:00+01:00")]
+    #[schema(value_type = DateTime<Utc>, example = "2035-03-01T18:00:00+01:00")]
     start_time: Field<DateTime<Utc>>,
     /// Must be after `start_time`.
     #[serde(default)]
-    #[schema(value_type = Option<DateTime<Utc>>, example = "2027-03-01T21:00:00+01:00")]
+    #[schema(value_type = DateTime<Utc>, example = "2035-03-01T21:00:00+01:00")]
     end_time: Field<DateTime<Utc>>,
     /// IANA name of the time zone in which the times are displayed.
     #[serde(default)]
-    #[schema(value_type = Option<String>, example = "Europe/Zurich")]
+    #[schema(value_type = String, pattern = "^[A-Za-z0-9_+/-]+$", example = "Europe/Zurich")]
     time_zone: Field<String>,
     /// 0 means unlimited.
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 0, maximum = 1000000, default = 0)]
-    capacity: Field<i64>,
+    capacity: Field<Whole>,
     /// Ids of images that another service stores; the first is the cover.
     #[serde(default)]
-    #[schema(value_type = Option<Vec<String>>, max_items = 10, default = json!([]))]
+    #[schema(value_type = Option<Vec<CoverImageId>>, max_items = 10, default = json!([]))]
     cover_image_ids: Field<Vec<String>>,
 }
+
+/// The id of an image.
+#[derive(ToSchema)]
+#[schema(value_type = String, format = "line", max_length = 200)]
+#[expect(dead_code, reason = "it only describes the items of a list")]
+struct CoverImageId(String);
 
 /// The [`Fields`] of a new event. Some of them are required.
 #[derive(Debug, Deserialize)]
@@ -176,7 +183,7 @@ fn zone(name: String) -> Result<String, FieldErrors> {
     }
 }
 
-fn capacity(number: i64) -> Result<i32, FieldErrors> {
+fn capacity(Whole(number): Whole) -> Result<i32, FieldErrors> {
     let fits = i32::try_from(number).ok().filter(|_| (0..=CAPACITY_MAX).contains(&number));
     fits.ok_or_else(|| error(format!("must be a number from 0 (unlimited) to {CAPACITY_MAX}")))
 }
@@ -194,6 +201,15 @@ impl PartialSchema for NewFields {
         if let RefOr::T(Schema::Object(object)) = &mut schema {
             let required = ["title", "city", "category", "start_time", "end_time", "time_zone"];
             object.required = required.map(str::to_owned).to_vec();
+            object.example = Some(json!({
+                "title": "Rust meetup",
+                "city": "Zürich",
+                "category": "tech",
+                "start_time": "2035-03-01T18:00:00+01:00",
+                "end_time": "2035-03-01T21:00:00+01:00",
+                "time_zone": "Europe/Zurich",
+                "capacity": 50,
+            }));
         }
         schema
     }

@@ -1,15 +1,20 @@
-//! The HTTP API, under `/event/v1`. Requests that change something require a [`kit::auth::User`] and support
-//! `Idempotency-Key` and `If-Match`; published events are readable without authentication.
+//! The HTTP API, under `/event/v1`. Requests that change something require a [`kit::auth::User`], or the owner of the event
+//! or an admin, and support `Idempotency-Key` and `If-Match`; published events are readable without authentication.
 
 mod events;
 mod feed;
 
 use std::sync::Arc;
 
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use chrono::{DateTime, Utc};
 use http::header::{ETAG, LOCATION};
 use http::{HeaderValue, StatusCode};
+use kit::auth::Caller;
+use kit::extract::Path;
 use kit::idempotency::StoredResponse;
+use kit::openapi::{self, RouteProblem};
 use kit::problem::Problem;
 use serde::Deserialize;
 use utoipa_axum::router::OpenApiRouter;
@@ -17,12 +22,45 @@ use uuid::Uuid;
 
 use crate::Events;
 use crate::coalesced_reads::ShownVersion;
+use crate::domain::{Action, Actor};
+use crate::flow;
 
 /// The description of the header `Idempotency-Key` in the OpenAPI document.
 const IDEMPOTENCY_KEY: &str = "A repeated request with the same key has no further effect and gets the same response";
 
+/// The problems of the service's own errors, for the OpenAPI document.
+const PROBLEMS: &[RouteProblem] = &[
+    ("* /event/v1/events/{id}*", 404, "event-not-found", "this event does not exist"),
+    ("PATCH /event/v1/events/{id}", 409, "transition-refused", "an event that is canceled cannot be changed"),
+    ("POST /event/v1/events/{id}/*", 409, "transition-refused", "an event that is canceled cannot be published"),
+    ("POST /event/v1/events/{id}/publish", 409, "event-ended", "this event has ended"),
+    ("GET /event/v1/events", 410, "cursor-expired", "the list that this cursor belongs to has expired"),
+];
+
 pub(crate) fn router() -> OpenApiRouter<Arc<Events>> {
-    OpenApiRouter::new().merge(feed::router()).merge(events::router())
+    let mut router = OpenApiRouter::new().merge(feed::router()).merge(events::router());
+    openapi::document(router.get_openapi_mut(), PROBLEMS);
+    router
+}
+
+/// The owner of the event in the path, or an admin: they may withdraw it. As an extractor it runs before the rest of the
+/// request is read, and a handler that requires it cannot omit the check.
+struct OwnerOrAdmin {
+    actor: Actor,
+    id: Uuid,
+}
+
+impl FromRequestParts<Arc<Events>> for OwnerOrAdmin {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, events: &Arc<Events>) -> Result<OwnerOrAdmin, Problem> {
+        let caller = <Caller as FromRequestParts<Arc<Events>>>::from_request_parts(parts, events).await?;
+        let Path(id) = Path::<Uuid>::from_request_parts(parts, events).await?;
+        let actor = Actor::from(&caller);
+        // Unpublishing and canceling have the same permissions.
+        flow::event::check(events, actor, id, Action::Cancel).await?;
+        Ok(OwnerOrAdmin { actor, id })
+    }
 }
 
 /// Adds `ETag` and, for a new event, `Location`. Both are derived from the body, so the stored response of a repeated

@@ -1,6 +1,6 @@
 //! Events: created, published, found, canceled.
 //!
-//! Owns the schema `pillarbox_events`: events and the history of their statuses, cities with the number of their
+//! Owns the schema `pillarbox_events`: events and the history of their statuses (the audit trail), cities with the number of their
 //! events, the scores of the trending feed, reconciliation runs, and the generations that validate cached pages.
 //!
 //! Publishes messages of source `events` with the event's id as key: `event.published`, `event.updated`,
@@ -9,8 +9,8 @@
 //! `mod.#` with absolute counts, and `join.counted`, the reply to `event.versions`.
 //!
 //! Invariants: an event changes its status only along [`domain::Status::after`], one change at a time, and every change
-//! is recorded with its user. Only the owner changes an event, and only the owner sees a draft. The change, its record
-//! and its message commit together. The count with the highest version wins, in whatever order counts arrive. An event
+//! is recorded with its user. Only the owner changes and publishes an event; an admin may unpublish or cancel it, with a
+//! reason. Only the owner and admins see a draft. The change, its record and its message commit together. The count with the highest version wins, in whatever order counts arrive. An event
 //! that is read after a change has committed shows the change, in every process: its cache entry is validated against
 //! the database. So are feed pages and city suggestions, against the database that feeds are read from; a replica may
 //! lag. They also have numbers that no change invalidates: the participant counts of a feed page may be 15 s old, and
@@ -24,6 +24,7 @@ mod fields;
 mod flow;
 mod http;
 mod inbox;
+mod search;
 mod store;
 mod view;
 mod workers;
@@ -36,7 +37,8 @@ use kit::batch::{Batcher, Limits};
 use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
-use mailbox::consumers::{Runtime, Subscription};
+use kit::telemetry::MetricHelp;
+use mailbox::consumers::{LocalHandlers, Runtime, Subscription};
 use mailbox::database::Database;
 use mailbox::database::time::maintain;
 use mailbox::service::{RedisAddress, Role, Service, ServiceContext};
@@ -51,6 +53,9 @@ use crate::coalesced_reads::{EventReader, GenerationReader};
 
 /// Maximum pause between two checks whether a periodic task is due.
 const CHECK_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Maximum pause between two checks for new events that the trending feed lacks. A cached page is 15 s old at most, so a new
+/// event is in the feed within a minute.
+const TRENDING_PAUSE_MAX: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -73,6 +78,7 @@ pub struct Events {
     pub(crate) feed_db: PgPool,
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
+    pub(crate) local_handlers: LocalHandlers,
     pub(crate) cache: Cache,
     pub(crate) event_reader: Batcher<EventReader>,
     pub(crate) generation_reader: Batcher<GenerationReader>,
@@ -81,9 +87,13 @@ pub struct Events {
 
 impl Service for Events {
     const NAME: &'static str = "events";
-    const DESCRIPTION: &'static str =
-        "Events. Anyone may read published events; everything else requires a user's token.";
+    const DESCRIPTION: &'static str = "Events. Anyone may read published events; everything else requires a user's token. Admins of the tenant `main`, with a \
+         token or an API key, may also unpublish and cancel events, and read the audit trail.";
     const WORK: &'static [(Role, &'static str)] = &[(Role::Consume, "events.counts")];
+    const METRICS: &'static [MetricHelp] = &[
+        ("pillarbox_events_cache_total", "Cache lookups by outcome; `away` means that Redis did not answer in time."),
+        ("pillarbox_reconcile_drift_total", "Differences between services that reconciliation has found."),
+    ];
     type Settings = EventsSettings;
 
     fn check(settings: &EventsSettings) -> Result<(), InvalidSetting> {
@@ -109,6 +119,7 @@ impl Service for Events {
             feed_db,
             clock: context.clock.clone(),
             cursor_key: context.cursor_key.clone(),
+            local_handlers: context.local_handlers.clone(),
             cache,
             event_reader,
             generation_reader,
@@ -126,7 +137,7 @@ impl Service for Events {
 
     fn start_maintenance(&self, runtime: &Runtime) {
         let every = TimeDelta::seconds(i64::from(self.settings.trending_seconds));
-        let pause = Duration::from_secs(u64::from(self.settings.trending_seconds)).min(CHECK_PAUSE_MAX);
+        let pause = Duration::from_secs(u64::from(self.settings.trending_seconds)).min(TRENDING_PAUSE_MAX);
         let (worker, db) = (runtime.worker("events.trending".to_owned(), pause), runtime.db().pool().clone());
         runtime.spawn(async move { worker.run(|| maintain(&db, workers::score(&db, every))).await });
         if self.settings.reconcile_minutes == 0 {

@@ -1,6 +1,7 @@
 //! SQL for the schema `pillarbox_events`. Every function takes a connection, joins the caller's transaction and makes
 //! no decisions.
 
+pub(crate) mod audit;
 pub(crate) mod cities;
 pub(crate) mod event;
 pub(crate) mod feed;

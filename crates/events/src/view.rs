@@ -48,14 +48,22 @@ pub(crate) struct EventSummary {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = EventStatusChange)]
 pub(crate) struct StatusChangeView {
+    event_id: Uuid,
     /// The version of the event after the change.
     version: i64,
     /// Absent for the creation of the event.
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<Status>,
     to: Status,
-    /// The user who made the change.
+    /// The id of the user or of the API key that made the change.
     by: Uuid,
+    /// `user:<id>` or `key:<id>`. If it is not the owner of the event, it is an admin.
+    #[schema(example = "user:01890a5d-ac96-774b-bcce-b302099a8057")]
+    actor: String,
+    /// Why the event was canceled or unpublished, if a reason was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "The venue is closed.")]
+    reason: Option<String>,
     at: DateTime<Utc>,
 }
 
@@ -114,6 +122,7 @@ impl From<Event> for EventSummary {
 
 impl From<StatusChange> for StatusChangeView {
     fn from(change: StatusChange) -> StatusChangeView {
-        StatusChangeView { version: change.version, from: change.from, to: change.to, by: change.by, at: change.at }
+        let StatusChange { event_id, version, from, to, by, reason, at } = change;
+        StatusChangeView { event_id, version, from, to, by: by.id(), actor: by.to_string(), reason, at }
     }
 }

@@ -8,11 +8,14 @@ use sqlx::PgPool;
 
 use crate::flow;
 use crate::flow::reconcile::ReconcileError;
+use crate::flow::trending::Scored;
 
-/// Scores the trending feed if the newest scores are older than `every`.
+/// Scores the trending feed if the newest scores are older than `every`; otherwise adds new events to it.
 pub(crate) async fn score(db: &PgPool, every: TimeDelta) -> sqlx::Result<Round> {
-    if let Some(epoch) = flow::trending::score(db, every).await? {
-        tracing::debug!(epoch, "scored the trending feed");
+    match flow::trending::score(db, every).await? {
+        Scored::All(epoch) => tracing::debug!(epoch, "scored the trending feed"),
+        Scored::New(events) => tracing::debug!(events, "added new events to the trending feed"),
+        Scored::Nothing => {}
     }
     Ok(Round::Idle)
 }

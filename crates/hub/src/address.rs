@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use kit::config::List;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// The IPv4 networks that IANA lists as not globally reachable, and multicast.
@@ -66,30 +67,13 @@ const METADATA_V6: [[u16; 8]; 4] = [
 
 /// Networks that may be dialled although they are not public. Empty by default.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "ListOrText")]
+#[serde(from = "List<Network>")]
 pub struct AllowedNetworks(Vec<Network>);
 
-/// A list, or the text of an environment variable: `10.1.0.0/16, ::1`.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "a list of networks such as 10.1.0.0/16")]
-enum ListOrText {
-    List(Vec<Network>),
-    #[serde(deserialize_with = "split")]
-    Text(Vec<Network>),
-}
-
-impl From<ListOrText> for AllowedNetworks {
-    fn from(given: ListOrText) -> AllowedNetworks {
-        match given {
-            ListOrText::List(networks) | ListOrText::Text(networks) => AllowedNetworks(networks),
-        }
+impl From<List<Network>> for AllowedNetworks {
+    fn from(List(networks): List<Network>) -> AllowedNetworks {
+        AllowedNetworks(networks)
     }
-}
-
-fn split<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Network>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
-    parts.map(|part| part.parse().map_err(de::Error::custom)).collect()
 }
 
 impl AllowedNetworks {

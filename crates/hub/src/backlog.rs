@@ -1,4 +1,5 @@
-//! Dead-letters the whole backlog of webhooks, for a restored copy of a database in which nothing of it must be sent.
+//! Gives up webhooks that wait: the whole backlog of a restored copy of a database, in which nothing of it must be sent, and
+//! the deferred events that fan-out is to skip.
 
 use chrono::{DateTime, Utc};
 use mailbox::log;
@@ -27,7 +28,18 @@ pub async fn dead_letter_backlog(tx: &mut PgConnection, now: DateTime<Utc>) -> s
         count += pending.len() as u64;
     }
     // Like the events that fan-out has not read yet, those that it has deferred get no messages.
-    store::deferred_event::delete_all(tx).await?;
+    store::deferred_event::delete_before(tx, None).await?;
     store::recovery::skip_to_newest(tx, now).await?;
     Ok(count)
+}
+
+/// The number of events that fan-out has read from the log and deferred.
+pub async fn count_deferred(db: &mut PgConnection) -> sqlx::Result<i64> {
+    store::deferred_event::count(db).await
+}
+
+/// Skips the deferred events that were posted before a time; None: all. Returns how many. No fan-out may be able to commit a
+/// turn: the caller has removed its shard worker in the same transaction.
+pub async fn skip_deferred(tx: &mut PgConnection, before: Option<DateTime<Utc>>) -> sqlx::Result<u64> {
+    store::deferred_event::delete_before(tx, before).await
 }

@@ -23,6 +23,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use crate::address::AllowedNetworks;
 use crate::connection_pool::{ConnectionPool, HttpConnection};
 use crate::dial::{self, Dialer, SystemResolver};
+use crate::send_permit::SendPermit;
 use crate::target::Target;
 
 pub use crate::dial::{Proxy, Resolve};
@@ -164,24 +165,24 @@ impl Client {
     /// # Errors
     /// No status arrived within the request's timeout.
     pub async fn post(&self, request: WebhookRequest<'_>) -> Result<WebhookResponse, RequestError> {
-        match self.post_if(request, || true).await? {
+        match self.post_if(request, None).await? {
             Some(response) => Ok(response),
             None => Err(RequestError::new(ErrorClass::Protocol, "the request was not sent")),
         }
     }
 
-    /// Like [`Client::post`], but sends nothing and returns None if `may_send` is false when the connection is open and the
-    /// request is about to be sent.
+    /// Like [`Client::post`], but sends nothing and returns None if the permit has ended when the connection is open and the
+    /// first bytes of the request are about to be written.
     pub(crate) async fn post_if(
         &self,
         request: WebhookRequest<'_>,
-        may_send: impl Fn() -> bool,
+        permit: Option<SendPermit>,
     ) -> Result<Option<WebhookResponse>, RequestError> {
         // A pooled connection skips the dialer, which checked its address only when it was opened.
         self.vet_target(request.target)?;
         let time_max = request.timeout;
         let mut received = None;
-        let exchanged = timeout(time_max, self.exchange(request, may_send, &mut received)).await;
+        let exchanged = timeout(time_max, self.exchange(request, permit, &mut received)).await;
         match (received, exchanged) {
             (Some(received), _) => Ok(Some(received.into_response())),
             (None, Ok(Err(failure))) => Err(failure),
@@ -195,7 +196,7 @@ impl Client {
     async fn exchange(
         &self,
         request: WebhookRequest<'_>,
-        may_send: impl Fn() -> bool,
+        permit: Option<SendPermit>,
         received: &mut Option<PartialResponse>,
     ) -> Result<(), RequestError> {
         let target = request.target;
@@ -207,13 +208,10 @@ impl Client {
             }
         };
         let request = self.http_request(request);
-        // Nothing is awaited between this check and the first write.
-        if !may_send() {
-            return Ok(());
-        }
         // Never sent twice: the receiver may have processed a request that is lost with its connection.
-        let response = connection.send(request).await;
-        let (parts, body) = response.map_err(|error| RequestError::from_hyper(&error))?.into_parts();
+        let response = connection.send(request, permit).await.map_err(|error| RequestError::from_hyper(&error))?;
+        let Some(response) = response else { return Ok(()) };
+        let (parts, body) = response.into_parts();
         let received = received.insert(PartialResponse {
             status: parts.status,
             retry_after: retry_after(&parts.headers, SystemTime::now),

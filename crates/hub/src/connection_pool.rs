@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -19,7 +19,8 @@ use hyper::body::{Body, Frame, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use tokio::time::{Instant, sleep};
 
-use crate::dial::Stream;
+use crate::send_permit::SendPermit;
+use crate::stream::{Stream, StreamControl};
 
 /// How long a connection may be idle before it is closed.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(30);
@@ -35,8 +36,8 @@ pub(crate) struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
     /// None once the connection has ended.
     driver: Option<Driver>,
-    /// Shared with the [`Stream`], which checks the socket itself while the connection is idle.
-    is_idle: Arc<AtomicBool>,
+    /// Shared with the [`Stream`], which hyper owns.
+    control: Arc<StreamControl>,
 }
 
 type Driver = Pin<Box<http1::Connection<Stream, Full<Bytes>>>>;
@@ -44,21 +45,31 @@ type Driver = Pin<Box<http1::Connection<Stream, Full<Bytes>>>>;
 impl HttpConnection {
     /// Starts HTTP on a connected stream.
     pub(crate) async fn new(stream: Stream) -> hyper::Result<HttpConnection> {
-        let is_idle = stream.is_idle();
+        let control = stream.control();
         let (sender, driver) = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(stream).await?;
-        Ok(HttpConnection { sender, driver: Some(Box::pin(driver)), is_idle })
+        Ok(HttpConnection { sender, driver: Some(Box::pin(driver)), control })
     }
 
     /// Sends the request and returns the response's status and headers. Its body is read with
-    /// [`HttpConnection::frame`].
-    pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>> {
-        let HttpConnection { sender, driver, .. } = self;
+    /// [`HttpConnection::frame`]. Returns None if the permit has ended before the first bytes were written: nothing was
+    /// sent then, and the connection has ended.
+    pub(crate) async fn send(
+        &mut self,
+        request: Request<Full<Bytes>>,
+        permit: Option<SendPermit>,
+    ) -> hyper::Result<Option<Response<Incoming>>> {
+        let HttpConnection { sender, driver, control } = self;
+        control.permit_next(permit);
         let mut response = pin!(sender.send_request(request));
-        poll_fn(|cx| {
+        let response = poll_fn(|cx| {
             drive(driver, cx);
             response.as_mut().poll(cx)
         })
-        .await
+        .await;
+        match response {
+            Err(_) if control.was_refused() => Ok(None),
+            response => response.map(Some),
+        }
     }
 
     /// Returns the next part of a response's body, or None at its end.
@@ -104,7 +115,7 @@ impl ConnectionPool {
         loop {
             let (mut connection, since) = self.lock().connections.get_mut(origin)?.pop()?;
             if since.elapsed() < IDLE_TIME_MAX && connection.is_reusable() {
-                connection.is_idle.store(false, Ordering::Relaxed);
+                connection.control.is_idle.store(false, Ordering::Relaxed);
                 return Some(connection);
             }
         }
@@ -112,7 +123,7 @@ impl ConnectionPool {
 
     /// Stores a connection for reuse. It is closed instead if it is not reusable, or if the origin has enough of them.
     pub(crate) fn check_in(self: &Arc<ConnectionPool>, origin: &Arc<str>, mut connection: HttpConnection) {
-        connection.is_idle.store(true, Ordering::Relaxed);
+        connection.control.is_idle.store(true, Ordering::Relaxed);
         if !connection.is_reusable() {
             return;
         }

@@ -253,6 +253,8 @@ pub(crate) struct LaneReadRequest {
     pub(crate) after: i64,
     pub(crate) to: i64,
     pub(crate) limit: usize,
+    /// The head of the lane, if it is a dead letter that an operator retries.
+    pub(crate) retried_head: Option<i64>,
 }
 
 impl ReadRequest {

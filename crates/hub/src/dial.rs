@@ -5,12 +5,9 @@
 
 use std::error::Error;
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -21,15 +18,10 @@ use hickory_resolver::config::{LookupIpStrategy, ResolverConfig};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use http::uri::Scheme;
 use http::{HeaderValue, Uri};
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::client::legacy::connect::proxy::Tunnel;
-use hyper_util::rt::TokioIo;
-use socket2::SockRef;
-use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 use tower::Service;
@@ -37,6 +29,7 @@ use url::Url;
 
 use crate::address::{AllowedNetworks, is_metadata_service};
 use crate::client::{ErrorClass, RequestError};
+use crate::stream::Stream;
 
 /// Time to connect over TCP. hyper-util divides it among a name's addresses, so that one that does not answer leaves
 /// time for the others.
@@ -177,12 +170,12 @@ impl Dialer {
             }
         };
         if !is_https {
-            return Ok(Stream::new(Io::Plain(tcp)));
+            return Ok(Stream::plain(tcp));
         }
         let tls_failed = |error: &dyn Error| RequestError::new(ErrorClass::Tls, error);
         let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(|error| tls_failed(&error))?;
         let secured = self.tls.connect(name, tcp.into_inner()).await.map_err(|error| tls_failed(&error))?;
-        Ok(Stream::new(Io::Tls(TokioIo::new(Box::new(secured)))))
+        Ok(Stream::tls(secured))
     }
 }
 
@@ -301,95 +294,4 @@ fn tls(extra_roots: &[CertificateDer<'static>]) -> Result<TlsConnector, String> 
     let mut config = config.with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsConnector::from(Arc::new(config)))
-}
-
-/// A TCP or TLS connection as hyper reads and writes it.
-pub(crate) struct Stream {
-    io: Io,
-    is_idle: Arc<AtomicBool>,
-}
-
-enum Io {
-    Plain(TokioIo<TcpStream>),
-    Tls(TokioIo<Box<TlsStream<TcpStream>>>),
-}
-
-impl Stream {
-    fn new(io: Io) -> Stream {
-        Stream { io, is_idle: Arc::default() }
-    }
-
-    /// The flag that the connection pool sets while no response is expected. Any data then ends the connection.
-    pub(crate) fn is_idle(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.is_idle)
-    }
-
-    /// Checks the socket itself for data or its end. The runtime's readiness can be stale: without this check before
-    /// each reuse, about one request in some dozens is written to a connection whose end has already arrived.
-    fn has_ended(&self) -> bool {
-        let tcp = match &self.io {
-            Io::Plain(io) => io.inner(),
-            Io::Tls(io) => io.inner().get_ref().0,
-        };
-        // Data also ends an idle connection: it is a `408` for the idle time, or TLS's close notification.
-        let pending = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
-        SockRef::from(tcp)
-            .peek(&mut [MaybeUninit::uninit()])
-            .map_or_else(|error| !pending.contains(&error.kind()), |_| true)
-    }
-}
-
-impl Read for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        let stream = self.get_mut();
-        let read = match &mut stream.io {
-            Io::Plain(io) => Pin::new(io).poll_read(cx, buf),
-            Io::Tls(io) => Pin::new(io).poll_read(cx, buf),
-        };
-        if read.is_pending() && stream.is_idle.load(Ordering::Relaxed) && stream.has_ended() {
-            return Poll::Ready(Ok(())); // zero bytes mean end of stream
-        }
-        read
-    }
-}
-
-impl Write for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().io {
-            Io::Plain(io) => Pin::new(io).poll_write(cx, buf),
-            Io::Tls(io) => Pin::new(io).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().io {
-            Io::Plain(io) => Pin::new(io).poll_flush(cx),
-            Io::Tls(io) => Pin::new(io).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().io {
-            Io::Plain(io) => Pin::new(io).poll_shutdown(cx),
-            Io::Tls(io) => Pin::new(io).poll_shutdown(cx),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match &self.io {
-            Io::Plain(io) => io.is_write_vectored(),
-            Io::Tls(io) => io.is_write_vectored(),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().io {
-            Io::Plain(io) => Pin::new(io).poll_write_vectored(cx, bufs),
-            Io::Tls(io) => Pin::new(io).poll_write_vectored(cx, bufs),
-        }
-    }
 }

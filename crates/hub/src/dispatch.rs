@@ -104,7 +104,7 @@ use kit::worker::Round;
 use mailbox::consumers::ShardAssignment;
 use mailbox::database::{Database, is_transient};
 use sqlx::PgPool;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -115,7 +115,8 @@ use self::saver::Saver;
 use self::scheduler::{Activity, Scheduler};
 use self::sender::Sender;
 use self::subscriber_queue::SubscriberQueue;
-use crate::hub_message::FannedBatch;
+use crate::directory_sync::DirectorySync;
+use crate::hub_message::{DirectoryVersion, FannedBatch};
 use crate::tenant_clients::TenantClients;
 
 /// The pause after a database error before the next read, poll or save.
@@ -135,8 +136,17 @@ pub(crate) struct Dispatcher {
     saver: Saver,
     /// Batches of fan-out in this process.
     handed_over: mpsc::Receiver<FannedBatch>,
+    directory: DirectorySync,
+    /// Versions of the directory that requests of this process wait for.
+    directory_changes: watch::Receiver<Option<DirectoryVersion>>,
     /// After a database error: when to try again.
     retry_at: Option<Instant>,
+}
+
+/// What reaches the dispatcher within its process.
+pub(crate) struct LocalInput {
+    pub(crate) handed_over: mpsc::Receiver<FannedBatch>,
+    pub(crate) directory: DirectorySync,
 }
 
 impl Dispatcher {
@@ -146,10 +156,12 @@ impl Dispatcher {
         clients: TenantClients,
         cipher: Cipher,
         assignment: ShardAssignment,
-        handed_over: mpsc::Receiver<FannedBatch>,
+        LocalInput { handed_over, directory }: LocalInput,
         in_flight_max: usize,
     ) -> Dispatcher {
         Dispatcher {
+            directory_changes: directory.subscribe(),
+            directory,
             db: db.pool().clone(),
             step_time_max: db.step_time_max(),
             sender: Sender::new(clients, clock.clone(), in_flight_max),
@@ -203,6 +215,7 @@ impl Dispatcher {
             Some(batch) = self.handed_over.recv() => self.hand_over(batch),
             read = finished(self.reader.read.as_mut().map(|(_, read)| read)) => self.finish_read(read)?,
             polled = finished(self.reader.poll.as_mut()) => self.finish_poll(polled)?,
+            Ok(()) = self.directory_changes.changed() => self.notice_directory(),
             saved = finished(self.saver.in_flight.as_mut().map(|(_, save)| save)) => self.finish_save(saved)?,
             () = tokio::time::sleep_until(until) => {}
         }

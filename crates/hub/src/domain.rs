@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 pub use self::matching::{Condition, EventTypes, Filter, Op, check_pointer, lane_at};
-pub use self::outcome::{Outcome, Reason, Verdict, backoff, verdict};
+pub use self::outcome::{EventStatus, FanOutProgress, Outcome, Reason, Verdict, backoff, verdict};
 
 /// A webhook endpoint of a tenant, and how to send to it.
 #[derive(Debug, Clone, PartialEq)]

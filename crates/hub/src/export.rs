@@ -2,26 +2,26 @@
 
 use std::sync::Arc;
 
-use contracts::{INTERNAL_TOPICS, SERVICE_SOURCES};
-use mailbox::log::{Filter, MessagePattern, Source};
+use contracts::INTERNAL_TOPICS;
+use kit::config::List;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::EventTypes;
 
 /// The first part of the topics of e-mails. They are never exported: they contain sign-in codes and links for their
 /// recipient only.
-const EMAIL_PREFIX: &str = "email";
-const TOPICS_MAX: usize = 100;
+pub(crate) const EMAIL_PREFIX: &str = "email";
+pub(crate) const TOPICS_MAX: usize = 100;
 
 /// Topics of the services, in the syntax of event types. None of them matches e-mails.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(try_from = "Vec<EventTypes>", into = "Vec<EventTypes>")]
+#[serde(try_from = "List<EventTypes>", into = "Vec<EventTypes>")]
 pub struct Export(Arc<[EventTypes]>);
 
-impl TryFrom<Vec<EventTypes>> for Export {
+impl TryFrom<List<EventTypes>> for Export {
     type Error = String;
 
-    fn try_from(types: Vec<EventTypes>) -> Result<Export, String> {
+    fn try_from(List(types): List<EventTypes>) -> Result<Export, String> {
         if types.len() > TOPICS_MAX {
             return Err(format!("must have at most {TOPICS_MAX} topics"));
         }
@@ -61,26 +61,14 @@ impl Export {
         self.0.iter().any(|types| types.include(topic))
     }
 
-    /// Matches the messages of the hub's own sources and the exported messages of the services. Messages posted in SQL or
-    /// received from the broker do not match, whatever their topic: a producer could impersonate a service.
-    pub(crate) fn filter(&self, own: &[Source]) -> Filter {
-        let own = own.iter().map(|source| source.as_str().to_owned()).collect();
-        let own = Filter::matching(&MessagePattern { sources: own, ..MessagePattern::default() });
-        if self.is_empty() {
-            return own; // A filter without topics would match every topic.
-        }
-        let of_services = |topics: Vec<String>| MessagePattern {
-            sources: SERVICE_SOURCES.map(str::to_owned).to_vec(),
-            topics,
-            ..MessagePattern::default()
-        };
-        let exported = of_services(self.0.iter().map(binding_key).collect());
-        own.or(&exported).excluding([&of_services(INTERNAL_TOPICS.map(str::to_owned).to_vec())])
+    /// The topics in RabbitMQ's syntax.
+    pub(crate) fn patterns(&self) -> Vec<String> {
+        self.0.iter().map(binding_key).collect()
     }
 }
 
 /// The pattern in RabbitMQ's syntax: `event.*` matches all topics below `event`, at any depth, but not `event` itself.
-fn binding_key(types: &EventTypes) -> String {
+pub(crate) fn binding_key(types: &EventTypes) -> String {
     match types.as_str().strip_suffix('*') {
         Some(above) => format!("{above}*.#"),
         None => types.as_str().to_owned(),
@@ -90,33 +78,10 @@ fn binding_key(types: &EventTypes) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use chrono::DateTime;
-    use mailbox::log::Message;
     use serde_json::json;
-    use serde_json::value::RawValue;
-    use uuid::Uuid;
-
-    const HUB_SOURCES: [Source; 1] = [Source::new("hub")];
 
     fn export(topics: &[&str]) -> Result<Export, String> {
         serde_json::from_value(json!(topics)).map_err(|error| error.to_string())
-    }
-
-    fn message(source: &str, topic: &str) -> Message {
-        Message {
-            id: 1,
-            shard: 0,
-            message_id: Uuid::nil(),
-            source: source.to_owned(),
-            tenant: "main".to_owned(),
-            topic: topic.to_owned(),
-            key: None,
-            aggregate_type: Some("EVENT".to_owned()),
-            aggregate_id: None,
-            headers: RawValue::NULL.to_owned(),
-            payload: RawValue::NULL.to_owned(),
-            at: DateTime::UNIX_EPOCH,
-        }
     }
 
     #[test]
@@ -134,49 +99,9 @@ mod tests {
     }
 
     #[test]
-    fn only_exported_topics_of_services_match() {
-        let filter = export(&["event.*", "mod.kicked"]).unwrap().filter(&HUB_SOURCES);
-        for (source, topic) in
-            [("events", "event.published"), ("events", "event.a.b"), ("joins", "mod.kicked"), ("hub", "any.thing")]
-        {
-            assert!(filter.matches(&message(source, topic)), "{source} {topic}");
-        }
-        for (source, topic) in [
-            ("events", "event"),
-            ("events", "events.published"),
-            ("joins", "mod.kicked.twice"),
-            ("joins", "join.confirmed"),
-            ("notify", "email.code"),
-            ("sql", "event.published"),
-            ("amqp:events", "event.published"),
-            ("mailbox", "event.published"),
-            ("hub.control", "event.published"),
-        ] {
-            assert!(!filter.matches(&message(source, topic)), "{source} {topic}");
-        }
-        let nothing = Export::default().filter(&HUB_SOURCES);
-        assert!(
-            nothing.matches(&message("hub", "event.published"))
-                && !nothing.matches(&message("events", "event.published"))
-        );
-    }
-
-    #[test]
-    fn no_internal_topic_is_exported() {
-        let filter = export(&["event.*", "join.*"]).unwrap().filter(&HUB_SOURCES);
-        for topic in ["event.versions", "event.restated", "join.counted", "join.recounted"] {
+    fn internal_topics_are_rejected() {
+        for topic in INTERNAL_TOPICS {
             assert!(export(&[topic]).unwrap_err().contains("internal to the services"), "{topic}");
-            assert!(SERVICE_SOURCES.iter().all(|source| !filter.matches(&message(source, topic))), "{topic}");
         }
-    }
-
-    #[test]
-    fn the_longest_list_still_matches_messages_of_the_hub() {
-        let long: Vec<String> =
-            (0..TOPICS_MAX).map(|n| format!("{}.{n:03}.*", "a.".repeat(97).trim_end_matches('.'))).collect();
-        let long: Vec<&str> = long.iter().map(String::as_str).collect();
-        let filter = export(&long).unwrap().filter(&HUB_SOURCES);
-        assert!(filter.matches(&message("hub", "order.paid")), "a filter that is too large matches nothing");
-        assert!(filter.matches(&message("events", &long[99].replace('*', "b"))));
     }
 }

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use chrono::TimeDelta;
-use kit::auth::Tenant;
 use kit::clock::Clock;
 use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext, inbox};
 use mailbox::database::Incarnation;
@@ -32,7 +31,8 @@ use self::batch::Batch;
 use self::directory::Directory;
 use self::shares::{Backlog, NARROW, Pace, Shares, Turn};
 use crate::domain::{Interest, lane_at};
-use crate::hub_message::{DirectoryVersion, EVENT_SOURCE, FannedBatch, HubEvent};
+use crate::event_selection::EventSelection;
+use crate::hub_message::{DirectoryVersion, FannedBatch, HubEvent};
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest};
 use crate::store;
 use crate::store::deferred_event::{self, NewDeferred};
@@ -48,6 +48,7 @@ const CLOCK_SKEW: TimeDelta = TimeDelta::minutes(1);
 
 pub(crate) struct FanOut {
     clock: Clock,
+    events: EventSelection,
     handing_over: mpsc::Sender<FannedBatch>,
     directory: Directory,
     sequences: LaneSequences,
@@ -56,6 +57,8 @@ pub(crate) struct FanOut {
     /// The tenants with deferred events. None: they have to be loaded.
     backlog: Option<Backlog>,
     pace: Pace,
+    /// The tenant that had the last turn, also if the turn failed.
+    last_turn: Option<String>,
     uncommitted: Option<Uncommitted>,
 }
 
@@ -90,15 +93,17 @@ enum Meaning {
 }
 
 impl FanOut {
-    pub(crate) fn new(clock: Clock, handing_over: mpsc::Sender<FannedBatch>) -> FanOut {
+    pub(crate) fn new(clock: Clock, events: EventSelection, handing_over: mpsc::Sender<FannedBatch>) -> FanOut {
         FanOut {
             clock,
+            events,
             handing_over,
             directory: Directory::default(),
             sequences: LaneSequences::default(),
             batch_limit: u32::MAX,
             backlog: None,
             pace: Pace::default(),
+            last_turn: None,
             uncommitted: None,
         }
     }
@@ -113,7 +118,8 @@ impl FanOut {
             self.directory = Directory::new(version, interests);
         }
         if self.backlog.is_none() {
-            self.backlog = Some(Backlog::new(deferred_event::tenants(tx).await?));
+            let tenants = deferred_event::tenants(tx).await?;
+            self.backlog = Some(Backlog::new(tenants, self.last_turn.as_deref()));
         }
         Ok(version)
     }
@@ -126,8 +132,7 @@ impl FanOut {
         context: &WorkerContext,
         items: &[&Delivery],
     ) -> Result<Vec<Meaning>, ConsumerError> {
-        let commands: Vec<(Uuid, i32)> =
-            items.iter().filter(|item| is_command(item)).map(|item| (item.message.message_id, item.run)).collect();
+        let commands: Vec<&Delivery> = items.iter().copied().filter(|item| is_command(item)).collect();
         let new_commands = match commands.is_empty() {
             true => HashSet::new(),
             false => inbox::insert(tx, &context.consumer, &commands).await?,
@@ -137,7 +142,7 @@ impl FanOut {
         let fanned_out = store::fanout::fanned_out(tx, &repaired).await?;
         let meaning = |item: &&Delivery| match is_command(item) {
             true if new_commands.contains(&(item.message.message_id, item.run)) => Meaning::of_command(&item.message),
-            false if is_event(&item.message) && !fanned_out.contains(&item.message.id) => Meaning::Event,
+            false if self.events.is_event(&item.message) && !fanned_out.contains(&item.message.id) => Meaning::Event,
             true | false => Meaning::Nothing,
         };
         Ok(items.iter().map(meaning).collect())
@@ -203,6 +208,9 @@ impl FanOut {
     ) -> Result<FannedBatch, ConsumerError> {
         let after = self.sequences.assign(tx, &mut batch.messages).await?;
         let now = self.clock.now();
+        if let Some(from) = batch.needs_retention_hold(now) {
+            store::maintenance::extend_retention_hold(tx, from).await?;
+        }
         let commanded: Vec<Uuid> = batch.commands.iter().map(|command| command.subscriber).collect();
         store::fanout::append(tx, after, &batch.messages, &commanded, now).await?;
         store::fanout::insert_commands(tx, &batch.commands).await?;
@@ -262,6 +270,7 @@ impl Processor for FanOut {
         if let Some(backlog) = &mut self.backlog {
             deferred.iter().for_each(|tenant| backlog.add(tenant));
             if let Some(turn) = turn {
+                turn.report_lost();
                 self.pace.finish_turn(turn.started_at, Instant::now());
                 backlog.finish(turn);
             }
@@ -344,11 +353,6 @@ fn is_command(item: &Delivery) -> bool {
 /// Whether the message is replayed in run 0: the replay repairs what the live run has missed.
 fn is_repair(item: &Delivery) -> bool {
     item.is_replayed && item.run == 0
-}
-
-/// The messages of a service are events of the tenant that the services live in, whatever tenant they carry.
-fn is_event(message: &Message) -> bool {
-    message.source == EVENT_SOURCE.as_str() || message.tenant == Tenant::MAIN
 }
 
 /// Adds a hub message, or the record that it is skipped, for each of the subscribers.

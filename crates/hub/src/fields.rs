@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use kit::field::{Field, FieldChecks, FieldErrors, check_each, error, printable};
+use kit::field::{Field, FieldChecks, FieldErrors, Whole, check_each, error, printable};
 use kit::problem::FieldError;
 use serde::Deserialize;
-use utoipa::openapi::RefOr;
-use utoipa::openapi::schema::Schema;
+use serde_json::json;
+use utoipa::openapi::schema::{AdditionalProperties, Object, Schema, Type};
+use utoipa::openapi::{ObjectBuilder, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::client::Client;
@@ -46,35 +47,35 @@ pub(crate) const HIDDEN_VALUE: &str = "***";
 pub(crate) struct SubscriberFields {
     /// A name for display.
     #[serde(default)]
-    #[schema(value_type = Option<String>, min_length = 1, max_length = 100, example = "billing")]
+    #[schema(value_type = String, format = "line", max_length = 100, example = "billing")]
     name: Field<String>,
     /// The URL that receives the webhooks, http or https. Its addresses must be public unless the operator allows their
     /// network (`hub.allowed_networks`), and the operator may limit the ports (`hub.allowed_ports`). When the scheme, the
     /// host or the port changes and the subscriber has `headers`, these must be sent anew in the same request.
     #[serde(default)]
-    #[schema(value_type = Option<String>, max_length = 2000, example = "https://example.com/webhooks")]
+    #[schema(value_type = String, pattern = r"^[Hh][Tt][Tt][Pp][Ss]?://\S+$", max_length = 2000, example = "https://example.com/webhooks")]
     url: Field<String>,
     /// The event types to send: an exact type, all types below a prefix (`order.*`), or all types (`*`).
     #[serde(default)]
-    #[schema(value_type = Option<Vec<String>>, min_items = 1, max_items = 100, example = json!(["order.*"]))]
+    #[schema(value_type = Vec<EventTypes>, min_items = 1, max_items = 100, example = json!(["order.*"]))]
     event_types: Field<Vec<String>>,
     /// Conditions on the payload. Only events that meet all of them are sent. Null: every event is sent.
     #[serde(default)]
-    #[schema(value_type = Option<Filter>, max_items = 20)]
+    #[schema(value_type = Option<Filter>)]
     filter: Field<Filter>,
     /// A JSON pointer into the payload. Messages with the same value there form a lane and are sent one after the
     /// other. Null: the `ordering_key` of the event defines the lane.
     #[serde(default)]
-    #[schema(value_type = Option<String>, max_length = 200, example = "/customer/id")]
+    #[schema(value_type = Option<String>, pattern = "^/([^~]|~[01])*$", max_length = 200, example = "/customer/id")]
     ordering_key: Field<String>,
     /// The pause in seconds before each retry. After the last retry fails, the message becomes a dead letter.
     #[serde(default)]
-    #[schema(value_type = Option<Vec<i64>>, max_items = 20, default = json!([5, 30, 300]))]
-    retry_backoff_seconds: Field<Vec<i64>>,
+    #[schema(value_type = Option<Vec<BackoffSeconds>>, max_items = 20, default = json!([5, 30, 300]))]
+    retry_backoff_seconds: Field<Vec<Whole>>,
     /// HTTP statuses after which a message is retried, in addition to 429 and 5xx.
     #[serde(default)]
-    #[schema(value_type = Option<Vec<i64>>, max_items = 100, default = json!([]), example = json!([409]))]
-    retry_statuses: Field<Vec<i64>>,
+    #[schema(value_type = Option<Vec<RetryStatus>>, max_items = 100, default = json!([]), example = json!([409]))]
+    retry_statuses: Field<Vec<Whole>>,
     /// What happens to a lane when one of its messages becomes a dead letter: it continues (`skip`), or waits until the
     /// dead letter is retried or given up (`block`).
     #[serde(default)]
@@ -83,20 +84,20 @@ pub(crate) struct SubscriberFields {
     /// The time for one attempt in milliseconds, from resolving the host name to the last byte of the response.
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 100, maximum = 60000, default = 10000)]
-    timeout_ms: Field<i64>,
+    timeout_ms: Field<Whole>,
     /// The number of requests to this subscriber at the same time.
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 1, maximum = 1000, default = 50)]
-    max_in_flight: Field<i64>,
+    max_in_flight: Field<Whole>,
     /// The number of requests per second. Null: no limit.
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 1, maximum = 100000)]
-    rate_limit_per_second: Field<i64>,
+    rate_limit_per_second: Field<Whole>,
     /// Headers that each delivery carries. Their values are stored encrypted and shown as `***`. Sending `***` back
     /// leaves a value unchanged, except in a request that changes the scheme, host or port of the `url`: it must give all
     /// values, or `{}` for no headers, because stored values are not sent to another receiver.
     #[serde(default)]
-    #[schema(value_type = Option<BTreeMap<String, String>>)]
+    #[schema(value_type = Option<CustomHeaders>)]
     headers: Field<BTreeMap<String, String>>,
     /// The format of the request body.
     #[serde(default)]
@@ -109,13 +110,31 @@ pub(crate) struct SubscriberFields {
     /// The secret that signs deliveries: `whsec_` and 24 to 64 bytes in base64, or `whsk_` and an ed25519 key pair in
     /// base64. Accepted only when the subscriber is created. If it is absent, a secret is generated.
     #[serde(default)]
-    #[schema(value_type = Option<String>, write_only)]
+    #[schema(value_type = Option<String>, pattern = "^(whsec_|whsk_)[A-Za-z0-9+/]+={0,2}$", write_only)]
     secret: Field<String>,
     /// The kind of secret to generate. Accepted only when the subscriber is created.
     #[serde(default)]
     #[schema(value_type = Option<SignatureKind>, default = "v1")]
     signature: Field<SignatureKind>,
 }
+
+/// Describes the [`SubscriberFields`] of a change: all but those that only a new subscriber accepts.
+pub(crate) struct ChangedSubscriberFields;
+
+/// The seconds before a retry.
+#[derive(ToSchema)]
+#[schema(value_type = i64, minimum = 1, maximum = 86400)]
+#[expect(dead_code, reason = "it only describes the items of a list")]
+struct BackoffSeconds(i64);
+
+/// An HTTP status after which a message is retried.
+#[derive(ToSchema)]
+#[schema(value_type = i64, minimum = 300, maximum = 599)]
+#[expect(dead_code, reason = "it only describes the items of a list")]
+struct RetryStatus(i64);
+
+/// The headers of deliveries: names and values.
+struct CustomHeaders;
 
 /// The [`SubscriberFields`] of a new subscriber, of which `name`, `url` and `event_types` are required.
 #[derive(Debug, Deserialize)]
@@ -248,15 +267,15 @@ fn check_ordering_key(pointer: String) -> Result<Option<String>, FieldErrors> {
     Ok(Some(pointer))
 }
 
-fn check_backoff(list: Vec<i64>) -> Result<Vec<u32>, FieldErrors> {
+fn check_backoff(list: Vec<Whole>) -> Result<Vec<u32>, FieldErrors> {
     check_numbers(&list, RETRIES_MAX, BACKOFF_SECONDS)
 }
 
-fn check_statuses(list: Vec<i64>) -> Result<Vec<u16>, FieldErrors> {
+fn check_statuses(list: Vec<Whole>) -> Result<Vec<u16>, FieldErrors> {
     Ok(check_numbers(&list, STATUSES_MAX, STATUSES)?.into_iter().map(|status| status as u16).collect())
 }
 
-fn check_numbers(list: &[i64], count_max: usize, range: RangeInclusive<i64>) -> Result<Vec<u32>, FieldErrors> {
+fn check_numbers(list: &[Whole], count_max: usize, range: RangeInclusive<i64>) -> Result<Vec<u32>, FieldErrors> {
     if list.len() > count_max {
         return Err(error(format!("must be a list of at most {count_max} numbers")));
     }
@@ -265,7 +284,7 @@ fn check_numbers(list: &[i64], count_max: usize, range: RangeInclusive<i64>) -> 
     })
 }
 
-fn check_number(number: i64, range: RangeInclusive<i64>) -> Result<u32, FieldErrors> {
+fn check_number(Whole(number): Whole, range: RangeInclusive<i64>) -> Result<u32, FieldErrors> {
     let fits = u32::try_from(number).ok().filter(|_| range.contains(&number));
     fits.ok_or_else(|| error(format!("must be a number from {} to {}", range.start(), range.end())))
 }
@@ -350,6 +369,8 @@ impl PartialSchema for NewSubscriberFields {
         let mut schema = SubscriberFields::schema();
         if let RefOr::T(Schema::Object(object)) = &mut schema {
             object.required = ["name", "url", "event_types"].map(str::to_owned).to_vec();
+            let url = "https://example.com/webhooks";
+            object.example = Some(json!({"name": "billing", "url": url, "event_types": ["order.*"]}));
         }
         schema
     }
@@ -364,3 +385,39 @@ impl ToSchema for NewSubscriberFields {
         SubscriberFields::schemas(schemas);
     }
 }
+
+impl PartialSchema for ChangedSubscriberFields {
+    fn schema() -> RefOr<Schema> {
+        let mut schema = SubscriberFields::schema();
+        if let RefOr::T(Schema::Object(object)) = &mut schema {
+            object.properties.retain(|name, _| !["secret", "signature"].contains(&name.as_str()));
+            object.example = Some(json!({"name": "billing", "retry_backoff_seconds": [5, 30, 300]}));
+        }
+        schema
+    }
+}
+
+impl ToSchema for ChangedSubscriberFields {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "SubscriberFields".into()
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        SubscriberFields::schemas(schemas);
+    }
+}
+
+impl PartialSchema for CustomHeaders {
+    fn schema() -> RefOr<Schema> {
+        let text = |pattern: &str| ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern)).build();
+        let mut headers = Object::with_type(Type::Object);
+        headers.property_names = Some(Box::new(text("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$").into()));
+        let value = RefOr::T(Schema::from(text(r"^([!-~]([\t -~]*[!-~])?)?$")));
+        headers.additional_properties = Some(Box::new(AdditionalProperties::RefOr(value)));
+        headers.max_properties = Some(20);
+        headers.example = Some(json!({"authorization": "Bearer 123"}));
+        headers.into()
+    }
+}
+
+impl ToSchema for CustomHeaders {}

@@ -2,6 +2,7 @@
 //!
 //! This module depends on none of the three, so that each of them can depend on it.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -13,32 +14,36 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+const HUB: &str = "hub";
 /// The source of events that are posted to the hub.
-pub(crate) const EVENT_SOURCE: Source = Source::new("hub");
+pub(crate) const EVENT_SOURCE: Source = Source::new(HUB);
 
 /// The content of a hub event. All its hub messages share it.
 #[derive(Debug)]
 pub(crate) struct HubEvent {
     pub(crate) id: Uuid,
-    /// `hub` if the event was posted to the hub, else the service that published it.
-    pub(crate) source: String,
+    /// `hub` if the event was posted to the hub, `sql` if it was posted in SQL, else the service that published it.
+    pub(crate) source: Cow<'static, str>,
     pub(crate) topic: String,
+    /// The ordering key with which the event was posted.
+    pub(crate) key: Option<String>,
     pub(crate) at: DateTime<Utc>,
     pub(crate) payload: Bytes,
     pub(crate) traceparent: Option<String>,
 }
 
-/// A hub event as a dead letter stores it.
-#[derive(Serialize, Deserialize)]
+/// A hub event as a dead letter stores it. The previous version of Pillarbox reads it, too, so its names stay, although
+/// responses have others; [`EventView`](crate::view::EventView) is what callers see. The ordering key has its own column.
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct EventSnapshot {
-    event_id: Uuid,
-    event_type: String,
+    pub(crate) event_id: Uuid,
+    pub(crate) event_type: String,
     #[serde(default = "hub_source")]
-    source: String,
-    created_at: DateTime<Utc>,
+    pub(crate) source: String,
+    pub(crate) created_at: DateTime<Utc>,
     #[serde(skip_serializing_if = "Option::is_none")]
     traceparent: Option<String>,
-    payload: Box<RawValue>,
+    pub(crate) payload: Box<RawValue>,
 }
 
 /// One hub event for one subscriber.
@@ -49,6 +54,8 @@ pub(crate) struct HubMessage {
     pub(crate) lane: Option<Arc<str>>,
     /// The number of the message within its lane, from 1.
     pub(crate) seq: Option<i64>,
+    /// The attempts before an operator retried the message. The attempts of the retry are numbered after them.
+    pub(crate) attempts_before: u16,
     /// None if neither the log nor a dead letter has the content any more.
     pub(crate) event: Option<Arc<HubEvent>>,
 }
@@ -105,19 +112,21 @@ impl HubEvent {
     pub(crate) fn from_log(message: &Message) -> HubEvent {
         HubEvent {
             id: message.message_id,
-            source: message.source.clone(),
+            source: source_of(&message.source),
             topic: message.topic.clone(),
+            key: message.key.clone(),
             at: message.at,
             payload: Bytes::copy_from_slice(message.payload.get().as_bytes()),
             traceparent: message.trace().map(|trace| trace.to_string()),
         }
     }
 
-    pub(crate) fn from_snapshot(snapshot: EventSnapshot) -> HubEvent {
+    pub(crate) fn from_snapshot(snapshot: EventSnapshot, key: Option<String>) -> HubEvent {
         HubEvent {
             id: snapshot.event_id,
-            source: snapshot.source,
+            source: source_of(&snapshot.source),
             topic: snapshot.event_type,
+            key,
             at: snapshot.created_at,
             payload: Bytes::copy_from_slice(snapshot.payload.get().as_bytes()),
             traceparent: snapshot.traceparent,
@@ -130,7 +139,7 @@ impl HubEvent {
         let snapshot = EventSnapshot {
             event_id: self.id,
             event_type: self.topic.clone(),
-            source: self.source.clone(),
+            source: self.source.clone().into_owned(),
             created_at: self.at,
             traceparent: self.traceparent.clone(),
             payload: RawValue::from_string(payload.to_owned()).unwrap_or_default(),
@@ -141,7 +150,15 @@ impl HubEvent {
 
 /// The default for snapshots without a source: they were stored when only events posted to the hub were sent.
 fn hub_source() -> String {
-    EVENT_SOURCE.as_str().to_owned()
+    HUB.to_owned()
+}
+
+/// Without an allocation for events that were posted to the hub.
+fn source_of(name: &str) -> Cow<'static, str> {
+    match name {
+        HUB => Cow::Borrowed(HUB),
+        other => Cow::Owned(other.to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -150,8 +167,8 @@ pub(crate) mod fixtures {
 
     pub(crate) fn event(payload_bytes: usize) -> HubEvent {
         let payload = vec![b'x'; payload_bytes].into();
-        let (source, topic) = ("hub".to_owned(), "t".to_owned());
-        HubEvent { id: Uuid::nil(), source, topic, at: DateTime::UNIX_EPOCH, payload, traceparent: None }
+        let (source, topic) = (HUB.into(), "t".to_owned());
+        HubEvent { id: Uuid::nil(), source, topic, key: None, at: DateTime::UNIX_EPOCH, payload, traceparent: None }
     }
 
     pub(crate) fn directory_version(count: i64) -> DirectoryVersion {

@@ -5,23 +5,28 @@
 //!
 //! | module | responsibility |
 //! |---|---|
+//! | [`event_selection`] | which messages of the log are hub events |
 //! | [`ingest`] | accepts events over HTTP, many in one transaction |
 //! | [`quota`] | refuses the events of a tenant with too many waiting messages |
 //! | [`fanout`] | turns hub events into hub messages |
 //! | [`dispatch`] | sends hub messages, in order per lane |
+//! | [`directory_sync`] | answers a change to a subscriber when it holds everywhere |
 //! | [`client`], [`dial`], [`connection_pool`], [`tenant_clients`] | the HTTP client that connects to vetted addresses only |
 //! | [`hub_message`], [`delivery`], [`operator_command`] | types that fan-out, dispatcher and store share |
 //!
 //! Owns the schema `pillarbox_hub`: subscribers and their secrets; hub messages (appended by fan-out only), attempts and
-//! positions (appended by dispatchers); detached lanes, dead letters, operator commands and deferred events, which are few.
+//! positions (appended by dispatchers); detached lanes, dead letters, operator commands and deferred events, which are few;
+//! the version of the subscribers that each dispatcher has applied.
 //!
-//! Consumes messages of source `hub` (events of all tenants), of source `hub.control` (operator commands), and the
-//! messages of services that [`Export`] selects (events of the tenant `main`). Publishes none.
+//! Consumes messages of source `hub` (events of all tenants), of source `hub.control` (operator commands), messages that
+//! are posted in SQL as far as [`SqlEvents`] selects them (events of their tenant), and the messages of services that
+//! [`Export`] selects (events of the tenant `main`). Publishes none.
 //!
 //! Invariants: the messages of a lane are sent one after the other, in the order in which their events were posted; the
 //! next one is sent only when the previous one is delivered or dead. An accepted event is delivered, or is visible as
 //! pending or dead. A restart sends again only the requests that were in flight or whose outcome was not saved. No event
-//! reaches a subscriber of another tenant.
+//! reaches a subscriber of another tenant. A change to a subscriber that was answered with 200 or 204 holds for every
+//! request that is sent afterwards.
 
 pub mod address;
 mod backlog;
@@ -29,9 +34,11 @@ pub mod client;
 mod connection_pool;
 mod delivery;
 mod dial;
+mod directory_sync;
 mod dispatch;
 pub mod domain;
 mod error;
+mod event_selection;
 mod export;
 mod fanout;
 mod fields;
@@ -42,8 +49,11 @@ mod hub_message;
 mod ingest;
 mod operator_command;
 mod quota;
+mod send_permit;
 pub mod signature;
+mod sql_events;
 mod store;
+mod stream;
 pub mod target;
 mod tenant_clients;
 mod view;
@@ -57,6 +67,7 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use kit::secret::Cipher;
+use kit::telemetry::MetricHelp;
 use kit::worker::RoundLimits;
 use mailbox::batched_writes::BatchedWriteHandler;
 use mailbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
@@ -68,15 +79,17 @@ use tokio::sync::{Mutex, mpsc};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::address::AllowedNetworks;
-pub use crate::backlog::dead_letter_backlog;
+pub use crate::backlog::{count_deferred, dead_letter_backlog, skip_deferred};
 use crate::client::{Client, ClientSettings};
-use crate::dispatch::Dispatcher;
+use crate::directory_sync::DirectorySync;
+use crate::dispatch::{Dispatcher, LocalInput};
+use crate::event_selection::EventSelection;
 pub use crate::export::Export;
 use crate::fanout::FanOut;
-use crate::hub_message::{EVENT_SOURCE, FannedBatch};
+use crate::hub_message::FannedBatch;
 use crate::ingest::{EventIngest, IngestBatcher};
-use crate::operator_command::CONTROL_SOURCE;
 use crate::quota::WaitingQuota;
+pub use crate::sql_events::SqlEvents;
 use crate::tenant_clients::TenantClients;
 
 /// Number of events that fan-out reads at a time; more while it lags.
@@ -84,8 +97,9 @@ const FAN_OUT_BATCH: u32 = 500;
 /// Number of batches that fan-out may be ahead of the dispatcher in the same process.
 const HANDED_OVER_MAX: usize = 64;
 
-/// The names under which shard workers claim fan-out and dispatch.
-const FAN_OUT: &str = "hub.fanout";
+/// The name of the consumer that is fan-out.
+pub const FAN_OUT: &str = "hub.fanout";
+/// The name under which dispatchers claim their shards.
 const DISPATCH: &str = "hub.dispatch";
 
 const DISPATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -103,6 +117,7 @@ pub struct HubSettings {
     /// machine.
     pub allowed_networks: Option<AllowedNetworks>,
     /// The ports that webhooks may reach. Empty: all.
+    #[serde(deserialize_with = "kit::config::list")]
     pub allowed_ports: Vec<u16>,
     pub https_only: bool,
     /// The proxy through which webhooks are sent: `http://[user:password@]host:port`.
@@ -113,12 +128,16 @@ pub struct HubSettings {
     pub dead_letter_days: u32,
     /// Topics of the services that become hub events of the tenant `main`: `["event.*", "join.*"]`.
     pub export: Export,
+    /// Topics of messages posted in SQL that become hub events of their tenant: `["order.*"]`. `*`: all but e-mails.
+    pub sql_events: SqlEvents,
     /// Requests in flight, of all subscribers of a process.
     pub in_flight_max: u32,
     /// Subscribers of a tenant.
     pub subscribers_max: u32,
     /// Hub messages of a tenant that may wait. With more, its events are refused.
     pub waiting_max: u64,
+    /// How long the answer to a change of a subscriber waits for the dispatchers.
+    pub change_wait_ms: u32,
 }
 
 impl Default for HubSettings {
@@ -131,9 +150,11 @@ impl Default for HubSettings {
             attempt_days: 30,
             dead_letter_days: 90,
             export: Export::default(),
+            sql_events: SqlEvents::default(),
             in_flight_max: 4_096,
             subscribers_max: 10_000,
             waiting_max: 10_000_000,
+            change_wait_ms: 5_000,
         }
     }
 }
@@ -145,6 +166,7 @@ impl HubSettings {
             ("hub.in_flight_max", u64::from(self.in_flight_max), 16..=100_000),
             ("hub.subscribers_max", u64::from(self.subscribers_max), 1..=100_000),
             ("hub.waiting_max", self.waiting_max, 100..=1_000_000_000_000),
+            ("hub.change_wait_ms", u64::from(self.change_wait_ms), 10..=25_000),
         ];
         for (setting, value, range) in limits {
             if !range.contains(&value) {
@@ -199,8 +221,11 @@ pub struct Hub {
     pub(crate) clients: TenantClients,
     pub(crate) ingest: IngestBatcher,
     pub(crate) export: Export,
+    pub(crate) events: EventSelection,
     pub(crate) waiting_quota: WaitingQuota,
     pub(crate) subscribers_max: u32,
+    pub(crate) directory: DirectorySync,
+    pub(crate) change_time_max: Duration,
     in_flight_max: u32,
     retention: workers::HubRetention,
 }
@@ -210,6 +235,15 @@ impl Service for Hub {
     const DESCRIPTION: &'static str = "Webhooks. Posting events requires a key with the role `ingest`, everything else the \
                                        role `manage`. A caller sees only its own tenant.";
     const WORK: &'static [(Role, &'static str)] = &[(Role::Fanout, FAN_OUT), (Role::Dispatch, DISPATCH)];
+    const METRICS: &'static [MetricHelp] = &[
+        ("eventhub_events_received_total", "Accepted hub events."),
+        ("eventhub_messages_delivered_total", "Attempts to deliver a hub message, by outcome."),
+        ("eventhub_delivery_latency_seconds", "Response time of subscribers."),
+        ("eventhub_pending_messages", "Pending hub messages; at most 1,000 are counted per subscriber."),
+        ("eventhub_stale_messages", "Hub messages that could be sent and that nobody has tried to send for a minute."),
+        ("eventhub_deferred_events_lost_total", "Deferred events that the log no longer had when their turn came."),
+        ("eventhub_dlq_size", "Hub dead letters that nobody has retried; at most 1,000 are counted per subscriber."),
+    ];
     type Settings = HubSettings;
 
     fn check(settings: &HubSettings) -> Result<(), InvalidSetting> {
@@ -230,8 +264,11 @@ impl Service for Hub {
             clients: settings.clients(context.has_embedded_database)?,
             ingest,
             export: settings.export.clone(),
+            events: EventSelection::new(&settings.export, &settings.sql_events),
             waiting_quota: WaitingQuota::new(settings.waiting_max),
             subscribers_max: settings.subscribers_max,
+            directory: DirectorySync::new(),
+            change_time_max: Duration::from_millis(settings.change_wait_ms.into()),
             in_flight_max: settings.in_flight_max,
             retention: workers::HubRetention {
                 log: context.retention,
@@ -279,12 +316,13 @@ impl Hub {
         let consumer = Consumer {
             name: FAN_OUT.to_owned(),
             kind: ConsumerKind::Handler,
-            filter: self.export.filter(&[EVENT_SOURCE, CONTROL_SOURCE]),
+            filter: self.events.fan_out(),
             start: StartAt::Beginning,
         };
         let mut options = ConsumerOptions::default();
         (options.worker.batch, options.worker.in_log_order) = (FAN_OUT_BATCH, true);
-        runtime.consume(&consumer, options, || FanOut::new(self.clock.clone(), handing_over.clone()));
+        let fan_out = || FanOut::new(self.clock.clone(), self.events.clone(), handing_over.clone());
+        runtime.consume(&consumer, options, fan_out);
     }
 
     fn start_dispatcher(&self, runtime: &Runtime, handed_over: mpsc::Receiver<FannedBatch>) {
@@ -294,7 +332,7 @@ impl Hub {
             self.clients.clone(),
             self.cipher.clone(),
             runtime.shard_assignment(DISPATCH),
-            handed_over,
+            LocalInput { handed_over, directory: self.directory.clone() },
             self.in_flight_max as usize,
         );
         let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE).with_limits(RoundLimits::STEPS);
@@ -322,6 +360,7 @@ mod tests {
             (refused(|settings| settings.in_flight_max = 15), "hub.in_flight_max", "from 16 to 100000"),
             (refused(|settings| settings.subscribers_max = 0), "hub.subscribers_max", "from 1 to 100000"),
             (refused(|settings| settings.waiting_max = 99), "hub.waiting_max", "from 100 to 1000000000000"),
+            (refused(|settings| settings.change_wait_ms = 9), "hub.change_wait_ms", "from 10 to 25000"),
         ] {
             assert!(error.contains(setting) && error.contains(range), "{error}");
         }

@@ -7,6 +7,7 @@ pub(crate) mod dead_letter;
 pub(crate) mod deferred_event;
 pub(crate) mod delivery_reads;
 pub(crate) mod delivery_writes;
+pub(crate) mod dispatcher;
 pub(crate) mod fanout;
 pub(crate) mod maintenance;
 pub(crate) mod message;

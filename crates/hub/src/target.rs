@@ -39,7 +39,7 @@ impl Target {
                 "must be a URL without spaces, line breaks and control characters: percent-encode them".to_owned()
             );
         }
-        let url = Url::parse(text).map_err(|error| format!("must be an absolute {schemes} URL: {error}"))?;
+        let url = Url::parse(text).map_err(|error| unparsable(schemes, error))?;
         let is_https = match url.scheme() {
             "https" => true,
             "http" if !https_only => false,
@@ -100,6 +100,22 @@ impl Target {
 
     pub(crate) fn is_https(&self) -> bool {
         self.is_https
+    }
+}
+
+/// Returns what a URL that cannot be parsed must be like.
+fn unparsable(schemes: &str, error: url::ParseError) -> String {
+    use url::ParseError;
+    match error {
+        ParseError::InvalidPort => format!("must be an {schemes} URL with a port from 1 to 65535, or without one"),
+        ParseError::EmptyHost
+        | ParseError::IdnaError
+        | ParseError::InvalidIpv4Address
+        | ParseError::InvalidIpv6Address
+        | ParseError::InvalidDomainCharacter => {
+            format!("must be an {schemes} URL with a valid host name or IP address")
+        }
+        _ => format!("must be an absolute {schemes} URL, such as https://example.com/webhooks"),
     }
 }
 
@@ -184,8 +200,8 @@ mod tests {
             ("https://exam\tple.com/", "spaces"),
             ("https://example.com/\r\nx: y", "spaces"),
             ("https://example.com:99999/", "port"),
-            ("http://1.2.3.4.5/", "IPv4"),
-            ("http://[fe80::1%25eth0]/", "IPv6"),
+            ("http://1.2.3.4.5/", "IP address"),
+            ("http://[fe80::1%25eth0]/", "IP address"),
             (long.as_str(), "2000"),
         ] {
             let error = Target::parse(text, false).unwrap_err();

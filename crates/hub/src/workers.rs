@@ -10,6 +10,8 @@ use crate::store::maintenance;
 
 /// How long the batches of fan-out and expired secrets are retained. Dispatchers need a batch for seconds only.
 const BATCH_RETENTION: Duration = Duration::days(1);
+/// Messages that nothing holds back are stale after this time: no dispatcher sends them, or not fast enough.
+const STALE_AFTER: Duration = Duration::seconds(60);
 /// The time limit of one measurement, which counts rows.
 const MEASURE_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(15);
 
@@ -34,10 +36,12 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
     }
     let now = time::now(&mut db).await?;
     let days = |count: u32| Duration::days(i64::from(count));
+    let held = maintenance::retention_hold_version(&mut db).await?;
     let oldest = maintenance::oldest_pending(&mut db).await?;
     // The log is held for `behind_days` at most. A message whose event is no longer in the log becomes a dead letter with
     // the reason `expired`.
     maintenance::set_retention_hold(&mut db, oldest.map(|at| at.max(now - days(retention.log.behind_days)))).await?;
+    maintenance::merge_retention_hold(&mut db, held).await?;
     let messages_until = now - days(retention.log.log_days);
     // The pending messages of a single paused subscriber must not retain a whole day of everybody's messages.
     if maintenance::move_pending(&mut db, messages_until, now).await? == maintenance::MOVED_MAX {
@@ -52,14 +56,20 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
     Ok(Round::Idle)
 }
 
-/// Sets the gauges of pending messages and dead letters. If they cannot be measured, they are unknown: a gauge that kept its
-/// last value would hide that messages wait.
+/// Sets the gauges of pending and stale messages and dead letters. If they cannot be measured, they are unknown: a gauge that
+/// kept its last value would hide that messages wait.
 pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
-    let measuring = async { maintenance::sizes(&mut *db.acquire().await?).await };
+    let measuring = async {
+        let mut db = db.acquire().await?;
+        let (pending, dead) = maintenance::sizes(&mut db).await?;
+        Ok((pending, dead, maintenance::stale(&mut db, STALE_AFTER).await?))
+    };
     let measured = step(db, "measure the hub", MEASURE_TIME_MAX, measuring).await;
-    let (pending, dead) =
-        measured.as_ref().map_or((f64::NAN, f64::NAN), |(pending, dead)| (*pending as f64, *dead as f64));
+    let (pending, dead, stale) = measured.as_ref().map_or((f64::NAN, f64::NAN, f64::NAN), |(pending, dead, stale)| {
+        (*pending as f64, *dead as f64, *stale as f64)
+    });
     metrics::gauge!("eventhub_pending_messages").set(pending);
     metrics::gauge!("eventhub_dlq_size").set(dead);
+    metrics::gauge!("eventhub_stale_messages").set(stale);
     measured.map(|_| Round::Idle)
 }

@@ -16,6 +16,8 @@ use chrono::{DateTime, Utc};
 use contracts::events::EventStatus;
 use contracts::joins::{Count, JoinStatus};
 use kit::trace::TraceContext;
+use serde::Serialize;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 pub(crate) use self::command::{Actor, Command, CommandKind, EventUpdate, Outcome, Refused, ReportedCount};
@@ -73,7 +75,9 @@ pub(crate) struct Ban {
     pub(crate) created_at: DateTime<Utc>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema, strum::EnumString, strum::IntoStaticStr)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = JoinAction)]
 #[strum(serialize_all = "lowercase", const_into_str)]
 pub(crate) enum HistoryAction {
     Joined,
@@ -106,6 +110,34 @@ pub(crate) struct HistoryEntry {
     pub(crate) counts: Count,
     pub(crate) at: DateTime<Utc>,
     pub(crate) trace: TraceContext,
+}
+
+/// An entry of the history as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredEntry {
+    pub(crate) event_id: Uuid,
+    /// The version of the event's counts after the change.
+    pub(crate) version: i64,
+    /// None for a correction of the counts.
+    pub(crate) user_id: Option<Uuid>,
+    pub(crate) action: HistoryAction,
+    pub(crate) seq: Option<i64>,
+    pub(crate) from: Option<JoinStatus>,
+    pub(crate) to: Option<JoinStatus>,
+    /// The text of an [`Actor`].
+    pub(crate) actor: String,
+    pub(crate) reason: Option<String>,
+    pub(crate) at: DateTime<Utc>,
+}
+
+/// A registration as its user sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RegistrationOfUser {
+    pub(crate) registration: Registration,
+    /// The number of waitlisted registrations ahead of it, if it is waitlisted and the number was asked for.
+    pub(crate) ahead: Option<i64>,
+    /// Why the user was removed, if the registration is rejected and the moderator gave a reason.
+    pub(crate) reason: Option<String>,
 }
 
 impl Event {

@@ -1,11 +1,16 @@
 //! The errors of the service, and the problem that each is reported as.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use kit::problem::{FieldError, Problem};
 use mailbox::database::is_transient;
 use mailbox::log::PostError;
 
 use crate::domain::Refused;
+
+/// When a client may ask again for an event that is unknown here: the message about its publication may be on its way.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// The reason why a request or a message failed.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +19,7 @@ pub(crate) enum Error {
     Refused(#[from] Refused),
     #[error("you have never joined this event")]
     NotRegistered,
-    #[error("only the event's organizer may do this: use the token of its owner, or the key of an operator")]
+    #[error("only the event's organizer may do this: use the token of its owner, or the token or API key of an admin")]
     NotOrganizer,
     #[error("a message cannot be serialized: {0}")]
     Unserializable(#[from] serde_json::Error),
@@ -35,11 +40,12 @@ impl From<Refused> for Problem {
     fn from(refused: Refused) -> Problem {
         // No catch-all arm: a new variant must get a problem type.
         match refused {
-            Refused::EventNotFound => Problem::not_found("event-not-found", refused),
+            // Also for an event that is hidden from the caller: the answer must not tell the difference.
+            Refused::EventNotFound => Problem::not_found("event-not-found", refused).retry_after(RETRY_PAUSE),
             Refused::NotPublished => Problem::conflict("event-not-published", refused),
             Refused::EventCanceled => Problem::conflict("event-canceled", refused),
             Refused::Ended(_) => Problem::conflict("event-ended", refused),
-            Refused::Banned(_) => Problem::new(StatusCode::FORBIDDEN, "banned", refused),
+            Refused::Banned { .. } => Problem::new(StatusCode::FORBIDDEN, "banned", refused),
             Refused::NotRegistered | Refused::NothingToCancel => Problem::not_found("not-registered", refused),
             Refused::NotBanned => Problem::not_found("not-banned", refused),
             Refused::BanInThePast => Problem::validation(vec![FieldError::body("/expires_at", &refused)]),

@@ -1,5 +1,6 @@
 //! The HTTP API, under `/join/v1`.
 
+mod audit;
 mod moderation;
 mod participants;
 mod registration;
@@ -11,6 +12,7 @@ use axum::http::request::Parts;
 use kit::auth::{Caller, Principal};
 use kit::extract::Path;
 use kit::idempotency::{Mutation, StoredResponse};
+use kit::openapi::{self, RouteProblem};
 use kit::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
@@ -25,8 +27,25 @@ use crate::flow::queries;
 const IDEMPOTENCY_KEY: &str =
     "A unique value per request. A repeated request with the same key has no further effect and gets the same response";
 
+/// The problems of the service's own errors, for the OpenAPI document.
+const PROBLEMS: &[RouteProblem] = &[
+    ("* /join/v1/events/{id}/*", 404, "event-not-found", "there is no such event"),
+    ("* /join/v1/events/{id}/my", 404, "not-registered", "you have never joined this event"),
+    ("* /join/v1/events/{id}/position", 404, "not-registered", "you have never joined this event"),
+    ("POST /join/v1/events/{id}/cancel", 404, "not-registered", "you have not joined this event"),
+    ("POST /join/v1/events/{id}/kick", 404, "not-registered", "this user has not joined the event"),
+    ("POST /join/v1/events/{id}/unban", 404, "not-banned", "this user is not banned"),
+    ("POST /join/v1/events/{id}/join", 403, "banned", "you are banned from this event"),
+    ("POST /join/v1/events/{id}/join", 409, "event-not-published", "this event is not published"),
+    ("POST /join/v1/events/{id}/join", 409, "event-canceled", "this event is canceled"),
+    ("POST /join/v1/events/{id}/join", 409, "event-ended", "this event has ended"),
+];
+
 pub(crate) fn router() -> OpenApiRouter<Arc<Joins>> {
-    OpenApiRouter::new().merge(registration::router()).merge(participants::router()).merge(moderation::router())
+    let routers = [registration::router(), participants::router(), moderation::router(), audit::router()];
+    let mut router = routers.into_iter().fold(OpenApiRouter::new(), OpenApiRouter::merge);
+    openapi::document(router.get_openapi_mut(), PROBLEMS);
+    router
 }
 
 /// The organizer of the event in the path: its owner, or an operator. As an extractor it runs before the rest of the

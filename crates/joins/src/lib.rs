@@ -36,6 +36,7 @@ use std::time::Duration;
 use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
+use kit::telemetry::MetricHelp;
 use mailbox::consumers::{Runtime, Subscription};
 use mailbox::database::Database;
 use mailbox::database::time::maintain;
@@ -60,6 +61,10 @@ impl Service for Joins {
     const DESCRIPTION: &'static str = "Registrations. All routes require a user's token; the routes for organizers require \
                                        the token of the event's owner, or the role `admin` in the tenant `main`.";
     const WORK: &'static [(Role, &'static str)] = &[(Role::Consume, "joins.events")];
+    const METRICS: &'static [MetricHelp] = &[
+        ("pillarbox_joins_orders_total", "Commands that change registrations, such as joins."),
+        ("pillarbox_joins_batch_size", "Commands that are written in one transaction."),
+    ];
     type Settings = ();
 
     fn build(context: &ServiceContext, (): &()) -> Result<Joins, InvalidSetting> {

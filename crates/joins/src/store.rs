@@ -2,6 +2,7 @@
 //! decisions.
 
 pub(crate) mod command_batch;
+pub(crate) mod moderation;
 pub(crate) mod queries;
 pub(crate) mod reconciliation;
 
@@ -100,9 +101,10 @@ fn event_status(row: &PgRow) -> sqlx::Result<EventStatus> {
     status.parse().map_err(|_| unknown_status(status))
 }
 
-/// The error for a status that another version of this service has written.
+/// The error for a status or an action that another version of this service has written.
 fn unknown_status(status: &str) -> sqlx::Error {
     sqlx::Error::Decode(
-        format!("unknown status {status}, written by another version of Pillarbox: run the newest one").into(),
+        format!("unknown status or action {status}, written by another version of Pillarbox: run the newest one")
+            .into(),
     )
 }

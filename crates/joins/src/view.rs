@@ -7,7 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::domain::{Ban, Event, Registration};
+use crate::domain::{Ban, Event, HistoryAction, Registration, RegistrationOfUser, StoredEntry};
 
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Registration)]
@@ -20,10 +20,15 @@ pub(crate) struct RegistrationView {
     status: JoinStatus,
     /// The sequence number in the event's order of joining. A user who joins again gets a new one.
     seq: i64,
-    /// The position in the waitlist, starting at 1. Present in the response to the join request, and in `my`, where
-    /// 10,001 means 10,001 or more.
+    /// The position in the waitlist, starting at 1. Present in the response to the join request, in `my`, where 10,001
+    /// means 10,001 or more, and in the waitlist of the organizer up to 10,001.
     #[serde(skip_serializing_if = "Option::is_none")]
     position: Option<i64>,
+    /// Why the organizer or an admin removed the user. Present in `my` and in the user's own list if the status is `rejected`
+    /// and a reason was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "Too loud.")]
+    reason: Option<String>,
     created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
     /// When the registration was canceled, rejected or expired.
@@ -45,11 +50,57 @@ impl RegistrationView {
             status,
             seq,
             position,
+            reason: None,
             created_at,
             updated_at,
             canceled_at,
             activated_at,
         }
+    }
+}
+
+impl From<RegistrationOfUser> for RegistrationView {
+    fn from(own: RegistrationOfUser) -> RegistrationView {
+        let RegistrationOfUser { registration, ahead, reason } = own;
+        RegistrationView { reason, ..RegistrationView::new(registration, ahead.map(|ahead| ahead + 1)) }
+    }
+}
+
+/// One change of a registration or a ban.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = JoinHistoryEntry)]
+pub(crate) struct HistoryEntryView {
+    event_id: Uuid,
+    /// The version of the event's counts after the change.
+    version: i64,
+    /// Absent if the counts were corrected, which concerns no user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user_id: Option<Uuid>,
+    action: HistoryAction,
+    /// Absent if the user had never joined.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seq: Option<i64>,
+    /// The status of the registration before the change; absent if there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "active")]
+    from: Option<JoinStatus>,
+    /// The status of the registration after the change; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "rejected")]
+    to: Option<JoinStatus>,
+    /// `user:<id>` or `key:<id>`; `events` if it followed from an update of the event; `system` if time passed.
+    #[schema(example = "user:01890a5d-ac96-774b-bcce-b302099a8057")]
+    actor: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "Too loud.")]
+    reason: Option<String>,
+    at: DateTime<Utc>,
+}
+
+impl From<StoredEntry> for HistoryEntryView {
+    fn from(entry: StoredEntry) -> HistoryEntryView {
+        let StoredEntry { event_id, version, user_id, action, seq, from, to, actor, reason, at } = entry;
+        HistoryEntryView { event_id, version, user_id, action, seq, from, to, actor, reason, at }
     }
 }
 

@@ -177,6 +177,22 @@ mod tests {
     }
 
     #[test]
+    fn each_further_caller_gets_half_of_what_is_left_and_at_least_one_body() {
+        let budget = budget(80);
+        // Byte by byte, as bodies arrive.
+        let mut reservations: Vec<Reservation> = Vec::new();
+        let used: Vec<usize> = (0..5)
+            .filter_map(|_| budget.start(Some(&user()), 1).ok())
+            .map(|mut reservation| {
+                while reservation.grow(1).is_ok() {}
+                reservations.push(reservation);
+                reservations.last().map_or(0, Reservation::bytes)
+            })
+            .collect();
+        assert_eq!(used, [40, 20, 10, 10]);
+    }
+
+    #[test]
     fn the_keys_of_a_tenant_share_one_part() {
         let budget = budget(40);
         budget.start(Some(&key("acme")), 20).unwrap().grow(20).unwrap();

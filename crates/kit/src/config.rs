@@ -2,7 +2,10 @@
 //! defaults.
 //!
 //! The type of the value defines the settings. An unknown or invalid setting is an error with the name of the
-//! setting, where it was set, and the values it accepts.
+//! setting, where it was set, and the values it accepts. Lists and durations have one syntax in all sources: see
+//! [`List`] and [`crate::duration`].
+
+mod list;
 
 use std::path::Path;
 
@@ -11,6 +14,9 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+pub use self::list::{List, list};
+use crate::duration::{self, Unit};
 
 pub const ENV_PREFIX: &str = "PILLARBOX_";
 const ENVIRONMENT: &str = "the environment";
@@ -77,6 +83,7 @@ impl File<'_> {
             // values.
             invalid(format!(", line {line}, column {column}"), error.message().replace('\n', ", "))
         })?;
+        let settings = with_durations(settings, &format!(" (in {})", path.display()))?;
         Ok(File { path, settings })
     }
 }
@@ -105,6 +112,7 @@ impl Environment {
             let key = name.to_lowercase().replace("__", ".");
             let value = match defaults.find_value(&key) {
                 Ok(Value::String(..) | Value::Empty(..)) => Value::from(text.clone()),
+                Ok(Value::Array(..)) => list_value(text),
                 Ok(_) => text.parse().unwrap_or_else(|_| Value::from(text.clone())),
                 Err(_) => {
                     return Err(InvalidSetting::new(
@@ -115,7 +123,52 @@ impl Environment {
             };
             insert(&mut settings, &key, value);
         }
-        Ok(Environment(settings))
+        Ok(Environment(with_durations(settings, &format!(" (in {ENVIRONMENT} or --set)"))?))
+    }
+}
+
+/// A JSON list becomes a list, whose items have their types. So does a list of tables in the syntax of TOML. [`List`] reads
+/// every other text.
+fn list_value(text: &str) -> Value {
+    let json = serde_json::from_str::<Vec<serde_json::Value>>(text).ok();
+    let list = json.and_then(|items| Value::serialize(items).ok());
+    let tables = || text.parse::<Value>().ok().filter(|value| text.contains('{') && matches!(value, Value::Array(..)));
+    list.or_else(tables).unwrap_or_else(|| Value::from(text))
+}
+
+/// Replaces each duration that was given as text, such as `15s`, with a number of the unit that the setting's name ends
+/// with. Fails with the first one that is no duration.
+fn with_durations(settings: Dict, origin: &str) -> Result<Dict, InvalidSetting> {
+    let convert = |(name, value): (String, Value)| {
+        let value = converted(&name, value).map_err(|(setting, detail)| InvalidSetting {
+            setting: format!("setting `{setting}`"),
+            origin: origin.to_owned(),
+            detail,
+        })?;
+        Ok((name, value))
+    };
+    settings.into_iter().map(convert).collect()
+}
+
+/// Converts the durations in one value. `path` is its name with that of its section. Fails with the path of the invalid
+/// value and the values that it accepts.
+fn converted(path: &str, value: Value) -> Result<Value, (String, String)> {
+    let name = path.rsplit('.').next().unwrap_or(path);
+    match value {
+        Value::String(tag, text) => match Unit::in_name(name) {
+            Some(unit) => duration::in_unit(&text, unit).map(Value::from).map_err(|detail| (path.to_owned(), detail)),
+            None => Ok(Value::String(tag, text)),
+        },
+        Value::Dict(tag, fields) => {
+            let field =
+                |(name, value): (String, Value)| converted(&format!("{path}.{name}"), value).map(|value| (name, value));
+            Ok(Value::Dict(tag, fields.into_iter().map(field).collect::<Result<_, _>>()?))
+        }
+        Value::Array(tag, items) => {
+            let items = items.into_iter().map(|item| converted(path, item));
+            Ok(Value::Array(tag, items.collect::<Result<_, _>>()?))
+        }
+        other => Ok(other),
     }
 }
 
@@ -170,7 +223,7 @@ fn in_words(expected: &impl ToString) -> String {
     match expected.to_string().as_str() {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0".to_owned(),
         "i8" | "i16" | "i32" | "i64" => "a whole number".to_owned(),
-        "a sequence" => r#"a list such as ["a", "b"]"#.to_owned(),
+        "a sequence" => r#"a list such as ["a", "b"] or a,b"#.to_owned(),
         other => other.to_owned(),
     }
 }

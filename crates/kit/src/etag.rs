@@ -12,6 +12,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use crate::extract::single_header;
 use crate::problem::{FieldError, Location, Problem};
 
+/// The accepted form of `If-Match` and `If-None-Match`, as a regular expression: `*`, or tags in quotes, joined by commas.
+/// It agrees with [`is_tag`].
+pub(crate) const PATTERN: &str = r#"^(\*|(W/)?"[!#-+\--~]*"( *, *(W/)?"[!#-+\--~]*")*)$"#;
+
 /// Returns the tag of a version that was made at this time.
 pub fn of(version: i64, changed_at: DateTime<Utc>) -> HeaderValue {
     quoted(&unique(version, changed_at))
@@ -55,22 +59,24 @@ enum Tags {
 }
 
 impl IfMatch {
-    /// Fails with 412 if `If-Match` is present and does not contain this version. The number alone, as the body shows it,
-    /// is accepted, too.
+    /// Fails with 412 if `If-Match` is present and does not contain this version. The number of a version alone is not enough,
+    /// because it may be assigned again.
     pub fn check(&self, version: i64, changed_at: DateTime<Utc>) -> Result<(), Problem> {
         let unique = unique(version, changed_at);
         let is_current = match &self.0 {
             None | Some(Tags::Any) => true,
             // RFC 9110: a weak tag never matches in `If-Match`.
             Some(Tags::Listed(tags)) => {
-                let (number, with_extra) = (format!("\"{version}\""), format!("\"{unique}."));
-                tags.iter().any(|tag| quoted(&unique) == tag.as_str() || *tag == number || tag.starts_with(&with_extra))
+                let with_extra = format!("\"{unique}.");
+                tags.iter().any(|tag| quoted(&unique) == tag.as_str() || tag.starts_with(&with_extra))
             }
         };
         if is_current {
             return Ok(());
         }
-        let detail = format!("the current version is \"{unique}\": get it again, then repeat the change");
+        let detail = format!(
+            "the current version is \"{unique}\": get it again, then repeat the change with its ETag in If-Match"
+        );
         Err(Problem::new(StatusCode::PRECONDITION_FAILED, "stale", detail))
     }
 }
@@ -109,16 +115,18 @@ fn tags(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Tags>, Problem>
     }
     // Splitting at commas is safe, because no tag of this server contains one.
     let tags: Vec<String> = text.split(',').map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect();
-    let is_quoted = |tag: &String| {
-        let opaque = tag.trim_start_matches("W/");
-        opaque.len() >= 2 && opaque.starts_with('"') && opaque.ends_with('"')
-    };
-    if tags.is_empty() || !tags.iter().all(is_quoted) {
+    if tags.is_empty() || !tags.iter().all(|tag| is_tag(tag)) {
         let detail = "must be an ETag exactly as it was returned, with its quotes, or *";
         let field = FieldError::at(Location::Header, format!("/{name}"), detail);
         return Err(Problem::bad_request("malformed-header", format!("{name}: {detail}")).with_errors(vec![field]));
     }
     Ok(Some(Tags::Listed(tags)))
+}
+
+fn is_tag(text: &str) -> bool {
+    let quoted = text.strip_prefix("W/").unwrap_or(text);
+    let opaque = quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    opaque.is_some_and(|opaque| opaque.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"'))
 }
 
 #[cfg(test)]
@@ -139,7 +147,7 @@ mod tests {
     fn a_change_applies_only_to_the_listed_versions() {
         let permits = |value: &str, version| IfMatch(read(value).unwrap()).check(version, at()).is_ok();
         assert!(permits("\"7.a\"", 7) && permits("\"6.a\", \"7.a\"", 7) && permits("*", 7));
-        assert!(permits("\"7\"", 7) && !permits("\"7\"", 8), "the number that the body shows");
+        assert!(!permits("\"7\"", 7), "the number that the body shows may belong to two versions");
         assert!(!permits("\"7.a\"", 8) && !permits("W/\"7.a\"", 7) && !permits("\"77.a\"", 7));
         assert!(IfMatch(None).check(7, at()).is_ok());
         let refused = IfMatch(read("\"1\"").unwrap()).check(2, at()).unwrap_err();
@@ -175,7 +183,7 @@ mod tests {
 
     #[test]
     fn malformed_tags_are_rejected() {
-        for bad in ["7", "\"7", "", "\"7\" 8", "\""] {
+        for bad in ["7", "\"7", "", "\"7\" 8", "\"", "\"7\"8\"", "\"7 8\"", "W/W/\"7\""] {
             assert_eq!(read(bad).unwrap_err().status(), StatusCode::BAD_REQUEST, "{bad}");
         }
     }

@@ -87,17 +87,22 @@ impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequestParts<S> f
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Path<T>, Problem> {
-        let malformed = |detail: String| Problem::bad_request("malformed-path", detail);
-        let raw = parts.extract::<RawPathParams>().await.map_err(|error| malformed(error.to_string()))?;
+        let raw = parts.extract::<RawPathParams>().await;
+        let raw = raw.map_err(|error| {
+            // The rejection names the parameter in its text only: Invalid UTF-8 in `id`.
+            let text = error.to_string();
+            path_problem(text.split('`').nth(1).unwrap_or_default(), "must be UTF-8 when percent-decoded")
+        })?;
         if let Some((name, _)) = raw.iter().find(|(_, value)| value.contains('\0')) {
-            return Err(malformed(format!("{name}: NUL is not allowed")).with_errors(vec![FieldError::at(
-                Location::Path,
-                format!("/{name}"),
-                "NUL is not allowed",
-            )]));
+            return Err(path_problem(name, "must not contain NUL"));
         }
         let path = parts.extract::<axum::extract::Path<T>>().await;
-        path.map(|axum::extract::Path(value)| Path(value)).map_err(|rejection| path_problem(&rejection))
+        path.map(|axum::extract::Path(value)| Path(value)).map_err(|rejection| {
+            let (name, detail) = rejected_path(&rejection);
+            // The rejection does not name the parameter of a route that has only one.
+            let only = raw.iter().next().map_or("", |(name, _)| name);
+            path_problem(name.unwrap_or(only), detail)
+        })
     }
 }
 
@@ -128,12 +133,20 @@ pub(crate) fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Re
 }
 
 pub(crate) fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T, Problem> {
-    if query.contains("%00") {
-        return Err(query_problem("", "NUL is not allowed"));
+    parse_query_with(query, &[])
+}
+
+/// Parses a query. `others` are the parameters that the caller of this function reads itself; they are listed among the
+/// accepted ones.
+pub(crate) fn parse_query_with<T: DeserializeOwned>(query: &str, others: &[&str]) -> Result<T, Problem> {
+    let mut pairs = form_urlencoded::parse(query.as_bytes());
+    if let Some((name, _)) = pairs.find(|(name, value)| name.contains('\0') || value.contains('\0')) {
+        let pointer = format!("/{}", escaped(&shortened(&name.replace('\0', ""))));
+        return Err(query_problem(&pointer, "must not contain NUL"));
     }
     let fields = serde_urlencoded::Deserializer::new(form_urlencoded::parse(query.as_bytes()));
     serde_path_to_error::deserialize(fields).map_err(|error| {
-        let (pointer, detail) = described(pointer(error.path()), &error.inner().to_string());
+        let (pointer, detail) = described(pointer(error.path()), &error.inner().to_string(), others);
         query_problem(&pointer, detail)
     })
 }
@@ -146,24 +159,35 @@ pub fn query_problem(pointer: &str, detail: impl std::fmt::Display) -> Problem {
     Problem::bad_request("malformed-query", summary).with_errors(vec![field])
 }
 
-fn path_problem(rejection: &axum::extract::rejection::PathRejection) -> Problem {
+/// Returns the 400 for a malformed path. `name` is the parameter, empty for the whole path.
+fn path_problem(name: &str, detail: impl std::fmt::Display) -> Problem {
+    let pointer = if name.is_empty() { String::new() } else { format!("/{name}") };
+    let summary = format!("{name}: {detail}");
+    Problem::bad_request("malformed-path", summary.trim_start_matches(": ")).with_errors(vec![FieldError::at(
+        Location::Path,
+        pointer,
+        detail,
+    )])
+}
+
+/// Returns the name of the invalid parameter, if the rejection has it, and what the parameter accepts.
+fn rejected_path(rejection: &axum::extract::rejection::PathRejection) -> (Option<&str>, String) {
     use axum::extract::path::ErrorKind;
     use axum::extract::rejection::PathRejection;
-    let kind = match rejection {
-        PathRejection::FailedToDeserializePathParams(failed) => failed.kind(),
-        other => return Problem::bad_request("malformed-path", other),
-    };
-    let (name, detail) = match kind {
-        ErrorKind::ParseErrorAtKey { key, value, expected_type } => {
-            (key.clone(), format!("`{}` is not a valid {expected_type}", shortened(value)))
+    let number = |expected: &str| format!("must be {}", parse_error::in_words(expected));
+    let unusable = || (None, "is not a valid path of this route".to_owned());
+    let PathRejection::FailedToDeserializePathParams(failed) = rejection else { return unusable() };
+    match failed.kind() {
+        ErrorKind::ParseErrorAtKey { key, expected_type, .. } => (Some(key), number(expected_type)),
+        ErrorKind::ParseErrorAtIndex { expected_type, .. } | ErrorKind::ParseError { expected_type, .. } => {
+            (None, number(expected_type))
         }
-        ErrorKind::DeserializeError { key, message, .. } => (key.clone(), parse_error::describe(message).detail),
-        ErrorKind::InvalidUtf8InPathParam { key } => (key.clone(), "is not UTF-8".to_owned()),
-        other => (String::new(), other.to_string()),
-    };
-    let pointer = if name.is_empty() { String::new() } else { format!("/{name}") };
-    Problem::bad_request("malformed-path", format!("{name}: {detail}").trim_start_matches(": "))
-        .with_errors(vec![FieldError::at(Location::Path, pointer, detail)])
+        ErrorKind::DeserializeError { key, message, .. } => (Some(key), parse_error::describe(message, &[]).detail),
+        ErrorKind::Message(message) => (None, parse_error::describe(message, &[]).detail),
+        ErrorKind::InvalidUtf8InPathParam { key } => (Some(key), "must be UTF-8 when percent-decoded".to_owned()),
+        // The remaining kinds are errors of the program, and axum may add others.
+        _ => unusable(),
+    }
 }
 
 fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
@@ -254,16 +278,20 @@ fn too_large(bytes_max: usize) -> Problem {
 }
 
 fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    let text = std::str::from_utf8(body).map_err(|error| {
-        Problem::bad_request("malformed-json", format!("the body is not UTF-8 at byte {}", error.valid_up_to()))
-    })?;
+    let text = std::str::from_utf8(body)
+        .map_err(|error| malformed_json(format!("it is not UTF-8 at byte {}", error.valid_up_to())))?;
     if escapes_nul(text) {
-        return Err(Problem::bad_request("malformed-json", "strings must not contain NUL (\\u0000)"));
+        return Err(malformed_json("strings must not contain NUL (\\u0000)"));
     }
     let mut json = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| json_problem(text, &error))?;
-    json.end().map_err(|error| Problem::bad_request("malformed-json", error))?;
+    json.end().map_err(|error| malformed_json(parse_error::describe_syntax(text, &error)))?;
     Ok(value)
+}
+
+fn malformed_json(detail: impl std::fmt::Display) -> Problem {
+    let field = FieldError::body("", format!("is not valid JSON: {detail}"));
+    Problem::bad_request("malformed-json", format!("the body {}", field.detail)).with_errors(vec![field])
 }
 
 fn json_problem(text: &str, error: &serde_path_to_error::Error<serde_json::Error>) -> Problem {
@@ -272,7 +300,7 @@ fn json_problem(text: &str, error: &serde_path_to_error::Error<serde_json::Error
         // serde_json appends line and column; the pointer is more precise.
         let detail = inner.to_string();
         let detail = detail.rsplit_once(" at line ").map_or(detail.as_str(), |(message, _)| message);
-        let (pointer, detail) = described(pointer(error.path()), detail);
+        let (pointer, detail) = described(pointer(error.path()), detail, &[]);
         return Problem::validation(vec![FieldError::body(pointer, detail)]);
     }
     // serde_json reports another type in place of a name as the syntax error that also stands for a missing value.
@@ -280,13 +308,13 @@ fn json_problem(text: &str, error: &serde_path_to_error::Error<serde_json::Error
     if is_value_expected && serde_json::from_str::<IgnoredAny>(text).is_ok() {
         return Problem::validation(vec![FieldError::body(pointer(error.path()), "must be a string")]);
     }
-    Problem::bad_request("malformed-json", inner)
+    malformed_json(parse_error::describe_syntax(text, inner))
 }
 
 /// Returns the pointer of the invalid field and what it accepts. `pointer` is where serde stopped: the value itself, or
-/// the object whose field is missing or unknown.
-fn described(pointer: String, message: &str) -> (String, String) {
-    let ParseError { field, detail } = parse_error::describe(message);
+/// the object whose field is missing or unknown. `others` are accepted names that serde does not know.
+fn described(pointer: String, message: &str, others: &[&str]) -> (String, String) {
+    let ParseError { field, detail } = parse_error::describe(message, others);
     let field = field.map(|field| format!("/{}", escaped(&shortened(&field))));
     match field {
         Some(field) if !pointer.ends_with(&field) => (pointer + &field, detail),

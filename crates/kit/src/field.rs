@@ -20,6 +20,42 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Field<T> {
     }
 }
 
+/// A whole number. JSON has one kind of numbers, so `3.0` is as whole as `3`; many clients send every number with a
+/// fraction. A number that is too large becomes the largest one, which the check of the range refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Whole(pub i64);
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Whole, D::Error> {
+        struct WholeVisitor;
+
+        impl serde::de::Visitor<'_> for WholeVisitor {
+            type Value = Whole;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a whole number")
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<Whole, E> {
+                Ok(Whole(number))
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Whole, E> {
+                Ok(Whole(i64::try_from(number).unwrap_or(i64::MAX)))
+            }
+
+            fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Whole, E> {
+                match number.fract() == 0.0 {
+                    true => Ok(Whole(number as i64)), // saturates
+                    false => Err(E::invalid_type(serde::de::Unexpected::Float(number), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(WholeVisitor)
+    }
+}
+
 /// The errors of one field: a pointer relative to the field, and the detail.
 pub type FieldErrors = Vec<(String, String)>;
 
@@ -86,5 +122,18 @@ pub fn printable(text: &str, chars_max: usize) -> Result<(), String> {
         false => Err(format!(
             "must have 1 to {chars_max} characters, must not be blank and must not contain control characters"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_number_may_have_a_fraction_of_zero() {
+        let parsed = |text: &str| serde_json::from_str::<Whole>(text).map(|Whole(number)| number).ok();
+        assert_eq!(["3", "3.0", "-2.0e1", "0.0"].map(parsed), [3, 3, -20, 0].map(Some));
+        assert_eq!(["1e30", "18446744073709551615"].map(parsed), [Some(i64::MAX); 2]);
+        assert_eq!(["3.5", "\"3\"", "null", "true"].map(parsed), [None; 4]);
     }
 }

@@ -5,6 +5,7 @@ use axum::RequestExt;
 use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use hyper::body::Body as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -18,8 +19,12 @@ const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 /// The older name of the header, which many clients still send.
 const OLD_HEADER: HeaderName = HeaderName::from_static("x-idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// The names of the header, for the OpenAPI document.
+pub(crate) const HEADERS: [&str; 2] = ["idempotency-key", "x-idempotency-key"];
 /// The longest accepted key, in characters.
 const KEY_CHARS_MAX: usize = 255;
+/// What [`idempotency_key`] accepts, as a regular expression: a token, or a quoted string.
+pub(crate) const KEY_PATTERN: &str = r#"^([!#-~]([ -~]{0,253}[!-~])?|"([ !#-\[\]-~]|\\["\\]){1,255}")$"#;
 
 /// Identifies a request, so that its repetition can be recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +59,8 @@ pub struct StoredResponse {
     /// Not stored: a repeated response does not have them.
     headers: HeaderMap,
     replayed: bool,
+    /// What a caller does next who repeats a request whose response is shown once.
+    next_step: Option<String>,
 }
 
 impl StoredResponse {
@@ -63,7 +70,13 @@ impl StoredResponse {
     }
 
     pub fn empty(status: StatusCode) -> StoredResponse {
-        StoredResponse { status, body: Vec::new(), headers: HeaderMap::new(), replayed: false }
+        StoredResponse { status, body: Vec::new(), headers: HeaderMap::new(), replayed: false, next_step: None }
+    }
+
+    /// Marks a response that contains a secret and is not stored. `next_step` names what was created, and tells a caller
+    /// who has lost the response how to continue.
+    pub fn shown_once(self, next_step: impl Into<String>) -> StoredResponse {
+        StoredResponse { next_step: Some(next_step.into()), ..self }
     }
 
     pub fn problem(problem: &Problem) -> StoredResponse {
@@ -80,6 +93,11 @@ impl StoredResponse {
         self
     }
 
+    /// The same response with another status and body.
+    pub fn with_body(self, status: StatusCode, body: &impl Serialize) -> StoredResponse {
+        StoredResponse { status, body: serde_json::to_vec(body).unwrap_or_default(), ..self }
+    }
+
     pub fn status(&self) -> StatusCode {
         self.status
     }
@@ -90,6 +108,14 @@ impl StoredResponse {
 
     pub fn is_replayed(&self) -> bool {
         self.replayed
+    }
+
+    /// Returns the problem for a repeat of a request whose response contained a secret.
+    pub fn already_answered(&self) -> Problem {
+        let next_step = self.next_step.as_deref().unwrap_or("repeat the request with a new Idempotency-Key");
+        let detail =
+            format!("the first request succeeded, and the secret in its response is shown only once: {next_step}");
+        Problem::conflict("already-answered", detail)
     }
 }
 
@@ -138,6 +164,20 @@ impl<T: DeserializeOwned + Send> Body for JsonBody<T> {
     }
 }
 
+/// A JSON body of the type `T`. No body and null stand for the default of `T`.
+#[derive(Debug)]
+pub struct OptionalJsonBody<T>(pub T);
+
+impl<T: DeserializeOwned + Default + Send> Body for OptionalJsonBody<T> {
+    async fn read(request: Request, with_value: bool) -> Result<(OptionalJsonBody<T>, Value), Problem> {
+        if request.body().is_end_stream() {
+            return Ok((OptionalJsonBody(T::default()), Value::Null));
+        }
+        let (JsonBody(body), value) = JsonBody::<Option<T>>::read(request, with_value).await?;
+        Ok((OptionalJsonBody(body.unwrap_or_default()), value))
+    }
+}
+
 impl<S: Send + Sync, T: Body + Send> FromRequest<S> for Mutation<T> {
     type Rejection = Problem;
 
@@ -176,8 +216,9 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
             .ok_or_else(|| invalid_key("must be a well-formed quoted string if it begins with a quote"))?,
         None => text.to_owned(),
     };
-    if key.is_empty() || key.len() > KEY_CHARS_MAX {
-        return Err(invalid_key(&format!("must have 1 to {KEY_CHARS_MAX} characters")));
+    let is_printable = key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+    if key.is_empty() || key.len() > KEY_CHARS_MAX || !is_printable {
+        return Err(invalid_key(&format!("must have 1 to {KEY_CHARS_MAX} printable characters of ASCII")));
     }
     Ok(Some(key))
 }
@@ -255,6 +296,25 @@ mod tests {
         Mutation::from_request(request, &()).await
     }
 
+    #[tokio::test]
+    async fn an_optional_body_may_be_absent_but_not_malformed() {
+        #[derive(Debug, Default, PartialEq, Deserialize)]
+        struct Reason {
+            reason: Option<String>,
+        }
+        let read = async |body: HttpBody| {
+            let request = Request::post("/").header("content-type", "application/json").body(body).unwrap();
+            let read = Mutation::<OptionalJsonBody<Reason>>::from_request(request, &()).await;
+            read.map(|mutation| mutation.body.0.reason).map_err(|problem| problem.status().as_u16())
+        };
+        assert_eq!(read(HttpBody::empty()).await, Ok(None));
+        assert_eq!(read(HttpBody::from("{}")).await, Ok(None));
+        assert_eq!(read(HttpBody::from("null")).await, Ok(None));
+        assert_eq!(read(HttpBody::from(r#"{"reason":"loud"}"#)).await, Ok(Some("loud".to_owned())));
+        assert_eq!(read(HttpBody::from("{")).await, Err(400));
+        assert_eq!(read(HttpBody::from("[]")).await, Err(422));
+    }
+
     async fn identity(key: &str, path: &str, body: &str) -> RequestIdentity {
         mutation(key, path, body).await.unwrap().identity.unwrap()
     }
@@ -280,7 +340,7 @@ mod tests {
             identity(r#""a\"b\\c""#, "/", r#"{"count":1}"#).await.id,
             identity(r#"a"b\c"#, "/", r#"{"count":1}"#).await.id
         );
-        for bad in [r#"""#, r#""""#, r#""a"b"#, r#""a\n""#, &"k".repeat(256)] {
+        for bad in [r#"""#, r#""""#, r#""a"b"#, r#""a\n""#, "a\tb", &"k".repeat(256)] {
             let problem = mutation(bad, "/", r#"{"count":1}"#).await.unwrap_err();
             assert_eq!((problem.status().as_u16(), problem.code()), (400, "idempotency-key"), "{bad}");
         }

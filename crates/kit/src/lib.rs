@@ -15,7 +15,7 @@
 //! - [`batch`]: combines concurrent requests into batches. [`worker`]: the loop of background workers.
 //!   [`backoff`]: pauses between attempts. [`deadline`]: time limits of steps that wait for a server. [`boot_time`]: a
 //!   clock that nothing stops.
-//! - [`config`]: loads settings. [`secret`]: secrets, key derivation and encryption. [`clock`]: the time as a
+//! - [`config`]: loads settings. [`duration`]: durations as text. [`secret`]: secrets, key derivation and encryption. [`clock`]: the time as a
 //!   parameter. [`health`]: the state of dependencies and tasks. [`telemetry`]: logs, metrics and traces.
 //!   [`trace`]: W3C trace context.
 
@@ -27,6 +27,7 @@ pub mod boot_time;
 pub mod clock;
 pub mod config;
 pub mod deadline;
+pub mod duration;
 pub mod etag;
 pub mod extract;
 pub mod field;

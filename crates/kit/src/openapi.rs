@@ -1,20 +1,25 @@
-//! Completes the OpenAPI document: adds the parts that all operations have in common, so that no route can omit them.
+//! Completes the OpenAPI document: adds the parts that all operations have in common, so that no route can omit them, and
+//! makes the schemas as strict as the API.
 
-use utoipa::openapi::path::{Operation, Parameter};
+mod inputs;
+mod problems;
+mod schemas;
+
+use utoipa::openapi::path::Operation;
 use utoipa::openapi::schema::Type;
-use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{
-    Content, Header, HeaderBuilder, ObjectBuilder, OpenApi, PathItem, Ref, RefOr, Response, ResponseBuilder,
-};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Header, HeaderBuilder, ObjectBuilder, OpenApi, PathItem, RefOr, Response};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::problem::{CONTENT_TYPE, FieldError, Location, ProblemBody};
+pub use self::problems::{RouteProblem, document};
+pub use self::schemas::filters_or_all;
+use crate::problem::{FieldError, Location, ProblemBody};
 
 /// The name of the security scheme. An operation with it requires a caller.
 const BEARER: &str = "bearer";
 
 /// Adds the security scheme, the schemas of problems, and to every operation its id and the problems that it may
-/// return.
+/// return. Removes from schemas and parameters what the API does not accept or return.
 pub fn complete(api: &mut OpenApi) {
     let components = api.components.get_or_insert_default();
     let bearer = HttpBuilder::new()
@@ -28,11 +33,14 @@ pub fn complete(api: &mut OpenApi) {
     components.schemas.insert("Problem".to_owned(), ProblemBody::schema());
     components.schemas.insert(FieldError::name().into_owned(), FieldError::schema());
     components.schemas.insert(Location::name().into_owned(), Location::schema());
+    schemas::tighten(api);
+    let schemas = api.components.as_ref().map(|components| components.schemas.clone()).unwrap_or_default();
     for (path, item) in &mut api.paths.paths {
         for (method, operation) in operations(item) {
             // The default ids, the names of the functions, are not unique: every list is a `list`.
             operation.operation_id = Some(operation_id(method, path));
-            add_problems(operation);
+            inputs::tighten(operation, &schemas);
+            problems::add_common(operation);
             describe_responses(method, operation);
         }
     }
@@ -58,45 +66,34 @@ fn operation_id(method: &str, path: &str) -> String {
     std::iter::once(method).chain(words).collect::<Vec<_>>().join("_")
 }
 
-fn add_problems(operation: &mut Operation) {
-    let mut expected = vec![("500", "Internal error; the server's log has the cause under `trace_id`")];
-    if operation.security.is_some() {
-        expected.push(("401", "The header `Authorization` is missing, or its API key or token is not valid"));
-        expected.push(("403", "The caller's role does not allow this"));
-        expected.push(("429", "The rate limit is exceeded; try again after `Retry-After`"));
-        expected
-            .push(("503", "The server is overloaded or a dependency is unavailable; try again after `Retry-After`"));
-    }
-    if operation.parameters.is_some() {
-        expected.push(("400", "A parameter is not valid"));
-    }
-    if operation.request_body.is_some() {
-        expected.push(("400", "The body is not JSON"));
-        expected.push(("408", "The body did not arrive in time"));
-        expected.push(("413", "The body is too large"));
-        expected.push(("415", "The `Content-Type` of the body is not JSON"));
-        expected.push(("422", "A field is not valid; `errors` lists all invalid fields"));
-    }
-    for (status, description) in expected {
-        let responses = &mut operation.responses.responses;
-        let response = || ResponseBuilder::new().description(description).build().into();
-        responses.entry(status.to_owned()).or_insert_with(response);
+/// Whether an operation needs a caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Security {
+    /// It is served without authentication, and ignores credentials.
+    None,
+    /// It needs no caller, but refuses credentials that are not valid.
+    Optional,
+    Required,
+}
+
+impl Security {
+    fn of(operation: &Operation) -> Security {
+        match &operation.security {
+            None => Security::None,
+            Some(alternatives) if alternatives.contains(&SecurityRequirement::default()) => Security::Optional,
+            Some(_) => Security::Required,
+        }
     }
 }
 
-/// Adds the problem body to every error response without a body, and the default descriptions and headers.
+/// Adds the default descriptions and headers of responses.
 fn describe_responses(method: &str, operation: &mut Operation) {
-    let is_list = operation.parameters.iter().flatten().any(is_cursor);
+    let is_list = has_parameter(operation, "cursor");
     for (status, response) in &mut operation.responses.responses {
         let RefOr::T(response) = response else { continue };
         // OpenAPI requires a description of every response; tools reject a document without it.
         if response.description.is_empty() {
             response.description = default_description(method, status, is_list).to_owned();
-        }
-        if status.starts_with(['4', '5']) && response.content.is_empty() {
-            let problem = Content::new(Some(Ref::from_schema_name("Problem")));
-            response.content.insert(CONTENT_TYPE.to_owned(), problem.into());
-            add_headers(response, problem_headers(status));
         }
         if status == "200" && is_list {
             add_headers(
@@ -118,27 +115,13 @@ fn default_description(method: &str, status: &str, is_list: bool) -> &'static st
     }
 }
 
-fn is_cursor(parameter: &RefOr<Parameter>) -> bool {
-    matches!(parameter, RefOr::T(parameter) if parameter.name == "cursor")
+fn has_parameter(operation: &Operation, name: &str) -> bool {
+    let mut parameters = operation.parameters.iter().flatten();
+    parameters.any(|parameter| matches!(parameter, RefOr::T(parameter) if parameter.name == name))
 }
 
 /// Name, type and description of a response header.
 type HeaderSpec = (&'static str, Type, &'static str);
-
-fn problem_headers(status: &str) -> &'static [HeaderSpec] {
-    const RETRY_AFTER: HeaderSpec = ("Retry-After", Type::Integer, "Seconds to wait before the next attempt");
-    match status {
-        "401" => &[("WWW-Authenticate", Type::String, "`Bearer`, with the realm")],
-        "429" => &[
-            RETRY_AFTER,
-            ("RateLimit-Limit", Type::Integer, "The number of requests that a caller may send per second"),
-            ("RateLimit-Remaining", Type::Integer, "The number of requests left in this second"),
-            ("RateLimit-Reset", Type::Integer, "Seconds until the limit is reset"),
-        ],
-        "503" => &[RETRY_AFTER],
-        _ => &[],
-    }
-}
 
 fn add_headers(response: &mut Response, headers: &[HeaderSpec]) {
     for (name, kind, description) in headers {

@@ -21,8 +21,44 @@ pub(crate) struct ParseError {
     pub(crate) detail: String,
 }
 
-/// Translates the message of a serde error. A message of our own types, such as `must be ...`, stays as it is.
-pub(crate) fn describe(message: &str) -> ParseError {
+/// The messages of serde_json for text that is not JSON, and what each means.
+const SYNTAX_ERRORS: [(&str, &str); 14] = [
+    ("expected `:`", "a colon is missing after the name of a field"),
+    ("expected `,` or `]`", "a comma or a closing ] is missing"),
+    ("expected `,` or `}`", "a comma or a closing } is missing"),
+    ("expected value", "a value is missing or misspelt; texts need double quotes"),
+    ("expected ident", "a value is misspelt; did you mean true, false or null?"),
+    ("invalid escape", "a string contains an unknown escape after a backslash"),
+    ("invalid unicode code point", "a string contains an escape of a character that does not exist"),
+    ("lone leading surrogate", "a string contains an incomplete \\u escape"),
+    ("unexpected end of hex escape", "a string contains an incomplete \\u escape"),
+    ("control character", "a string contains a control character, such as a line break: escape it (\\n)"),
+    ("key must be a string", "the name of a field must be in double quotes"),
+    ("trailing comma", "there is a comma after the last item"),
+    ("trailing characters", "there is more text after its end"),
+    ("recursion limit exceeded", "it is nested too deeply; at most 127 levels are accepted"),
+];
+
+/// Describes text that is not JSON, with the line and the column of the error.
+pub(crate) fn describe_syntax(text: &str, error: &serde_json::Error) -> String {
+    if text.trim().is_empty() {
+        return "it is empty; send a JSON object".to_owned();
+    }
+    let message = error.to_string();
+    let known = SYNTAX_ERRORS.iter().find(|(known, _)| message.starts_with(known));
+    let meaning = match known {
+        _ if error.is_eof() => "it ends too early; a value, a quote or a closing bracket is missing",
+        Some((_, meaning)) => meaning,
+        None if message.starts_with("number out of range") => "a number is too large",
+        None if message.starts_with("invalid number") => "a number is malformed",
+        None => "it is malformed",
+    };
+    format!("{meaning} (line {}, column {})", error.line(), error.column())
+}
+
+/// Translates the message of a serde error. A message of our own types, such as `must be ...`, stays as it is. `others`
+/// are accepted names that the message does not list.
+pub(crate) fn describe(message: &str, others: &[&str]) -> ParseError {
     let about = |field: &str, detail: String| ParseError { field: Some(field.to_owned()), detail };
     let value = |detail: String| ParseError { field: None, detail };
     // The names that are accepted come last. The part before may quote any text of the caller.
@@ -34,10 +70,10 @@ pub(crate) fn describe(message: &str) -> ParseError {
         return about(field, "must not be repeated".to_owned());
     }
     if let Some(field) = problem.strip_prefix("unknown field `").and_then(|rest| rest.strip_suffix('`')) {
-        return about(field, format!("does not exist; {}", accepted_names(accepted, "and")));
+        return about(field, format!("does not exist; {}", accepted_names(accepted, others)));
     }
     if problem.starts_with("unknown variant `") {
-        return value(format!("must be {}", names(accepted, "or")));
+        return value(format!("must be {}", joined(&quoted_names(accepted), "or")));
     }
     if problem.starts_with("invalid type: ") || problem.starts_with("invalid value: ") {
         return value(format!("must be {}", in_words(accepted)));
@@ -45,6 +81,9 @@ pub(crate) fn describe(message: &str) -> ParseError {
     match message {
         "invalid digit found in string" | "cannot parse integer from empty string" => {
             value("must be a whole number".to_owned())
+        }
+        "number too large to fit in target type" | "number too small to fit in target type" => {
+            value("must be a whole number that is not so large".to_owned())
         }
         "provided string was not `true` or `false`" => value("must be true or false".to_owned()),
         message if TIME_ERRORS.contains(&message) => value(EXPECTED_FORMAT.to_owned()),
@@ -61,16 +100,22 @@ fn split_expected(message: &str) -> (&str, &str) {
         .unwrap_or((message, ""))
 }
 
-fn accepted_names(accepted: &str, last: &str) -> String {
-    match names(accepted, last) {
-        names if names.is_empty() => "no field is accepted here".to_owned(),
-        names => format!("the accepted names are {names}"),
+fn accepted_names(accepted: &str, others: &[&str]) -> String {
+    let names = [&quoted_names(accepted), others].concat();
+    match names.as_slice() {
+        [] => "no field is accepted here".to_owned(),
+        [only] => format!("the only accepted name is {only}"),
+        names => format!("the accepted names are {}", joined(names, "and")),
     }
 }
 
-/// The names in "one of `a`, `b`, `c`" or "`a` or `b`", joined as in "a, b or c".
-fn names(accepted: &str, last: &str) -> String {
-    let names: Vec<&str> = accepted.split('`').skip(1).step_by(2).collect();
+/// The names in "one of `a`, `b`, `c`" or "`a` or `b`".
+fn quoted_names(accepted: &str) -> Vec<&str> {
+    accepted.split('`').skip(1).step_by(2).collect()
+}
+
+/// Joins names as in "a, b or c".
+fn joined(names: &[&str], last: &str) -> String {
     match names.split_last() {
         Some((name, [])) => (*name).to_owned(),
         Some((name, others)) => format!("{} {last} {name}", others.join(", ")),
@@ -79,7 +124,7 @@ fn names(accepted: &str, last: &str) -> String {
 }
 
 /// Describes a type as serde names it.
-fn in_words(expected: &str) -> String {
+pub(crate) fn in_words(expected: &str) -> String {
     match expected {
         "u8" => format!("a whole number from 0 to {}", u8::MAX),
         "u16" => format!("a whole number from 0 to {}", u16::MAX),
@@ -90,6 +135,8 @@ fn in_words(expected: &str) -> String {
         "a boolean" => "true or false".to_owned(),
         "a sequence" => "a list".to_owned(),
         "a map" => "an object".to_owned(),
+        "a formatted UUID string" => "a UUID".to_owned(),
+        "an RFC 3339 formatted date and time string" => EXPECTED_FORMAT.trim_start_matches("must be ").to_owned(),
         // The name of a Rust type means nothing to a caller.
         expected if expected.starts_with("struct ") || expected.starts_with("internally tagged enum ") => {
             "an object".to_owned()
@@ -121,7 +168,7 @@ mod tests {
             ("premature end of input", EXPECTED_FORMAT),
             ("must be a time from 1970 to 9999, such as x", "must be a time from 1970 to 9999, such as x"),
         ] {
-            assert_eq!(describe(message), ParseError { field: None, detail: detail.to_owned() }, "{message}");
+            assert_eq!(describe(message, &[]), ParseError { field: None, detail: detail.to_owned() }, "{message}");
         }
     }
 
@@ -137,9 +184,29 @@ mod tests {
                 "does not exist; the accepted names are a, b and d",
             ),
             ("unknown field `c`, there are no fields", "c", "does not exist; no field is accepted here"),
+            ("unknown field `c`, expected `a`", "c", "does not exist; the only accepted name is a"),
         ] {
             let expected = ParseError { field: Some(field.to_owned()), detail: detail.to_owned() };
-            assert_eq!(describe(message), expected, "{message}");
+            assert_eq!(describe(message, &[]), expected, "{message}");
+        }
+    }
+
+    #[test]
+    fn a_syntax_error_is_described_with_its_line_and_column() {
+        for (text, described) in [
+            ("", "it is empty; send a JSON object"),
+            ("{\"a\":", "it ends too early; a value, a quote or a closing bracket is missing (line 1, column 5)"),
+            ("{\"a\" 1}", "a colon is missing after the name of a field (line 1, column 6)"),
+            ("{\"a\":1,}", "there is a comma after the last item (line 1, column 8)"),
+            ("{\n\"a\":king}", "a value is missing or misspelt; texts need double quotes (line 2, column 5)"),
+            ("{\"a\":tru}", "a value is misspelt; did you mean true, false or null? (line 1, column 9)"),
+            ("{a:1}", "the name of a field must be in double quotes (line 1, column 2)"),
+            ("{} {}", "there is more text after its end (line 1, column 4)"),
+            ("{\"a\":1e999}", "a number is too large (line 1, column 10)"),
+            ("{\"a\":\"\\x\"}", "a string contains an unknown escape after a backslash (line 1, column 8)"),
+        ] {
+            let error = serde_json::from_str::<serde_json::Value>(text).unwrap_err();
+            assert_eq!(describe_syntax(text, &error), described, "{text}: {error}");
         }
     }
 }

@@ -69,6 +69,23 @@ pub fn start_logs(filter: &str, format: LogFormat, otlp_endpoint: Option<&str>) 
     Ok(Traces(provider))
 }
 
+/// The name of a metric and its help text, as `/metrics` shows them.
+pub type MetricHelp = (&'static str, &'static str);
+
+/// The metrics of this crate.
+const METRICS: &[MetricHelp] = &[
+    ("pillarbox_http_requests_total", "HTTP requests by method, route and status."),
+    ("pillarbox_http_request_duration_seconds", "Time from the head of a request to the start of its response."),
+    ("pillarbox_worker_failures_total", "Failed rounds of a background worker; each is retried."),
+];
+
+/// Adds help texts to `/metrics`. The kind of a metric is known when it is first recorded.
+pub fn describe_metrics(metrics: &[MetricHelp]) {
+    for (name, help) in metrics {
+        metrics::describe_counter!(*name, *help);
+    }
+}
+
 /// Returns the metrics of the process; the first call installs the recorder.
 pub fn metrics() -> Result<PrometheusHandle, TelemetryError> {
     static STARTED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
@@ -81,6 +98,7 @@ pub fn metrics() -> Result<PrometheusHandle, TelemetryError> {
         .set_buckets_for_metric(durations, &DURATION_BUCKETS)?
         .idle_timeout(MetricKindMask::GAUGE, Some(GAUGE_TIME_MAX))
         .install_recorder()?;
+    describe_metrics(METRICS);
     Ok(started.insert(handle).clone())
 }
 

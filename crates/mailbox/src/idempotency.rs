@@ -32,7 +32,8 @@ const INSERT: &str = "insert into pillarbox.idempotency as old (id, fingerprint,
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreResponse {
     WithBody,
-    /// The body contains a secret. Only the status is stored, and a repeat is rejected.
+    /// The body contains a secret. In its place, the problem is stored that tells a repeat how to continue
+    /// ([`StoredResponse::shown_once`]).
     WithoutBody,
 }
 
@@ -89,7 +90,7 @@ where
     Ok(response)
 }
 
-/// A response as it is stored. It has no body if the body contained a secret.
+/// A response as it is stored. It has no body if an earlier version stored a response that contained a secret.
 #[derive(Debug)]
 struct Stored {
     fingerprint: Vec<u8>,
@@ -98,15 +99,14 @@ struct Stored {
 }
 
 impl Stored {
-    /// Returns the response to a repeat. Fails if the first request was a different one or its body was not stored.
+    /// Returns the response to a repeat. Fails if the first request was a different one or its response was not stored.
     fn repeat(&self, identity: &RequestIdentity) -> Result<StoredResponse, Problem> {
         if self.fingerprint != identity.fingerprint {
             let detail = "this Idempotency-Key was used for another request: use a new key for each new request";
             return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency-key-reused", detail));
         }
         let Some(body) = &self.body else {
-            let detail = "the first request succeeded; its response contained a secret and was not stored";
-            return Err(Problem::conflict("already-answered", detail));
+            return Err(StoredResponse::empty(StatusCode::OK).already_answered());
         };
         let status = StatusCode::from_u16(self.status as u16).map_err(|error| Problem::internal(&error))?;
         Ok(StoredResponse::replay(status, body.clone()))
@@ -168,11 +168,13 @@ impl Responses {
         if !is_success && !is_final(response.status()) {
             return;
         }
-        let has_body = store == StoreResponse::WithBody || !is_success;
+        let has_secret = store == StoreResponse::WithoutBody && is_success;
+        let for_repeats = has_secret.then(|| StoredResponse::problem(&response.already_answered()));
+        let response = for_repeats.as_ref().unwrap_or(response);
         let stored = Stored {
             fingerprint: identity.fingerprint.to_vec(),
             status: response.status().as_u16() as i16,
-            body: has_body.then(|| response.body().to_vec()),
+            body: Some(response.body().to_vec()),
         };
         self.new.insert(identity.id, stored);
     }

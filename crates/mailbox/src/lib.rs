@@ -4,6 +4,7 @@
 //! |-------------------------------------------------|-----------------------------------------------------------|
 //! | post a message in the transaction of a change   | [`log::post()`], [`log::post_all`]                        |
 //! | process every message once, in this database    | a [`consumers::Handler`], run by [`consumers::Runtime`]   |
+//! | wait for the handlers of the same process       | [`consumers::LocalHandlers`]                              |
 //! | send messages elsewhere                         | a [`consumers::Processor`], run by [`consumers::Runtime`] |
 //! | divide other work among processes               | [`consumers::ShardAssignment`]                            |
 //! | answer a repeated request without a new effect  | [`idempotency::run_once`]                                 |
@@ -23,12 +24,12 @@
 //! # Tables
 //!
 //! This crate owns the schema `pillarbox`:
-//! - `log`, `retention_hold`: the messages, and the holds on old ones;
+//! - `log`, `retention_hold`, `chosen_id`: the messages, the holds on old ones, and message ids that producers have chosen;
 //! - `cluster_identity`: in which cluster and database the log was written; `incarnation`: whether transactions may be lost;
 //! - `cursor`, `position`: the consumers, and how far they have read;
 //! - `replica`, `shard_worker`, `lease`: the running processes, and the owner of each shard;
 //! - `inbox`, `inbox_foreign`: which messages a handler has already processed;
-//! - `parked`, `dead_letter`, `discarded`: the messages that failed;
+//! - `parked`, `dead_letter`, `discarded`: the messages that failed; `unrouted`: those that no queue took;
 //! - `replay`, `replay_shard`: requested replays and their progress;
 //! - `idempotency`: responses to HTTP requests;
 //! - the view `outbox_status`, and `migration`.
@@ -43,6 +44,8 @@
 //!   lost whenever transactions may be lost, so nothing that was derived from lost ones is committed.
 //! - The outcomes of a batch are committed together with the new positions, or not at all.
 
+use kit::telemetry::MetricHelp;
+
 pub mod batched_writes;
 pub mod consumers;
 pub mod database;
@@ -50,3 +53,15 @@ pub mod idempotency;
 pub mod log;
 pub mod operations;
 pub mod service;
+
+/// The metrics of this crate, with their help texts for `/metrics`.
+pub const METRICS: &[MetricHelp] = &[
+    ("pillarbox_clock_ahead_seconds", "How far the clock of the process is ahead of the database's clock."),
+    ("pillarbox_consumer_messages_total", "Processed messages by consumer and outcome."),
+    ("pillarbox_consumer_parked", "Messages that wait for a retry, and messages that wait behind them."),
+    ("pillarbox_consumer_dead_letters", "Messages that were given up."),
+    ("pillarbox_consumer_lapsed", "1 if the consumer was behind for too long and reads nothing any more."),
+    ("pillarbox_consumer_lag_seconds", "Age of the oldest unread message; NaN if it cannot be measured."),
+    ("pillarbox_consumer_lag_messages", "Number of unread messages of the log."),
+    ("pillarbox_lag_measured_timestamp_seconds", "Unix time of the last measurement of all lags."),
+];

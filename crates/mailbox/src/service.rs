@@ -7,13 +7,14 @@ use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
 use kit::secret::{Cipher, MasterKey, Secret};
+use kit::telemetry::MetricHelp;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use strum::{Display, IntoStaticStr};
 use tokio_util::task::TaskTracker;
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::consumers::{Runtime, Subscription};
+use crate::consumers::{LocalHandlers, Runtime, Subscription};
 use crate::database::Database;
 use crate::operations::maintenance::Retention;
 
@@ -29,6 +30,8 @@ pub trait Service: Send + Sync + Sized + 'static {
     /// The shared work that the service needs done by some process: the role that does it, and the name under which shard
     /// workers claim it. The platform logs a warning at the start when no process does it.
     const WORK: &'static [(Role, &'static str)] = &[];
+    /// The metrics that the service records, with their help texts for `/metrics`.
+    const METRICS: &'static [MetricHelp] = &[];
     /// The section `[NAME]` of the settings; `()` for a service without settings.
     type Settings;
 
@@ -68,6 +71,8 @@ pub struct ServiceContext {
     pub cursor_key: CursorKey,
     /// The shared cache. `None`: each process caches in memory only.
     pub redis: Option<RedisAddress>,
+    /// The message handlers that run in this process, for requests that wait for them.
+    pub local_handlers: LocalHandlers,
     /// How long the log retains messages.
     pub retention: Retention,
     /// Whether the process runs with an embedded PostgreSQL, as on a developer's machine.
@@ -91,7 +96,7 @@ pub struct RedisAddress {
 }
 
 impl ServiceContext {
-    /// A context with one pool for all requests, no Redis and the default retention. `master_keys`: the current key first.
+    /// A context with one pool for all requests, no Redis, no handlers and the default retention. `master_keys`: the current key first.
     pub fn new(db: Database, clock: Clock, master_keys: &[MasterKey]) -> ServiceContext {
         ServiceContext {
             read_db: db.pool().clone(),
@@ -99,6 +104,7 @@ impl ServiceContext {
             clock,
             cursor_key: cursor_key(master_keys),
             redis: None,
+            local_handlers: LocalHandlers::default(),
             retention: Retention::default(),
             has_embedded_database: false,
             master_keys: master_keys.to_vec(),

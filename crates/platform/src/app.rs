@@ -15,7 +15,7 @@ use kit::secret::{MasterKey, Secret};
 use kit::telemetry::{self, PrometheusHandle};
 use kit::worker::{Round, RoundLimits, Wake, Worker};
 use kit::{serve, web};
-use mailbox::consumers::{Replica, Runtime};
+use mailbox::consumers::{LocalHandlers, Replica, Runtime};
 use mailbox::database::Database;
 use mailbox::database::pooler::PoolerError;
 use mailbox::database::time::maintain;
@@ -54,6 +54,7 @@ pub struct App {
     pub(crate) clock: Clock,
     pub(crate) cursor_key: CursorKey,
     pub(crate) keys: KeyCache,
+    pub(crate) local_handlers: LocalHandlers,
     pub(crate) health: Health,
     pub(crate) metrics: PrometheusHandle,
     services: ServiceList,
@@ -215,13 +216,17 @@ fn app_state(
     let keys = KeyCache::new(pools.requests.clone(), settings.admin_key.as_ref());
     let dropped = keys.clone();
     db.on_invalidation(move || dropped.clear());
+    let metrics = telemetry::metrics()?;
+    let of_services = services.iter().map(|service| service.metrics());
+    [mailbox::METRICS, relay::METRICS].into_iter().chain(of_services).for_each(telemetry::describe_metrics);
     Ok(App {
         db,
         clock: clock.clone(),
         cursor_key: cursor_key(master_keys),
         keys,
+        local_handlers: LocalHandlers::default(),
         health: health.clone(),
-        metrics: telemetry::metrics()?,
+        metrics,
         services,
         description: Arc::default(),
     })
@@ -251,7 +256,8 @@ fn start_runtime(
     let replica = Replica::new(process_name(), settings.lease_time());
     // Commits over the pool for requests and over that for background work wake the same readers.
     let db = app.db.with_pool(pools.workers.clone());
-    let runtime = Runtime::start(db, app.clock.clone(), replica, workers.health.clone(), workers.stop.clone());
+    let runtime = Runtime::start(db, app.clock.clone(), replica, workers.health.clone(), workers.stop.clone())
+        .with_local_handlers(app.local_handlers.clone());
     if let (true, Some(bus)) = (roles.contains(Role::Relay), bus) {
         relay::start(&runtime, &settings.relay, &bus.broker, &bus.signer);
     }
@@ -263,6 +269,7 @@ fn service_context(settings: &Settings, pools: &Pools, app: &App, master_keys: &
     let mut context = ServiceContext::new(app.db.clone(), app.clock.clone(), master_keys);
     context.read_db = pools.reads.clone();
     context.redis = redis;
+    context.local_handlers = app.local_handlers.clone();
     context.retention = settings.retention();
     context.has_embedded_database = settings.database_url.is_none();
     context

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use kit::config::InvalidSetting;
 use kit::deadline;
 use kit::health::{Health, Probe};
-use kit::secret::Secret;
 use mailbox::database::{self, pooler};
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use relay::Broker;
@@ -15,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, OnceCell};
 
-use crate::settings::Settings;
+use crate::settings::{Settings, SmtpServer};
 
 /// Timeout of one check.
 const CHECK_TIME_MAX: Duration = Duration::from_secs(3);
@@ -32,13 +31,7 @@ enum Server {
     Pooler(PgPool),
     RabbitMq(Arc<Broker>),
     Redis(Redis),
-    Smtp(Smtp),
-}
-
-struct Smtp {
-    address: String,
-    /// The connection begins with a TLS handshake, so there is no plain-text greeting to read.
-    tls: bool,
+    Smtp(SmtpServer),
 }
 
 struct Redis {
@@ -74,8 +67,8 @@ impl Checks {
         if let Some(client) = settings.redis_client()? {
             add("redis", false, Server::Redis(Redis { client, connection: OnceCell::new() }));
         }
-        if let Some(url) = &settings.smtp_url {
-            add("smtp", false, Server::Smtp(smtp_server(url)?));
+        if let Some(server) = settings.smtp_server()? {
+            add("smtp", false, Server::Smtp(server));
         }
         Ok(Checks(checks))
     }
@@ -151,19 +144,7 @@ impl Redis {
     }
 }
 
-fn smtp_server(url: &Secret<String>) -> Result<Smtp, InvalidSetting> {
-    let invalid = || InvalidSetting::new("smtp_url", "must be an address such as smtp://user:password@host:587");
-    let uri: axum::http::Uri = url.reveal().parse().map_err(|_| invalid())?;
-    let (tls, port_default) = match uri.scheme_str() {
-        Some("smtp") => (false, 587),
-        Some("smtps") => (true, 465),
-        _ => return Err(invalid()),
-    };
-    let host = uri.host().ok_or_else(invalid)?;
-    Ok(Smtp { address: format!("{host}:{}", uri.port_u16().unwrap_or(port_default)), tls })
-}
-
-impl Smtp {
+impl SmtpServer {
     /// Connects and reads the greeting. With TLS from the first byte, a successful connection is enough.
     async fn ping(&self) -> std::io::Result<()> {
         const GREETING_BYTES_MAX: u64 = 512;

@@ -20,10 +20,12 @@ mod webhooks;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use kit::auth::{Role, Tenant};
 use kit::config::{ENV_PREFIX, InvalidSetting, Sources};
+use kit::duration::{self, Unit};
 use mailbox::database;
 use serde::Serialize;
 use uuid::Uuid;
@@ -33,7 +35,7 @@ use crate::app::StartError;
 use crate::data_dir::DataDirError;
 use crate::embedded::EmbeddedError;
 use crate::services::SERVICES;
-use crate::settings::{Settings, default_file};
+use crate::settings::{Settings, default_file, listen};
 use crate::{keys, operator};
 use secret_flags::SecretFlag;
 
@@ -60,8 +62,8 @@ struct Cli {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Settings")]
 struct Flags {
-    /// The address of the HTTP server [default: 127.0.0.1:8080]
-    #[arg(long, global = true, value_name = "ADDR:PORT")]
+    /// The address of the HTTP server, or a port of this machine alone [default: 127.0.0.1:8080]
+    #[arg(long, global = true, value_name = "ADDR:PORT", value_parser = listen::parse)]
     #[serde(skip_serializing_if = "Option::is_none")]
     listen: Option<SocketAddr>,
     /// The folder for the embedded PostgreSQL and the secret key [default: /var/lib/pillarbox for root, otherwise
@@ -120,9 +122,9 @@ enum Command {
         /// Make it the token of an operator
         #[arg(long, value_name = "admin", value_parser = admin_role)]
         role: Option<Role>,
-        /// How long the token is valid, at most 86400
-        #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
-        ttl: u32,
+        /// How long the token is valid, at most 24h: a duration such as 90s, 30m or 1h, or a number of seconds
+        #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = token_lifetime)]
+        ttl: Duration,
     },
     /// Create, list and revoke API keys
     #[command(subcommand)]
@@ -298,9 +300,14 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
 
 /// Loads and checks the settings. Fails with the name of the invalid setting.
 fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
-    let mut environment: Vec<(String, String)> = std::env::vars_os()
+    let environment = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| !secret_flags::is_option_variable(name))
         .collect();
+    load_with(cli, environment)
+}
+
+fn load_with(cli: &Cli, mut environment: Vec<(String, String)>) -> Result<Settings, InvalidSetting> {
     // `--set` works like an environment variable that overrides the real ones: the same names, the same parsing.
     let from_set = cli
         .set
@@ -318,6 +325,18 @@ fn name_and_value(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
+fn token_lifetime(text: &str) -> Result<Duration, String> {
+    seconds(text, 86_400)
+}
+
+/// Parses a duration, or a number of seconds. Fails with the accepted values if it is 0 or longer than `max` seconds.
+fn seconds(text: &str, max: u64) -> Result<Duration, String> {
+    match duration::in_unit(text, Unit::Second)? {
+        seconds if (1..=max).contains(&seconds) => Ok(Duration::from_secs(seconds)),
+        _ => Err(format!("must be from 1 s to {} h", max / 3_600)),
+    }
+}
+
 fn uuid(text: &str) -> Result<Uuid, &'static str> {
     text.parse().map_err(|_| "must be a UUID such as 01890a5d-ac96-774b-bcce-b302099a8057")
 }
@@ -329,3 +348,6 @@ fn admin_role(text: &str) -> Result<Role, String> {
         Err("must be admin; without --role, the token has no role".to_owned())
     }
 }
+
+#[cfg(test)]
+mod tests;

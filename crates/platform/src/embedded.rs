@@ -5,6 +5,7 @@
 //! process is stopped before the next start.
 
 mod install;
+mod memory;
 mod server;
 
 use std::ffi::OsStr;
@@ -93,6 +94,11 @@ pub(crate) fn connect_options(data_dir: &DataDir) -> PgConnectOptions {
 /// The same as a connection URL.
 pub(crate) fn address(data_dir: &DataDir) -> String {
     format!("postgresql:///{DATABASE}?host={}&user={USER}", folders(data_dir).socket.display())
+}
+
+/// Whether the data folder contains an embedded PostgreSQL, running or not.
+pub(crate) fn has_cluster(data_dir: &DataDir) -> bool {
+    folders(data_dir).data.exists()
 }
 
 impl Embedded {

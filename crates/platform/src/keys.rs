@@ -64,8 +64,11 @@ impl From<Error> for Problem {
         use kit::problem::FieldError;
         match &error {
             Error::NotFound => Problem::not_found("key-not-found", &error),
-            Error::InvalidName(_) => Problem::validation(vec![FieldError::body("/name", &error)]),
-            Error::ExpiresInThePast => Problem::validation(vec![FieldError::body("/expires_at", &error)]),
+            // The pointer names the field, which the text of the command line has to name itself.
+            Error::InvalidName(detail) => Problem::validation(vec![FieldError::body("/name", detail)]),
+            Error::ExpiresInThePast => {
+                Problem::validation(vec![FieldError::body("/expires_at", "must be a time in the future")])
+            }
             Error::OtherSecretKey => Problem::internal(&error),
             Error::Database(cause) => mailbox::database::problem(cause),
         }

@@ -7,6 +7,7 @@ use events::Events;
 use hub::Hub;
 use joins::Joins;
 use kit::config::InvalidSetting;
+use kit::telemetry::MetricHelp;
 use mailbox::consumers::{Runtime, Subscription};
 use mailbox::service::{Role, Roles, Service, ServiceContext};
 use utoipa::openapi::OpenApi;
@@ -35,6 +36,8 @@ pub trait ServiceEntry: Sync {
     fn name(&self) -> &'static str;
     /// The OpenAPI description of the service's routes, with its tag.
     fn describe(&self) -> OpenApi;
+    /// See [`Service::METRICS`].
+    fn metrics(&self) -> &'static [MetricHelp];
     /// See [`Service::WORK`].
     fn work(&self) -> &'static [(Role, &'static str)];
     /// Checks the service's section of the settings. Fails with the name of the invalid setting.
@@ -59,6 +62,10 @@ impl<S: Service> ServiceEntry for Entry<S> {
         let mut described = S::routes().into_openapi();
         described.tags = Some(vec![TagBuilder::new().name(S::NAME).description(Some(S::DESCRIPTION)).build()]);
         described
+    }
+
+    fn metrics(&self) -> &'static [MetricHelp] {
+        S::METRICS
     }
 
     fn work(&self) -> &'static [(Role, &'static str)] {

@@ -1,6 +1,7 @@
 //! All settings and their defaults. The field names are the names in `pillarbox.toml`, `PILLARBOX_*` and `--set`.
 
 mod convert;
+pub(crate) mod listen;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,12 +17,14 @@ use relay::RelaySettings;
 use serde::{Deserialize, Serialize};
 
 use crate::services::SERVICES;
+pub(crate) use convert::SmtpServer;
 
 /// All settings. A field of a struct type is a section, such as `[hub]`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// The address of the HTTP server.
+    #[serde(deserialize_with = "listen::deserialize")]
     pub listen: SocketAddr,
     /// The data folder: the embedded PostgreSQL and the secret key.
     pub data_dir: PathBuf,
@@ -39,8 +42,10 @@ pub struct Settings {
     pub smtp_url: Option<Secret<String>>,
 
     /// The services to run. Empty: all.
+    #[serde(deserialize_with = "kit::config::list")]
     pub services: Vec<String>,
     /// The roles of this process. Empty: all.
+    #[serde(deserialize_with = "kit::config::list")]
     pub roles: Vec<Role>,
     /// How messages reach the services.
     pub bus: Bus,
@@ -60,8 +65,10 @@ pub struct Settings {
     /// 32 bytes in base64, the same for all replicas. Absent: generated and stored in the data folder.
     pub secret_key: Option<Secret<String>>,
     /// Former secret keys. What they signed or encrypted stays valid.
+    #[serde(deserialize_with = "kit::config::list")]
     pub secret_keys_previous: Vec<Secret<String>>,
     /// Further issuers whose users may call the API.
+    #[serde(deserialize_with = "kit::config::list")]
     pub issuers: Vec<Issuer>,
 
     pub pool_min: u32,
@@ -206,8 +213,11 @@ impl Settings {
         Ok(())
     }
 
+    /// Checks all addresses before anything is created or connected.
     fn check_addresses(&self) -> Result<(), InvalidSetting> {
+        self.broker()?;
         self.redis_client()?;
+        self.smtp_server()?;
         if self.database_direct_url.is_some() && self.database_url.is_none() {
             return Err(InvalidSetting::new(
                 "database_direct_url",
@@ -285,6 +295,8 @@ mod tests {
         assert!(refused(|settings| settings.pool_max = 0).contains("pool_max"));
         assert!(refused(|settings| settings.services = vec!["nope".to_owned()]).contains("services"));
         assert!(refused(|settings| settings.bus = Bus::Rabbitmq).contains("amqp_url"));
+        assert!(refused(|settings| settings.amqp_url = Some(Secret::new("localhost".to_owned()))).contains("amqp_url"));
+        assert!(refused(|settings| settings.smtp_url = Some(Secret::new("localhost".to_owned()))).contains("smtp_url"));
         assert!(refused(|settings| settings.body_bytes_total_max = 1_000).contains("body_bytes_total_max"));
         assert!(refused(|settings| settings.hub.allowed_ports = vec![443, 0]).contains("hub.allowed_ports"));
         let direct =

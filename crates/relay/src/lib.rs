@@ -42,3 +42,11 @@ pub use relay::{RelaySettings, start, start_intake};
 pub use route::{Format, Route};
 pub use signature::MessageSigner;
 pub use topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
+
+/// The metrics of this crate, with their help texts for `/metrics`.
+pub const METRICS: &[kit::telemetry::MetricHelp] = &[
+    ("pillarbox_relay_published_total", "Messages that RabbitMQ has confirmed, by route."),
+    ("pillarbox_relay_returned_total", "Messages for which no queue is bound, by route."),
+    ("event_publish_duration_seconds", "Time from sending a batch to RabbitMQ until its last confirm."),
+    ("pillarbox_intake_messages_total", "Messages that were read from a queue of RabbitMQ."),
+];

@@ -37,10 +37,12 @@ pub struct RelaySettings {
     /// Whether e-mail messages are published to their old exchange, too.
     pub enable_dual_publish: bool,
     /// The routes. They replace the default routes.
+    #[serde(deserialize_with = "kit::config::list")]
     pub routes: Vec<Route>,
     /// Exchanges and queues besides those of the routes and of the intake.
     pub topology: Topology,
     /// The queues that are read into the log.
+    #[serde(deserialize_with = "kit::config::list")]
     pub intake: Vec<IntakeQueue>,
     /// Until then, services accept messages without a signature, as relays of an earlier version publish them.
     #[serde(deserialize_with = "optional_time")]
@@ -55,7 +57,7 @@ fn optional_time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<DateTime<
 
 impl Default for RelaySettings {
     fn default() -> RelaySettings {
-        // These recipients and the default routes are those of the application that this relay was first specified for.
+        // These recipients are those of the application that this relay was first specified for.
         let notifications = ["restaurant", "customer", "agency", "admin"].map(|recipient| Queue {
             name: format!("notification.{recipient}"),
             bindings: vec![Binding {
@@ -105,7 +107,7 @@ impl RelaySettings {
 
     /// Returns the configured routes, and the legacy route if dual publishing is on.
     fn routes(&self) -> Vec<Route> {
-        let legacy = self.enable_dual_publish.then(Route::legacy);
+        let legacy = self.enable_dual_publish.then(|| Route::legacy(&self.routes));
         self.routes.iter().cloned().chain(legacy).collect()
     }
 
@@ -122,7 +124,7 @@ impl RelaySettings {
 pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>, signer: &MessageSigner) {
     let routes = settings.routes();
     if settings.enable_dual_publish {
-        let route = Route::legacy();
+        let route = Route::legacy(&settings.routes);
         tracing::warn!(
             exchange = route.exchange,
             "dual publishing is on: e-mail messages are published to their old exchange, too; set \

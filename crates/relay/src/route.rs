@@ -20,13 +20,13 @@ pub struct Route {
     pub exchange: String,
     #[serde(default)]
     pub exchange_kind: ExchangeKind,
-    #[serde(default = "default_sources")]
+    #[serde(default = "default_sources", deserialize_with = "kit::config::list")]
     pub sources: Vec<String>,
     /// Topic patterns in RabbitMQ's syntax: `order.#`. Empty: all topics.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "kit::config::list")]
     pub topics: Vec<String>,
     /// Empty: all messages, with or without an aggregate type.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "kit::config::list")]
     pub aggregate_types: Vec<String>,
     /// The routing key. `{topic}` and `{aggregate_type}` (in lower case) are replaced with the values of the message.
     #[serde(default = "topic_as_key")]
@@ -54,10 +54,15 @@ pub enum Format {
     Bare,
 }
 
-/// The default sources of a route. Not `hub`: the events of tenants are meant for their webhooks only. Not
+/// The source of messages that are posted in SQL.
+const SQL: &str = "sql";
+/// The name of the route of e-mails, which dual publishing repeats.
+const EMAIL: &str = "email";
+
+/// The sources of a route whose settings list none. Not `hub`: the events of tenants are meant for their webhooks only. Not
 /// `amqp:...`: messages that came from the broker are not published to it again.
 fn default_sources() -> Vec<String> {
-    SERVICE_SOURCES.into_iter().chain(["sql"]).map(str::to_owned).collect()
+    SERVICE_SOURCES.into_iter().chain([SQL]).map(str::to_owned).collect()
 }
 
 fn topic_as_key() -> String {
@@ -81,38 +86,49 @@ impl Route {
         }
     }
 
-    /// The default routes: notifications by the type of their recipient, e-mails, subscriptions and jobs, dead
-    /// letters, and all other messages.
+    /// The default routes. Each belongs to sources, so what a service publishes never depends on the topics that other
+    /// producers choose: notifications by the type of their recipient; e-mails, subscriptions and jobs; dead letters; and the
+    /// messages of all other services and those posted in SQL.
     pub fn defaults() -> Vec<Route> {
         let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        let of_identity_and_progress =
+            Route { sources: list(&["identity", "progress"]), ..Route::new("", "smap.events") };
+        let of_notify =
+            Route { sources: list(&["notify"]), required: true, ..Route::new("", "notifications.exchange") };
+        let has_route =
+            |source: &String| of_notify.sources.contains(source) || of_identity_and_progress.sources.contains(source);
+        let of_others = default_sources().into_iter().filter(|source| !has_route(source)).collect();
         vec![
             Route {
+                name: "notifications".to_owned(),
                 aggregate_types: list(&["RESTAURANT", "CUSTOMER", "AGENCY", "ADMIN"]),
                 routing_key: "notification.{aggregate_type}".to_owned(),
-                required: true,
-                ..Route::new("notifications", "notifications.exchange")
+                ..of_notify.clone()
             },
+            Route { name: "notification-topics".to_owned(), ..of_notify },
             Route {
-                topics: list(&["notification.#"]),
+                name: EMAIL.to_owned(),
+                topics: list(&["email.#"]),
                 required: true,
-                ..Route::new("notification-topics", "notifications.exchange")
+                ..of_identity_and_progress.clone()
             },
-            Route { topics: list(&["email.#"]), required: true, ..Route::new("email", "smap.events") },
-            Route { topics: list(&["subscription.#", "job.#"]), ..Route::new("smap", "smap.events") },
+            Route { name: "smap".to_owned(), ..of_identity_and_progress },
             Route {
                 sources: list(&["mailbox"]),
                 topics: list(&["dead_letter.#"]),
                 ..Route::new("dead-letters", DEAD_LETTERS)
             },
-            Route::new("default", "pillarbox.events"),
+            Route { sources: of_others, ..Route::new("default", "pillarbox.events") },
         ]
     }
 
-    /// The route of dual publishing: e-mail messages go to their old fanout exchange too, with the bare payload that
-    /// its consumers expect.
-    pub fn legacy() -> Route {
+    /// The route of dual publishing: the messages of the route `email` go to their old fanout exchange too, with the bare
+    /// payload that its consumers expect.
+    pub(crate) fn legacy(routes: &[Route]) -> Route {
+        let email = routes.iter().find(|route| route.name == EMAIL);
         Route {
             exchange_kind: ExchangeKind::Fanout,
+            sources: email.map_or_else(default_sources, |email| email.sources.clone()),
             topics: vec!["email.#".to_owned()],
             routing_key: String::new(),
             format: Format::Bare,
@@ -161,9 +177,14 @@ impl Route {
     /// Returns the consumer of the route with index `at`. Its filter excludes the messages of earlier routes.
     pub(crate) fn consumer(routes: &[Route], at: usize) -> Consumer {
         let route = &routes[at];
+        // A route of other sources matches no message of this one. Without exclusions, the log is read faster.
+        let shares_source = |earlier: &&Route| earlier.sources.iter().any(|source| route.sources.contains(source));
         let earlier: Vec<MessagePattern> = match route.also {
             true => Vec::new(),
-            false => routes[..at].iter().filter(|route| !route.also).map(Route::pattern).collect(),
+            false => {
+                let earlier = routes[..at].iter().filter(|earlier| !earlier.also).filter(shares_source);
+                earlier.map(Route::pattern).collect()
+            }
         };
         Consumer {
             name: route.consumer_name(),
@@ -177,12 +198,67 @@ impl Route {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use chrono::DateTime;
+    use mailbox::log::Message;
+    use serde_json::value::RawValue;
 
     #[test]
     fn the_default_routes_are_valid() {
-        for route in Route::defaults().iter().chain([&Route::legacy()]) {
+        for route in Route::defaults().iter().chain([&Route::legacy(&[])]) {
             assert_eq!(route.check(), Ok(()));
         }
+    }
+
+    fn message(source: &str, topic: &str, aggregate_type: Option<&str>) -> Message {
+        Message {
+            id: 1,
+            shard: 0,
+            message_id: uuid::Uuid::nil(),
+            source: source.to_owned(),
+            tenant: "main".to_owned(),
+            topic: topic.to_owned(),
+            key: None,
+            aggregate_type: aggregate_type.map(str::to_owned),
+            aggregate_id: None,
+            headers: RawValue::NULL.to_owned(),
+            payload: RawValue::NULL.to_owned(),
+            at: DateTime::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn the_default_route_of_a_message_depends_on_its_source() {
+        let routes = Route::defaults();
+        let published = |message: &Message| -> Vec<&str> {
+            let matches = |at: &usize| Route::consumer(&routes, *at).filter.matches(message);
+            (0..routes.len()).filter(matches).map(|at| &*routes[at].name).collect()
+        };
+        let topics = ["order.created", "email.requested", "subscription.renewed", "job.done", "notification.customer"];
+        for topic in topics {
+            for source in ["sql", "events", "joins"] {
+                for aggregate_type in [None, Some("CUSTOMER"), Some("EVENT")] {
+                    assert_eq!(published(&message(source, topic, aggregate_type)), ["default"], "{source} {topic}");
+                }
+            }
+            for source in ["identity", "progress"] {
+                let expected = if topic.starts_with("email.") { "email" } else { "smap" };
+                assert_eq!(published(&message(source, topic, Some("CUSTOMER"))), [expected], "{source} {topic}");
+            }
+            assert_eq!(published(&message("notify", topic, Some("ADMIN"))), ["notifications"], "{topic}");
+            assert_eq!(published(&message("notify", topic, Some("USER"))), ["notification-topics"], "{topic}");
+            for source in ["hub", "amqp:orders", "hub.control"] {
+                assert_eq!(published(&message(source, topic, None)), [""; 0], "{source} {topic}");
+            }
+        }
+        assert_eq!(published(&message("mailbox", "dead_letter.relay_default", None)), ["dead-letters"]);
+    }
+
+    #[test]
+    fn dual_publishing_repeats_the_sources_of_the_route_of_emails() {
+        assert_eq!(Route::legacy(&Route::defaults()).sources, ["identity", "progress"]);
+        let configured = Route { sources: vec!["sql".to_owned()], ..Route::new("email", "smap.events") };
+        assert_eq!(Route::legacy(&[configured]).sources, ["sql"]);
+        assert_eq!(Route::legacy(&[]).sources, default_sources());
     }
 
     #[test]

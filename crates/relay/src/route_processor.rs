@@ -63,8 +63,8 @@ impl RouteProcessor {
                 route = self.route.name,
                 exchange = self.route.exchange,
                 routing_key,
-                "no queue is bound for a message, so it is skipped; further ones are only counted, in \
-                 pillarbox_relay_returned_total"
+                "no queue is bound for a message, so its status is `unrouted`; further ones are only counted, in \
+                 pillarbox_relay_returned_total and by `pillarbox cursors`"
             );
         }
     }

@@ -14,9 +14,9 @@ const PRECONDITION_FAILED: u16 = 406;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "kit::config::list")]
     pub exchanges: Vec<Exchange>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "kit::config::list")]
     pub queues: Vec<Queue>,
 }
 
@@ -41,7 +41,7 @@ pub enum ExchangeKind {
 #[serde(deny_unknown_fields)]
 pub struct Queue {
     pub name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "kit::config::list")]
     pub bindings: Vec<Binding>,
     /// Whether RabbitMQ delivers to only one of several consumers, in order. Another takes over when it disconnects.
     #[serde(default)]

@@ -54,6 +54,11 @@ impl Client {
         value.trim_start_matches("Bearer ")
     }
 
+    /// The bearer credential of this client, if it has one.
+    pub fn credential_if_any(&self) -> Option<&str> {
+        self.headers.contains_key(AUTHORIZATION).then(|| self.credential())
+    }
+
     pub async fn get(&self, path: &str) -> Response {
         self.send(Method::GET, path, None).await
     }

@@ -16,7 +16,9 @@
 //! | days to pass             | [`MovableTime`]: a separate PostgreSQL whose time the test moves            |
 //! | Pillarbox                | [`TestApp`]: the real roles in this process, and a [`Client`] to call them  |
 //! | an endpoint for webhooks | [`Receiver`]: records requests and responds as the test configures it       |
+//! | what its code logs       | [`CapturedLog`]: the log of its thread                                      |
 //! | the binary itself        | [`Pillarbox`]: the real process, which can be killed at any time            |
+//! | a person at a terminal   | [`Terminal`]: an interactive shell, into which the test pastes commands     |
 //!
 //! Dropping a value releases its resource, also when the test panics. A helper that fails panics: a test has no use
 //! for an error value. A test that uses any of these has a time limit (`watchdog`) after which the run fails with the
@@ -28,6 +30,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod app;
+mod captured_log;
 mod client;
 mod eventually;
 mod fault;
@@ -41,9 +44,11 @@ mod receiver;
 mod redis;
 pub mod servers;
 mod standby;
+mod terminal;
 mod watchdog;
 
 pub use app::TestApp;
+pub use captured_log::CapturedLog;
 pub use client::{Client, Response};
 pub use eventually::{Condition, eventually};
 pub use fault::{FaultProxy, LeftBehind};
@@ -56,6 +61,7 @@ pub use rabbit::TestVhost;
 pub use receiver::{Received, Receiver, Reply};
 pub use redis::TestRedis;
 pub use standby::Standby;
+pub use terminal::Terminal;
 
 /// Returns a name that no other test uses, in this process or another.
 fn unique_name() -> String {

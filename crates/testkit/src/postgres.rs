@@ -138,21 +138,11 @@ fn template_name(migrator: &Migrator) -> String {
     format!("template_{:016x}", hasher.finish())
 }
 
-/// Attempts to connect as the administrator. A session that is still starting ends without a message when it receives a
-/// signal, and tests send many signals: a process id can belong to another process by then.
-const CONNECT_ATTEMPTS: usize = 3;
 /// How long a test waits until its database is dropped.
 const DROP_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(3);
 
 async fn connect_as_admin(server: &str) -> PgConnection {
-    let mut refused = None;
-    for _ in 0..CONNECT_ATTEMPTS {
-        match PgConnection::connect(server).await {
-            Ok(connection) => return connection,
-            Err(error) => refused = Some(error),
-        }
-    }
-    panic!("no connection to the test's PostgreSQL: {refused:?}");
+    PgConnection::connect(server).await.expect("a connection to the test's PostgreSQL")
 }
 
 fn options_of(server: &str, database: &str) -> PgConnectOptions {

@@ -31,10 +31,18 @@ pub(super) struct Load {
     pub(super) rate_max: Option<f64>,
 }
 
-/// The time at which each request was accepted, by number.
+/// The accepted requests of a run.
 pub(super) struct Posted {
     pub(super) began: Instant,
-    pub(super) accepted: Vec<(u64, Instant)>,
+    pub(super) accepted: Vec<Accepted>,
+}
+
+pub(super) struct Accepted {
+    pub(super) number: u64,
+    /// When the response arrived.
+    pub(super) at: Instant,
+    /// The time from the request to the response.
+    pub(super) took: Duration,
 }
 
 impl Poster {
@@ -108,7 +116,7 @@ impl Load {
         next: Arc<AtomicU64>,
         count: u64,
         began: Instant,
-    ) -> Outcome<Vec<(u64, Instant)>> {
+    ) -> Outcome<Vec<Accepted>> {
         let mut accepted = Vec::new();
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
@@ -119,11 +127,13 @@ impl Load {
                 let due = began + Duration::from_secs_f64(number as f64 / rate);
                 tokio::time::sleep_until(due.into()).await;
             }
+            let sent_at = Instant::now();
             let (status, answer) = poster.send("POST", self.path, &(self.body)(number)).await?;
             if status != self.status {
                 return Err(format!("{}: {status}: {}", self.path, String::from_utf8_lossy(answer)).into());
             }
-            accepted.push((number, Instant::now()));
+            let at = Instant::now();
+            accepted.push(Accepted { number, at, took: at - sent_at });
         }
     }
 }

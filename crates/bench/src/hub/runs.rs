@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::fixture::{Fixture, TENANT, payload};
-use super::poster::Load;
+use super::poster::{Accepted, Load};
 use crate::Outcome;
 use crate::costs::Costs;
 
@@ -42,16 +42,26 @@ pub(super) async fn latency(fixture: &Fixture, load: &Load, rate: f64, count: u6
     fixture.receiver.clear_arrivals();
     let paced = Load { rate_max: Some(rate), ..load.clone() };
     let (_, posted) = fixture.deliver(&paced, count, 0..1).await?;
-    let took = |(number, accepted): &(u64, Instant)| {
-        let arrival = fixture.receiver.arrival(*number)?;
-        Some(arrival.saturating_duration_since(*accepted).as_secs_f64() * 1e3)
+    let took = |accepted: &Accepted| {
+        let arrival = fixture.receiver.arrival(accepted.number)?;
+        Some(arrival.saturating_duration_since(accepted.at).as_secs_f64() * 1e3)
     };
-    let mut times: Vec<f64> = posted.accepted.iter().filter_map(took).collect();
+    let times: Vec<f64> = posted.accepted.iter().filter_map(took).collect();
     if times.len() < count as usize {
         return Err(format!("{} of {count} webhooks were received", times.len()).into());
     }
+    Ok(percentiles(times))
+}
+
+/// Returns p50 and p99 in milliseconds, from the request to the response 202, at `rate` events per second.
+pub(super) async fn ingest_latency(load: &Load, rate: f64, count: u64) -> Outcome<(f64, f64)> {
+    let posted = Load { rate_max: Some(rate), ..load.clone() }.run(count).await?;
+    Ok(percentiles(posted.accepted.iter().map(|accepted| accepted.took.as_secs_f64() * 1e3).collect()))
+}
+
+fn percentiles(mut times: Vec<f64>) -> (f64, f64) {
     times.sort_by(f64::total_cmp);
-    Ok((times[times.len() / 2], times[times.len() * 99 / 100]))
+    (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
 /// Inserts events into the log as the hub does, and waits until fan-out has processed them.

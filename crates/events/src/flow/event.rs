@@ -1,9 +1,11 @@
 //! Creating, showing and changing events.
 
 use chrono::{DateTime, Utc};
-use contracts::events::{CANCELED, PUBLISHED, SOURCE, UNPUBLISHED, UPDATED};
+use contracts::events::{CANCELED, EventChanged, PUBLISHED, SOURCE, UNPUBLISHED, UPDATED};
+use kit::auth::Principal;
 use kit::etag::IfMatch;
 use kit::problem::Problem;
+use mailbox::consumers::LocalDelivery;
 use mailbox::database::problem;
 use mailbox::log::{AggregateId, Post, Source, post};
 use serde::Serialize;
@@ -13,9 +15,10 @@ use uuid::Uuid;
 
 use crate::Events;
 use crate::coalesced_reads::FoundEvent;
-use crate::domain::{Action, Event, Status, StatusChange};
+use crate::domain::{Action, Actor, Event, Status, StatusChange};
 use crate::error::Error;
 use crate::fields::Fields;
+use crate::store::audit::{self, AuditFilter, AuditPosition};
 use crate::store::{cities, event as store, generation};
 
 pub(super) const MESSAGE_SOURCE: Source = Source::new(SOURCE);
@@ -23,20 +26,34 @@ const AGGREGATE_TYPE: &str = "EVENT";
 
 type Tx<'t> = Transaction<'t, Postgres>;
 
+/// A request to change an event.
+pub(crate) struct RequestedChange {
+    pub(crate) actor: Actor,
+    pub(crate) event_id: Uuid,
+    pub(crate) action: Action,
+    pub(crate) if_match: IfMatch,
+    /// Required of an admin who acts on the event of another user.
+    pub(crate) reason: Option<String>,
+    /// The messages about the change, for which the response waits.
+    pub(crate) delivery: LocalDelivery,
+}
+
 /// Creates a draft. Fails if a field is missing or invalid.
 pub(crate) async fn create(tx: &mut Tx<'_>, user: Uuid, fields: Fields, now: DateTime<Utc>) -> Result<Event, Error> {
     let details = fields.into_details(None).map_err(Error::Invalid)?;
     let event = Event::draft(Uuid::now_v7(), user, details, now);
     store::insert(tx, &event).await?;
-    record_status(tx, None, &event, user).await?;
+    record_status(tx, None, &event, (Principal::User(user), None)).await?;
     Ok(event)
 }
 
 /// An event as this caller may see it. Fails with [`Error::EventNotFound`] if it is hidden from the caller.
-pub(crate) async fn show(events: &Events, user: Option<Uuid>, id: Uuid) -> Result<FoundEvent, Problem> {
+pub(crate) async fn show(events: &Events, caller: Option<Actor>, id: Uuid) -> Result<FoundEvent, Problem> {
     let found = events.event_reader.submit(id).await.map_err(|error| error.into_problem(problem))?;
     match found {
-        Some(FoundEvent::Hidden(event)) if Some(event.owner_id) != user => Err(Error::EventNotFound.into()),
+        Some(FoundEvent::Hidden(event)) if !caller.is_some_and(|caller| caller.sees(&event)) => {
+            Err(Error::EventNotFound.into())
+        }
         Some(found) => Ok(found),
         None => Err(Error::EventNotFound.into()),
     }
@@ -52,74 +69,98 @@ pub(crate) async fn list_mine(
     Ok(store::list_of_owner(&mut *events.db.acquire().await?, user, status, page).await?)
 }
 
-/// The status history of an event, oldest first. Fails if the user is not the owner.
+/// Fails if the caller may not do this with the event. It is checked again when the event is locked; this check is made
+/// before the rest of the request is read.
+pub(crate) async fn check(events: &Events, actor: Actor, id: Uuid, action: Action) -> Result<(), Error> {
+    let event = store::find(&mut *events.db.acquire().await?, id).await?.ok_or(Error::EventNotFound)?;
+    check_permission(&event, actor, action)
+}
+
+/// The status history of an event, oldest first. Fails if the caller is neither the owner nor an admin.
 pub(crate) async fn history(
     events: &Events,
-    (user, id): (Uuid, Uuid),
+    (actor, id): (Actor, Uuid),
     page: (Option<i64>, u32),
 ) -> Result<Vec<StatusChange>, Error> {
     let mut db = events.db.acquire().await?;
     let event = store::find(&mut db, id).await?.ok_or(Error::EventNotFound)?;
-    check_owner(&event, user)?;
-    Ok(store::status_changes(&mut db, id, page).await?)
+    match actor.is_admin || actor.owns(&event) {
+        true => Ok(store::status_changes(&mut db, id, page).await?),
+        false => Err(refusal(&event, actor)),
+    }
+}
+
+/// The status changes of all events, newest first, for admins.
+pub(crate) async fn audit(
+    events: &Events,
+    filter: &AuditFilter,
+    page: (Option<AuditPosition>, u32),
+) -> Result<Vec<StatusChange>, Error> {
+    Ok(audit::list(&mut *events.db.acquire().await?, filter, page).await?)
 }
 
 /// Changes the given fields; absent ones stay. Returns the old event if nothing differs. Fails if the user is not the
 /// owner, the event has changed since `if_match`, it is canceled, or a field is invalid.
 pub(crate) async fn update(
     tx: &mut Tx<'_>,
-    (user, id): (Uuid, Uuid),
-    if_match: &IfMatch,
+    change: &RequestedChange,
     fields: Fields,
     now: DateTime<Utc>,
 ) -> Result<Event, Error> {
-    let old = lock(tx, user, id, if_match).await?;
-    let mut new = old.after(Action::Update, now)?;
+    let old = lock(tx, change).await?;
+    let mut new = old.after(change.action, now)?;
     new.details = fields.into_details(Some(&old.details)).map_err(Error::Invalid)?;
     if new.details == old.details {
         return Ok(old);
     }
-    save(tx, &old, &new, user).await?;
+    save(tx, &old, &new, change).await?;
     Ok(new)
 }
 
-/// Publishes, unpublishes or cancels an event. Fails if the user is not the owner, the event has changed since
-/// `if_match`, or its status does not allow the action.
+/// Publishes, unpublishes or cancels an event. Fails if the caller may not do this, an admin gives no reason, the event has
+/// changed since `if_match`, or its status does not allow the action.
 pub(crate) async fn change_status(
     tx: &mut Tx<'_>,
-    (user, id): (Uuid, Uuid),
-    if_match: &IfMatch,
-    action: Action,
+    change: &RequestedChange,
     now: DateTime<Utc>,
 ) -> Result<Event, Error> {
-    let old = lock(tx, user, id, if_match).await?;
-    let new = old.after(action, now)?;
-    save(tx, &old, &new, user).await?;
+    let old = lock(tx, change).await?;
+    if change.reason.is_none() && !change.actor.owns(&old) {
+        return Err(Error::ReasonRequired);
+    }
+    let new = old.after(change.action, now)?;
+    save(tx, &old, &new, change).await?;
     Ok(new)
 }
 
-/// Locks the event and checks the owner and then the version, so that other users cannot probe the version.
-async fn lock(tx: &mut Tx<'_>, user: Uuid, id: Uuid, if_match: &IfMatch) -> Result<Event, Error> {
-    let event = store::lock(tx, id).await?.ok_or(Error::EventNotFound)?;
-    check_owner(&event, user)?;
-    if_match.check(event.version, event.updated_at).map_err(Error::PreconditionFailed)?;
+/// Locks the event and checks the permission and then the version, so that other users cannot probe the version.
+async fn lock(tx: &mut Tx<'_>, change: &RequestedChange) -> Result<Event, Error> {
+    let event = store::lock(tx, change.event_id).await?.ok_or(Error::EventNotFound)?;
+    check_permission(&event, change.actor, change.action)?;
+    change.if_match.check(event.version, event.updated_at).map_err(Error::PreconditionFailed)?;
     Ok(event)
 }
 
-/// Fails if the user is not the owner. An event that is not public does not exist for other users.
-fn check_owner(event: &Event, user: Uuid) -> Result<(), Error> {
-    match event.is_public() {
-        _ if event.owner_id == user => Ok(()),
-        false => Err(Error::EventNotFound),
-        true => Err(Error::NotTheOwner),
+fn check_permission(event: &Event, actor: Actor, action: Action) -> Result<(), Error> {
+    match actor.may(action, event) {
+        true => Ok(()),
+        false => Err(refusal(event, actor)),
+    }
+}
+
+/// The error for a caller without permission. An event that the caller may not see does not exist for them.
+fn refusal(event: &Event, actor: Actor) -> Error {
+    match actor.sees(event) {
+        true => Error::NotTheOwner,
+        false => Error::EventNotFound,
     }
 }
 
 /// Saves the event with its status history, the city counts, the cache generations and the message about the change.
-async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(), Error> {
+async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, change: &RequestedChange) -> Result<(), Error> {
     store::update(tx, new).await?;
     if old.status != new.status {
-        record_status(tx, Some(old.status), new, user).await?;
+        record_status(tx, Some(old.status), new, (change.actor.principal, change.reason.clone())).await?;
     }
     let (was_published, is_published) = (old.status == Status::Published, new.status == Status::Published);
     if was_published || is_published {
@@ -136,7 +177,15 @@ async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, user: Uuid) -> Result<(
         generation::invalidate_feeds(tx, new.id).await?;
     }
     if let Some(topic) = topic_of_change(old, new.status) {
-        post(tx, &MESSAGE_SOURCE, &message(topic, new.id, &new.to_message())?).await?;
+        let is_moderated = !change.actor.owns(new);
+        let payload = EventChanged {
+            reason: change.reason.clone(),
+            by: is_moderated.then(|| change.actor.principal.to_string()),
+            ..new.to_message()
+        };
+        let message = message(topic, new.id, &payload)?;
+        let id = post(tx, &MESSAGE_SOURCE, &message).await?;
+        change.delivery.expect(tx, &MESSAGE_SOURCE, id, &message).await?;
     }
     Ok(())
 }
@@ -152,7 +201,7 @@ pub(super) fn message(topic: &str, event_id: Uuid, payload: &impl Serialize) -> 
 }
 
 /// The topic of the message about a change; None if other services must not learn of it: the event is a draft, or was
-/// never published before it was canceled.
+/// never published before it was canceled. Nobody but its owner has seen such an event, and the message would show it.
 fn topic_of_change(old: &Event, new: Status) -> Option<&'static str> {
     match (old.status, new) {
         (Status::Draft, Status::Draft) => None,
@@ -164,7 +213,13 @@ fn topic_of_change(old: &Event, new: Status) -> Option<&'static str> {
     }
 }
 
-async fn record_status(tx: &mut Tx<'_>, from: Option<Status>, event: &Event, user: Uuid) -> Result<(), Error> {
-    let change = StatusChange { version: event.version, from, to: event.status, by: user, at: event.updated_at };
-    Ok(store::insert_status_change(tx, event.id, &change).await?)
+async fn record_status(
+    tx: &mut Tx<'_>,
+    from: Option<Status>,
+    event: &Event,
+    (by, reason): (Principal, Option<String>),
+) -> Result<(), Error> {
+    let (event_id, version, at) = (event.id, event.version, event.updated_at);
+    let change = StatusChange { event_id, version, from, to: event.status, by, reason, at };
+    Ok(store::insert_status_change(tx, &change).await?)
 }

@@ -113,6 +113,13 @@ pub(crate) async fn plans(events: &Events) -> sqlx::Result<Vec<(String, String)>
             plans.push((format!("{order:?} {filter:?} {page:?}"), plan));
         }
     }
+    for (order, search) in
+        [(FeedOrder::Latest, "ferr"), (FeedOrder::Relevance, "ferr"), (FeedOrder::Relevance, "a ferr")]
+    {
+        let filter = FeedFilter { search: Some(search.to_owned()), from: Some(now), ..FeedFilter::default() };
+        let plan = store::plan(&mut db, &filter, order, (None, 21)).await?;
+        plans.push((format!("search {order:?} {filter:?}"), plan));
+    }
     Ok(plans)
 }
 

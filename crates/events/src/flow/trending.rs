@@ -6,18 +6,44 @@ use sqlx::PgPool;
 
 use crate::store::trending as store;
 
-/// Scores all published events that have not ended, as a new epoch. Returns the epoch; None if another process is
-/// scoring, or if the newest epoch is not older than `every`. Ages are measured by the database's time.
-pub(crate) async fn score(db: &PgPool, every: TimeDelta) -> sqlx::Result<Option<i64>> {
+/// A publication may commit this long after the time that is recorded for it.
+const COMMIT_TIME_MAX: TimeDelta = TimeDelta::minutes(1);
+
+/// What a round has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scored {
+    /// All events were scored, as this epoch.
+    All(i64),
+    /// This many events were published lately and belong to the newest epoch now, if they did not before.
+    New(usize),
+    /// Nothing was to do, or another process does it.
+    Nothing,
+}
+
+/// Scores all published events that have not ended, as a new epoch, if the newest epoch is older than `every`. Otherwise adds
+/// the events that were published since to the newest epoch. Ages are measured by the database's time.
+pub(crate) async fn score(db: &PgPool, every: TimeDelta) -> sqlx::Result<Scored> {
     let mut tx = db.begin().await?;
     let now = time::now(&mut tx).await?;
-    let is_locked = store::try_lock(&mut tx).await?;
-    let newest = store::newest(&mut tx).await?;
-    if !is_locked || newest.is_some_and(|(_, scored_at)| scored_at > now - every) {
-        return Ok(None);
+    if !store::try_lock(&mut tx).await? {
+        return Ok(Scored::Nothing);
     }
-    let epoch = newest.map_or(1, |(epoch, _)| epoch + 1);
-    store::score(&mut tx, epoch, now).await?;
+    let (epoch, scored_at) = match store::newest(&mut tx).await? {
+        Some((epoch, scored_at)) if scored_at > now - every => (epoch, scored_at),
+        newest => {
+            let epoch = newest.map_or(1, |(epoch, _)| epoch + 1);
+            store::score(&mut tx, epoch, now).await?;
+            tx.commit().await?;
+            return Ok(Scored::All(epoch));
+        }
+    };
+    let since = store::extended_at(&mut tx, epoch).await?.unwrap_or(scored_at) - COMMIT_TIME_MAX;
+    let published = store::published_since(&mut tx, since).await?;
+    if published.is_empty() {
+        return Ok(Scored::Nothing);
+    }
+    store::extend(&mut tx, epoch, &published, now).await?;
+    store::set_extended(&mut tx, epoch, now).await?;
     tx.commit().await?;
-    Ok(Some(epoch))
+    Ok(Scored::New(published.len()))
 }

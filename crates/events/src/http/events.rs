@@ -8,25 +8,27 @@ use axum::http::header::{CONTENT_TYPE, ETAG};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::HeaderValue;
-use kit::auth::{Caller, User};
+use kit::auth::{Caller, Operator, Principal, User};
 use kit::etag::{IfMatch, IfNoneMatch};
 use kit::extract::Path;
-use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
+use kit::field::printable;
+use kit::idempotency::{JsonBody, Mutation, OptionalJsonBody, RequestIdentity, StoredResponse};
 use kit::page::{Listing, NoFilters, Page, PageScope};
-use kit::problem::Problem;
+use kit::problem::{FieldError, Problem};
 use mailbox::idempotency::{StoreResponse, run_once};
 use serde::Deserialize;
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{IDEMPOTENCY_KEY, with_headers};
+use super::{IDEMPOTENCY_KEY, OwnerOrAdmin, with_headers};
 use crate::Events;
 use crate::coalesced_reads::{FoundEvent, ShownVersion};
-use crate::domain::{Action, Event, Status};
+use crate::domain::{Action, Actor, Event, Status};
 use crate::fields::{Fields, NewFields};
-use crate::flow::event as flow;
+use crate::flow::event::{self as flow, RequestedChange};
+use crate::store::audit::AuditFilter;
 use crate::view::{EventSummary, EventView, StatusChangeView};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
@@ -37,6 +39,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
         .routes(routes!(unpublish))
         .routes(routes!(cancel))
         .routes(routes!(history))
+        .routes(routes!(audit))
         .routes(routes!(list_mine))
 }
 
@@ -47,9 +50,33 @@ struct MyFilters {
     status: Option<Status>,
 }
 
+/// The body of a request that withdraws an event. It may be absent.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = EventWithdrawal, example = json!({"reason": "The venue is closed."}))]
+struct Withdrawal {
+    /// Required of an admin who acts on the event of another user. The owner sees it in the history, and the message about
+    /// the change carries it.
+    #[schema(min_length = 1, max_length = 500)]
+    reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct AuditFilters {
+    /// Only changes of this event.
+    event_id: Option<Uuid>,
+    /// Only changes that this user or API key made: `user:<id>` or `key:<id>`.
+    #[param(value_type = Option<String>, pattern = "^(user|key):[0-9a-fA-F-]{36}$")]
+    actor: Option<Principal>,
+}
+
+const REASON_CHARS_MAX: usize = 500;
+
 /// Create an event
 ///
-/// The event is a draft, visible to its owner alone, until it is published.
+/// The event is a draft, visible to its owner and to admins, until it is published.
 #[utoipa::path(post, path = "/event/v1/events", tag = "events", request_body = NewFields,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -69,10 +96,11 @@ async fn create(
 
 /// Show an event
 ///
-/// A draft is visible to its owner alone. The ETag also changes with the number of participants; a change with
+/// A draft is visible to its owner and to admins. The ETag also changes with the number of participants; a change with
 /// `If-Match` is refused only if the event itself has changed.
 #[utoipa::path(get, path = "/event/v1/events/{id}", tag = "events",
     params(("id" = Uuid, Path), ("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
+    security((), ("bearer" = [])),
     responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
         (status = 304, description = "The cached response is current"), (status = 404, description = "The event does not exist")))]
 async fn show(
@@ -81,8 +109,8 @@ async fn show(
     Path(id): Path<Uuid>,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
-    let user = caller.and_then(|caller| caller.user_id());
-    let (tag, body) = match flow::show(&events, user, id).await? {
+    let caller = caller.as_ref().map(Actor::from);
+    let (tag, body) = match flow::show(&events, caller, id).await? {
         FoundEvent::Hidden(event) => (ShownVersion::of(&event).etag(), Bytes::from(EventView::from(*event).to_json())),
         FoundEvent::Public { version, body } => (version.etag(), body),
     };
@@ -106,44 +134,50 @@ async fn show(
         (status = 412, description = "The event has changed since the given ETag")))]
 async fn update(
     State(events): State<Arc<Events>>,
-    User(user): User,
+    User(_): User,
+    caller: Caller,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<Fields>>,
 ) -> Result<StoredResponse, Problem> {
-    let now = events.clock.now();
+    let change = requested(&events, Actor::from(&caller), id, Action::Update, if_match);
+    let (now, delivery) = (events.clock.now(), change.delivery.clone());
     let updated = run_once(&events.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(
-            async move { Ok(response(StatusCode::OK, flow::update(tx, (user, id), &if_match, fields, now).await?)) },
-        )
+        Box::pin(async move { Ok(response(StatusCode::OK, flow::update(tx, &change, fields, now).await?)) })
     });
-    with_headers(updated.await?)
+    let updated = updated.await?;
+    delivery.wait().await;
+    with_headers(updated)
 }
 
 /// Publish a draft
 ///
-/// Everyone can see the event and join it.
+/// Everyone can see the event and join it: if the joins service runs in the same process, the response waits until it knows
+/// the event. An event that has ended cannot be published.
 #[utoipa::path(post, path = "/event/v1/events/{id}/publish", tag = "events",
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
-        (status = 404, description = "The event does not exist"), (status = 409, description = "The event is not a draft"),
+        (status = 404, description = "The event does not exist"), (status = 409, description = "The event is not a draft (`transition-refused`), or has ended (`event-ended`)"),
         (status = 412, description = "The event has changed since the given ETag")))]
 async fn publish(
     State(events): State<Arc<Events>>,
-    User(user): User,
+    User(_): User,
+    caller: Caller,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    change_status(&events, (user, id), if_match, Action::Publish, identity).await
+    let change = requested(&events, Actor::from(&caller), id, Action::Publish, if_match);
+    change_status(&events, change, identity).await
 }
 
 /// Make a published event a draft again
 ///
-/// Nobody can join it; existing registrations stay.
-#[utoipa::path(post, path = "/event/v1/events/{id}/unpublish", tag = "events",
+/// Nobody can join it; existing registrations stay. An admin may do this with the event of any user, and must give a reason;
+/// the owner can correct the event and publish it again.
+#[utoipa::path(post, path = "/event/v1/events/{id}/unpublish", tag = "events", request_body = Option<Withdrawal>,
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -152,16 +186,19 @@ async fn publish(
         (status = 412, description = "The event has changed since the given ETag")))]
 async fn unpublish(
     State(events): State<Arc<Events>>,
-    User(user): User,
-    Path(id): Path<Uuid>,
+    OwnerOrAdmin { actor, id }: OwnerOrAdmin,
     if_match: IfMatch,
-    Mutation { identity, .. }: Mutation<()>,
+    Mutation { body: OptionalJsonBody(Withdrawal { reason }), identity }: Mutation<OptionalJsonBody<Withdrawal>>,
 ) -> Result<StoredResponse, Problem> {
-    change_status(&events, (user, id), if_match, Action::Unpublish, identity).await
+    let reason = checked_reason(reason)?;
+    let change = RequestedChange { reason, ..requested(&events, actor, id, Action::Unpublish, if_match) };
+    change_status(&events, change, identity).await
 }
 
 /// Cancel an event permanently
-#[utoipa::path(post, path = "/event/v1/events/{id}/cancel", tag = "events",
+///
+/// An admin may do this with the event of any user, and must give a reason.
+#[utoipa::path(post, path = "/event/v1/events/{id}/cancel", tag = "events", request_body = Option<Withdrawal>,
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -170,30 +207,49 @@ async fn unpublish(
         (status = 412, description = "The event has changed since the given ETag")))]
 async fn cancel(
     State(events): State<Arc<Events>>,
-    User(user): User,
-    Path(id): Path<Uuid>,
+    OwnerOrAdmin { actor, id }: OwnerOrAdmin,
     if_match: IfMatch,
-    Mutation { identity, .. }: Mutation<()>,
+    Mutation { body: OptionalJsonBody(Withdrawal { reason }), identity }: Mutation<OptionalJsonBody<Withdrawal>>,
 ) -> Result<StoredResponse, Problem> {
-    change_status(&events, (user, id), if_match, Action::Cancel, identity).await
+    let reason = checked_reason(reason)?;
+    let change = RequestedChange { reason, ..requested(&events, actor, id, Action::Cancel, if_match) };
+    change_status(&events, change, identity).await
 }
 
 /// List the status changes of an event, oldest first
 ///
-/// For the owner of the event.
+/// For the owner of the event and for admins.
 #[utoipa::path(get, path = "/event/v1/events/{id}/history", tag = "events", params(("id" = Uuid, Path), Listing<NoFilters>),
     security(("bearer" = [])),
     responses((status = 200, body = Page<StatusChangeView>), (status = 404, description = "The event does not exist")))]
 async fn history(
     State(events): State<Arc<Events>>,
-    User(user): User,
+    caller: Caller,
     Path(id): Path<Uuid>,
     Listing { filters, limit, cursor }: Listing<NoFilters>,
 ) -> Result<Page<StatusChangeView>, Problem> {
     let scope = PageScope::of_owner(&events.cursor_key, "events history", id, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let changes = flow::history(&events, (user, id), (after, limit + 1)).await?;
+    let changes = flow::history(&events, (Actor::from(&caller), id), (after, limit + 1)).await?;
     Ok(scope.cut(changes, limit, |change| change.version).map(StatusChangeView::from))
+}
+
+/// List the status changes of all events, newest first
+///
+/// The audit trail, for admins of the tenant `main`.
+#[utoipa::path(get, path = "/event/v1/audit", tag = "events", params(Listing<AuditFilters>), security(("bearer" = [])),
+    responses((status = 200, body = Page<StatusChangeView>)))]
+async fn audit(
+    State(events): State<Arc<Events>>,
+    Operator(_): Operator,
+    Listing { filters, limit, cursor }: Listing<AuditFilters>,
+) -> Result<Page<StatusChangeView>, Problem> {
+    let scope = PageScope::global(&events.cursor_key, "events audit", &filters);
+    let before = scope.position(cursor.as_deref())?;
+    let filter = AuditFilter { event_id: filters.event_id, by: filters.actor };
+    let changes = flow::audit(&events, &filter, (before, limit + 1)).await?;
+    let page = scope.cut(changes, limit, |change| (change.at, change.event_id, change.version));
+    Ok(page.map(StatusChangeView::from))
 }
 
 /// List your events, newest first
@@ -211,21 +267,31 @@ async fn list_mine(
     Ok(page.map(EventSummary::from))
 }
 
+/// A change without a reason.
+fn requested(events: &Events, actor: Actor, event_id: Uuid, action: Action, if_match: IfMatch) -> RequestedChange {
+    RequestedChange { actor, event_id, action, if_match, reason: None, delivery: events.local_handlers.delivery() }
+}
+
+fn checked_reason(reason: Option<String>) -> Result<Option<String>, Problem> {
+    let checked = reason.as_deref().map_or(Ok(()), |reason| printable(reason, REASON_CHARS_MAX));
+    checked.map_err(|detail| Problem::validation(vec![FieldError::body("/reason", detail)]))?;
+    Ok(reason)
+}
+
+/// Changes the status. The response waits, for a bounded time, for the handlers of this process: a client that has published
+/// an event can join it at once.
 async fn change_status(
     events: &Events,
-    user_and_event: (Uuid, Uuid),
-    if_match: IfMatch,
-    action: Action,
+    change: RequestedChange,
     identity: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
-    let now = events.clock.now();
+    let (now, delivery) = (events.clock.now(), change.delivery.clone());
     let changed = run_once(&events.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            let event = flow::change_status(tx, user_and_event, &if_match, action, now).await?;
-            Ok(response(StatusCode::OK, event))
-        })
+        Box::pin(async move { Ok(response(StatusCode::OK, flow::change_status(tx, &change, now).await?)) })
     });
-    with_headers(changed.await?)
+    let changed = changed.await?;
+    delivery.wait().await;
+    with_headers(changed)
 }
 
 fn response(status: StatusCode, event: Event) -> StoredResponse {

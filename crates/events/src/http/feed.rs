@@ -32,7 +32,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
 #[into_params(parameter_in = Query)]
 struct FeedQuery {
     /// Accents and case are ignored.
-    #[param(max_length = 100, example = "zurich")]
+    #[param(max_length = 100)]
     city: Option<String>,
     /// Accents and case are ignored.
     #[param(max_length = 50)]
@@ -43,8 +43,9 @@ struct FeedQuery {
     /// Only events that start before this time.
     #[serde(default, deserialize_with = "kit::instant::optional")]
     to: Option<DateTime<Utc>>,
-    /// Words of the title or the description. `relevance` ranks the next 1,000 matching events by start time.
-    #[param(min_length = 1, max_length = 200)]
+    /// Words of the title or the description; the last one also matches longer words: `ferr` finds Ferrara. `relevance` ranks
+    /// the next 1,000 matching events by start time.
+    #[param(pattern = r"\S", max_length = 200)]
     q: Option<String>,
     /// `relevance` requires `q` and is the default with it; `latest` is the default without `q`; `trending` cannot be
     /// combined with `q`.
@@ -57,7 +58,7 @@ struct FeedQuery {
 #[into_params(parameter_in = Query)]
 struct CityQuery {
     /// The beginning of the city's name. Accents and case are ignored.
-    #[param(max_length = 100, example = "zur")]
+    #[param(max_length = 100)]
     q: Option<String>,
     #[param(minimum = 1, maximum = 50, default = 10)]
     limit: Option<u32>,
@@ -69,6 +70,7 @@ struct CityQuery {
 /// has been started. The participant counts of a page may be up to 15 s old; everything else is current. A `trending`
 /// page with a narrow time range may have few or no items and still a `next_cursor`; continue until there is none.
 #[utoipa::path(get, path = "/event/v1/events", tag = "events", params(Listing<FeedQuery>),
+    security((), ("bearer" = [])),
     responses((status = 200, body = Page<EventSummary>),
         (status = 410, description = "The list that this cursor belongs to has expired; start again without a cursor")))]
 async fn list(
@@ -83,7 +85,7 @@ async fn list(
 /// Suggest cities that have published events
 ///
 /// The cities with the most events come first.
-#[utoipa::path(get, path = "/event/v1/meta/cities", tag = "events", params(CityQuery),
+#[utoipa::path(get, path = "/event/v1/meta/cities", tag = "events", params(CityQuery), security((), ("bearer" = [])),
     responses((status = 200, body = Cities)))]
 async fn cities(State(events): State<Arc<Events>>, Query(query): Query<CityQuery>) -> Result<ReadyPage, Problem> {
     let limit = query.limit.unwrap_or(CITIES_DEFAULT);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use contracts::joins::Count;
+use kit::auth::Principal;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -14,6 +15,9 @@ pub(super) const COLUMNS: &str = "event.id, event.owner_id, event.title, event.d
     event.category, event.category_norm, event.start_time, event.end_time, event.time_zone, event.capacity, event.status,
     event.active_participants, event.count_version, event.cover_image_ids, event.published_at, event.canceled_at,
     event.created_at, event.updated_at, event.version";
+
+pub(super) const STATUS_CHANGE_COLUMNS: &str =
+    "event_id, version, from_status, to_status, changed_by, by_key, reason, at";
 
 /// The columns that decide whether a cached event is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,16 +162,19 @@ pub(crate) async fn save_counts(db: &mut PgConnection, newest: &BTreeMap<Uuid, C
     .map(drop)
 }
 
-pub(crate) async fn insert_status_change(db: &mut PgConnection, id: Uuid, change: &StatusChange) -> sqlx::Result<()> {
+pub(crate) async fn insert_status_change(db: &mut PgConnection, change: &StatusChange) -> sqlx::Result<()> {
     sqlx::query(
-        "insert into pillarbox_events.status_change (event_id, version, from_status, to_status, changed_by, at)
-         values ($1, $2, $3, $4, $5, $6)",
+        "insert into pillarbox_events.status_change
+             (event_id, version, from_status, to_status, changed_by, by_key, reason, at)
+         values ($1, $2, $3, $4, $5, $6, $7, $8)",
     )
-    .bind(id)
+    .bind(change.event_id)
     .bind(change.version)
     .bind(change.from.map(|status| status.into_str()))
     .bind(change.to.into_str())
-    .bind(change.by)
+    .bind(change.by.id())
+    .bind(change.by.is_key())
+    .bind(&change.reason)
     .bind(change.at)
     .execute(db)
     .await
@@ -180,26 +187,31 @@ pub(crate) async fn status_changes(
     id: Uuid,
     (after, limit): (Option<i64>, u32),
 ) -> sqlx::Result<Vec<StatusChange>> {
-    let rows = sqlx::query(
-        "select version, from_status, to_status, changed_by, at from pillarbox_events.status_change
-         where event_id = $1 and version > $2 order by version limit $3",
-    )
-    .bind(id)
-    .bind(after.unwrap_or(0))
-    .bind(i64::from(limit))
-    .fetch_all(db)
-    .await?;
-    let change = |row: &PgRow| {
-        let from: Option<&str> = row.try_get("from_status")?;
-        Ok(StatusChange {
-            version: row.try_get("version")?,
-            from: from.map(|name| parse_status(name, "from_status")).transpose()?,
-            to: status(row, "to_status")?,
-            by: row.try_get("changed_by")?,
-            at: row.try_get("at")?,
-        })
-    };
-    rows.iter().map(change).collect()
+    let query = format!(
+        "select {STATUS_CHANGE_COLUMNS} from pillarbox_events.status_change
+         where event_id = $1 and version > $2 order by version limit $3"
+    );
+    let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+        .bind(id)
+        .bind(after.unwrap_or(0))
+        .bind(i64::from(limit))
+        .fetch_all(db)
+        .await?;
+    rows.iter().map(status_change_of).collect()
+}
+
+pub(super) fn status_change_of(row: &PgRow) -> sqlx::Result<StatusChange> {
+    let from: Option<&str> = row.try_get("from_status")?;
+    let (by, is_key) = (row.try_get("changed_by")?, row.try_get("by_key")?);
+    Ok(StatusChange {
+        event_id: row.try_get("event_id")?,
+        version: row.try_get("version")?,
+        from: from.map(|name| parse_status(name, "from_status")).transpose()?,
+        to: status(row, "to_status")?,
+        by: if is_key { Principal::Key(by) } else { Principal::User(by) },
+        reason: row.try_get("reason")?,
+        at: row.try_get("at")?,
+    })
 }
 
 pub(super) fn event_of(row: &PgRow) -> sqlx::Result<Event> {

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::event::{COLUMNS, event_of};
 use super::trending::table_of;
 use crate::domain::Event;
+use crate::search::Prefix;
 
 /// Maximum number of search matches that are ranked: the next ones by start time.
 const MATCHES_MAX: i64 = 1_000;
@@ -109,7 +110,8 @@ fn statement(
                  where status = 'published'"
             ));
             if let Some(search) = &filter.search {
-                query.push(" and search @@ websearch_to_tsquery('pg_catalog.english', ").push_bind(search).push(")");
+                query.push(" and ");
+                push_match(&mut query, search);
             }
             push_filters(&mut query, filter, "event", after.is_none());
             push_after(&mut query, "(start_time, id) > (", after, false);
@@ -128,27 +130,84 @@ fn statement(
             push_filters(&mut query, filter, "event", true);
             query.push(" order by scored.rank, scored.start_time, scored.event_id limit ");
         }
-        FeedOrder::Relevance => {
-            query.push("with parsed as (select websearch_to_tsquery('pg_catalog.english', ");
-            query.push_bind(filter.search.as_deref().unwrap_or_default());
-            query.push(
-                ") as words), matched as materialized (
-                     select -round(1000000 * ts_rank(search, parsed.words))::integer as rank, start_time, id
-                     from pillarbox_events.event, parsed
-                     where status = 'published' and search @@ parsed.words",
-            );
-            push_filters(&mut query, filter, "event", true);
-            query.push(format!(
-                " order by start_time, id limit {MATCHES_MAX})
-                 select matched.rank, matched.start_time as key_start_time, {columns} from matched
-                 join pillarbox_events.event on event.id = matched.id where true"
-            ));
-            push_after(&mut query, "(matched.rank, matched.start_time, matched.id) > (", after, true);
-            query.push(" order by matched.rank, matched.start_time, matched.id limit ");
-        }
+        FeedOrder::Relevance => push_ranked(&mut query, filter, &columns, after),
     }
     query.push_bind(i64::from(limit));
     query
+}
+
+/// The best matches among the next [`MATCHES_MAX`] events that match the search.
+fn push_ranked(query: &mut QueryBuilder<Postgres>, filter: &FeedFilter, columns: &str, after: Option<SortKey>) {
+    let search = filter.search.as_deref().unwrap_or_default();
+    // The words of the title count twice: as stems, and as they are spelled, where a prefix finds them.
+    query.push(
+        "with matched as materialized (
+             select -round(1000000 * ts_rank(search
+                        || setweight(to_tsvector('pg_catalog.simple', title), 'A'), ",
+    );
+    push_words(query, search);
+    query.push("))::integer as rank, start_time, id from pillarbox_events.event where status = 'published' and ");
+    push_match(query, search);
+    push_filters(query, filter, "event", true);
+    query.push(format!(
+        " order by start_time, id limit {MATCHES_MAX})
+         select matched.rank, matched.start_time as key_start_time, {columns} from matched
+         join pillarbox_events.event on event.id = matched.id where true"
+    ));
+    push_after(query, "(matched.rank, matched.start_time, matched.id) > (", after, true);
+    query.push(" order by matched.rank, matched.start_time, matched.id limit ");
+}
+
+/// The condition that an event matches a search. PostgreSQL evaluates the functions of the constants once, and the
+/// conditions use the indexes on the stems of all words and on the words of titles.
+fn push_match(query: &mut QueryBuilder<Postgres>, search: &str) {
+    query.push("(search @@ ");
+    push_words(query, search);
+    if let Some(prefix) = Prefix::of(search) {
+        query.push(" or (to_tsvector('pg_catalog.simple', title) @@ ");
+        push_prefix(query, prefix.word);
+        if !prefix.before.is_empty() {
+            query.push(" and (numnode(");
+            push_parsed(query, prefix.before);
+            query.push(") = 0 or search @@ ");
+            push_parsed(query, prefix.before);
+            query.push(")");
+        }
+        query.push(")");
+    }
+    query.push(")");
+}
+
+/// The words of a search as a `tsquery`. Its last word also matches longer words.
+fn push_words(query: &mut QueryBuilder<Postgres>, search: &str) {
+    query.push("(");
+    push_parsed(query, search);
+    if let Some(prefix) = Prefix::of(search) {
+        query.push(" || (");
+        if !prefix.before.is_empty() {
+            push_parsed(query, prefix.before);
+            query.push(" && ");
+        }
+        push_prefix(query, prefix.word);
+        query.push(")");
+    }
+    query.push(")");
+}
+
+/// A search without prefixes. It supports phrases, `or` and `-`; PostgreSQL finds no error in any text.
+fn push_parsed(query: &mut QueryBuilder<Postgres>, search: &str) {
+    query.push("websearch_to_tsquery('pg_catalog.english', ").push_bind(search.to_owned()).push(")");
+}
+
+/// Words that begin with `word`, which has letters and digits only. A word that is too common to be indexed, such as `the`,
+/// is no prefix: the query is empty, as the parsed search is.
+fn push_prefix(query: &mut QueryBuilder<Postgres>, word: &str) {
+    query.push("case when numnode(");
+    push_parsed(query, word);
+    query
+        .push(") > 0 then to_tsquery('pg_catalog.simple', ")
+        .push_bind(format!("{word}:*"))
+        .push(") else ''::tsquery end");
 }
 
 /// The scores of an epoch after `after`, in order.

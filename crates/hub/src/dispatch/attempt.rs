@@ -13,6 +13,7 @@ use crate::client::{Client, WebhookRequest};
 use crate::delivery::{AttemptResult, Recipient};
 use crate::domain::{Format, Reason, Verdict, verdict};
 use crate::hub_message::{HubEvent, HubMessage};
+use crate::send_permit::SendPermit;
 use crate::signature::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, active_secrets, sign};
 
 const LANE: HeaderName = HeaderName::from_static("webhook-lane");
@@ -23,14 +24,14 @@ const ENCODED_IN_LANE: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 const SEQ: HeaderName = HeaderName::from_static("webhook-seq");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Sends the message once and returns the result. A failure to send is a result, too. Returns None if `may_send` was false
-/// at the last moment, so that nothing was sent.
+/// Sends the message once and returns the result. A failure to send is a result, too. Returns None if the permit
+/// had ended before the first bytes were written, so that nothing was sent.
 pub(crate) async fn attempt(
     client: &Client,
     recipient: &Recipient,
     message: &HubMessage,
     clock: &Clock,
-    may_send: impl Fn() -> bool,
+    permit: Option<SendPermit>,
 ) -> Option<AttemptResult> {
     let started = Instant::now();
     let Some(event) = &message.event else {
@@ -39,7 +40,7 @@ pub(crate) async fn attempt(
     let body = body(recipient.format, event);
     let headers = headers(recipient, message, event, &body, clock.now());
     let request = WebhookRequest { target: &recipient.target, headers, body, timeout: recipient.timeout };
-    let sent = client.post_if(request, may_send).await;
+    let sent = client.post_if(request, permit).await;
     let latency = started.elapsed();
     Some(match sent {
         Ok(None) => return None,
@@ -136,7 +137,24 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
 
 #[cfg(test)]
 mod tests {
+    use chrono::TimeDelta;
+
     use super::*;
+    use crate::delivery::fixtures::recipient;
+    use crate::hub_message::fixtures::event;
+    use crate::signature::SigningSecret;
+
+    #[test]
+    fn a_secret_that_has_expired_since_it_was_loaded_does_not_sign() {
+        let (now, secret) = (Utc::now(), SigningSecret::parse("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").unwrap());
+        let expiring = [None, Some(now + TimeDelta::seconds(1)), Some(now), Some(now - TimeDelta::days(1))];
+        let secrets = expiring.map(|expires_at| (secret.clone(), expires_at)).to_vec();
+        let (recipient, event) = (Recipient { secrets, ..recipient() }, event(0));
+        let message = HubMessage { n: 1, lane: None, seq: None, attempts_before: 0, event: None };
+        let headers = headers(&recipient, &message, &event, &Bytes::new(), now);
+        let signatures = headers[WEBHOOK_SIGNATURE].to_str().unwrap().split(' ').count();
+        assert_eq!(signatures, 2, "the current one, and the one that is still valid");
+    }
 
     #[test]
     fn a_lane_is_printable_ascii_and_unambiguous() {

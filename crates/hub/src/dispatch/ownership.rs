@@ -18,8 +18,12 @@ use crate::hub_message::DirectoryVersion;
 use crate::store::subscriber::StoredSubscriber;
 use crate::store::{self, delivery_reads};
 
-/// The minimum time between two refreshes of the subscribers, however often they change.
-pub(super) const REFRESH_PAUSE: Duration = Duration::from_millis(100);
+/// Refreshes of the subscribers take at most a fifth of the time, however often subscribers change: each one is followed by a
+/// pause of this factor times its duration, at most [`REFRESH_PAUSE_MAX`].
+const REFRESH_PAUSE_FACTOR: u32 = 4;
+const REFRESH_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Pauses of up to this length in all are skipped: requests wait for a refresh, and subscribers usually change seldom.
+const REFRESH_BURST: Duration = Duration::from_millis(300);
 /// How long the dispatcher waits for the attempts in flight when it stops.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
 
@@ -35,8 +39,13 @@ pub(super) struct Ownership {
     loaded_version: Option<i64>,
     /// The newest version of the directory that a poll or fan-out has reported, in the same incarnation.
     newest_version: i64,
+    /// The owner id under which this dispatcher is registered, so that requests wait for it. None: it is not.
+    registered: Option<Uuid>,
+    /// The version that the database has as applied by this dispatcher; at most `loaded_version`. None: unknown.
+    confirmed_version: Option<i64>,
     rebalanced_at: Option<Instant>,
-    refreshed_at: Option<Instant>,
+    /// When the pauses after all refreshes so far end.
+    refresh_pause_until: Option<Instant>,
     /// How many subscriber queues this dispatcher has created. A new queue gets the count as its generation, which
     /// distinguishes it from earlier queues of the same subscriber.
     generations: u64,
@@ -51,8 +60,10 @@ impl Ownership {
             lease: None,
             loaded_version: None,
             newest_version: 0,
+            registered: None,
+            confirmed_version: None,
             rebalanced_at: None,
-            refreshed_at: None,
+            refresh_pause_until: None,
             generations: 0,
         }
     }
@@ -107,17 +118,28 @@ impl Ownership {
         self.newest_version = self.newest_version.max(version.count);
     }
 
-    /// When the subscribers have to be loaded again; None if they have not changed.
+    /// When the subscribers have to be loaded again; None if they have not changed, and the database knows that this version
+    /// is applied.
     pub(super) fn refresh_due(&self) -> Option<Instant> {
-        let has_changed = self.loaded_version.is_none_or(|loaded| self.newest_version > loaded);
-        (self.rebalanced_at.is_some() && has_changed)
-            .then(|| self.refreshed_at.map_or_else(Instant::now, |at| at + REFRESH_PAUSE))
+        let is_behind = |version: Option<i64>| version.is_none_or(|version| self.newest_version > version);
+        let is_due = is_behind(self.loaded_version) || is_behind(self.confirmed_version);
+        (self.rebalanced_at.is_some() && is_due).then(|| {
+            let now = Instant::now();
+            self.refresh_pause_until.and_then(|until| until.checked_sub(REFRESH_BURST)).map_or(now, |at| at.max(now))
+        })
+    }
+
+    fn finish_refresh(&mut self, started_at: Instant) {
+        let now = Instant::now();
+        let pause = ((now - started_at) * REFRESH_PAUSE_FACTOR).min(REFRESH_PAUSE_MAX);
+        self.refresh_pause_until = Some(self.refresh_pause_until.map_or(now, |until| until.max(now)) + pause);
     }
 
     pub(super) fn reset(&mut self) {
         self.shards.clear();
         self.lease = None;
         (self.loaded_version, self.newest_version, self.rebalanced_at) = (None, 0, None);
+        (self.registered, self.confirmed_version) = (None, None);
         self.incarnation = None;
     }
 
@@ -147,7 +169,7 @@ impl Dispatcher {
         }
         let Some(shards) = self.ownership.assignment.rebalance(&mut db).await? else {
             drop(db);
-            self.reset();
+            self.lose_lease();
             return Ok(());
         };
         drop(db);
@@ -160,13 +182,15 @@ impl Dispatcher {
 
     /// Creates, updates and removes subscriber queues according to the directory, if it has changed.
     pub(super) async fn refresh(&mut self) -> Result<(), DispatchError> {
-        let (db, time_max) = (self.db.clone(), self.step_time_max);
-        step(&db, "load subscribers", time_max, self.load_subscribers()).await
+        let (db, time_max, started_at) = (self.db.clone(), self.step_time_max, Instant::now());
+        let refreshed = step(&db, "load subscribers", time_max, self.load_subscribers()).await;
+        self.ownership.finish_refresh(started_at);
+        refreshed
     }
 
     async fn load_subscribers(&mut self) -> Result<(), DispatchError> {
-        self.ownership.refreshed_at = Some(Instant::now());
         let mut db = self.db.acquire().await?;
+        self.register(&mut db).await?;
         // Read the version before the subscribers: a change in between makes the next refresh load them again.
         let DirectoryVersion { incarnation, count: version } = store::subscriber::directory_version(&mut db).await?;
         if !self.ownership.is_of(incarnation) {
@@ -174,18 +198,50 @@ impl Dispatcher {
             self.rejoin();
             return Ok(());
         }
-        if self.ownership.loaded_version == Some(version) {
-            return Ok(());
+        if self.ownership.loaded_version != Some(version) {
+            self.load_version(&mut db, version).await?;
         }
+        Ok(self.confirm_version(&mut db, version).await?)
+    }
+
+    async fn load_version(&mut self, db: &mut PgConnection, version: i64) -> Result<(), DispatchError> {
         if !self.reader.announced.is_known() {
             // Read before the positions of new queues, so that everything after it is announced to them.
-            self.reader.announced.load(delivery_reads::newest_number(&mut db).await?);
+            self.reader.announced.load(delivery_reads::newest_number(db).await?);
         }
-        let recipients = self.load_recipients(&mut db).await?;
+        let recipients = self.load_recipients(db).await?;
         let new = self.update_queues(recipients);
-        self.create_queues(&mut db, new).await?;
+        self.create_queues(db, new).await?;
         (self.ownership.loaded_version, self.ownership.newest_version) = (Some(version), version);
         Ok(())
+    }
+
+    /// Registers this dispatcher before it loads its first version, so that a change that is committed later waits for it.
+    async fn register(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
+        let owner = self.ownership.assignment.owner();
+        if self.ownership.registered != Some(owner) {
+            store::dispatcher::register(db, owner).await?;
+            (self.ownership.registered, self.ownership.confirmed_version) = (Some(owner), None);
+        }
+        Ok(())
+    }
+
+    /// Tells the requests that wait for this version that it is applied. From now on no request is sent with older settings.
+    async fn confirm_version(&mut self, db: &mut PgConnection, version: i64) -> sqlx::Result<()> {
+        if self.ownership.confirmed_version != Some(version) {
+            store::dispatcher::set_applied(db, self.ownership.assignment.owner(), version).await?;
+            self.ownership.confirmed_version = Some(version);
+            self.directory.announce_applied();
+        }
+        Ok(())
+    }
+
+    /// A request of this process has changed a subscriber.
+    pub(super) fn notice_directory(&mut self) {
+        let version = *self.directory_changes.borrow_and_update();
+        if let Some(version) = version.filter(|version| self.ownership.is_of(version.incarnation)) {
+            self.ownership.notice_version(version);
+        }
     }
 
     async fn load_recipients(&self, db: &mut PgConnection) -> Result<Vec<Arc<Recipient>>, DispatchError> {
@@ -226,6 +282,9 @@ impl Dispatcher {
     }
 
     async fn create_queues(&mut self, db: &mut PgConnection, new: Vec<Arc<Recipient>>) -> sqlx::Result<()> {
+        if new.is_empty() {
+            return Ok(());
+        }
         let ids: Vec<Uuid> = new.iter().map(|recipient| recipient.id).collect();
         let mut stored = delivery_reads::load(db, &ids).await?;
         let now = self.clock.now();
@@ -242,6 +301,13 @@ impl Dispatcher {
     pub(super) fn rejoin(&mut self) {
         tracing::warn!("the database has failed over or was restarted after a crash; rejoining");
         self.ownership.assignment.abandon();
+        self.reset();
+    }
+
+    /// Drops all in-memory state, because another process owns the shards or an operator has reset the work. The next
+    /// rebalance joins again.
+    pub(super) fn lose_lease(&mut self) {
+        tracing::warn!("lost the lease; its next owner sends the messages in flight again; rejoining");
         self.reset();
     }
 
@@ -272,7 +338,13 @@ impl Dispatcher {
         if let Err(error) = self.save_all().await {
             tracing::warn!(%error, "the last outcomes could not be saved; their messages are sent again");
         }
-        let released = async { self.ownership.assignment.release(&mut *self.db.acquire().await?).await };
+        // An attempt that is still connecting must not send after the next owner has begun.
+        self.queues.clear();
+        let released = async {
+            let mut db = self.db.acquire().await?;
+            store::dispatcher::remove(&mut db, self.ownership.assignment.owner()).await?;
+            self.ownership.assignment.release(&mut db).await
+        };
         if let Err(error) = step(&self.db, "release", self.step_time_max, released).await {
             tracing::warn!(%error, "the shards could not be released; other processes claim them when the lease expires");
         }
@@ -304,6 +376,7 @@ impl Ownership {
         let DirectoryVersion { incarnation, count: version } = version;
         (self.shards, self.incarnation, self.lease) = (shards, incarnation, Some(Lease::permanent()));
         (self.loaded_version, self.newest_version) = (Some(version), version);
+        self.confirmed_version = Some(version);
         self.rebalanced_at = Some(Instant::now());
     }
 }

@@ -146,8 +146,7 @@ impl Dispatcher {
                 Ok(())
             }
             Ok(false) => {
-                tracing::warn!("lost the lease; its next owner sends the messages in flight again; rejoining");
-                self.reset();
+                self.lose_lease();
                 Ok(())
             }
             Err(error) if error.is_transient() => {

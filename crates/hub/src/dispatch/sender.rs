@@ -1,7 +1,6 @@
 //! Sending: the attempts in flight, each in a task of its own.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 
 use chrono::{DateTime, Utc};
 use kit::clock::Clock;
@@ -16,6 +15,7 @@ use super::subscriber_queue::SubscriberQueue;
 use crate::delivery::AttemptResult;
 use crate::domain::{Reason, Verdict};
 use crate::hub_message::LaneKey;
+use crate::send_permit::SendPermit;
 use crate::tenant_clients::TenantClients;
 
 /// Attempts that one round starts: then the dispatcher looks for results and new messages.
@@ -43,7 +43,8 @@ pub(super) struct FinishedAttempt {
     key: LaneKey,
     /// The subscriber was slow when the attempt was started.
     was_slow: bool,
-    /// None: before the request was sent, the lease may have expired or the queue was dropped, so it was not sent.
+    /// None: before the request was sent, the lease may have expired, the subscriber was changed or its queue was dropped,
+    /// so it was not sent.
     result: Option<AttemptResult>,
 }
 
@@ -90,17 +91,9 @@ impl Sender {
                 finish(Some(AttemptResult::not_sent(Reason::Manual, &format!("given up by {by}"))));
                 continue;
             }
-            let (client, clock, lease) =
-                (self.clients.of(&recipient.tenant).clone(), self.clock.clone(), lease.clone());
-            let exists = queue.existence.watch();
-            tokio::spawn(async move {
-                finish(
-                    attempt(&client, &recipient, &message, &clock, || {
-                        lease.is_valid() && exists.load(Ordering::SeqCst)
-                    })
-                    .await,
-                )
-            });
+            let (client, clock) = (self.clients.of(&recipient.tenant).clone(), self.clock.clone());
+            let permit = SendPermit::new(lease.clone(), queue.validity.watch());
+            tokio::spawn(async move { finish(attempt(&client, &recipient, &message, &clock, Some(permit)).await) });
         }
         // A queue at its limit has attempts in flight. The result of one of them makes it active again.
         if !self.slots.is_at_limit(queue) && queue.can_start(now) {

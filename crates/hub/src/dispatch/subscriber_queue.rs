@@ -8,11 +8,11 @@
 //! operations that involve several parts, in the order of a message's life: receive, start, finish, save.
 
 mod commands;
-mod existence;
 mod lanes;
 mod limits;
 mod read_progress;
 mod unsaved;
+mod validity;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 
 use self::commands::Commands;
-use self::existence::Existence;
 use self::lanes::{LANE_MESSAGES_MAX, Lanes};
 use self::limits::Limits;
 use self::read_progress::{MESSAGES_AHEAD_MAX, ReadProgress};
 use self::unsaved::{POSITION_SAVE_PAUSE, UnsavedChanges, only_head_moved};
+use self::validity::Validity;
 use crate::delivery::{
     Attempt, AttemptResult, Changes, LaneReadRequest, NewDeadLetter, QueueReadRequest, Recipient, StoredState,
 };
@@ -53,7 +53,7 @@ pub(super) struct SubscriberQueue {
     /// Distinguishes this queue from earlier ones of the same subscriber: the result of an attempt that an earlier queue
     /// started is ignored.
     pub(super) generation: u64,
-    pub(super) existence: Existence,
+    pub(super) validity: Validity,
     /// The subscriber answered 410: nothing is sent until it changes.
     answered_gone: bool,
     /// The queue waits for a slot. Set by the sender.
@@ -72,7 +72,7 @@ impl SubscriberQueue {
         SubscriberQueue {
             recipient,
             generation,
-            existence: Existence::default(),
+            validity: Validity::default(),
             answered_gone: false,
             waits_for_slot: false,
             slow_in_flight: 0,
@@ -135,11 +135,13 @@ impl SubscriberQueue {
         [self.lanes.next_due(), allowed, save].into_iter().flatten().min()
     }
 
-    /// The tenant may have changed the settings of the subscriber.
+    /// The tenant may have changed the settings of the subscriber. Attempts that are still connecting with the old ones are
+    /// not sent: their messages are ready again.
     pub(super) fn update_recipient(&mut self, recipient: Arc<Recipient>) {
         if recipient.version != self.recipient.version {
             self.answered_gone = false;
             self.limits.clear_pause();
+            self.validity = Validity::default();
         }
         self.recipient = recipient;
     }
@@ -245,11 +247,13 @@ impl SubscriberQueue {
         lane.is_in_flight = false;
         let Some(message) = lane.queue.front().cloned() else { return };
         lane.attempts += 1;
-        let (attempt, verdict) = (lane.attempts, result.verdict);
+        // The backoff starts anew when an operator retries the message; the numbers of its attempts do not.
+        let (run_attempts, verdict) = (lane.attempts, result.verdict);
+        let attempt = message.attempts_before.saturating_add(run_attempts);
         let pause = result.retry_after.filter(|_| verdict == Verdict::Retry);
         self.limits.record(verdict, pause, now);
         self.answered_gone |= verdict == Verdict::Gone;
-        let next_step = self.next_step(&result, attempt, pause, jitter);
+        let next_step = self.next_step(&result, run_attempts, pause, jitter);
         let outcome = match next_step {
             NextStep::Complete => Outcome::Delivered,
             NextStep::RetryAfter(_) => Outcome::Failed,

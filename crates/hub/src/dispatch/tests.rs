@@ -10,32 +10,40 @@ use kit::secret::MasterKey;
 use mailbox::consumers::{Replica, Runtime};
 use mailbox::database::Database;
 use sqlx::postgres::PgPoolOptions;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::ownership::REFRESH_PAUSE;
 use super::reader::AnnouncedPosition;
 use super::subscriber_queue::Origin;
 use super::*;
+use crate::address::AllowedNetworks;
 use crate::client::{Client, ClientSettings};
 use crate::delivery::fixtures::recipient;
 use crate::delivery::{LaneRow, Recipient, RecipientLimits, StoredState};
 use crate::hub_message::fixtures::event;
 use crate::hub_message::{DirectoryVersion, HubMessage};
+use crate::target::Target;
 
 const SLOTS: usize = 4_096;
 
-/// A dispatcher that owns all shards and has loaded its (zero) subscribers.
+/// A dispatcher that owns all shards and has loaded its (zero) subscribers. It reaches public addresses only.
 async fn dispatcher() -> Dispatcher {
+    dispatcher_with(ClientSettings::default()).await
+}
+
+async fn dispatcher_with(settings: ClientSettings) -> Dispatcher {
     let db = PgPoolOptions::new().connect_lazy("postgres://nobody@127.0.0.1:1/nothing").unwrap();
     db.close().await;
     let (clock, replica) = (Clock::system(), Replica::new("test", Duration::from_secs(60)));
     let stop = CancellationToken::new();
     let assignment = Runtime::start(Database::new(db.clone()), clock.clone(), replica, Health::default(), stop)
         .shard_assignment("hub.dispatch");
-    let clients = TenantClients::shared(Client::new(ClientSettings::default()).unwrap());
+    let clients = TenantClients::shared(Client::new(settings).unwrap());
     let cipher = Cipher::new(&MasterKey::generate(), &[], "test");
     let (_, handed_over) = mpsc::channel(1);
-    let mut dispatcher = Dispatcher::new(&Database::new(db), clock, clients, cipher, assignment, handed_over, SLOTS);
+    let local = LocalInput { handed_over, directory: DirectorySync::new() };
+    let mut dispatcher = Dispatcher::new(&Database::new(db), clock, clients, cipher, assignment, local, SLOTS);
     dispatcher.ownership.assume_loaded((0..16).collect(), directory_version(Uuid::nil()));
     dispatcher.reader.announced.load(0);
     dispatcher
@@ -54,11 +62,15 @@ impl Dispatcher {
 
     fn add_to(&mut self, tenant: &str, messages: i64, max_in_flight: usize) -> Uuid {
         let limits = RecipientLimits { max_in_flight, rate: None };
-        let recipient = Recipient { limits, tenant: tenant.into(), ..recipient() };
+        self.add_recipient(Recipient { limits, tenant: tenant.into(), ..recipient() }, messages)
+    }
+
+    fn add_recipient(&mut self, recipient: Recipient, messages: i64) -> Uuid {
         let id = recipient.id;
         let mut queue = SubscriberQueue::new(Arc::new(recipient), 0, StoredState::default(), self.clock.now());
         let event = Arc::new(event(0));
-        let messages = (1..=messages).map(|n| HubMessage { n, lane: None, seq: None, event: Some(event.clone()) });
+        let message = |n| HubMessage { n, lane: None, seq: None, attempts_before: 0, event: Some(event.clone()) };
+        let messages = (1..=messages).map(message);
         queue.receive(messages.collect(), Origin::Read { is_complete: true });
         self.queues.insert(id, queue);
         self.scheduler.activate(id);
@@ -179,6 +191,28 @@ async fn the_counts_of_slots_follow_finished_attempts_and_removed_queues() {
 }
 
 #[tokio::test]
+async fn an_attempt_of_a_dropped_queue_is_not_sent_although_its_connection_opens() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    for is_dropped in [false, true] {
+        let allowed_networks = AllowedNetworks::loopback();
+        let mut dispatcher = dispatcher_with(ClientSettings { allowed_networks, ..ClientSettings::default() }).await;
+        let target = Target::parse(&url, false).unwrap();
+        let id = dispatcher.add_recipient(Recipient { target, ..recipient() }, 1);
+        dispatcher.send(dispatcher.clock.now());
+        // There is one thread, so the attempt has not begun to connect.
+        if is_dropped {
+            let queue = dispatcher.queues.remove(&id).unwrap();
+            dispatcher.sender.drop_queue(&queue);
+        }
+        let (mut connection, _) = listener.accept().await.unwrap();
+        let mut received = [0; 4];
+        let length = connection.read(&mut received).await.unwrap();
+        assert_eq!(&received[..length], if is_dropped { &b""[..] } else { &b"POST"[..] });
+    }
+}
+
+#[tokio::test]
 async fn after_a_failed_poll_the_dispatcher_pauses() {
     let mut dispatcher = dispatcher().await;
     assert!(dispatcher.finish_poll(Ok(Err(sqlx::Error::PoolClosed))).is_err());
@@ -217,7 +251,7 @@ async fn nothing_is_sent_between_losing_shards_and_loading_the_rest() {
         dispatcher.add(5, 5);
         dispatcher.ownership.set_shards(if loses_shards { BTreeSet::from([3]) } else { (0..16).collect() });
         let (started, mut has_sent) = (Instant::now(), false);
-        while started.elapsed() < REFRESH_PAUSE * 3 {
+        while started.elapsed() < Duration::from_millis(300) {
             assert!(dispatcher.refresh().await.is_err());
             drop(dispatcher.round().await);
             has_sent |= dispatcher.sender.in_flight() > 0;

@@ -3,31 +3,33 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use utoipa::ToSchema;
+use utoipa::openapi::schema::{AdditionalProperties, SchemaType, Type};
+use utoipa::openapi::{ArrayBuilder, ObjectBuilder, OneOfBuilder, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 /// A pattern of event types: an exact type, `order.*` for all types below `order`, or `*` for all types.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
-#[schema(value_type = String, example = "order.*")]
+#[schema(value_type = String, example = "order.*", pattern = r"^(\*|[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*(\.\*)?)$", max_length = 200)]
 pub struct EventTypes(String);
 
 /// Conditions on the payload, which must all be true.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
+#[schema(value_type = Vec<Condition>, max_items = 20)]
 pub struct Filter(pub Vec<Condition>);
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Condition {
     /// A JSON pointer into the payload.
-    #[schema(example = "/amount")]
     pub pointer: String,
     pub op: Op,
     /// The value to compare with: for `in` a list, for `exists` true or false.
     pub value: Value,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
     Eq,
@@ -40,6 +42,42 @@ pub enum Op {
     StartsWith,
     Exists,
 }
+
+/// One alternative for each kind of value that the operators compare with.
+impl PartialSchema for Condition {
+    fn schema() -> RefOr<Schema> {
+        let of_type = |types: &[Type]| ObjectBuilder::new().schema_type(SchemaType::Array(types.to_vec()));
+        let any = || ObjectBuilder::new().schema_type(SchemaType::AnyValue);
+        let list = ArrayBuilder::new().items(any());
+        let alternatives: [(&[&str], RefOr<Schema>); 5] = [
+            (&["eq", "ne"], any().into()),
+            (&["in"], list.into()),
+            (&["gt", "gte", "lt", "lte"], of_type(&[Type::Number, Type::String]).into()),
+            (&["starts_with"], of_type(&[Type::String]).into()),
+            (&["exists"], of_type(&[Type::Boolean]).into()),
+        ];
+        let pointer = || {
+            let text = ObjectBuilder::new().schema_type(Type::String).pattern(Some("^/([^~]|~[01])*$"));
+            text.max_length(Some(POINTER_CHARS_MAX)).description(Some("A JSON pointer into the payload."))
+        };
+        let one_of = alternatives.into_iter().fold(OneOfBuilder::new(), |one_of, (operators, value)| {
+            let operator = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(operators.iter().copied()));
+            let condition = ObjectBuilder::new()
+                .property("pointer", pointer())
+                .property("op", operator)
+                .property("value", value)
+                .required("pointer")
+                .required("op")
+                .required("value")
+                .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)));
+            one_of.item(condition)
+        });
+        let description = "A condition on the payload: the value at `pointer`, compared by `op` with `value`.";
+        one_of.description(Some(description)).into()
+    }
+}
+
+impl ToSchema for Condition {}
 
 const CONDITIONS_MAX: usize = 20;
 const POINTER_CHARS_MAX: usize = 200;

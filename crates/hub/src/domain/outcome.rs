@@ -50,6 +50,44 @@ impl std::fmt::Display for Outcome {
     }
 }
 
+/// How far an event is, for all its subscribers together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = HubEventStatus)]
+pub enum EventStatus {
+    /// The event is not fanned out yet: its subscribers are not determined.
+    Pending,
+    /// Some messages of the event are not delivered yet, or not created yet.
+    Processing,
+    /// Every message of the event is delivered or dead. An event without a matching subscriber is completed when it is
+    /// fanned out.
+    Completed,
+}
+
+/// Whether an event was turned into messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FanOutProgress {
+    /// Fan-out has not read the event.
+    Waiting,
+    /// Fan-out has read the event, and creates messages for some subscribers later.
+    Deferred,
+    Done,
+}
+
+impl EventStatus {
+    /// The status of an event with these outcomes.
+    pub fn of(fan_out: FanOutProgress, mut outcomes: impl Iterator<Item = Outcome>) -> EventStatus {
+        match fan_out {
+            FanOutProgress::Done if outcomes.all(Outcome::is_final) => EventStatus::Completed,
+            FanOutProgress::Done => EventStatus::Processing,
+            FanOutProgress::Waiting | FanOutProgress::Deferred => match outcomes.next() {
+                Some(_) => EventStatus::Processing,
+                None => EventStatus::Pending,
+            },
+        }
+    }
+}
+
 /// Why a message became a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, EnumString, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
@@ -129,6 +167,23 @@ mod tests {
         assert_eq!(verdict(Some(409), &[409]), Verdict::Retry);
         assert_eq!(verdict(Some(410), &[410]), Verdict::Retry);
         assert_eq!(verdict(Some(204), &[204]), Verdict::Delivered);
+    }
+
+    #[test]
+    fn an_event_without_subscribers_is_completed_only_when_it_is_fanned_out() {
+        use FanOutProgress::{Deferred, Done, Waiting};
+        use Outcome::{Dead, Delivered, Failed, Filtered, Pending};
+        for (fan_out, outcomes, expected) in [
+            (Waiting, &[][..], EventStatus::Pending),
+            (Deferred, &[], EventStatus::Pending),
+            (Deferred, &[Delivered], EventStatus::Processing),
+            (Done, &[], EventStatus::Completed),
+            (Done, &[Delivered, Dead, Filtered], EventStatus::Completed),
+            (Done, &[Delivered, Failed], EventStatus::Processing),
+            (Done, &[Pending], EventStatus::Processing),
+        ] {
+            assert_eq!(EventStatus::of(fan_out, outcomes.iter().copied()), expected, "{fan_out:?} {outcomes:?}");
+        }
     }
 
     #[test]

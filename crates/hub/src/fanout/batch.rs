@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use chrono::{DateTime, TimeDelta, Utc};
 use mailbox::log::LogRef;
 use uuid::Uuid;
 
@@ -10,6 +11,10 @@ use crate::hub_message::{DirectoryVersion, FannedBatch, HubEvent, HubMessage};
 use crate::operator_command::{CommandRequest, DeadLetterRequest, OperatorCommand, RetryRequest};
 use crate::store::deferred_event::NewDeferred;
 use crate::store::fanout::{DeadLetterToRetry, NewCommand, NewMessage, NewSkipped};
+
+/// Maintenance renews the retention hold of the hub every few minutes, and drops no day from yesterday on. So it needs to
+/// know of a reference to an older entry at once, in the transaction that moves fan-out beyond that entry.
+const OLD_REFERENCE_AGE: TimeDelta = TimeDelta::hours(12);
 
 #[derive(Default)]
 pub(super) struct Batch {
@@ -52,6 +57,15 @@ impl Batch {
         self.deferred.push(event);
     }
 
+    /// From when on the log has to be retained for this batch; None if the periodic renewal of the hold is early enough. The
+    /// content of a retried dead letter is in the dead letter.
+    pub(super) fn needs_retention_hold(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let sent =
+            self.messages.iter().filter(|message| message.dead_letter.is_none()).map(|message| message.log_ref.at);
+        let deferred = self.deferred.iter().map(|event| event.log_ref.at);
+        sent.chain(deferred).min().filter(|oldest| *oldest < now - OLD_REFERENCE_AGE)
+    }
+
     /// Adds what an operator requested. The retry of a dead letter that blocks its lane is a command for the dispatcher; any
     /// other retry is a new message. A dead letter whose subscriber was deleted is not in `dead_letters`.
     pub(super) fn add_command(&mut self, request: CommandRequest, dead_letters: &mut HashMap<Uuid, DeadLetterToRetry>) {
@@ -86,7 +100,9 @@ impl Batch {
         for ((n, message), event) in (after + 1..).zip(self.messages).zip(self.events) {
             is_complete &= event.is_some();
             let lane = message.lane.map(Arc::from);
-            messages.entry(message.subscriber).or_default().push(HubMessage { n, lane, seq: message.seq, event });
+            // A message that was retried is not handed over, so it has no earlier attempts.
+            let message_of = |seq| HubMessage { n, lane, seq, attempts_before: 0, event };
+            messages.entry(message.subscriber).or_default().push(message_of(message.seq));
         }
         // Commands, and the content of retried dead letters, are in the database only: a batch with any of them is not
         // handed over. The next batch then has a gap before it, and the dispatcher polls.
@@ -101,7 +117,6 @@ impl Batch {
 mod tests {
     use super::*;
     use crate::hub_message::fixtures::{directory_version, event};
-    use chrono::DateTime;
 
     fn log_ref() -> LogRef {
         LogRef { shard: 0, id: 1, at: DateTime::UNIX_EPOCH }
@@ -119,6 +134,29 @@ mod tests {
         let fanned = batch.into_fanned(10, directory_version(1));
         let numbers: Vec<i64> = fanned.messages[&subscriber].iter().map(|message| message.n).collect();
         assert_eq!((fanned.after, fanned.to, numbers), (10, 12, vec![11, 12]));
+    }
+
+    #[test]
+    fn only_references_to_old_entries_need_a_retention_hold_at_once() {
+        let (mut batch, now) = (Batch::default(), DateTime::UNIX_EPOCH + TimeDelta::days(9));
+        let at = |at| LogRef { shard: 0, id: 1, at };
+        let (young, old, older) = (now - TimeDelta::hours(1), now - TimeDelta::days(2), now - TimeDelta::days(3));
+        batch.add_message(Uuid::now_v7(), None, at(young), Arc::new(event(0)));
+        let retried = NewMessage {
+            subscriber: Uuid::now_v7(),
+            lane: None,
+            seq: None,
+            log_ref: at(older),
+            dead_letter: Some(Uuid::now_v7()),
+        };
+        batch.messages.push(retried);
+        batch.defer(NewDeferred { tenant: "acme".to_owned(), log_ref: at(young), matches: 1 });
+        assert_eq!(batch.needs_retention_hold(now), None);
+        batch.defer(NewDeferred { tenant: "acme".to_owned(), log_ref: at(old), matches: 1 });
+        assert_eq!(batch.needs_retention_hold(now), Some(old));
+        let mut batch = Batch::default();
+        batch.add_message(Uuid::now_v7(), None, at(older), Arc::new(event(0)));
+        assert_eq!(batch.needs_retention_hold(now), Some(older));
     }
 
     #[test]

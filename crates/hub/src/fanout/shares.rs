@@ -40,10 +40,28 @@ pub(super) struct Turn {
     /// The tenant has no more deferred events.
     pub(super) is_last: bool,
     pub(super) started_at: Instant,
+    /// The log ids of events that the log no longer has.
+    pub(super) lost: Vec<i64>,
+}
+
+impl Turn {
+    /// Reports the events that cannot be sent. Without their content, nobody knows to whom: there is no dead letter.
+    pub(super) fn report_lost(&self) {
+        for log_id in &self.lost {
+            let tenant = &self.tenant;
+            tracing::error!(tenant, log_id, "the log no longer has a deferred event, so it is not sent");
+            metrics::counter!("eventhub_deferred_events_lost_total").increment(1);
+        }
+    }
 }
 
 impl Backlog {
-    pub(super) fn new(tenants: Vec<String>) -> Backlog {
+    /// The tenants take turns in the order of their names. The first turn belongs to the tenant after `last_turn`: if it
+    /// always began with the first name, a turn that fails would keep all others waiting.
+    pub(super) fn new(mut tenants: Vec<String>, last_turn: Option<&str>) -> Backlog {
+        tenants.sort_unstable();
+        let first = tenants.partition_point(|tenant| last_turn.is_some_and(|last| tenant.as_str() <= last));
+        tenants.rotate_left(first);
         let mut backlog = Backlog::default();
         tenants.iter().for_each(|tenant| backlog.add(tenant));
         backlog
@@ -88,6 +106,8 @@ impl Backlog {
 #[derive(Debug)]
 pub(super) struct Pace {
     share: usize,
+    /// A turn has begun and is not committed. Still set when the next one begins if it failed.
+    is_in_turn: bool,
     next_turn_at: Option<Instant>,
     /// When there was an event of a tenant without a backlog.
     others_at: Option<Instant>,
@@ -95,13 +115,21 @@ pub(super) struct Pace {
 
 impl Default for Pace {
     fn default() -> Pace {
-        Pace { share: SHARE_MAX, next_turn_at: None, others_at: None }
+        Pace { share: SHARE_MAX, is_in_turn: false, next_turn_at: None, others_at: None }
     }
 }
 
 impl Pace {
     /// The share of one tenant in the next transaction.
     pub(super) fn share(&self) -> usize {
+        self.share
+    }
+
+    /// A turn begins. Returns its share: half of the last one's if that failed, perhaps because it takes too long.
+    pub(super) fn begin_turn(&mut self) -> usize {
+        if std::mem::replace(&mut self.is_in_turn, true) {
+            self.share = (self.share / 2).max(1);
+        }
         self.share
     }
 
@@ -116,12 +144,13 @@ impl Pace {
 
     /// A turn ends now.
     pub(super) fn finish_turn(&mut self, started_at: Instant, now: Instant) {
+        self.is_in_turn = false;
         let took = now.saturating_duration_since(started_at);
         let is_shared = self.others_at.is_some_and(|at| now.saturating_duration_since(at) < OTHERS_ACTIVE_TIME);
         self.next_turn_at = is_shared.then(|| now + took * PAUSE_FACTOR);
         self.share = match is_shared {
-            false => SHARE_MAX,
-            true if took > TURN_TIME_MAX => (self.share / 2).max(SHARE_MIN),
+            false => (self.share * 2).min(SHARE_MAX),
+            true if took > TURN_TIME_MAX => (self.share / 2).max(SHARE_MIN.min(self.share)),
             true if took < TURN_TIME_MAX / 2 => (self.share * 2).min(SHARE_MAX),
             true => self.share,
         };
@@ -156,12 +185,12 @@ mod tests {
     use super::*;
 
     fn turn(tenant: &str, done: i64, is_last: bool) -> Turn {
-        Turn { tenant: tenant.to_owned(), done, is_last, started_at: Instant::now() }
+        Turn { tenant: tenant.to_owned(), done, is_last, started_at: Instant::now(), lost: Vec::new() }
     }
 
     #[test]
     fn each_tenant_has_its_turn_until_its_backlog_is_empty() {
-        let mut backlog = Backlog::new(vec!["a".to_owned(), "b".to_owned()]);
+        let mut backlog = Backlog::new(vec!["a".to_owned(), "b".to_owned()], None);
         assert_eq!(backlog.next(), Some(("a", 0)));
         backlog.finish(turn("a", 7, false));
         assert_eq!(backlog.next(), Some(("b", 0)));
@@ -171,6 +200,25 @@ mod tests {
         assert!(backlog.contains("a") && !backlog.contains("b"));
         backlog.finish(turn("a", 11, true));
         assert!(backlog.is_empty());
+    }
+
+    #[test]
+    fn after_a_reload_the_turns_go_on_with_the_next_tenant() {
+        let first = |last_turn: Option<&str>| {
+            let tenants = ["c", "a", "d"].map(str::to_owned).to_vec();
+            Backlog::new(tenants, last_turn).next().unwrap().0.to_owned()
+        };
+        let after = [None, Some("a"), Some("b"), Some("c"), Some("d"), Some("e")].map(first);
+        assert_eq!(after, ["a", "c", "c", "d", "a", "a"]);
+    }
+
+    #[test]
+    fn a_turn_that_fails_is_repeated_with_half_of_its_share() {
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        let shares: Vec<usize> = (0..12).map(|_| pace.begin_turn()).collect();
+        assert_eq!(shares, [500, 250, 125, 62, 31, 15, 7, 3, 1, 1, 1, 1]);
+        pace.finish_turn(now, now);
+        assert_eq!((pace.begin_turn(), pace.begin_turn()), (2, 1));
     }
 
     #[test]
@@ -209,7 +257,7 @@ mod tests {
         assert_eq!(pace.share(), SHARE_MIN);
         pace.finish_turn(start, start);
         assert_eq!(pace.share(), SHARE_MIN * 2);
-        pace.finish_turn(slow + OTHERS_ACTIVE_TIME, slow + OTHERS_ACTIVE_TIME);
+        (0..3).for_each(|_| pace.finish_turn(slow + OTHERS_ACTIVE_TIME, slow + OTHERS_ACTIVE_TIME));
         assert_eq!(pace.share(), SHARE_MAX);
     }
 }

@@ -31,15 +31,16 @@ impl FanOut {
 
     /// Processes the next deferred events of the tenant whose turn it is. None if there are none.
     pub(super) async fn run_turn(&mut self, tx: &mut PgConnection) -> Result<Option<(Batch, Turn)>, ConsumerError> {
-        let (started_at, share) = (Instant::now(), self.pace.share());
         let Some((tenant, done)) = self.backlog.as_ref().and_then(Backlog::next) else { return Ok(None) };
         let (tenant, mut done) = (tenant.to_owned(), done);
+        let (started_at, share) = (Instant::now(), self.pace.begin_turn());
+        self.last_turn = Some(tenant.clone());
         let found = deferred_event::next(tx, &tenant, done, TURN_EVENTS_MAX).await?;
         let chosen = within_share(&found, share);
         let log_refs: Vec<LogRef> = chosen.iter().map(|event| event.log_ref).collect();
         let messages: HashMap<LogRef, Message> =
             load_messages(tx, &log_refs).await?.into_iter().map(|message| (message.log_ref(), message)).collect();
-        let (mut batch, mut partial) = (Batch::default(), None);
+        let (mut batch, mut partial, mut lost) = (Batch::default(), None, Vec::new());
         for event in chosen {
             match messages.get(&event.log_ref) {
                 // More subscribers may match than when the event was deferred.
@@ -48,10 +49,7 @@ impl FanOut {
                     let last = self.match_part(message, event, share - batch.size, &mut batch);
                     partial = last.map(|last| (event.id, last));
                 }
-                None => {
-                    let log_id = event.log_ref.id;
-                    tracing::error!(tenant, log_id, "the log no longer has a deferred event, so it is not sent");
-                }
+                None => lost.push(event.log_ref.id),
             }
             if partial.is_some() {
                 break;
@@ -60,7 +58,7 @@ impl FanOut {
         }
         deferred_event::advance(tx, &tenant, done, partial).await?;
         let is_last = found.len() < TURN_EVENTS_MAX && found.last().is_none_or(|last| last.id == done);
-        Ok(Some((batch, Turn { tenant, done, is_last, started_at })))
+        Ok(Some((batch, Turn { tenant, done, is_last, started_at, lost })))
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use contracts::SERVICE_SOURCES;
 use http::StatusCode;
 use kit::auth::{Principal, Tenant};
 use kit::idempotency::{RequestIdentity, StoredResponse};
@@ -12,18 +11,22 @@ use kit::problem::Problem;
 use mailbox::idempotency::StoreResponse;
 use mailbox::log::{LogRef, Message as Logged, post};
 use mailbox::operations::browse::{self, LogPage, Selection};
+use mailbox::operations::status::message_statuses;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{command_post, run_once};
-use crate::Hub;
-use crate::domain::Outcome;
+use crate::domain::{EventStatus, FanOutProgress, Outcome};
 use crate::error::Error;
-use crate::hub_message::EVENT_SOURCE;
+use crate::event_selection::is_event_source;
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest};
 use crate::store::message::{Attempt, Message};
-use crate::store::{message as store, subscriber};
+use crate::store::{deferred_event, message as store, subscriber};
 use crate::view::{EventView, EventWithOutcomes, MessageId, MessageView, OutcomeView};
+use crate::{FAN_OUT, Hub};
+
+/// The status of a log message that a consumer has processed.
+const PASSED: &str = "sent";
 
 /// Selects events. None matches any.
 #[derive(Debug, Clone, Default)]
@@ -51,10 +54,11 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let mut db = hub.db.acquire().await?;
     let event = find_candidate(&mut db, tenant, id).await?.ok_or(Error::NoEvent)?;
     let log_ref = event.log_ref();
+    // Read before the messages: if fan-out has passed the event by now, its messages are found.
+    let fan_out = fan_out_progress(&mut db, &event).await?;
     let messages = store::of_event(&mut db, tenant, log_ref, None).await?;
     let skipped = store::skipped(&mut db, tenant, log_ref).await?;
-    // A message of a service that was exported when it was fanned out remains an event, whatever `hub.export` lists
-    // now.
+    // A message that was an event when it was fanned out remains one, whatever `hub.export` and `hub.sql_events` list now.
     if messages.is_empty() && skipped.is_empty() && !events_of_tenant(hub, tenant).matches(&event) {
         return Err(Error::NoEvent);
     }
@@ -63,7 +67,20 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let mut outcomes: Vec<_> = messages.into_iter().map(|message| OutcomeView::of_message(id, message)).collect();
     outcomes.extend(skipped.into_iter().filter(|skip| !reached.contains(&skip.subscriber)).map(OutcomeView::from));
     outcomes.sort_by_key(|outcome| outcome.subscriber_id);
-    Ok(EventWithOutcomes { event: EventView::with_payload(event), outcomes })
+    let status = EventStatus::of(fan_out, outcomes.iter().map(OutcomeView::outcome));
+    Ok(EventWithOutcomes { event: EventView::with_payload(event), status, outcomes })
+}
+
+/// Whether fan-out has processed the event.
+async fn fan_out_progress(db: &mut PgConnection, event: &Logged) -> Result<FanOutProgress, Error> {
+    let statuses = message_statuses(&mut *db, event).await?;
+    // Parked, dead and discarded events were not fanned out either; an operator decides about them.
+    let is_passed = statuses.iter().any(|status| status.consumer == FAN_OUT && status.status == PASSED);
+    Ok(match is_passed {
+        false => FanOutProgress::Waiting,
+        true if deferred_event::exists(db, event.id).await? => FanOutProgress::Deferred,
+        true => FanOutProgress::Done,
+    })
 }
 
 /// Returns a subscriber's messages, newest first, and where the next page starts.
@@ -80,8 +97,8 @@ pub(crate) async fn messages(
     let page = store::list(&mut db, subscriber, outcome, (before, limit)).await?;
     let log_refs: Vec<LogRef> = page.messages.iter().map(|message| message.log_ref).collect();
     let names = browse::load_names(&mut db, &log_refs).await?;
-    let names: HashMap<i64, (Uuid, String)> =
-        names.into_iter().map(|name| (name.log_ref.id, (name.message_id, name.topic))).collect();
+    let names: HashMap<i64, (Uuid, String, Option<String>)> =
+        names.into_iter().map(|name| (name.log_ref.id, (name.message_id, name.topic, name.key))).collect();
     let view = |message: Message| {
         // Cloned: a retried event appears in several messages.
         let name = names.get(&message.log_ref.id).cloned();
@@ -94,7 +111,7 @@ pub(crate) async fn messages(
 pub(crate) async fn message(hub: &Hub, tenant: &Tenant, id: MessageId) -> Result<MessageView, Error> {
     let mut db = hub.db.acquire().await?;
     let (event, message) = find_message(&mut db, tenant, id).await?;
-    Ok(MessageView::new(message, Some((event.message_id, event.topic))))
+    Ok(MessageView::new(message, Some((event.message_id, event.topic, event.key))))
 }
 
 /// Returns the attempts of a message, oldest first.
@@ -135,22 +152,18 @@ async fn find_message(db: &mut PgConnection, tenant: &Tenant, id: MessageId) -> 
     Ok((event, message.ok_or(Error::NoMessage)?))
 }
 
-/// Returns a log message that may be an event of this tenant, by its source. A message of a service is an event only if
-/// `hub.export` lists its topic, or if it was fanned out; the caller checks that.
+/// Returns a log message that may be an event of this tenant, by its source. A message that was not posted to the hub is an
+/// event only if `hub.export` or `hub.sql_events` lists its topic, or if it was fanned out; the caller checks that.
 async fn find_candidate(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> Result<Option<Logged>, Error> {
-    let is_candidate = |message: &Logged| {
-        message.tenant == tenant.as_str()
-            && (message.source == EVENT_SOURCE.as_str() || SERVICE_SOURCES.contains(&message.source.as_str()))
-    };
+    let is_candidate = |message: &Logged| message.tenant == tenant.as_str() && is_event_source(&message.source);
     Ok(browse::find(db, id).await?.filter(is_candidate))
 }
 
-/// Selects the events of a tenant from the log: those posted to the hub and, in tenant `main`, the exported topics of
-/// services.
+/// Selects the events of a tenant from the log.
 fn events_of_tenant(hub: &Hub, tenant: &Tenant) -> Selection {
-    let of_tenant = Selection { tenant: Some(tenant.as_str().to_owned()), ..Selection::default() };
-    match tenant.as_str() == Tenant::MAIN && !hub.export.is_empty() {
-        true => Selection { filter: Some(hub.export.filter(&[EVENT_SOURCE])), ..of_tenant },
-        false => Selection { source: Some(EVENT_SOURCE.as_str().to_owned()), ..of_tenant },
+    Selection {
+        tenant: Some(tenant.as_str().to_owned()),
+        filter: Some(hub.events.of_tenant(tenant).clone()),
+        ..Selection::default()
     }
 }

@@ -27,7 +27,7 @@ use crate::hub_message::{EVENT_SOURCE, HubEvent, HubMessage};
 use crate::signature::{SecretKind, SigningSecret};
 use crate::store::subscriber as store;
 use crate::store::subscriber::{StoredSubscriber, SubscriberFilter};
-use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult};
+use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult, not_yet_effective};
 
 /// Active secrets per subscriber, and so signatures per delivery.
 const SECRETS_MAX: usize = 5;
@@ -57,10 +57,19 @@ pub(crate) async fn create(
             let (stored, secret) = insert(tx, &hub, &tenant, fields, now).await?;
             let location = HeaderValue::try_from(format!("/hub/v1/subscribers/{}", stored.subscriber.id))
                 .map_err(|error| Problem::internal(&error))?;
-            Ok(SubscriberWithSecret::response(StatusCode::CREATED, &stored, &secret).with_header(LOCATION, location))
+            let response = SubscriberWithSecret::response(StatusCode::CREATED, &stored, &secret);
+            Ok(response.with_header(LOCATION, location).shown_once(next_step(stored.subscriber.id)))
         })
     })
     .await
+}
+
+/// How a caller continues who has lost a response with a secret.
+fn next_step(subscriber: Uuid) -> String {
+    format!(
+        "subscriber {subscriber} exists; for a new secret, send POST /hub/v1/subscribers/{subscriber}/rotate-secret with a \
+         new Idempotency-Key"
+    )
 }
 
 async fn insert(
@@ -162,7 +171,7 @@ pub(crate) async fn resume(hub: &Arc<Hub>, request: ChangeRequest) -> Result<Sto
 /// Deletes a subscriber. Messages that wait for it are not sent.
 pub(crate) async fn delete(hub: &Arc<Hub>, request: ChangeRequest) -> Result<StoredResponse, Problem> {
     let ChangeRequest { tenant, id, if_match, identity } = request;
-    run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, _| {
+    let deleted = run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, _| {
         Box::pin(async move {
             let version = store::lock_version(tx, &tenant, id).await.map_err(Error::from)?;
             let (version, updated_at) = version.ok_or(Error::NoSubscriber)?;
@@ -172,7 +181,8 @@ pub(crate) async fn delete(hub: &Arc<Hub>, request: ChangeRequest) -> Result<Sto
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
         })
     })
-    .await
+    .await;
+    Ok(when_effective(hub, deleted?).await)
 }
 
 /// Generates a new secret. The response contains it. Earlier secrets expire after `overlap`, or earlier if they already
@@ -184,15 +194,16 @@ pub(crate) async fn rotate_secret(
 ) -> Result<StoredResponse, Problem> {
     let now = hub.clock.now();
     let ChangeRequest { tenant, id, if_match, identity } = request;
-    run_once(hub, identity.as_ref(), StoreResponse::WithoutBody, |tx, hub| {
+    let rotated = run_once(hub, identity.as_ref(), StoreResponse::WithoutBody, |tx, hub| {
         Box::pin(async move {
             let stored = lock(tx, &hub, &tenant, id, &if_match).await?;
             let (stored, secret) = add_secret(tx, &hub, stored, (overlap, now)).await?;
             tracing::info!(subscriber = %id, "rotated a subscriber's secret");
-            Ok(SubscriberWithSecret::response(StatusCode::OK, &stored, &secret))
+            Ok(SubscriberWithSecret::response(StatusCode::OK, &stored, &secret).shown_once(next_step(id)))
         })
     })
-    .await
+    .await;
+    Ok(when_effective(hub, rotated?).await)
 }
 
 async fn add_secret(
@@ -223,9 +234,9 @@ pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestRes
     let (event_id, now) = (Uuid::now_v7(), hub.clock.now());
     let payload = json!({"message": "This is a test from Pillarbox.", "subscriber_id": id, "sent_at": now});
     let (source, topic, payload) = (EVENT_SOURCE.as_str().to_owned(), TEST_TYPE.to_owned(), payload.to_string().into());
-    let event = HubEvent { id: event_id, source, topic, at: now, payload, traceparent: None };
-    let message = HubMessage { n: 0, lane: None, seq: None, event: Some(Arc::new(event)) };
-    let result = attempt(hub.clients.of(tenant.as_str()), &recipient, &message, &hub.clock, || true).await;
+    let event = HubEvent { id: event_id, source: source.into(), topic, key: None, at: now, payload, traceparent: None };
+    let message = HubMessage { n: 0, lane: None, seq: None, attempts_before: 0, event: Some(Arc::new(event)) };
+    let result = attempt(hub.clients.of(tenant.as_str()), &recipient, &message, &hub.clock, None).await;
     let result = result.unwrap_or_else(|| AttemptResult::not_sent(Reason::Manual, "it was not sent"));
     Ok(TestResult {
         event_id: EventId(event_id),
@@ -238,14 +249,14 @@ pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestRes
     })
 }
 
-/// Locks the subscriber, applies `change` to it, and saves it if `change` returns true.
+/// Locks the subscriber, applies `change` to it, and saves it if `change` returns true. Waits until the change is effective.
 async fn change<C>(hub: &Arc<Hub>, request: ChangeRequest, change: C) -> Result<StoredResponse, Problem>
 where
     C: FnOnce(&mut Subscriber, &Hub, DateTime<Utc>) -> Result<bool, Error> + Send + 'static,
 {
     let now = hub.clock.now();
     let ChangeRequest { tenant, id, if_match, identity } = request;
-    run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+    let changed = run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
         Box::pin(async move {
             let mut stored = lock(tx, &hub, &tenant, id, &if_match).await?;
             if change(&mut stored.subscriber, &hub, now)? {
@@ -254,7 +265,17 @@ where
             Ok(SubscriberWithSecrets::response(&stored))
         })
     })
-    .await
+    .await;
+    Ok(when_effective(hub, changed?).await)
+}
+
+/// Waits until no dispatcher uses an older version of any subscriber, also if this request has changed nothing or is a
+/// repeat: the request that made the change may not have waited for its end. After `hub.change_wait_ms` the response says
+/// that the change is not effective yet.
+async fn when_effective(hub: &Hub, response: StoredResponse) -> StoredResponse {
+    let is_effective =
+        !response.status().is_success() || hub.directory.wait_until_applied(&hub.db, hub.change_time_max).await;
+    if is_effective { response } else { not_yet_effective(response) }
 }
 
 async fn find(db: &mut PgConnection, hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<StoredSubscriber, Error> {

@@ -9,7 +9,9 @@ use kit::idempotency::{Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
 use serde::Deserialize;
-use utoipa::{IntoParams, ToSchema};
+use serde_json::json;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
@@ -65,6 +67,25 @@ struct RetrySelection {
     /// All dead letters. Cannot be combined with a filter.
     #[serde(default)]
     all: bool,
+}
+
+/// Describes a [`RetrySelection`] that is not empty.
+struct RetryChoice;
+
+impl PartialSchema for RetryChoice {
+    fn schema() -> RefOr<Schema> {
+        kit::openapi::filters_or_all(RetrySelection::schema(), json!({"event_type": "order"}))
+    }
+}
+
+impl ToSchema for RetryChoice {
+    fn name() -> std::borrow::Cow<'static, str> {
+        RetrySelection::name()
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        RetrySelection::schemas(schemas);
+    }
 }
 
 impl RetrySelection {
@@ -139,7 +160,7 @@ async fn retry(
 /// Retries up to 100,000 dead letters, in transactions of 1,000. Repeat the request while the response says `more`. It
 /// needs no `Idempotency-Key`: dead letters that were already retried are skipped, so a repeated request continues with
 /// the rest.
-#[utoipa::path(post, path = "/hub/v1/dead-letters/retry", tag = "hub", request_body = RetrySelection, security(("bearer" = [])),
+#[utoipa::path(post, path = "/hub/v1/dead-letters/retry", tag = "hub", request_body = RetryChoice, security(("bearer" = [])),
     responses((status = 200, body = Retried)))]
 async fn retry_many(
     State(hub): State<Arc<Hub>>,

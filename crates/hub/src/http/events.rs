@@ -26,8 +26,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EventFilters {
-    /// This type and all types below it.
-    #[param(example = "order")]
+    /// This type and all types below it, such as `order`.
     event_type: Option<String>,
     /// Received at this time or later.
     #[serde(default, deserialize_with = "kit::instant::optional")]
@@ -57,7 +56,7 @@ async fn list(
 
 /// Show an event and its outcome for each subscriber
 #[utoipa::path(get, path = "/hub/v1/events/{id}", tag = "hub", security(("bearer" = [])),
-    params(("id" = String, Path, description = "`evt_` and a UUID, or the UUID alone")),
+    params(("id" = String, Path, pattern = r"^(evt_)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$", description = "`evt_` and a UUID, or the UUID alone")),
     responses((status = 200, body = EventWithOutcomes),
         (status = 404, description = "There is no such event, or its retention has expired")))]
 async fn show(

@@ -28,25 +28,25 @@ pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
 /// An event to post.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = NewHubEvent)]
+#[schema(as = NewHubEvent, example = json!({"event_type": "order.paid", "payload": {"id": 17}, "ordering_key": "order-17"}))]
 struct NewEvent {
     /// The type: letters, digits and `_` in parts joined by dots. In the tenant `main`, the types that services publish
     /// (`hub.export`) are reserved.
-    #[schema(max_length = 200, example = "order.paid")]
+    #[schema(pattern = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length = 200, example = "order.paid")]
     event_type: String,
     /// Any JSON of at most 256 KB. It is delivered byte for byte.
     #[schema(value_type = Value)]
     payload: Box<RawValue>,
     /// Events with the same key reach each subscriber in the order in which they were posted. An event without a key
     /// waits for no other.
-    #[schema(max_length = 255, example = "order-17")]
+    #[schema(min_length = 1, max_length = 255, example = "order-17")]
     ordering_key: Option<String>,
 }
 
 /// Events to post together.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = NewHubEvents)]
+#[schema(as = NewHubEvents, example = json!({"events": [{"event_type": "order.paid", "payload": {"id": 17}}]}))]
 struct NewEvents {
     /// All of them are accepted, or none.
     #[schema(min_items = 1, max_items = 1000)]

@@ -88,7 +88,7 @@ async fn list(
 ///
 /// A message is one event for one subscriber.
 #[utoipa::path(get, path = "/hub/v1/messages/{id}", tag = "hub", security(("bearer" = [])),
-    params(("id" = String, Path, description = "The UUIDs of the event and the subscriber, joined by a dot")),
+    params(("id" = String, Path, pattern = r"^(evt_)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\.[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$", description = "The UUIDs of the event and the subscriber, joined by a dot")),
     responses((status = 200, body = MessageView),
         (status = 404, description = "There is no such message, or its retention has expired")))]
 async fn show(
@@ -101,7 +101,7 @@ async fn show(
 
 /// List the attempts to deliver a message, oldest first
 #[utoipa::path(get, path = "/hub/v1/messages/{id}/attempts", tag = "hub", security(("bearer" = [])),
-    params(("id" = String, Path, description = "The UUIDs of the event and the subscriber, joined by a dot")),
+    params(("id" = String, Path, pattern = r"^(evt_)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\.[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$", description = "The UUIDs of the event and the subscriber, joined by a dot")),
     responses((status = 200, body = Attempts),
         (status = 404, description = "There is no such message, or its retention has expired")))]
 async fn attempts(
@@ -118,7 +118,7 @@ async fn attempts(
 /// The message becomes a dead letter, and later messages of its lane continue. This happens within seconds unless the
 /// message is delivered first. While the subscriber is paused, it happens when the pause ends.
 #[utoipa::path(post, path = "/hub/v1/messages/{id}/dead-letter", tag = "hub", security(("bearer" = [])),
-    params(("id" = String, Path, description = "The UUIDs of the event and the subscriber, joined by a dot"),
+    params(("id" = String, Path, pattern = r"^(evt_)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\.[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$", description = "The UUIDs of the event and the subscriber, joined by a dot"),
         ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
     responses((status = 202, description = "Giving the message up is requested"),
         (status = 404, description = "There is no such message, or its retention has expired"),

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use chrono::TimeDelta;
 use kit::etag::{self, IfMatch, IfNoneMatch};
 use kit::extract::{Json, Path};
+use kit::field::Whole;
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
@@ -21,11 +22,11 @@ use uuid::Uuid;
 use super::{Manager, page_scope};
 use crate::Hub;
 use crate::error::Error;
-use crate::fields::{NewSubscriberFields, SubscriberFields};
+use crate::fields::{ChangedSubscriberFields, NewSubscriberFields, SubscriberFields};
 use crate::flow::subscriber as flow;
 use crate::flow::subscriber::ChangeRequest;
 use crate::store::subscriber::SubscriberFilter;
-use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult};
+use crate::view::{ChangeView, SubscriberWithSecret, SubscriberWithSecrets, TestResult};
 
 /// How long earlier secrets still sign after a rotation.
 const OVERLAP_HOURS_DEFAULT: i64 = 24;
@@ -54,10 +55,11 @@ struct SubscriberFilters {
 /// Options of a rotation.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"overlap_hours": 24}))]
 struct RotateSecret {
     /// For how many hours earlier secrets still sign, in addition to the new one. 0 ends them at once.
-    #[schema(minimum = 0, maximum = 168, default = 24)]
-    overlap_hours: Option<i64>,
+    #[schema(value_type = Option<i64>, minimum = 0, maximum = 168, default = 24)]
+    overlap_hours: Option<Whole>,
 }
 
 /// List subscribers, newest first
@@ -125,13 +127,18 @@ async fn show(
 ///
 /// A change of the `url` to another scheme, host or port requires `headers` in the same request if the subscriber has
 /// any: their stored values are not sent to another receiver.
-#[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = SubscriberFields,
+///
+/// The change holds when the response arrives: messages of events that are posted afterwards are sent with the new
+/// settings, and only requests that were already on their way used the old ones. The response waits for that.
+#[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = ChangedSubscriberFields,
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
         ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
         description = "The version of the subscriber"))),
+        (status = 202, body = SubscriberWithSecrets,
+        description = "The change is stored, but a dispatcher has not confirmed it in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn update(
@@ -146,13 +153,16 @@ async fn update(
 
 /// Delete a subscriber
 ///
-/// Messages that wait for the subscriber are not sent.
+/// Messages that wait for the subscriber are not sent. Nothing is sent once the response has arrived, except requests that
+/// were already on their way.
 #[utoipa::path(delete, path = "/hub/v1/subscribers/{id}", tag = "hub",
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
         ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
     security(("bearer" = [])),
     responses((status = 204, description = "The subscriber is deleted"),
+        (status = 202, body = ChangeView,
+        description = "The subscriber is deleted, but a dispatcher has not confirmed that in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn delete(
@@ -178,6 +188,8 @@ async fn delete(
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecret, headers(("etag" = String,
         description = "The version of the subscriber"))),
+        (status = 202, body = SubscriberWithSecret,
+        description = "The change is stored, but a dispatcher has not confirmed it in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 409, description = "The subscriber has too many active secrets"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
@@ -188,7 +200,7 @@ async fn rotate_secret(
     if_match: IfMatch,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<RotateSecret>>,
 ) -> Result<StoredResponse, Problem> {
-    let hours = body.overlap_hours.unwrap_or(OVERLAP_HOURS_DEFAULT);
+    let hours = body.overlap_hours.map_or(OVERLAP_HOURS_DEFAULT, |Whole(hours)| hours);
     if !(0..=OVERLAP_HOURS_MAX).contains(&hours) {
         return Err(Error::field("/overlap_hours", format!("must be a number from 0 to {OVERLAP_HOURS_MAX}")).into());
     }
@@ -198,7 +210,8 @@ async fn rotate_secret(
 
 /// Pause a subscriber
 ///
-/// Events still become messages for the subscriber, and the messages wait until it is resumed.
+/// Events still become messages for the subscriber, and the messages wait until it is resumed. Nothing is sent once the
+/// response has arrived, except requests that were already on their way.
 #[utoipa::path(post, path = "/hub/v1/subscribers/{id}/pause", tag = "hub",
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
@@ -206,6 +219,8 @@ async fn rotate_secret(
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
         description = "The version of the subscriber"))),
+        (status = 202, body = SubscriberWithSecrets,
+        description = "The change is stored, but a dispatcher has not confirmed it in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn pause(
@@ -229,6 +244,8 @@ async fn pause(
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
         description = "The version of the subscriber"))),
+        (status = 202, body = SubscriberWithSecrets,
+        description = "The change is stored, but a dispatcher has not confirmed it in time: `effective` is false"),
         (status = 404, description = "There is no such subscriber"),
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn resume(

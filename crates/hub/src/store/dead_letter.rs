@@ -9,6 +9,7 @@ use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use crate::domain::Reason;
+use crate::hub_message::EventSnapshot;
 
 /// A message that was given up.
 #[derive(Debug, Clone)]
@@ -18,6 +19,8 @@ pub(crate) struct DeadLetter {
     pub(crate) lane: Option<String>,
     /// The event's id and type. None: the log no longer had the event when the message was given up.
     pub(crate) event: Option<(Uuid, String)>,
+    pub(crate) ordering_key: Option<String>,
+    pub(crate) received_at: DateTime<Utc>,
     pub(crate) reason: Reason,
     pub(crate) detail: String,
     pub(crate) attempts: i16,
@@ -29,7 +32,7 @@ pub(crate) struct DeadLetter {
 /// The event and the subscriber as they were when the message was given up.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
-    pub(crate) event: Option<Box<RawValue>>,
+    pub(crate) event: Option<EventSnapshot>,
     pub(crate) subscriber: Box<RawValue>,
 }
 
@@ -45,8 +48,8 @@ pub(crate) struct DeadLetterFilter {
     pub(crate) retried: Option<bool>,
 }
 
-const COLUMNS: &str = "id, subscriber, lane, event_id, event_type, reason, detail, attempts, moved_to_dlq_at,
-    manual_retry_by, manual_retry_at";
+const COLUMNS: &str = "id, subscriber, lane, event_id, event_type, ordering_key, log_at, reason, detail, attempts,
+    moved_to_dlq_at, manual_retry_by, manual_retry_at";
 const CONDITIONS: &str = "dead_letter.tenant = $1 and ($2::uuid is null or dead_letter.subscriber = $2)
     and ($3::text is null or event_type = $3 or starts_with(event_type, $3 || '.'))
     and ($4::text is null or reason = $4)
@@ -94,10 +97,9 @@ pub(crate) async fn find(
     );
     let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await?;
     let Some(row) = row else { return Ok(None) };
-    let raw = |column| row.try_get::<Option<Json<Box<RawValue>>>, _>(column).map(|raw| raw.map(|Json(text)| text));
-    let snapshots =
-        Snapshots { event: raw("event_snapshot")?, subscriber: raw("subscriber_snapshot")?.unwrap_or_default() };
-    Ok(Some((dead_letter(&row)?, snapshots)))
+    let event: Option<Json<EventSnapshot>> = row.try_get("event_snapshot")?;
+    let Json(subscriber) = row.try_get("subscriber_snapshot")?;
+    Ok(Some((dead_letter(&row)?, Snapshots { event: event.map(|Json(event)| event), subscriber })))
 }
 
 /// Returns a dead letter and locks its row until the end of the transaction.
@@ -151,6 +153,8 @@ fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
         subscriber: row.try_get("subscriber")?,
         lane: row.try_get("lane")?,
         event: event_id.zip(row.try_get("event_type")?),
+        ordering_key: row.try_get("ordering_key")?,
+        received_at: row.try_get("log_at")?,
         reason: Reason::named(reason).ok_or_else(|| sqlx::Error::Decode(format!("unknown reason: {reason}").into()))?,
         detail: row.try_get("detail")?,
         attempts: row.try_get("attempts")?,

@@ -1,5 +1,6 @@
 //! Hub events whose fan-out is deferred, because their tenant had more than its share.
 
+use chrono::{DateTime, Utc};
 use mailbox::log::LogRef;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
@@ -102,7 +103,19 @@ pub(crate) async fn advance(
     Ok(())
 }
 
-/// Deletes all deferred events.
-pub(crate) async fn delete_all(tx: &mut PgConnection) -> sqlx::Result<()> {
-    sqlx::query("delete from pillarbox_hub.deferred_event").execute(tx).await.map(drop)
+/// Whether the event is deferred, at least for some subscribers.
+pub(crate) async fn exists(db: &mut PgConnection, log_id: i64) -> sqlx::Result<bool> {
+    let query = "select exists (select from pillarbox_hub.deferred_event where log_id = $1)";
+    sqlx::query_scalar(query).bind(log_id).fetch_one(db).await
+}
+
+/// Deletes the deferred events that were posted before a time; None: all. Returns how many.
+pub(crate) async fn delete_before(tx: &mut PgConnection, before: Option<DateTime<Utc>>) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox_hub.deferred_event where $1::timestamptz is null or log_at < $1";
+    Ok(sqlx::query(query).bind(before).execute(tx).await?.rows_affected())
+}
+
+/// The number of deferred events.
+pub(crate) async fn count(db: &mut PgConnection) -> sqlx::Result<i64> {
+    sqlx::query_scalar("select count(*) from pillarbox_hub.deferred_event").fetch_one(db).await
 }

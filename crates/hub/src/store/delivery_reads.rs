@@ -151,15 +151,16 @@ pub(crate) async fn read(db: &mut PgConnection, request: &ReadRequest) -> sqlx::
     }
     let lane_rows = read_lanes(db, &request.lanes).await?;
     let events = events(db, queue_rows.iter().chain(&lane_rows)).await?;
+    let retried = retried_attempts(db, queue_rows.iter().chain(&lane_rows), &request.lanes).await?;
     if let Some(row) = queue_rows.first().or(lane_rows.first()) {
         result.incarnation = row.try_get::<Option<Uuid>, _>("incarnation")?.map(Incarnation::from);
     }
     for row in &queue_rows {
-        let (subscriber, message) = hub_message(row, &events)?;
+        let (subscriber, message) = hub_message(row, &events, &retried)?;
         result.queues.entry(subscriber).or_default().push(message);
     }
     for row in &lane_rows {
-        let (subscriber, message) = hub_message(row, &events)?;
+        let (subscriber, message) = hub_message(row, &events, &retried)?;
         result.lanes.entry((subscriber, message.lane_key())).or_default().push(message);
     }
     let all = result.queues.values_mut().chain(result.lanes.values_mut());
@@ -239,14 +240,62 @@ fn log_ref(row: &PgRow) -> sqlx::Result<LogRef> {
     Ok(LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? })
 }
 
-fn hub_message(row: &PgRow, events: &BTreeMap<LogRef, Arc<HubEvent>>) -> sqlx::Result<(Uuid, HubMessage)> {
+/// The attempts before the retries of these messages. Messages that were not retried, which are almost all, have none: then
+/// nothing is queried.
+async fn retried_attempts(
+    db: &mut PgConnection,
+    rows: impl Iterator<Item = &PgRow>,
+    lanes: &[(Uuid, LaneReadRequest)],
+) -> sqlx::Result<RetriedAttempts> {
+    let mut retried = RetriedAttempts::default();
+    let mut dead_letters = Vec::new();
+    for row in rows {
+        dead_letters.extend(row.try_get::<Option<Uuid>, _>("dead_letter")?);
+    }
+    let heads = lanes.iter().filter_map(|(subscriber, request)| Some((*subscriber, request.retried_head?)));
+    let (subscribers, heads): (Vec<Uuid>, Vec<i64>) = heads.unzip();
+    if dead_letters.is_empty() && heads.is_empty() {
+        return Ok(retried);
+    }
+    let query = "select id, subscriber, n, attempts from pillarbox_hub.dead_letter
+                 where id = any ($1) or (subscriber, n) in (select * from unnest($2::uuid[], $3::bigint[]))";
+    for row in sqlx::query(query).bind(dead_letters).bind(subscribers).bind(heads).fetch_all(db).await? {
+        let attempts = row.try_get::<i16, _>("attempts")?.unsigned_abs();
+        retried.by_id.insert(row.try_get("id")?, attempts);
+        retried.by_message.insert((row.try_get("subscriber")?, row.try_get("n")?), attempts);
+    }
+    Ok(retried)
+}
+
+/// The attempts of dead letters, by their id and by the message that died.
+#[derive(Default)]
+struct RetriedAttempts {
+    by_id: HashMap<Uuid, u16>,
+    by_message: HashMap<(Uuid, i64), u16>,
+}
+
+impl RetriedAttempts {
+    /// A message at the head of its lane that died has a dead letter of its own, whether it was a retry or not.
+    fn of(&self, subscriber: Uuid, n: i64, dead_letter: Option<Uuid>) -> u16 {
+        let own = self.by_message.get(&(subscriber, n));
+        own.or_else(|| self.by_id.get(&dead_letter?)).copied().unwrap_or_default()
+    }
+}
+
+fn hub_message(
+    row: &PgRow,
+    events: &BTreeMap<LogRef, Arc<HubEvent>>,
+    retried: &RetriedAttempts,
+) -> sqlx::Result<(Uuid, HubMessage)> {
+    let (subscriber, n): (Uuid, i64) = (row.try_get("subscriber")?, row.try_get("n")?);
     let message = HubMessage {
-        n: row.try_get("n")?,
+        n,
         lane: row.try_get::<Option<String>, _>("lane")?.map(Arc::from),
         seq: row.try_get("seq")?,
+        attempts_before: retried.of(subscriber, n, row.try_get("dead_letter")?),
         event: events.get(&log_ref(row)?).cloned(),
     };
-    Ok((row.try_get("subscriber")?, message))
+    Ok((subscriber, message))
 }
 
 /// The content of these messages, each event once for all subscribers: from the log, or from a dead letter.
@@ -278,13 +327,13 @@ async fn events(
         }
     }
     if !dead_letters.is_empty() || !dead_messages.0.is_empty() {
-        let query = "select log_shard, log_id, log_at, event_snapshot from pillarbox_hub.dead_letter
+        let query = "select log_shard, log_id, log_at, event_snapshot, ordering_key from pillarbox_hub.dead_letter
                      where event_snapshot is not null
                        and (id = any ($1) or (subscriber, n) in (select * from unnest($2::uuid[], $3::bigint[])))";
         let (subscribers, numbers) = dead_messages;
         for row in sqlx::query(query).bind(dead_letters).bind(subscribers).bind(numbers).fetch_all(db).await? {
             let Json(snapshot): Json<EventSnapshot> = row.try_get("event_snapshot")?;
-            events.insert(log_ref(&row)?, Arc::new(HubEvent::from_snapshot(snapshot)));
+            events.insert(log_ref(&row)?, Arc::new(HubEvent::from_snapshot(snapshot, row.try_get("ordering_key")?)));
         }
     }
     Ok(events)

@@ -125,13 +125,14 @@ async fn insert_dead_letters(tx: &mut PgConnection, dead_letters: &[NewDeadLette
     sqlx::query(
         "insert into pillarbox_hub.dead_letter
              (id, tenant, subscriber, n, lane, event_id, event_type, log_shard, log_id, log_at, event_snapshot,
-              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at)
+              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at, ordering_key)
          select d.id, d.tenant, d.subscriber, d.n, d.lane, d.event_id, d.event_type, m.log_shard, m.log_id, m.log_at,
-                d.event_snapshot::json, d.subscriber_snapshot::jsonb, d.reason, d.detail, d.attempts, d.at
+                d.event_snapshot::json, d.subscriber_snapshot::jsonb, d.reason, d.detail, d.attempts, d.at,
+                d.ordering_key
          from unnest($1::uuid[], $2::text[], $3::uuid[], $4::bigint[], $5::text[], $6::uuid[], $7::text[], $8::text[],
-                     $9::text[], $10::text[], $11::text[], $12::smallint[], $13::timestamptz[])
+                     $9::text[], $10::text[], $11::text[], $12::smallint[], $13::timestamptz[], $14::text[])
               as d (id, tenant, subscriber, n, lane, event_id, event_type, event_snapshot, subscriber_snapshot, reason,
-                    detail, attempts, at)
+                    detail, attempts, at, ordering_key)
          join pillarbox_hub.message as m on m.subscriber = d.subscriber and m.n = d.n
          -- A dead letter that was retried at the head of its lane, and failed again, can be retried again.
          on conflict (subscriber, n) do update
@@ -153,6 +154,7 @@ async fn insert_dead_letters(tx: &mut PgConnection, dead_letters: &[NewDeadLette
     .bind(dead_letters.iter().map(|dead| dead.detail.as_str()).collect::<Vec<_>>())
     .bind(dead_letters.iter().map(|dead| dead.attempts as i16).collect::<Vec<_>>())
     .bind(dead_letters.iter().map(|dead| dead.at).collect::<Vec<_>>())
+    .bind(dead_letters.iter().map(|dead| event(dead).and_then(|event| event.key.clone())).collect::<Vec<_>>())
     .execute(tx)
     .await
     .map(drop)

@@ -1,14 +1,16 @@
 //! Maintenance of the hub's tables: partitions, retention and sizes.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, Duration, Utc};
 use mailbox::database::partition;
-use mailbox::operations::retention_hold;
+use mailbox::operations::retention_hold::{self, HoldVersion};
 use sqlx::{PgConnection, Row};
 
 /// Rows that one statement deletes at most.
 const DELETED_MAX: i64 = 10_000;
 /// Rows that are counted at most, for each subscriber and table.
 const COUNTED_MAX: i64 = 1_000;
+/// The holder of the log for what fan-out has referenced since the last maintenance.
+const FAN_OUT_HOLDER: &str = "hub.fanout";
 /// Messages that one call of [`move_pending`] moves at most.
 pub(crate) const MOVED_MAX: u64 = 10_000;
 
@@ -81,6 +83,25 @@ pub(crate) async fn set_retention_hold(db: &mut PgConnection, from: Option<DateT
     retention_hold::set(db, "hub", from).await
 }
 
+/// Holds the log at once for references that the transaction of fan-out creates, until [`merge_retention_hold`].
+pub(crate) async fn extend_retention_hold(tx: &mut PgConnection, from: DateTime<Utc>) -> sqlx::Result<()> {
+    retention_hold::extend(tx, FAN_OUT_HOLDER, from).await
+}
+
+/// The version of the hold of fan-out. Everything that belongs to it is visible to later statements.
+pub(crate) async fn retention_hold_version(db: &mut PgConnection) -> sqlx::Result<Option<HoldVersion>> {
+    retention_hold::version(db, FAN_OUT_HOLDER).await
+}
+
+/// Removes the hold of fan-out after the hub's own hold was computed from the tables, unless fan-out has extended its hold
+/// since this version.
+pub(crate) async fn merge_retention_hold(db: &mut PgConnection, version: Option<HoldVersion>) -> sqlx::Result<()> {
+    match version {
+        Some(version) => retention_hold::remove_version(db, FAN_OUT_HOLDER, &version).await,
+        None => Ok(()),
+    }
+}
+
 /// Drops the partitions of these tables that end before `cutoff`.
 pub(crate) async fn drop_days(db: &mut PgConnection, tables: &[&str], cutoff: DateTime<Utc>) -> sqlx::Result<()> {
     for table in tables {
@@ -94,7 +115,7 @@ pub(crate) async fn drop_days(db: &mut PgConnection, tables: &[&str], cutoff: Da
                  select ctid from {parent}_overflow where at < least($1, pillarbox.yesterday()) limit $2)"
         );
         let query = sqlx::query(sqlx::AssertSqlSafe(overflow));
-        query.bind(cutoff - chrono::Duration::days(1)).bind(DELETED_MAX).execute(&mut *db).await?;
+        query.bind(cutoff - Duration::days(1)).bind(DELETED_MAX).execute(&mut *db).await?;
     }
     Ok(())
 }
@@ -126,7 +147,7 @@ pub(crate) async fn drop_positions(db: &mut PgConnection, cutoff: DateTime<Utc>)
              limit $2)"
     );
     let query = sqlx::query(sqlx::AssertSqlSafe(overflow));
-    query.bind(cutoff - chrono::Duration::days(1)).bind(DELETED_MAX).execute(db).await.map(drop)
+    query.bind(cutoff - Duration::days(1)).bind(DELETED_MAX).execute(db).await.map(drop)
 }
 
 /// Deletes batches of fan-out and secrets from before `before`, and the lanes and commands of deleted subscribers.
@@ -161,6 +182,34 @@ pub(crate) async fn delete_dead_letters(db: &mut PgConnection, before: DateTime<
                                        and lane.head = dead_letter.n and lane.next_at is null)
                      limit $2)";
     sqlx::query(query).bind(before).bind(DELETED_MAX).execute(db).await.map(drop)
+}
+
+/// The number of messages that nothing holds back and that were created more than `age` ago without being sent: their
+/// subscriber is neither paused nor switched off, and no earlier message of their lane waits. At most [`COUNTED_MAX`] per
+/// subscriber are examined, which bounds the cost of the query.
+pub(crate) async fn stale(db: &mut PgConnection, age: Duration) -> sqlx::Result<i64> {
+    sqlx::query_scalar(
+        "select coalesce(sum(stale.count), 0)::bigint
+         from pillarbox_hub.subscriber
+         left join lateral (select n from pillarbox_hub.position
+                            where position.subscriber = subscriber.id order by n desc limit 1) newest on true
+         cross join lateral (
+             select count(*) from (
+                 select n, lane from pillarbox_hub.message
+                 where message.subscriber = subscriber.id and n > coalesce(newest.n, 0) and at < now() - $1::interval
+                 order by n limit $2
+             ) as old
+             where not exists (select from pillarbox_hub.attempt
+                               where attempt.subscriber = subscriber.id and attempt.n = old.n)
+               and not exists (select from pillarbox_hub.lane
+                               where lane.subscriber = subscriber.id and lane.lane = old.lane)
+         ) stale
+         where subscriber.is_active and subscriber.paused_at is null",
+    )
+    .bind(age)
+    .bind(COUNTED_MAX)
+    .fetch_one(db)
+    .await
 }
 
 /// The number of pending messages and detached lanes, and of dead letters that were not retried. Each is counted up to

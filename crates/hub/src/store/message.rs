@@ -73,7 +73,7 @@ const OUTCOME: &str =
 /// All columns except the outcome, of messages with the alias `found`.
 const COLUMNS: &str =
     "found.n, found.at, found.subscriber, found.lane, found.seq, found.log_shard, found.log_id, found.log_at,
-    found.dead_letter, coalesce(last.attempt, 0::smallint) as attempts,
+    found.dead_letter, coalesce(last.attempt, retried.attempts, 0::smallint) as attempts,
     last.at as last_attempt_at, last.status as last_status, last.error as last_error, last.detail as last_detail,
     case when last.outcome = 'failed' or waiting.manual_retry then waiting.next_at end as next_attempt_at,
     waiting.head is not null and waiting.next_at is null as blocks_lane";
@@ -83,7 +83,8 @@ const PROGRESS: &str = "
         where attempt.subscriber = found.subscriber and attempt.n = found.n and attempt.at >= found.log_at - $1::interval
         order by attempt.at desc, attempt.attempt desc limit 1
     ) last on true
-    left join pillarbox_hub.lane waiting on waiting.subscriber = found.subscriber and waiting.head = found.n";
+    left join pillarbox_hub.lane waiting on waiting.subscriber = found.subscriber and waiting.head = found.n
+    left join pillarbox_hub.dead_letter retried on retried.id = found.dead_letter";
 
 /// The newest message of an event for each of a tenant's subscribers, or for one of them.
 pub(crate) async fn of_event(

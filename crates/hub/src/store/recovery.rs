@@ -60,8 +60,11 @@ pub(crate) async fn insert_dead_letters(
 ) -> sqlx::Result<()> {
     sqlx::query(
         "with given_up as (
-             select message.*, new.id, (coalesce((select max(attempt) from pillarbox_hub.attempt
-                                          where attempt.subscriber = $1 and attempt.n = message.n), 0) + 1)::smallint as attempts
+             -- The attempts of a retry are numbered after those of the dead letter that it retries.
+             select message.*, new.id, (greatest((select max(attempt) from pillarbox_hub.attempt
+                                                  where attempt.subscriber = $1 and attempt.n = message.n),
+                                                 (select attempts from pillarbox_hub.dead_letter as retried
+                                                  where retried.id = message.dead_letter), 0) + 1)::smallint as attempts
              from unnest($2::bigint[], $12::uuid[]) as new (n, id)
              join pillarbox_hub.message on message.subscriber = $1 and message.n = new.n
          ), final_attempt as (
@@ -69,12 +72,14 @@ pub(crate) async fn insert_dead_letters(
              select $3, subscriber, n, attempts, 'dead', 0, $4, $5 from given_up)
          insert into pillarbox_hub.dead_letter
              (id, tenant, subscriber, n, lane, event_id, event_type, log_shard, log_id, log_at, event_snapshot,
-              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at)
+              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at, ordering_key)
          select given_up.id, $6, $1, given_up.n, given_up.lane, coalesce(event.id, retried.event_id),
                 coalesce(event.type, retried.event_type), given_up.log_shard, given_up.log_id, given_up.log_at,
-                coalesce(event.snapshot::json, retried.event_snapshot), $7, $4, $5, given_up.attempts, $3
+                coalesce(event.snapshot::json, retried.event_snapshot), $7, $4, $5, given_up.attempts, $3,
+                coalesce(event.key, retried.ordering_key)
          from given_up
-         left join unnest($8::bigint[], $9::uuid[], $10::text[], $11::text[]) as event (log_id, id, type, snapshot)
+         left join unnest($8::bigint[], $9::uuid[], $10::text[], $11::text[], $13::text[])
+                   as event (log_id, id, type, snapshot, key)
               on event.log_id = given_up.log_id
          left join pillarbox_hub.dead_letter as retried on retried.id = given_up.dead_letter
          on conflict (subscriber, n) do nothing",
@@ -93,6 +98,7 @@ pub(crate) async fn insert_dead_letters(
     .bind(events.iter().map(|(_, event)| event.snapshot()).collect::<Vec<_>>())
     // Ascending ids: dead letters are retried in the order of their ids.
     .bind(messages.iter().map(|_| Uuid::now_v7()).collect::<Vec<_>>())
+    .bind(events.iter().map(|(_, event)| event.key.as_deref()).collect::<Vec<_>>())
     .execute(tx)
     .await
     .map(drop)

@@ -1,7 +1,6 @@
 //! Dead letters in API responses.
 
 use chrono::{DateTime, Utc};
-use contracts::EventId;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -9,22 +8,19 @@ use uuid::Uuid;
 
 use crate::domain::Reason;
 use crate::store::dead_letter::{DeadLetter, Snapshots};
-use crate::view::MessageId;
+use crate::view::{EventReference, EventView, MessageId};
 
 /// A message that was given up. Lists omit the snapshots `event` and `subscriber`.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubDeadLetter)]
 pub(crate) struct DeadLetterView {
     id: Uuid,
-    /// Absent, like all fields of the event, if the log no longer had the event when the message was given up.
+    /// Absent if the log no longer had the event when the message was given up.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     message_id: Option<MessageId>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    event_id: Option<EventId>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    event_type: Option<String>,
+    #[serde(flatten)]
+    event_reference: EventReference,
     subscriber_id: Uuid,
     /// The lane of the message: messages of one lane are sent one after the other. Absent: the message had none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,7 +29,7 @@ pub(crate) struct DeadLetterView {
     reason: Reason,
     /// The reason in words.
     detail: String,
-    /// The number of attempts to deliver the message.
+    /// The number of attempts to deliver the message, including those before an earlier retry.
     attempts: i16,
     /// When the message was given up.
     moved_to_dlq_at: DateTime<Utc>,
@@ -43,10 +39,9 @@ pub(crate) struct DeadLetterView {
     /// When the retry was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     manual_retry_at: Option<DateTime<Utc>>,
-    /// A snapshot of the event, with its payload.
+    /// The event with its payload, as it was when the message was given up.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<serde_json::Value>)]
-    event: Option<Box<RawValue>>,
+    event: Option<EventView>,
     /// A snapshot of the subscriber's settings when the message was given up, without headers and secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
@@ -57,12 +52,11 @@ impl DeadLetterView {
     /// The view for lists, without snapshots.
     pub(crate) fn summary(dead: DeadLetter) -> DeadLetterView {
         let (manual_retry_by, manual_retry_at) = dead.retried.unzip();
-        let (event, event_type) = dead.event.unzip();
+        let subscriber = dead.subscriber;
         DeadLetterView {
             id: dead.id,
-            message_id: event.map(|event| MessageId { event, subscriber: dead.subscriber }),
-            event_id: event.map(EventId),
-            event_type,
+            message_id: dead.event.as_ref().map(|(event, _)| MessageId { event: *event, subscriber }),
+            event_reference: EventReference::new(dead.event, dead.ordering_key, dead.received_at),
             subscriber_id: dead.subscriber,
             lane: dead.lane,
             reason: dead.reason,
@@ -79,6 +73,7 @@ impl DeadLetterView {
     /// The view of a single dead letter, with snapshots.
     pub(crate) fn with_snapshots(dead: DeadLetter, snapshots: Snapshots) -> DeadLetterView {
         let Snapshots { event, subscriber } = snapshots;
+        let event = event.map(|event| EventView::of_snapshot(event, dead.ordering_key.clone()));
         DeadLetterView { event, subscriber: Some(subscriber), ..DeadLetterView::summary(dead) }
     }
 }

@@ -8,7 +8,8 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::domain::Outcome;
+use crate::domain::{EventStatus, Outcome};
+use crate::hub_message::EventSnapshot;
 use crate::store::message::{Message, Progress, Skipped};
 use crate::view::MessageId;
 
@@ -20,7 +21,8 @@ pub(crate) struct EventView {
     event_id: EventId,
     #[schema(example = "order.paid")]
     event_type: String,
-    /// The publisher: `hub` for events that were posted to the hub's API, or the name of a service (`hub.export`).
+    /// The publisher: `hub` for events that were posted to the hub's API, `sql` for messages that were posted in SQL
+    /// (`hub.sql_events`), or the name of a service (`hub.export`).
     #[schema(example = "hub")]
     source: String,
     /// The ordering key with which the event was posted.
@@ -39,6 +41,18 @@ impl EventView {
         EventView { payload: None, ..EventView::with_payload(logged) }
     }
 
+    /// The event of a dead letter, as it was when the message was given up.
+    pub(crate) fn of_snapshot(snapshot: EventSnapshot, ordering_key: Option<String>) -> EventView {
+        EventView {
+            event_id: EventId(snapshot.event_id),
+            event_type: snapshot.event_type,
+            source: snapshot.source,
+            ordering_key,
+            received_at: snapshot.created_at,
+            payload: Some(snapshot.payload),
+        }
+    }
+
     /// The view of a single event.
     pub(crate) fn with_payload(logged: Logged) -> EventView {
         EventView {
@@ -52,12 +66,44 @@ impl EventView {
     }
 }
 
+/// The event of a message or dead letter, without its payload.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = HubEventReference)]
+pub(crate) struct EventReference {
+    /// Absent, like `event_type` and `ordering_key`, if the retention of the event has expired.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "evt_01890a5d-ac96-774b-bcce-b302099a8057")]
+    event_id: Option<EventId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "order.paid")]
+    event_type: Option<String>,
+    /// The ordering key with which the event was posted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ordering_key: Option<String>,
+    /// When the event was posted.
+    received_at: DateTime<Utc>,
+}
+
+impl EventReference {
+    /// `event` is the event's id and type. None: they are no longer known.
+    pub(crate) fn new(
+        event: Option<(Uuid, String)>,
+        ordering_key: Option<String>,
+        received_at: DateTime<Utc>,
+    ) -> EventReference {
+        let (id, event_type) = event.unzip();
+        EventReference { event_id: id.map(EventId), event_type, ordering_key, received_at }
+    }
+}
+
 /// An event and its outcome for each subscriber.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubEventWithOutcomes)]
 pub(crate) struct EventWithOutcomes {
     #[serde(flatten)]
     pub(crate) event: EventView,
+    /// How far the event is. An event that matches no subscriber is completed.
+    pub(crate) status: EventStatus,
     /// One outcome for each subscriber whose `event_types` match the event.
     pub(crate) outcomes: Vec<OutcomeView>,
 }
@@ -81,7 +127,7 @@ pub(crate) struct OutcomeView {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ProgressView {
     outcome: Outcome,
-    /// The number of attempts so far.
+    /// The number of attempts so far, including those before the message was retried as a dead letter.
     attempts: i16,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_attempt_at: Option<DateTime<Utc>>,
@@ -108,6 +154,10 @@ impl From<Progress> for ProgressView {
 }
 
 impl OutcomeView {
+    pub(crate) fn outcome(&self) -> Outcome {
+        self.progress.outcome
+    }
+
     /// The outcome of a message that was sent, or is still to be sent.
     pub(crate) fn of_message(event: Uuid, message: Message) -> OutcomeView {
         OutcomeView {

@@ -3,14 +3,13 @@
 use std::fmt;
 
 use chrono::{DateTime, Utc};
-use contracts::EventId;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::domain::Outcome;
 use crate::store::message::{Attempt, Message};
-use crate::view::ProgressView;
+use crate::view::{EventReference, ProgressView};
 
 /// The id of a message: the UUIDs of its event and its subscriber, joined by a dot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -67,15 +66,12 @@ impl TryFrom<String> for EventIdParam {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubMessage)]
 pub(crate) struct MessageView {
-    /// Absent, like all fields of the event, if the retention of the event has expired.
+    /// Absent if the retention of the event has expired.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     id: Option<MessageId>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    event_id: Option<EventId>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    event_type: Option<String>,
+    #[serde(flatten)]
+    event: EventReference,
     subscriber_id: Uuid,
     /// Messages of one lane are sent one after the other. Absent: the message waits for no other.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,6 +79,7 @@ pub(crate) struct MessageView {
     /// The sequence number of the message in its lane.
     #[serde(skip_serializing_if = "Option::is_none")]
     seq: Option<i64>,
+    /// When the event became a message for this subscriber, or was last moved by maintenance.
     created_at: DateTime<Utc>,
     /// The dead letter of which this message is the retry.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,13 +89,16 @@ pub(crate) struct MessageView {
 }
 
 impl MessageView {
-    /// `event` is the event's id and type.
-    pub(crate) fn new(message: Message, event: Option<(Uuid, String)>) -> MessageView {
-        let (event_id, event_type) = event.unzip();
+    /// `name` is the event's id, type and ordering key.
+    pub(crate) fn new(message: Message, name: Option<(Uuid, String, Option<String>)>) -> MessageView {
+        let event_id = name.as_ref().map(|(event, ..)| *event);
+        let (event, ordering_key) = match name {
+            Some((id, event_type, ordering_key)) => (Some((id, event_type)), ordering_key),
+            None => (None, None),
+        };
         MessageView {
             id: event_id.map(|event| MessageId { event, subscriber: message.subscriber }),
-            event_id: event_id.map(EventId),
-            event_type,
+            event: EventReference::new(event, ordering_key, message.log_ref.at),
             subscriber_id: message.subscriber,
             lane: message.lane,
             seq: message.seq,
@@ -114,7 +114,7 @@ impl MessageView {
 #[schema(as = HubAttempt)]
 pub(crate) struct AttemptView {
     at: DateTime<Utc>,
-    /// The number of the attempt, from 1. It starts again at 1 when a dead letter is retried.
+    /// The number of the attempt, from 1. The attempts of a retried dead letter are numbered after the earlier ones.
     attempt: i16,
     outcome: Outcome,
     /// The HTTP status. Absent: there was no response.

@@ -9,6 +9,7 @@ use http::header::ETAG;
 use kit::etag;
 use kit::idempotency::StoredResponse;
 use serde::Serialize;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -85,6 +86,28 @@ pub(crate) struct SubscriberWithSecrets {
     /// and the subscriber's messages wait. The subscriber can be deleted.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     unopened: bool,
+    /// False in the response 202 to a change that a dispatcher has not confirmed in time. Absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    effective: Option<bool>,
+}
+
+/// Whether a change holds for all dispatchers.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = SubscriberChange)]
+pub(crate) struct ChangeView {
+    effective: bool,
+}
+
+/// The response 202 to a change that is stored, but that a dispatcher has not confirmed in time.
+pub(crate) fn not_yet_effective(response: StoredResponse) -> StoredResponse {
+    match serde_json::from_slice::<Map<String, Value>>(response.body()) {
+        Ok(mut body) => {
+            body.insert("effective".to_owned(), Value::Bool(false));
+            response.with_body(StatusCode::ACCEPTED, &body)
+        }
+        // The response to a deletion has no body.
+        Err(_) => response.with_body(StatusCode::ACCEPTED, &ChangeView { effective: false }),
+    }
 }
 
 /// A subscriber and its new secret. No other response contains a secret.
@@ -139,6 +162,7 @@ impl From<&StoredSubscriber> for SubscriberWithSecrets {
             subscriber: SubscriberView::from(&stored.subscriber),
             secrets: stored.secrets.iter().map(view).collect(),
             unopened: stored.undecryptable.is_some(),
+            effective: None,
         }
     }
 }

@@ -102,7 +102,7 @@ pub(crate) enum Outcome {
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(crate) enum Refused {
-    #[error("this event does not exist, or it has not been published yet")]
+    #[error("this event does not exist here; if it was published this moment, try again in a second")]
     EventNotFound,
     #[error("this event is not published; nobody can join it until its owner publishes it")]
     NotPublished,
@@ -110,8 +110,8 @@ pub(crate) enum Refused {
     EventCanceled,
     #[error("this event ended at {0}; nobody can join it any more")]
     Ended(DateTime<Utc>),
-    #[error("{}", ban_detail(.0))]
-    Banned(Option<DateTime<Utc>>),
+    #[error("{}", ban_detail(*.until, .reason.as_deref()))]
+    Banned { until: Option<DateTime<Utc>>, reason: Option<String> },
     #[error("this user has no seat in the event and is not on its waitlist")]
     NotRegistered,
     #[error("you have no seat in this event and are not on its waitlist")]
@@ -129,7 +129,7 @@ impl Refused {
             Refused::EventNotFound | Refused::NotPublished => true,
             Refused::EventCanceled
             | Refused::Ended(_)
-            | Refused::Banned(_)
+            | Refused::Banned { .. }
             | Refused::NotRegistered
             | Refused::NothingToCancel
             | Refused::NotBanned
@@ -138,11 +138,10 @@ impl Refused {
     }
 }
 
-fn ban_detail(until: &Option<DateTime<Utc>>) -> String {
-    match until {
-        Some(until) => format!("you are banned from this event until {until}"),
-        None => "you are banned from this event".to_owned(),
-    }
+fn ban_detail(until: Option<DateTime<Utc>>, reason: Option<&str>) -> String {
+    let until = until.map(|until| format!(" until {until}")).unwrap_or_default();
+    let reason = reason.map(|reason| format!("; the reason: {reason}")).unwrap_or_default();
+    format!("you are banned from this event{until}{reason}")
 }
 
 impl EventUpdate {

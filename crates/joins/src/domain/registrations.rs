@@ -156,7 +156,7 @@ impl EventRegistrations {
             EventStatus::Published => {}
         }
         if let Some(ban) = self.bans.get(&user).filter(|ban| ban.is_in_force(now)) {
-            return Err(Refused::Banned(ban.expires_at));
+            return Err(Refused::Banned { until: ban.expires_at, reason: ban.reason.clone() });
         }
         if let Some(registration) = self.registrations.get(&user).filter(|known| known.is_current()) {
             return Ok(Outcome::AlreadyJoined(registration.clone()));

@@ -4,8 +4,9 @@ use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
 use uuid::Uuid;
 
-use crate::domain::{Event, Refused, Registration};
+use crate::domain::{Ban, Event, Refused, Registration, RegistrationOfUser, StoredEntry};
 use crate::error::Error;
+use crate::store::moderation::{AuditFilter, AuditPosition};
 use crate::{Joins, store};
 
 /// The event, or [`Refused::EventNotFound`].
@@ -26,13 +27,9 @@ pub(crate) async fn not_organizer_error(joins: &Joins, event: &Event, user: Opti
     }
 }
 
-/// A user's registration, and the number of waitlisted registrations ahead of it if it is waitlisted. Fails if the user
-/// has never joined the event, or if the event does not exist for the user.
-pub(crate) async fn find_registration(
-    joins: &Joins,
-    event_id: Uuid,
-    user: Uuid,
-) -> Result<(Registration, Option<i64>), Error> {
+/// A user's registration as the user sees it. Fails if the user has never joined the event, or if the event does not exist
+/// for the user.
+pub(crate) async fn find_registration(joins: &Joins, event_id: Uuid, user: Uuid) -> Result<RegistrationOfUser, Error> {
     let mut db = joins.db.acquire().await?;
     if let Some(found) = store::queries::find_registration(&mut db, event_id, user).await? {
         return Ok(found);
@@ -43,14 +40,51 @@ pub(crate) async fn find_registration(
     }
 }
 
-/// The registrations of an event with this status, by sequence number.
-pub(crate) async fn list_of_event(
+/// The active registrations of an event, by sequence number.
+pub(crate) async fn participants(
     joins: &Joins,
     event_id: Uuid,
-    status: JoinStatus,
     page: (Option<i64>, u32),
 ) -> Result<Vec<Registration>, Error> {
-    Ok(store::queries::list_of_event(&mut *joins.db.acquire().await?, event_id, status, page).await?)
+    Ok(store::queries::participants(&mut *joins.db.acquire().await?, event_id, page).await?)
+}
+
+/// The waitlisted registrations of an event, by sequence number, each with the number of those ahead of it; None if there are
+/// too many to be counted.
+pub(crate) async fn waitlist(
+    joins: &Joins,
+    event_id: Uuid,
+    page: (Option<i64>, u32),
+) -> Result<Vec<(Registration, Option<i64>)>, Error> {
+    Ok(store::queries::waitlist(&mut *joins.db.acquire().await?, event_id, page).await?)
+}
+
+/// The bans of an event that are in force, newest first.
+pub(crate) async fn bans(
+    joins: &Joins,
+    event_id: Uuid,
+    page: (Option<(DateTime<Utc>, Uuid)>, u32),
+) -> Result<Vec<Ban>, Error> {
+    let now = joins.clock.now();
+    Ok(store::moderation::bans(&mut *joins.db.acquire().await?, event_id, now, page).await?)
+}
+
+/// The history of an event, oldest first.
+pub(crate) async fn history(
+    joins: &Joins,
+    event_id: Uuid,
+    page: (Option<i64>, u32),
+) -> Result<Vec<StoredEntry>, Error> {
+    Ok(store::moderation::history(&mut *joins.db.acquire().await?, event_id, page).await?)
+}
+
+/// The moderation of all events, newest first, for admins.
+pub(crate) async fn audit(
+    joins: &Joins,
+    filter: &AuditFilter,
+    page: (Option<AuditPosition>, u32),
+) -> Result<Vec<StoredEntry>, Error> {
+    Ok(store::moderation::audit(&mut *joins.db.acquire().await?, filter, page).await?)
 }
 
 /// The registrations of a user, newest first.
@@ -59,6 +93,6 @@ pub(crate) async fn list_of_user(
     user: Uuid,
     status: Option<JoinStatus>,
     page: (Option<(DateTime<Utc>, Uuid)>, u32),
-) -> Result<Vec<Registration>, Error> {
+) -> Result<Vec<RegistrationOfUser>, Error> {
     Ok(store::queries::list_of_user(&mut *joins.db.acquire().await?, user, status, page).await?)
 }

@@ -26,19 +26,21 @@ pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"user_id": "0190a000-0000-7000-8000-000000000002", "reason": "The seat is reserved for a speaker."}))]
 struct Kick {
     user_id: Uuid,
     /// The user is notified of the reason.
-    #[schema(max_length = 500)]
+    #[schema(format = "line", max_length = 500)]
     reason: Option<String>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"user_id": "0190a000-0000-7000-8000-000000000002", "reason": "Spam"}))]
 struct BanUser {
     user_id: Uuid,
     /// The user is notified of the reason.
-    #[schema(max_length = 500)]
+    #[schema(format = "line", max_length = 500)]
     reason: Option<String>,
     /// Omit it for a permanent ban.
     #[serde(default, deserialize_with = "kit::instant::optional")]
@@ -47,6 +49,7 @@ struct BanUser {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"user_id": "0190a000-0000-7000-8000-000000000002"}))]
 struct Unban {
     user_id: Uuid,
 }

@@ -6,13 +6,11 @@ use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, ETAG};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use contracts::joins::JoinStatus;
 use kit::etag::{self, IfNoneMatch};
 use kit::page::{Listing, NoFilters, Page, PageScope};
 use kit::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use uuid::Uuid;
 
 use super::Organizer;
 use crate::Joins;
@@ -31,12 +29,18 @@ pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
 async fn participants(
     State(joins): State<Arc<Joins>>,
     organizer: Organizer,
-    listing: Listing<NoFilters>,
+    Listing { filters, limit, cursor }: Listing<NoFilters>,
 ) -> Result<Page<RegistrationView>, Problem> {
-    list(&joins, organizer.event.id, JoinStatus::Active, listing).await
+    let scope = PageScope::of_owner(&joins.cursor_key, "joins active", organizer.event.id, &filters);
+    let after = scope.position(cursor.as_deref())?;
+    let registrations = queries::participants(&joins, organizer.event.id, (after, limit + 1)).await?;
+    let page = scope.cut(registrations, limit, |registration| registration.seq);
+    Ok(page.map(|registration| RegistrationView::new(registration, None)))
 }
 
 /// List the waitlist, in the order of joining
+///
+/// Each registration has its position, up to 10,001.
 #[utoipa::path(get, path = "/join/v1/events/{id}/waitlist", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"), Listing<NoFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<RegistrationView>), (status = 403, description = "The caller is not the event's organizer"),
@@ -44,9 +48,13 @@ async fn participants(
 async fn waitlist(
     State(joins): State<Arc<Joins>>,
     organizer: Organizer,
-    listing: Listing<NoFilters>,
+    Listing { filters, limit, cursor }: Listing<NoFilters>,
 ) -> Result<Page<RegistrationView>, Problem> {
-    list(&joins, organizer.event.id, JoinStatus::Waitlisted, listing).await
+    let scope = PageScope::of_owner(&joins.cursor_key, "joins waitlisted", organizer.event.id, &filters);
+    let after = scope.position(cursor.as_deref())?;
+    let registrations = queries::waitlist(&joins, organizer.event.id, (after, limit + 1)).await?;
+    let page = scope.cut(registrations, limit, |(registration, _)| registration.seq);
+    Ok(page.map(|(registration, ahead)| RegistrationView::new(registration, ahead.map(|ahead| ahead + 1))))
 }
 
 /// Show the capacity and the counts of an event
@@ -65,17 +73,4 @@ async fn stats(organizer: Organizer, if_none_match: IfNoneMatch) -> Response {
         true => (StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response(),
         false => ([(ETAG, tag), (CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response(),
     }
-}
-
-async fn list(
-    joins: &Joins,
-    event_id: Uuid,
-    status: JoinStatus,
-    Listing { filters, limit, cursor }: Listing<NoFilters>,
-) -> Result<Page<RegistrationView>, Problem> {
-    let scope = PageScope::of_owner(&joins.cursor_key, format_args!("joins {}", status.into_str()), event_id, &filters);
-    let after = scope.position(cursor.as_deref())?;
-    let registrations = queries::list_of_event(joins, event_id, status, (after, limit + 1)).await?;
-    let page = scope.cut(registrations, limit, |registration| registration.seq);
-    Ok(page.map(|registration| RegistrationView::new(registration, None)))
 }

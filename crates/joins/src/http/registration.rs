@@ -36,7 +36,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
 #[into_params(parameter_in = Query)]
 struct MyFilters {
     /// Only registrations with this status: `active`, `waitlisted`, `canceled`, `expired` or `rejected`.
-    #[param(value_type = Option<String>, example = "active")]
+    #[param(value_type = Option<String>, pattern = "^(active|waitlisted|canceled|expired|rejected)$")]
     status: Option<JoinStatus>,
 }
 
@@ -50,8 +50,9 @@ struct MyFilters {
     security(("bearer" = [])),
     responses((status = 201, body = RegistrationView, description = "The registration: `active`, or `waitlisted` with its position"),
         (status = 200, body = RegistrationView, description = "The user had already joined; `position` is omitted"),
-        (status = 403, description = "The user is banned from this event (`banned`), or the caller is not a user"),
-        (status = 404, description = "The event does not exist"),
+        (status = 403, description = "The user is banned from this event (`banned`); `detail` contains the end of the ban and its reason. Or the caller is not a user"),
+        (status = 404, description = "The event does not exist, or was published this moment: try again after `Retry-After`",
+            headers(("retry-after" = u32, description = "Seconds to wait before the next attempt"))),
         (status = 409, description = "The event is not published, is canceled or has ended (`event-not-published`, `event-canceled`, `event-ended`)"),
         (status = 422, description = "The key was used for a different request")))]
 async fn join(
@@ -91,8 +92,7 @@ async fn my(
     User(user): User,
     Path(id): Path<Uuid>,
 ) -> Result<Json<RegistrationView>, Problem> {
-    let (registration, ahead) = queries::find_registration(&joins, id, user).await?;
-    Ok(Json(RegistrationView::new(registration, ahead.map(|ahead| ahead + 1))))
+    Ok(Json(queries::find_registration(&joins, id, user).await?.into()))
 }
 
 /// Show your position in the waitlist
@@ -104,8 +104,8 @@ async fn position(
     User(user): User,
     Path(id): Path<Uuid>,
 ) -> Result<Json<PositionView>, Problem> {
-    let (registration, ahead) = queries::find_registration(&joins, id, user).await?;
-    Ok(Json(PositionView::new(registration.status, ahead)))
+    let own = queries::find_registration(&joins, id, user).await?;
+    Ok(Json(PositionView::new(own.registration.status, own.ahead)))
 }
 
 /// List your registrations, newest first
@@ -119,6 +119,6 @@ async fn my_joins(
     let scope = PageScope::of_owner(&joins.cursor_key, "joins mine", user, &filters);
     let before: Option<(DateTime<Utc>, Uuid)> = scope.position(cursor.as_deref())?;
     let registrations = queries::list_of_user(&joins, user, filters.status, (before, limit + 1)).await?;
-    let page = scope.cut(registrations, limit, |row| (row.created_at, row.id));
-    Ok(page.map(|registration| RegistrationView::new(registration, None)))
+    let page = scope.cut(registrations, limit, |own| (own.registration.created_at, own.registration.id));
+    Ok(page.map(RegistrationView::from))
 }

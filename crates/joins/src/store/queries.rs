@@ -2,46 +2,51 @@
 
 use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
+use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
 use super::{REGISTRATION_COLUMNS, registration_of};
-use crate::domain::Registration;
+use crate::domain::{Registration, RegistrationOfUser};
 
 /// Maximum number of registrations counted ahead of a waitlisted one. Bounds the cost of the query on long waitlists.
 const AHEAD_MAX: i64 = 10_000;
 
-/// A user's registration for an event and, if it is waitlisted, the number of waitlisted registrations ahead of it, up
-/// to [`AHEAD_MAX`].
+/// The reason of the last kick or ban of the user of `mine`, if the registration is rejected.
+const REASON: &str = "case when mine.status = 'rejected' then
+    (select h.reason from pillarbox_joins.history as h
+     where h.event_id = mine.event_id and h.user_id = mine.user_id and h.action in ('kicked', 'banned')
+     order by h.version desc limit 1) end as reason";
+
+/// A user's registration for an event, the number of waitlisted registrations ahead of it, up to [`AHEAD_MAX`], if it is
+/// waitlisted, and the reason if it is rejected.
 pub(crate) async fn find_registration(
     db: &mut PgConnection,
     event_id: Uuid,
     user_id: Uuid,
-) -> sqlx::Result<Option<(Registration, Option<i64>)>> {
+) -> sqlx::Result<Option<RegistrationOfUser>> {
     // The index of the waitlist is scanned up to the user's own sequence number.
     let query = format!(
-        "select {REGISTRATION_COLUMNS}, case when status = 'waitlisted' then
+        "select {REGISTRATION_COLUMNS}, {REASON}, case when mine.status = 'waitlisted' then
              (select count(*) from (select from pillarbox_joins.joins as w
               where w.event_id = mine.event_id and w.status = 'waitlisted' and w.seq < mine.seq
               limit {AHEAD_MAX}) as w) end as ahead
          from pillarbox_joins.joins as mine where event_id = $1 and user_id = $2"
     );
     let row = sqlx::query(AssertSqlSafe(query)).bind(event_id).bind(user_id).fetch_optional(db).await?;
-    row.map(|row| Ok((registration_of(&row)?, row.try_get("ahead")?))).transpose()
+    row.as_ref().map(registration_of_user).transpose()
 }
 
-/// The registrations of an event with this status, by sequence number, after `after`.
-pub(crate) async fn list_of_event(
+/// The active registrations of an event, by sequence number, after `after`.
+pub(crate) async fn participants(
     db: &mut PgConnection,
     event_id: Uuid,
-    status: JoinStatus,
     (after, limit): (Option<i64>, u32),
 ) -> sqlx::Result<Vec<Registration>> {
     // The status is a literal, so that the planner can use the partial index of that status.
     let query = format!(
         "select {REGISTRATION_COLUMNS} from pillarbox_joins.joins
-         where event_id = $1 and joins.status = '{}' and seq > $2 order by seq limit $3",
-        status.into_str()
+         where event_id = $1 and joins.status = 'active' and seq > $2 order by seq limit $3"
     );
     let rows = sqlx::query(AssertSqlSafe(query))
         .bind(event_id)
@@ -52,21 +57,49 @@ pub(crate) async fn list_of_event(
     rows.iter().map(registration_of).collect()
 }
 
+/// The waitlisted registrations of an event, by sequence number, after `after`, each with the number of those ahead of it;
+/// None if it is more than [`AHEAD_MAX`]. Those before the page are counted in the index of the waitlist, up to that number,
+/// in the same statement: the positions belong to one snapshot.
+pub(crate) async fn waitlist(
+    db: &mut PgConnection,
+    event_id: Uuid,
+    (after, limit): (Option<i64>, u32),
+) -> sqlx::Result<Vec<(Registration, Option<i64>)>> {
+    let query = format!(
+        "select {REGISTRATION_COLUMNS},
+                (select count(*) from (select from pillarbox_joins.joins as w
+                 where w.event_id = $1 and w.status = 'waitlisted' and w.seq <= $2 limit {AHEAD_MAX} + 1) as w) as before
+         from pillarbox_joins.joins
+         where event_id = $1 and joins.status = 'waitlisted' and seq > $2 order by seq limit $3"
+    );
+    let rows = sqlx::query(AssertSqlSafe(query))
+        .bind(event_id)
+        .bind(after.unwrap_or(0))
+        .bind(i64::from(limit))
+        .fetch_all(db)
+        .await?;
+    let with_position = |(row, n): (&PgRow, i64)| {
+        let ahead = row.try_get::<i64, _>("before")? + n;
+        Ok((registration_of(row)?, Some(ahead).filter(|ahead| *ahead <= AHEAD_MAX)))
+    };
+    rows.iter().zip(0..).map(with_position).collect()
+}
+
 /// The registrations of a user, newest first, before `before`.
 pub(crate) async fn list_of_user(
     db: &mut PgConnection,
     user_id: Uuid,
     status: Option<JoinStatus>,
     (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
-) -> sqlx::Result<Vec<Registration>> {
+) -> sqlx::Result<Vec<RegistrationOfUser>> {
     let position = if before.is_some() {
         "and (created_at, id) < ($2, $3)"
     } else {
         "and $2::timestamptz is null and $3::uuid is null"
     };
     let query = format!(
-        "select {REGISTRATION_COLUMNS} from pillarbox_joins.joins
-         where user_id = $1 {position} and ($4::text is null or joins.status::text = $4)
+        "select {REGISTRATION_COLUMNS}, {REASON}, null::bigint as ahead from pillarbox_joins.joins as mine
+         where user_id = $1 {position} and ($4::text is null or mine.status::text = $4)
          order by created_at desc, id desc limit $5"
     );
     let (at, id) = before.unzip();
@@ -78,5 +111,13 @@ pub(crate) async fn list_of_user(
         .bind(i64::from(limit))
         .fetch_all(db)
         .await?;
-    rows.iter().map(registration_of).collect()
+    rows.iter().map(registration_of_user).collect()
+}
+
+fn registration_of_user(row: &PgRow) -> sqlx::Result<RegistrationOfUser> {
+    Ok(RegistrationOfUser {
+        registration: registration_of(row)?,
+        ahead: row.try_get("ahead")?,
+        reason: row.try_get("reason")?,
+    })
 }

@@ -100,11 +100,41 @@ impl From<Tenant> for String {
     }
 }
 
-/// The identity of a caller: a user or an API key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// The identity of a caller: a user or an API key. As text: `user:<id>` or `key:<id>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub enum Principal {
     User(Uuid),
     Key(Uuid),
+}
+
+impl Principal {
+    /// Returns the id of the user or of the key.
+    pub fn id(self) -> Uuid {
+        match self {
+            Principal::User(id) | Principal::Key(id) => id,
+        }
+    }
+
+    pub fn is_key(self) -> bool {
+        matches!(self, Principal::Key(_))
+    }
+}
+
+impl TryFrom<String> for Principal {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Principal, &'static str> {
+        let parsed = text.split_once(':').and_then(|(kind, id)| {
+            let id = id.parse().ok()?;
+            match kind {
+                "user" => Some(Principal::User(id)),
+                "key" => Some(Principal::Key(id)),
+                _ => None,
+            }
+        });
+        parsed.ok_or("must be user: or key: followed by a UUID")
+    }
 }
 
 impl fmt::Display for Principal {
@@ -223,6 +253,16 @@ mod tests {
         assert!(caller(Some(Role::Admin)).require(Role::Ingest).is_ok());
         assert!(caller(Some(Role::Ingest)).require(Role::Manage).is_err());
         assert!(caller(None).require(Role::Ingest).is_err());
+    }
+
+    #[test]
+    fn the_text_of_a_principal_can_be_parsed() {
+        for principal in [Principal::User(Uuid::now_v7()), Principal::Key(Uuid::now_v7())] {
+            assert_eq!(Principal::try_from(principal.to_string()), Ok(principal));
+        }
+        for text in ["", "user", "user:", "user:7", "admin:01890a5d-ac96-774b-bcce-b302099a8057"] {
+            assert!(Principal::try_from(text.to_owned()).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -32,8 +32,8 @@ fn an_invalid_field_is_identified_by_its_pointer() {
 #[test]
 fn a_missing_or_unknown_field_is_named() {
     for (body, pointer, detail) in [
-        (&br#"{"lines":[],"color":"red"}"#[..], "/color", "does not exist; the accepted names are lines"),
-        (br#"{"lines":[{"count":1,"a/b":2}]}"#, "/lines/0/a~1b", "does not exist; the accepted names are count"),
+        (&br#"{"lines":[],"color":"red"}"#[..], "/color", "does not exist; the only accepted name is lines"),
+        (br#"{"lines":[{"count":1,"a/b":2}]}"#, "/lines/0/a~1b", "does not exist; the only accepted name is count"),
         (br#"{"lines":[{}]}"#, "/lines/0/count", "is required"),
         (br#"{"lines":{}}"#, "/lines", "must be a list"),
     ] {

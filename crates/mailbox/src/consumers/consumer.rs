@@ -65,7 +65,7 @@ impl Consumer {
             };
             positions::append_after(&mut tx, &self.name, &start).await?;
         }
-        sqlx::query(
+        let changed = sqlx::query(
             "update pillarbox.cursor set kind = $2, included = $3, excluded = $4
              where consumer = $1 and (kind, included, excluded) is distinct from ($2, $3, $4)",
         )
@@ -74,9 +74,19 @@ impl Consumer {
         .bind(self.filter.included())
         .bind(self.filter.excluded())
         .execute(&mut *tx)
-        .await?;
+        .await?
+        .rows_affected();
         leases::create(&mut tx, &self.name).await?;
-        tx.commit().await
+        tx.commit().await?;
+        if changed > 0 {
+            tracing::warn!(
+                consumer = self.name,
+                "other messages than before are for this consumer, because of its settings or of another version; it does \
+                 not read again what it has passed, unless you run `pillarbox replay --consumer {} --from TIME`",
+                self.name
+            );
+        }
+        Ok(())
     }
 }
 

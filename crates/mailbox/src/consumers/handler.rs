@@ -105,7 +105,7 @@ impl HandlerProcessor {
         deliveries: &[&Delivery],
     ) -> Result<Result<Transaction<'static, Postgres>, String>, ConsumerError> {
         let mut tx = context.db.begin().await?;
-        let mut new = self.insert_into_inbox(&mut tx, context, deliveries).await?;
+        let mut new = inbox::insert(&mut tx, &context.consumer, deliveries).await?;
         // `remove`, and not `contains`: the second delivery of a message in one batch is a redelivery.
         let is_new = |delivery: &&&Delivery| new.remove(&(delivery.message.message_id, delivery.run));
         let messages: Vec<&Message> = deliveries.iter().filter(is_new).map(|delivery| &delivery.message).collect();
@@ -177,7 +177,7 @@ impl HandlerProcessor {
     /// prevents a second effect.
     async fn process_alone(&self, context: &WorkerContext, delivery: &Delivery) -> Result<Outcome, ConsumerError> {
         let mut tx = context.db.begin().await?;
-        if !self.insert_into_inbox(&mut tx, context, &[delivery]).await?.is_empty()
+        if !inbox::insert(&mut tx, &context.consumer, &[delivery]).await?.is_empty()
             && let Err(error) = self.handle_message(&mut tx, &delivery.message).await
         {
             tx.rollback().await?;
@@ -196,24 +196,6 @@ impl HandlerProcessor {
             }
             Err(error) => Err(error),
         }
-    }
-
-    async fn insert_into_inbox(
-        &self,
-        tx: &mut Transaction<'static, Postgres>,
-        context: &WorkerContext,
-        deliveries: &[&Delivery],
-    ) -> Result<HashSet<(uuid::Uuid, i32)>, ConsumerError> {
-        let ids: Vec<_> = deliveries.iter().map(|delivery| (delivery.message.message_id, delivery.run)).collect();
-        let mut new = inbox::insert(tx, &context.consumer, &ids).await?;
-        let has_old_id = |delivery: &&&Delivery| inbox::has_old_id(delivery.message.message_id, delivery.message.at);
-        let old: Vec<_> =
-            deliveries.iter().filter(has_old_id).map(|delivery| (delivery.message.message_id, delivery.run)).collect();
-        if !old.is_empty() {
-            let new_old = inbox::insert_old(tx, &context.consumer, &old).await?;
-            new.retain(|message| new_old.contains(message) || !old.contains(message));
-        }
-        Ok(new)
     }
 
     async fn handle_messages(

@@ -88,6 +88,12 @@ impl ShardAssignment {
         Ok(shards)
     }
 
+    /// Returns the id of this process in the work. Each join has a new one; it is that of the row in
+    /// `pillarbox.shard_worker`.
+    pub fn owner(&self) -> Uuid {
+        self.owner
+    }
+
     /// Returns the lease of the shards. While it is valid, no other process sends what belongs to them.
     pub fn lease(&self) -> &Lease {
         &self.lease

@@ -9,6 +9,7 @@ use super::dead_letter_notice;
 use super::parked_messages::{self, Key, NewParked};
 use super::processor::{Delivery, Origin, Outcome};
 use super::retry::RetryPolicy;
+use super::unrouted_messages;
 use crate::database::one_line;
 
 /// A message to park.
@@ -49,6 +50,10 @@ pub(super) struct Outcomes<'a> {
     finished: Vec<i64>,
     /// Ids of parked messages that an operator discarded.
     discarded: Vec<i64>,
+    /// Log ids of messages that no queue took.
+    unrouted: Vec<i64>,
+    /// Log ids of messages that may have been processed before. Their former outcome no longer counts.
+    repeated: Vec<i64>,
     /// Keys whose parked messages have changed, with their shards.
     changed_keys: HashMap<Key, i16>,
     counts: HashMap<&'static str, u64>,
@@ -72,6 +77,8 @@ impl<'a> Outcomes<'a> {
             to_give_up: Vec::new(),
             finished: Vec::new(),
             discarded: Vec::new(),
+            unrouted: Vec::new(),
+            repeated: Vec::new(),
             changed_keys: HashMap::new(),
             counts: HashMap::new(),
         }
@@ -85,6 +92,12 @@ impl<'a> Outcomes<'a> {
         let was_parked = parked_id.is_some();
         // Whether the key is blocked can change if the message was parked before, or is parked now.
         let changes_key = was_parked || matches!(outcome, Outcome::Failed(_) | Outcome::Blocked);
+        if matches!(outcome, Outcome::Done | Outcome::Unrouted) && (was_parked || delivery.is_replayed) {
+            self.repeated.push(delivery.message.id);
+        }
+        if outcome == Outcome::Unrouted {
+            self.unrouted.push(delivery.message.id);
+        }
         let label = match outcome {
             Outcome::Done | Outcome::Unrouted => {
                 match delivery.origin {
@@ -151,6 +164,8 @@ impl<'a> Outcomes<'a> {
             && self.to_give_up.is_empty()
             && self.finished.is_empty()
             && self.discarded.is_empty()
+            && self.unrouted.is_empty()
+            && self.repeated.is_empty()
             && self.changed_keys.is_empty()
     }
 
@@ -187,6 +202,7 @@ impl<'a> Outcomes<'a> {
         if !self.finished.is_empty() || !self.discarded.is_empty() {
             parked_messages::delete(tx, &self.finished, &self.discarded).await?;
         }
+        unrouted_messages::replace(tx, self.consumer, &self.repeated, &self.unrouted).await?;
         if self.changed_keys.is_empty() {
             return Ok(Vec::new());
         }

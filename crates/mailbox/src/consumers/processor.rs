@@ -44,7 +44,7 @@ impl Delivery {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// The message was published, but no queue is bound for it.
+    /// The message was published, but no queue is bound for it. The consumer passes it.
     Unrouted,
     Failed(String),
     /// The message was not tried, because an earlier message of its key failed.

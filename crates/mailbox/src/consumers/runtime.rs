@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 use super::consumer::{Consumer, ConsumerKind, StartAt};
 use super::handler::{Handler, HandlerProcessor};
 use super::leases::ShardAssignment;
+use super::local_handlers::{LocalHandlers, LocalWorkerHandle};
 use super::processor::{ConsumerError, Processor};
 use super::replica::Replica;
 use super::retry::RetryPolicy;
@@ -70,6 +71,7 @@ pub struct Runtime {
     clock: Clock,
     watcher: Watcher,
     replica: Arc<Replica>,
+    local_handlers: LocalHandlers,
     health: Health,
     stop: CancellationToken,
     workers: TaskTracker,
@@ -88,6 +90,7 @@ impl Runtime {
             db,
             clock,
             replica: Arc::new(replica),
+            local_handlers: LocalHandlers::default(),
             health,
             stop,
             workers: TaskTracker::new(),
@@ -113,6 +116,11 @@ impl Runtime {
         runtime
     }
 
+    /// Registers the handlers that are started from now on there, so that requests of this process can wait for them.
+    pub fn with_local_handlers(self, local_handlers: LocalHandlers) -> Runtime {
+        Runtime { local_handlers, ..self }
+    }
+
     /// Creates the assignment of shards for work that is divided by shard but does not read the log.
     pub fn shard_assignment(&self, name: &'static str) -> ShardAssignment {
         ShardAssignment::new(name, self.replica.clone(), self.watcher.clone())
@@ -135,7 +143,9 @@ impl Runtime {
             filter: Filter::matching(&subscription.matching),
             start: subscription.start,
         };
-        self.consume(&consumer, subscription.options, || HandlerProcessor::new(subscription.handler.clone()));
+        let processor = || HandlerProcessor::new(subscription.handler.clone());
+        let local = || Some(self.local_handlers.register(consumer.filter.clone()));
+        self.start_shard_workers(&consumer, subscription.options, processor, local);
     }
 
     /// Runs a consumer with a processor of any kind.
@@ -143,7 +153,18 @@ impl Runtime {
         &self,
         consumer: &Consumer,
         options: ConsumerOptions,
+        processor: impl FnMut() -> P,
+    ) {
+        self.start_shard_workers(consumer, options, processor, || None);
+    }
+
+    /// `local` registers a shard worker as the handler of this process, if it is one.
+    fn start_shard_workers<P: Processor + 'static>(
+        &self,
+        consumer: &Consumer,
+        options: ConsumerOptions,
         mut processor: impl FnMut() -> P,
+        local: impl Fn() -> Option<LocalWorkerHandle>,
     ) {
         for number in 0..options.workers {
             let name = format!("{}/{number}", consumer.name);
@@ -159,7 +180,8 @@ impl Runtime {
                 self.watcher.clone(),
                 self.clock.clone(),
                 processor(),
-            );
+            )
+            .with_local_handle(local());
             let name = consumer.name.clone();
             self.workers.spawn(async move {
                 tokio::select! {

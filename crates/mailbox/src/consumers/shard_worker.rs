@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::commit::{commit, commit_deferred};
 use super::consumer::{self, Consumer};
+use super::local_handlers::LocalWorkerHandle;
 use super::outcomes::Outcomes;
 use super::owned_shards::OwnedShards;
 use super::processor::{BatchResult, ConsumerError, Delivery, Origin, Outcome, Processor, WorkerContext};
@@ -62,6 +63,8 @@ pub struct ShardWorker<P> {
     is_in_round: bool,
     /// The watcher's count of invalidations when the shards were loaded.
     invalidations: u64,
+    /// Set if requests of this process may wait for this worker.
+    local: Option<LocalWorkerHandle>,
 }
 
 impl<P: Processor> ShardWorker<P> {
@@ -94,7 +97,12 @@ impl<P: Processor> ShardWorker<P> {
             rebalanced_at: None,
             is_in_round: false,
             invalidations: 0,
+            local: None,
         }
+    }
+
+    pub(super) fn with_local_handle(self, local: Option<LocalWorkerHandle>) -> ShardWorker<P> {
+        ShardWorker { local, ..self }
     }
 
     /// Runs one round. Returns `Busy` if there is more to do. Fails if the database fails, was restored or has lost
@@ -123,7 +131,10 @@ impl<P: Processor> ShardWorker<P> {
         self.reset();
         match error {
             ConsumerError::LeaseLost => {
-                tracing::info!(consumer = self.context.consumer, "lost the lease; rejoining");
+                tracing::warn!(
+                    consumer = self.context.consumer,
+                    "lost the lease, or was reset by an operator; rejoining"
+                );
                 self.registered_in = None;
                 Ok(Round::Busy)
             }
@@ -188,6 +199,13 @@ impl<P: Processor> ShardWorker<P> {
     fn reset_shards(&mut self) {
         self.shards.reset(self.options.reader(&self.consumer));
         self.rebalanced_at = None;
+        self.publish_shards();
+    }
+
+    fn publish_shards(&self) {
+        if let Some(local) = &self.local {
+            local.set_shards(&self.shards.numbers());
+        }
     }
 
     async fn rebalance(&mut self) -> Result<(), ConsumerError> {
@@ -210,6 +228,7 @@ impl<P: Processor> ShardWorker<P> {
         };
         self.shards.update(&mut db, consumer, owned).await?;
         (self.rebalanced_at, self.context.lease) = (Some(Instant::now()), lease);
+        self.publish_shards();
         Ok(())
     }
 
@@ -367,6 +386,12 @@ impl<P: Processor> ShardWorker<P> {
         self.context.isolate_failures = false;
         self.shards.apply(positions, keys, outcomes.next_due());
         outcomes.count();
+        if let Some(local) = &self.local {
+            local.processed(deliveries.iter().map(|delivery| delivery.message.message_id));
+        }
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,6 +28,8 @@ pub struct Filter {
     excluded: Option<Regex>,
     /// The included sources, if the filter includes messages by source alone.
     sources: Option<Vec<String>>,
+    /// The sources whose messages may be excluded; None if they may have any source.
+    excluded_sources: Option<Vec<String>>,
 }
 
 impl Filter {
@@ -41,6 +43,7 @@ impl Filter {
             included: compile(&pattern.regex()),
             excluded: None,
             sources: is_by_source.then(|| pattern.sources.clone()),
+            excluded_sources: None,
         }
     }
 
@@ -53,16 +56,28 @@ impl Filter {
 
     /// Excludes the messages that any of the patterns matches.
     pub fn excluding<'a>(mut self, patterns: impl IntoIterator<Item = &'a MessagePattern>) -> Filter {
-        let all: Vec<String> = patterns.into_iter().map(MessagePattern::regex).collect();
+        let patterns = Vec::from_iter(patterns);
+        let all: Vec<String> = patterns.iter().map(|pattern| pattern.regex()).collect();
         self.excluded = (!all.is_empty()).then(|| compile(&all.join("|")));
+        let of_known_sources = patterns.iter().all(|pattern| !pattern.sources.is_empty());
+        self.excluded_sources =
+            of_known_sources.then(|| patterns.iter().flat_map(|pattern| pattern.sources.clone()).collect());
         self
     }
 
     /// Whether the consumer reads this message. The result is the same as in PostgreSQL.
     pub fn matches(&self, message: &Message) -> bool {
+        if let Some(sources) = self.sources.as_ref().filter(|_| !self.may_exclude(&message.source)) {
+            return sources.is_empty() || sources.contains(&message.source);
+        }
         let subject =
             format!("{} {} {}", message.source, message.topic, message.aggregate_type.as_deref().unwrap_or_default());
         self.included.is_match(&subject) && !self.excluded.as_ref().is_some_and(|excluded| excluded.is_match(&subject))
+    }
+
+    /// Whether a message of this source can be excluded.
+    fn may_exclude(&self, source: &String) -> bool {
+        self.excluded.is_some() && self.excluded_sources.as_ref().is_none_or(|sources| sources.contains(source))
     }
 
     pub(crate) fn included(&self) -> &str {
@@ -81,6 +96,11 @@ impl Filter {
 
     pub(crate) fn excluded(&self) -> Option<&str> {
         self.excluded.as_ref().map(Regex::as_str)
+    }
+
+    /// The sources to which [`Filter::excluded`] applies, so that it need not be evaluated for others; None: to all.
+    pub(crate) fn excluded_sources(&self) -> Option<&[String]> {
+        self.excluded_sources.as_deref()
     }
 }
 
@@ -178,6 +198,8 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use chrono::DateTime;
+    use serde_json::value::RawValue;
 
     #[test]
     fn an_invalid_topic_pattern_is_rejected() {
@@ -205,6 +227,47 @@ mod tests {
         assert_eq!(by_topic.sql_condition(), (None, Some(by_topic.included())));
         let either = Filter::matching(&of_hub).or(&MessagePattern::topic("event.#"));
         assert_eq!(either.sql_condition(), (None, Some(either.included())));
+    }
+
+    #[test]
+    fn an_exclusion_concerns_the_messages_of_its_sources_only() {
+        let of = |source: &str, topics: &[&str]| MessagePattern {
+            sources: vec![source.to_owned()],
+            topics: topics.iter().map(|topic| (*topic).to_owned()).collect(),
+            ..MessagePattern::default()
+        };
+        let both = MessagePattern { sources: vec!["hub".to_owned(), "sql".to_owned()], ..MessagePattern::default() };
+        let filter = Filter::matching(&both).excluding([&of("sql", &["email.#"])]);
+        assert_eq!(filter.excluded_sources(), Some(["sql".to_owned()].as_slice()));
+        for (source, topic, expected) in [
+            ("hub", "email.code", true),
+            ("sql", "emails.sent", true),
+            ("sql", "email", false),
+            ("sql", "email.code", false),
+            ("joins", "join.confirmed", false),
+        ] {
+            assert_eq!(filter.matches(&message(source, topic)), expected, "{source} {topic}");
+        }
+        let by_topic = Filter::everything().excluding([&MessagePattern::topic("email.#")]);
+        assert_eq!(by_topic.excluded_sources(), None, "messages of any source may be excluded");
+        assert!(!by_topic.matches(&message("hub", "email.code")) && by_topic.matches(&message("hub", "order.paid")));
+    }
+
+    fn message(source: &str, topic: &str) -> Message {
+        Message {
+            id: 1,
+            shard: 0,
+            message_id: uuid::Uuid::nil(),
+            source: source.to_owned(),
+            tenant: "main".to_owned(),
+            topic: topic.to_owned(),
+            key: None,
+            aggregate_type: None,
+            aggregate_id: None,
+            headers: RawValue::NULL.to_owned(),
+            payload: RawValue::NULL.to_owned(),
+            at: DateTime::UNIX_EPOCH,
+        }
     }
 
     #[test]

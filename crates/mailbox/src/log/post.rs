@@ -16,8 +16,10 @@ use crate::database::{ConnectionGuard, problem};
 
 /// The longest topic, in characters.
 const TOPIC_CHARS_MAX: usize = 200;
-/// The longest key, aggregate type and aggregate id, in characters.
+/// The longest key and aggregate id, in characters.
 const KEY_CHARS_MAX: usize = 255;
+/// The longest aggregate type, in characters.
+const AGGREGATE_TYPE_CHARS_MAX: usize = 100;
 
 /// The part of the system that posts a message. It is set by code and never by a caller, so consumers can trust it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +72,9 @@ pub enum PostError {
     Topic,
     #[error("key must have 1 to {KEY_CHARS_MAX} characters, without NUL")]
     Key,
-    #[error("aggregate_type and aggregate_id must have 1 to {KEY_CHARS_MAX} characters, without NUL")]
+    #[error(
+        "aggregate_type must have 1 to {AGGREGATE_TYPE_CHARS_MAX} characters and aggregate_id 1 to {KEY_CHARS_MAX}, without NUL"
+    )]
     Aggregate,
     #[error(
         "payload has {0} bytes; at most {MESSAGE_BYTES_MAX} are accepted: store larger content elsewhere and post a reference to it"
@@ -136,7 +140,8 @@ impl Post {
             Some(AggregateId::Text(text)) => fits(text),
             Some(AggregateId::Number(_)) | None => true,
         };
-        if !self.aggregate_type.as_deref().is_none_or(fits) || !aggregate_id_fits {
+        let aggregate_type_fits = |text: &str| fits(text) && text.chars().count() <= AGGREGATE_TYPE_CHARS_MAX;
+        if !self.aggregate_type.as_deref().is_none_or(aggregate_type_fits) || !aggregate_id_fits {
             return Err(PostError::Aggregate);
         }
         match self.payload.get().len() {
@@ -244,5 +249,7 @@ mod tests {
         let error = Post::new("a", large).check().unwrap_err();
         assert!(error.to_string().contains("reference"), "{error}");
         assert!(message("a").with_key("").check().is_err());
+        let typed = |chars| Post { aggregate_type: Some("x".repeat(chars)), ..message("a") };
+        assert!(typed(100).check().is_ok() && matches!(typed(101).check(), Err(PostError::Aggregate)));
     }
 }

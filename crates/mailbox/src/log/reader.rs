@@ -199,6 +199,7 @@ impl Reader {
             .bind(sources)
             .bind(subjects)
             .bind(self.filter.excluded())
+            .bind(self.filter.excluded_sources())
             .fetch(db);
         let mut shards: BTreeMap<i16, ShardScan> = BTreeMap::new();
         // Allocated once: growing it step by step was a seventh of the relay's cost.
@@ -271,7 +272,8 @@ cross join lateral (
     select found.*,
            ($7::text[] is null or found.source = any($7))
            and ($8::text is null or pillarbox.subject(found.source, found.topic, found.aggregate_type) ~ $8)
-           and ($9::text is null or pillarbox.subject(found.source, found.topic, found.aggregate_type) !~ $9) as matches
+           and ($9::text is null or ($10::text[] is not null and found.source <> all($10))
+                or pillarbox.subject(found.source, found.topic, found.aggregate_type) !~ $9) as matches
     from (
         (select * from pillarbox.log
          where shard = position.shard and id > greatest(position.old_id, position.last_id)

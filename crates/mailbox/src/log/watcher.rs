@@ -170,6 +170,11 @@ impl Watcher {
     fn load_newest(&self) -> Option<Newest> {
         read(&self.inner.newest).clone()
     }
+
+    #[cfg(test)]
+    pub(crate) fn assume_newest(&self, snapshot: Snapshot) {
+        *write(&self.inner.newest) = Some(Newest { snapshot, taken_at: Instant::now(), windows: Arc::default() });
+    }
 }
 
 /// Appends a window, and drops the oldest windows that exceed the limits.

@@ -97,12 +97,24 @@ pub async fn page(
 
 /// Returns the message with this id; None if the log does not have it any more.
 pub async fn find(db: &mut PgConnection, message_id: Uuid) -> sqlx::Result<Option<Message>> {
-    let Some(created_at) = created_at(message_id) else { return Ok(None) };
+    if let Some(created_at) = created_at(message_id)
+        && let Some(found) = find_near(db, message_id, created_at).await?
+    {
+        return Ok(Some(found));
+    }
+    // An id that its producer has chosen may contain no time, or another one.
+    let query = "select at from pillarbox.chosen_id where message_id = $1";
+    match sqlx::query_scalar(query).bind(message_id).fetch_optional(&mut *db).await? {
+        Some(posted_at) => find_near(db, message_id, posted_at).await,
+        None => Ok(None),
+    }
+}
+
+/// Returns the message with this id if it was posted at about this time, or up to a day later.
+async fn find_near(db: &mut PgConnection, message_id: Uuid, time: DateTime<Utc>) -> sqlx::Result<Option<Message>> {
     for (from, to) in SEARCH_RANGES {
-        let (low, high) = (
-            time_search::around(db, None, created_at + from).await?.0,
-            time_search::around(db, None, created_at + to).await?.1,
-        );
+        let (low, high) =
+            (time_search::around(db, None, time + from).await?.0, time_search::around(db, None, time + to).await?.1);
         let row = sqlx::query(
             "select found.* from pillarbox.shards() as slot (shard) cross join lateral (
                  select * from pillarbox.log
@@ -127,6 +139,7 @@ pub struct MessageName {
     pub log_ref: LogRef,
     pub message_id: Uuid,
     pub topic: String,
+    pub key: Option<String>,
 }
 
 /// Loads the names of the referenced messages, in no particular order. Messages that retention has dropped are missing.
@@ -134,7 +147,7 @@ pub async fn load_names(db: &mut PgConnection, refs: &[LogRef]) -> sqlx::Result<
     let rows = sqlx::query(
         "select found.* from unnest($1::smallint[], $2::bigint[], $3::timestamptz[]) as log_ref (shard, id, at)
          cross join lateral (
-             select shard, id, at, message_id, topic from pillarbox.log
+             select shard, id, at, message_id, topic, key from pillarbox.log
              where log.shard = log_ref.shard and log.id = log_ref.id and log.at = log_ref.at
          ) found",
     )
@@ -145,7 +158,8 @@ pub async fn load_names(db: &mut PgConnection, refs: &[LogRef]) -> sqlx::Result<
     .await?;
     let name = |row: &PgRow| {
         let log_ref = LogRef { shard: row.try_get("shard")?, id: row.try_get("id")?, at: row.try_get("at")? };
-        Ok(MessageName { log_ref, message_id: row.try_get("message_id")?, topic: row.try_get("topic")? })
+        let (message_id, topic, key) = (row.try_get("message_id")?, row.try_get("topic")?, row.try_get("key")?);
+        Ok(MessageName { log_ref, message_id, topic, key })
     };
     rows.iter().map(name).collect()
 }

@@ -57,10 +57,12 @@ pub async fn run_once(db: &PgPool, retention: Retention, running_for: Duration) 
     drop_position_days(&mut db, now - days(retention.log_days + 1)).await?;
     let inbox_until = inbox_until(&mut db, now - days(retention.behind_days + 1)).await?;
     drop_inbox_days(&mut db, inbox_until).await?;
+    drop_unrouted_days(&mut db, inbox_until).await?;
     let deleted = idempotency::delete_expired(&mut db, DELETE_MAX)
         .await?
         .max(delete_foreign_inbox(&mut db, inbox_until).await?)
-        .max(delete_discarded(&mut db, inbox_until).await?);
+        .max(delete_discarded(&mut db, inbox_until).await?)
+        .max(delete_chosen_ids(&mut db, inbox_until).await?);
     Ok(if deleted == DELETE_MAX as u64 { Round::Busy } else { Round::Idle })
 }
 
@@ -170,7 +172,20 @@ async fn drop_position_days(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx
         sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *tx).await?;
         partition::drop_day(tx, "pillarbox.position", &partition).await?;
     }
-    Ok(())
+    delete_position_overflow(db, until - days(1)).await
+}
+
+/// Deletes rows of the overflow partition from before `before` that are no consumer's newest position in any shard.
+async fn delete_position_overflow(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+    let query = "with newest as materialized (
+                     select consumer, n from pillarbox.cursor cross join pillarbox.shards() as slot (shard)
+                     cross join lateral pillarbox.latest_position(consumer, shard))
+                 delete from pillarbox.position_overflow where ctid in (
+                     select old.ctid from pillarbox.position_overflow as old
+                     where old.at < least($1, pillarbox.yesterday())
+                       and not exists (select from newest where newest.consumer = old.consumer and newest.n = old.n)
+                     limit $2)";
+    sqlx::query(query).bind(before).bind(DELETE_MAX).execute(db).await.map(drop)
 }
 
 /// Until when inboxes are deleted: `until`, but nothing whose message is still in the log, because a replay must find which
@@ -193,6 +208,24 @@ async fn drop_inbox_days(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx::R
     let query = "delete from pillarbox.inbox_overflow where ctid in
                      (select ctid from pillarbox.inbox_overflow where message_id < pillarbox.uuid_at($1) limit $2)";
     sqlx::query(query).bind(until).bind(DELETE_MAX).execute(db).await.map(drop)
+}
+
+/// Drops the days of unrouted messages that ended before `until`.
+async fn drop_unrouted_days(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx::Result<()> {
+    for partition in partition::days_before(db, "pillarbox.unrouted", until).await? {
+        let Some(tx) = partition::lock_day(db, &partition).await? else { continue };
+        partition::drop_day(tx, "pillarbox.unrouted", &partition).await?;
+    }
+    let query = "delete from pillarbox.unrouted_overflow where ctid in
+                     (select ctid from pillarbox.unrouted_overflow where at < $1 limit $2)";
+    sqlx::query(query).bind(until).bind(DELETE_MAX).execute(db).await.map(drop)
+}
+
+/// Deletes ids that producers have chosen, and whose messages the log no longer has.
+async fn delete_chosen_ids(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox.chosen_id where message_id in
+                     (select message_id from pillarbox.chosen_id where at < $1 order by at limit $2)";
+    Ok(sqlx::query(query).bind(before).bind(DELETE_MAX).execute(db).await?.rows_affected())
 }
 
 async fn delete_foreign_inbox(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<u64> {

@@ -32,6 +32,8 @@ pub struct ConsumerStatus {
     pub lag_messages: i64,
     pub parked: i64,
     pub dead: i64,
+    /// The number of messages that a route published and no queue took; counted up to 1,000.
+    pub unrouted: i64,
     /// The number of unfinished replays.
     pub replays: i64,
     /// The processes that work for the consumer, with the number of shards that each one owns.
@@ -66,6 +68,10 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
                 coalesce(min(ahead.id) - 1, (select last_value from pillarbox.log_id)) as read_to,
                 (select count(*) from pillarbox.parked where parked.consumer = cursor.consumer) as parked,
                 (select count(*) from pillarbox.dead_letter where dead_letter.consumer = cursor.consumer) as dead,
+                -- Bounded, because there can be as many as messages in the log.
+                (select count(*) from (select from pillarbox.unrouted
+                                       where unrouted.consumer = cursor.consumer and unrouted.at >= cursor.created_at
+                                       limit 1000) as counted) as unrouted,
                 (select count(distinct replay.id) from pillarbox.replay
                  join pillarbox.replay_shard on replay_shard.replay = replay.id and not done
                  where replay.consumer = cursor.consumer) as replays,
@@ -92,6 +98,7 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
             lag_messages: Row::try_get(row, "lag_messages")?,
             parked: Row::try_get(row, "parked")?,
             dead: Row::try_get(row, "dead")?,
+            unrouted: Row::try_get(row, "unrouted")?,
             replays: Row::try_get(row, "replays")?,
             workers: workers_of(&workers)?,
             lapsed_at: Row::try_get(row, "lapsed_at")?,
@@ -122,12 +129,15 @@ fn workers_of(text: &str) -> sqlx::Result<Vec<WorkerStatus>> {
 pub struct MessageStatus {
     #[schema(example = "relay.default")]
     pub consumer: String,
-    /// `pending`, `sent`, `parked`, `dead` or `discarded`.
+    /// `pending`, `sent`, `unrouted` (published, but no queue was bound for it), `parked`, `dead` or `discarded`.
     #[schema(example = "sent")]
     pub status: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sent_at: Option<DateTime<Utc>>,
     pub attempts: i32,
+    /// When a parked message is retried. Absent if it waits for an earlier message of its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_retry_at: Option<DateTime<Utc>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 }
@@ -135,7 +145,7 @@ pub struct MessageStatus {
 /// Returns the status of a message for each consumer whose filter it matches.
 pub async fn message_statuses(db: impl PgExecutor<'_>, message: &Message) -> sqlx::Result<Vec<MessageStatus>> {
     let rows = sqlx::query(
-        "select consumer, status, sent_at, attempts, last_error from pillarbox.outbox_status
+        "select consumer, status, sent_at, attempts, next_retry_at, last_error from pillarbox.outbox_status
          where shard = $1 and log_id = $2 and created_at = $3 order by consumer",
     )
     .bind(message.shard)
@@ -149,6 +159,7 @@ pub async fn message_statuses(db: impl PgExecutor<'_>, message: &Message) -> sql
             status: Row::try_get(row, "status")?,
             sent_at: Row::try_get(row, "sent_at")?,
             attempts: Row::try_get(row, "attempts")?,
+            next_retry_at: Row::try_get(row, "next_retry_at")?,
             last_error: Row::try_get(row, "last_error")?,
         })
     };

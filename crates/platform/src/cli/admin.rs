@@ -8,7 +8,7 @@ use mailbox::database::{self, LockHolder, LockWait};
 use uuid::Uuid;
 
 use super::Failure;
-use super::installation::{connect, database_options, require_database};
+use super::installation::{check_installation, connect, database_options, require_database};
 use super::table::{self, print_line};
 use crate::data_dir::DataDir;
 use crate::keys::{NewKey, flow};
@@ -32,12 +32,15 @@ pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
 }
 
 /// Prints a token. Fails if the installation has no secret key yet.
-pub(super) fn token(settings: &Settings, user: Uuid, role: Option<Role>, ttl_seconds: u32) -> Result<(), Failure> {
+pub(super) fn token(settings: &Settings, user: Uuid, role: Option<Role>, ttl: Duration) -> Result<(), Failure> {
     let secret_key = match settings.master_key_given()? {
         Some(key) => key,
-        None => DataDir::at(&settings.data_dir)?.secret_key()?,
+        None => {
+            let data_dir = DataDir::at(&settings.data_dir)?;
+            check_installation(settings, &data_dir)?;
+            data_dir.secret_key()?
+        }
     };
-    let ttl = Duration::from_secs(u64::from(ttl_seconds));
     let token = TokenSigner::new(&secret_key).sign(user, role, Utc::now(), ttl);
     print_line(&token.map_err(|error| Failure::Other(format!("the token cannot be signed: {error}")))?)?;
     Ok(())

@@ -78,6 +78,7 @@ pub(super) fn print(consumers: &[Consumer]) -> std::io::Result<()> {
             consumer.lag_messages.to_string(),
             consumer.parked.to_string(),
             consumer.dead.to_string(),
+            consumer.unrouted.to_string(),
             consumer.replays.to_string(),
             state.to_string(),
             match consumer.workers.is_empty() {
@@ -87,6 +88,7 @@ pub(super) fn print(consumers: &[Consumer]) -> std::io::Result<()> {
         ]
     };
     let rows: Vec<_> = consumers.iter().map(row).collect();
-    let heads = ["CONSUMER", "KIND", "LAG_S", "LAG", "PARKED", "DEAD", "REPLAYS", "STATE", "WORKERS (SHARDS)"];
+    let heads =
+        ["CONSUMER", "KIND", "LAG_S", "LAG", "PARKED", "DEAD", "UNROUTED", "REPLAYS", "STATE", "WORKERS (SHARDS)"];
     table::print(heads, &rows)
 }

@@ -69,11 +69,14 @@ async fn list(settings: &Settings, json: bool) -> Result<(), Failure> {
 async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes: bool) -> Result<(), Failure> {
     let pool = connect(settings)?;
     let consumers = status::consumers(&pool).await?;
-    let unread =
+    let mut unread =
         consumers.iter().find(|consumer| consumer.consumer == name).map_or(0, |consumer| consumer.lag_messages);
+    if name == hub::FAN_OUT {
+        unread += hub::count_deferred(&mut *pool.acquire().await?).await?;
+    }
     if unread > 0 && from.is_none() && !yes {
         return Err(Failure::Other(format!(
-            "{name} has not read the last {unread} messages of the log and would skip them; add --yes to confirm, or --from TIME \
+            "{name} has not processed the last {unread} messages of the log and would skip them; add --yes to confirm, or --from TIME \
              to read from a time"
         )));
     }

@@ -12,15 +12,34 @@ use crate::data_dir::DataDir;
 use crate::embedded;
 use crate::settings::Settings;
 
-/// The current secret key first, then the former ones. Creates the key in the data folder if there is none.
+/// The current secret key first, then the former ones. Creates the key in the data folder if there is none. Fails if the
+/// data folder belongs to another installation.
 pub(super) fn master_keys(settings: &Settings, data_dir: &DataDir) -> Result<Vec<MasterKey>, Failure> {
     let current = match settings.master_key_given()? {
         Some(key) => key,
-        None => data_dir.secret_key_or_new()?,
+        None => {
+            check_installation(settings, data_dir)?;
+            data_dir.secret_key_or_new()?
+        }
     };
     let mut keys = vec![current];
     keys.extend(settings.previous_master_keys()?);
     Ok(keys)
+}
+
+/// Fails if the data folder has an embedded PostgreSQL and the settings name another database: the folder and its secret key
+/// belong to another installation. Two installations with one key would accept each other's tokens and signatures. Only
+/// checks whether files exist.
+pub(super) fn check_installation(settings: &Settings, data_dir: &DataDir) -> Result<(), Failure> {
+    if settings.database_url.is_none() || !embedded::has_cluster(data_dir) {
+        return Ok(());
+    }
+    let folder = data_dir.path().display();
+    Err(Failure::Other(format!(
+        "the data folder {folder} belongs to the installation whose PostgreSQL is in it, and not to database_url: choose another \
+         folder with --data-dir DIR; `pillarbox serve` needs none if PILLARBOX_SECRET_KEY is set to the key of your installation \
+         (a new key: openssl rand -base64 32)"
+    )))
 }
 
 /// PostgreSQL itself: the configured one, or the embedded one of the data folder.
@@ -35,7 +54,8 @@ pub(super) fn require_database(settings: &Settings, data_dir: &DataDir) -> Resul
     }
     let folder = data_dir.path().display();
     Err(Failure::Other(format!(
-        "no server runs in the data folder {folder}: start `pillarbox up` with this --data-dir first, or set PILLARBOX_DATABASE_URL"
+        "no server runs in the data folder {folder}. Is it running? Start it with `pillarbox up`, name its folder with \
+         --data-dir DIR, or set PILLARBOX_DATABASE_URL"
     )))
 }
 

@@ -7,9 +7,9 @@ use clap::Args;
 use events::reconcile::{ReconcileOptions, begin, progress};
 use mailbox::database::Database;
 
-use super::Failure;
 use super::installation::connect;
 use super::table::print_line;
+use super::{Failure, seconds};
 use crate::settings::Settings;
 
 /// Time between two progress checks.
@@ -26,9 +26,13 @@ pub(super) struct Reconcile {
     /// Ignore versions, and publish every event again under a new version. Use it after one of the databases was restored
     #[arg(long)]
     force: bool,
-    /// How long to wait for the responses
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3600))]
-    wait_seconds: u32,
+    /// How long to wait for the responses: a number of seconds, or a duration such as 90s or 5m
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = wait_time)]
+    wait_seconds: Duration,
+}
+
+fn wait_time(text: &str) -> Result<Duration, String> {
+    seconds(text, 3_600)
 }
 
 /// Starts a run and waits for its end. Returns the exit code 1 when the services do not respond in time. Fails if the run cannot
@@ -38,7 +42,7 @@ pub(super) async fn run(settings: &Settings, args: Reconcile) -> Result<ExitCode
     let options = ReconcileOptions { dry_run: args.dry_run, force: args.force };
     let begun = begin(&Database::new(db.clone()), options).await;
     let run = begun.map_err(|error| Failure::Other(error.to_string()))?;
-    let (time_max, started) = (Duration::from_secs(u64::from(args.wait_seconds)), Instant::now());
+    let (time_max, started) = (args.wait_seconds, Instant::now());
     let mut seen = None;
     loop {
         let now = progress(&db, run).await?.ok_or_else(|| Failure::Other(RUN_DELETED.to_owned()))?;
@@ -58,7 +62,7 @@ pub(super) async fn run(settings: &Settings, args: Reconcile) -> Result<ExitCode
             eprintln!(
                 "error: {missing} parts got no response within {} s: check that `events` and `joins` run with the role `consume`. \
                  Later responses are still applied.",
-                args.wait_seconds
+                time_max.as_secs()
             );
             return Ok(ExitCode::FAILURE);
         }

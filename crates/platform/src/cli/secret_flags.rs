@@ -15,6 +15,11 @@ const ADDRESSES: [&str; 7] =
 /// Options of single commands: the name of the option, and its variable.
 const OPTIONS: [(&str, &str); 2] = [("api_key", "PILLARBOX_API_KEY"), ("secret", "PILLARBOX_WEBHOOK_SECRET")];
 
+/// Whether the variable belongs to an option of a single command. It is not a setting, although it has the prefix of one.
+pub(super) fn is_option_variable(name: &str) -> bool {
+    OPTIONS.iter().any(|(_, variable)| *variable == name)
+}
+
 /// A secret that was given on the command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SecretFlag {

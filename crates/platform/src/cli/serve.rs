@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Failure;
-use super::installation::{database_options, master_keys};
+use super::installation::{check_installation, database_options, master_keys};
 use super::secret_flags::SecretFlag;
 use crate::app::{self, Running, StartError};
 use crate::data_dir::DataDir;
@@ -31,6 +31,7 @@ pub(super) async fn up(settings: &Settings, secrets: &[SecretFlag]) -> Result<()
     let mut stop = StopSignal::listen()?;
     let listener = bind(settings).await?;
     let data_dir = DataDir::at(&settings.data_dir)?;
+    check_installation(settings, &data_dir)?;
     let mut lock = data_dir.lock()?;
     let address = listener.local_addr().map_err(StartError::Listener)?;
     let written = lock.write_description(&format!("process {} at http://{address}", std::process::id()));

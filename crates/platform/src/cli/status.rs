@@ -18,6 +18,9 @@ use crate::data_dir::DataDir;
 use crate::embedded;
 use crate::settings::Settings;
 
+const NOT_RUNNING: &str = "none in this data folder. Is it running? Start it with `pillarbox up`, or name its folder with \
+                           --data-dir DIR";
+
 #[derive(Serialize)]
 struct Report {
     data: String,
@@ -59,7 +62,7 @@ async fn load(settings: &Settings) -> Result<Report, Failure> {
     let local_checks = health.report();
     let mut report = Report {
         data: data_dir.path().display().to_string(),
-        server: is_local.then(|| server.clone().unwrap_or_else(|| "not running in this data folder".to_owned())),
+        server: is_local.then(|| server.clone().unwrap_or_else(|| NOT_RUNNING.to_owned())),
         database: is_local.then(|| embedded::address(&data_dir)),
         checks: Vec::new(),
         lacks_migrations: Vec::new(),
@@ -126,6 +129,15 @@ fn print(report: &Report) -> std::io::Result<()> {
     if !idle.is_empty() {
         let advice = "start a process with their role and settings, or drop them with `pillarbox cursors drop NAME`";
         line("idle", &format!("no process runs {}: {advice}", idle.join(", ")))?;
+    }
+    for ConsumerStatus { consumer, unrouted, .. } in report.consumers.iter().map(|consumer| &consumer.status) {
+        if *unrouted > 0 {
+            let advice = "bind a queue to its exchange, then send them again with";
+            line(
+                "unrouted",
+                &format!("{unrouted} of {consumer}: {advice} `pillarbox replay --consumer {consumer} --from 2h`"),
+            )?;
+        }
     }
     for (consumer, count) in &report.other_dead_letters {
         line("dead", &format!("{count} of {consumer}: `pillarbox dead-letters list --consumer {consumer}`"))?;

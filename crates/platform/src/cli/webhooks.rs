@@ -1,6 +1,6 @@
 //! `send` and `listen`: try webhooks by hand.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +15,9 @@ use hub::client::{Client, ClientSettings, WebhookRequest};
 use hub::signature::Verifier;
 use hub::target::Target;
 use kit::secret::Secret;
-use serde_json::value::RawValue;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 use tokio::net::TcpListener;
 
 use super::Failure;
@@ -25,6 +26,28 @@ use crate::settings::Settings;
 
 /// Timeout of the request of `send`.
 const SEND_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// The request body of `send`. The payload is embedded byte for byte: a JSON value in between would change numbers that it
+/// cannot represent, and drop repeated keys.
+#[derive(Serialize)]
+struct NewEvent<'a> {
+    event_type: &'a str,
+    payload: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ordering_key: Option<&'a str>,
+}
+
+/// A line that `listen` prints for a webhook.
+#[derive(Serialize)]
+struct ReceivedLine<'a> {
+    at: String,
+    id: Option<&'a str>,
+    lane: Option<&'a str>,
+    seq: Option<&'a str>,
+    signature: String,
+    /// JSON byte for byte as it arrived; anything else as a string.
+    body: &'a RawValue,
+}
 
 #[derive(Args)]
 pub(super) struct Send {
@@ -85,20 +108,18 @@ pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure>
     if let Some(key) = &send.idempotency_key {
         headers.insert("idempotency-key", header_value("--idempotency-key", key)?);
     }
-    let mut event = json!({"event_type": send.event_type, "payload": payload});
-    if let Some(key) = send.key {
-        event["ordering_key"] = key.into();
-    }
+    let event = NewEvent { event_type: &send.event_type, payload: &payload, ordering_key: send.key.as_deref() };
+    let body = serde_json::to_vec(&event).map_err(|error| Failure::Other(format!("the event is not JSON: {error}")))?;
     // The guard against private addresses is for subscribers; the user may send to any server.
     let anywhere = ["0.0.0.0/0", "::/0"].into_iter().filter_map(|network| network.parse::<Network>().ok());
     let client =
         Client::new(ClientSettings { allowed_networks: AllowedNetworks::new(anywhere), ..ClientSettings::default() });
     let client = client.map_err(Failure::Other)?;
-    let body = Bytes::from(event.to_string());
-    let sent = client.post(WebhookRequest { target: &target, headers, body, timeout: SEND_TIME_MAX }).await;
+    let request = WebhookRequest { target: &target, headers, body: body.into(), timeout: SEND_TIME_MAX };
+    let sent = client.post(request).await;
     let response = sent.map_err(|failure| {
         Failure::Other(format!(
-            "{server}: {failure}; start the server with `pillarbox up`, or give another with --server URL"
+            "{server}: {failure}. Is it running? Start it with `pillarbox up`, or give another address with --server URL"
         ))
     })?;
     match response.status {
@@ -177,23 +198,47 @@ async fn receive(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body
     let now = Utc::now();
     let verified = endpoint.verifier.as_ref().map(|verifier| verifier.verify(&headers, &body, now.timestamp()));
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let line = json!({
-        "at": now.to_rfc3339_opts(SecondsFormat::Millis, true),
-        "id": text("webhook-id"),
-        "lane": text("webhook-lane"),
-        "seq": text("webhook-seq"),
-        "signature": match &verified {
-            None => Value::from("not verified"),
-            Some(Ok(())) => Value::from("good"),
-            Some(Err(error)) => Value::from(format!("bad: {error}")),
+    let line = ReceivedLine {
+        at: now.to_rfc3339_opts(SecondsFormat::Millis, true),
+        id: text("webhook-id"),
+        lane: text("webhook-lane"),
+        seq: text("webhook-seq"),
+        signature: match &verified {
+            None => "not verified".to_owned(),
+            Some(Ok(())) => "good".to_owned(),
+            Some(Err(error)) => format!("bad: {error}"),
         },
-        "body": serde_json::from_slice::<Value>(&body).unwrap_or_else(|_| String::from_utf8_lossy(&body).into()),
-    });
-    let printed = writeln!(std::io::stdout(), "{line}");
+        body: &printable_body(&body),
+    };
+    let printed = serde_json::to_string(&line).map_err(io::Error::from);
+    let printed = printed.and_then(|line| writeln!(io::stdout(), "{line}"));
     let _ = endpoint.received.send(()).await;
     match (verified, printed) {
         (Some(Err(_)), _) => StatusCode::UNAUTHORIZED,
         (_, Err(_)) => StatusCode::INTERNAL_SERVER_ERROR,
         _ => endpoint.status,
+    }
+}
+
+/// The body as JSON: unchanged if it is JSON, otherwise as a string.
+fn printable_body(body: &[u8]) -> Box<RawValue> {
+    serde_json::from_slice(body).or_else(|_| to_raw_value(&String::from_utf8_lossy(body))).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers beyond 64 bits, repeated keys and white space.
+    const PAYLOAD: &str = "{\"a\": 12345678901234567890.123,  \"a\":1.0, \"b\":[1e400,\n -0]}";
+
+    #[test]
+    fn a_payload_is_sent_and_printed_byte_for_byte() {
+        let payload: Box<RawValue> = serde_json::from_str(PAYLOAD).unwrap();
+        let event = NewEvent { event_type: "t", payload: &payload, ordering_key: None };
+        let body = serde_json::to_string(&event).unwrap();
+        assert_eq!(body, format!(r#"{{"event_type":"t","payload":{PAYLOAD}}}"#));
+        assert_eq!(printable_body(PAYLOAD.as_bytes()).get(), PAYLOAD);
+        assert_eq!(printable_body(b"not JSON \xff").get(), "\"not JSON \u{fffd}\"");
     }
 }

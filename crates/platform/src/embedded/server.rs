@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::install::Install;
-use super::{Account, EmbeddedError, Folders, create_private_dir};
+use super::{Account, EmbeddedError, Folders, create_private_dir, memory};
 
 /// Size at which the log file is removed before a start.
 const LOG_BYTES_MAX: u64 = 10 * 1024 * 1024;
@@ -124,7 +124,6 @@ fn spawn(install: &Install, folders: &Folders, account: Option<&Account>) -> io:
         "listen_addresses=",
         "unix_socket_permissions=0700",
         "max_connections=100",
-        "shared_buffers=128MB",
         "max_wal_size=2GB",
         "jit=off",
         // Log messages of the server, not errors of statements: those quote rows, and this process logs them itself.
@@ -133,6 +132,9 @@ fn spawn(install: &Install, folders: &Folders, account: Option<&Account>) -> io:
         "log_checkpoints=off",
     ] {
         postgres.args(["-c", setting]);
+    }
+    for setting in memory::settings() {
+        postgres.args(["-c", &setting]);
     }
     postgres.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     stop_with_parent(&mut postgres, Signal::SIGINT);

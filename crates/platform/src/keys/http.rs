@@ -7,6 +7,7 @@ use chrono::{DateTime, Utc};
 use kit::auth::{Admin, Caller, Role, Tenant};
 use kit::extract::Path;
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use kit::openapi::{self, RouteProblem};
 use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
 use mailbox::idempotency::{self, StoreResponse};
@@ -20,14 +21,25 @@ use super::{ApiKey, NewKey, flow};
 use crate::app::App;
 
 pub(crate) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(revoke))
+    let mut router = OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(revoke));
+    openapi::document(router.get_openapi_mut(), PROBLEMS);
+    router
 }
+
+/// The problems of the module's own errors, for the OpenAPI document.
+const PROBLEMS: &[RouteProblem] = &[
+    ("POST /admin/v1/keys", 409, "already-answered", ALREADY_ANSWERED),
+    ("DELETE /admin/v1/keys/{id}", 404, "key-not-found", "there is no such API key"),
+];
+const ALREADY_ANSWERED: &str = "the first request succeeded, and the secret in its response is shown only once: revoke the \
+                                key with DELETE /admin/v1/keys/{id}, and create another one with a new Idempotency-Key";
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "orders service", "role": "ingest", "tenant": "acme"}))]
 struct CreateKey {
     /// A name that tells what the key is used for.
-    #[schema(min_length = 1, max_length = 100, example = "orders service")]
+    #[schema(format = "line", max_length = 100, example = "orders service")]
     name: String,
     role: Role,
     /// Absent: the tenant of the caller.
@@ -83,7 +95,13 @@ async fn create(
     idempotency::run_once(&app.db, identity.as_ref(), StoreResponse::WithoutBody, |tx| {
         Box::pin(async move {
             let (details, secret) = flow::create(tx, new).await?;
-            Ok(StoredResponse::json(StatusCode::CREATED, &CreatedKey { key: secret.reveal().clone(), details }))
+            let next_step = format!(
+                "key {id} exists; revoke it with DELETE /admin/v1/keys/{id}, and create another one with a new \
+                 Idempotency-Key",
+                id = details.id
+            );
+            let created = CreatedKey { key: secret.reveal().clone(), details };
+            Ok(StoredResponse::json(StatusCode::CREATED, &created).shown_once(next_step))
         })
     })
     .await

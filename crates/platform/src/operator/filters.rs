@@ -5,7 +5,9 @@ use clap::Args;
 use kit::auth::Tenant;
 use mailbox::operations::dead_letters::Selection;
 use serde::Deserialize;
-use utoipa::{IntoParams, ToSchema};
+use serde_json::json;
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::{Error, time};
 
@@ -30,7 +32,6 @@ macro_rules! with_dead_letter_filters {
             consumer: Option<String>,
             /// Only this topic and the topics below it
             #[arg(long, value_name = "NAME")]
-            #[schema(example = "order")]
             topic: Option<String>,
             /// Only this tenant
             #[arg(long, value_name = "NAME")]
@@ -67,6 +68,25 @@ with_dead_letter_filters! {
         #[arg(long, conflicts_with_all = DEAD_LETTER_FILTERS)]
         #[serde(default)]
         all: bool,
+    }
+}
+
+/// Describes a [`DeadLetterSelection`] that is not empty.
+pub(crate) struct DeadLetterChoice;
+
+impl PartialSchema for DeadLetterChoice {
+    fn schema() -> RefOr<Schema> {
+        kit::openapi::filters_or_all(DeadLetterSelection::schema(), json!({"topic": "order"}))
+    }
+}
+
+impl ToSchema for DeadLetterChoice {
+    fn name() -> std::borrow::Cow<'static, str> {
+        DeadLetterSelection::name()
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        DeadLetterSelection::schemas(schemas);
     }
 }
 

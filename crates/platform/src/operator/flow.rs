@@ -38,7 +38,12 @@ pub(crate) async fn reset(
     if !cursors::reset_in(tx, consumer, from, snapshot).await? {
         return Err(Error::NoConsumer);
     }
-    tracing::info!(consumer, ?from, "an operator reset a consumer");
+    // Fan-out has read these events, but they are as unprocessed as those that it has not read.
+    let deferred = match consumer == hub::FAN_OUT {
+        true => hub::skip_deferred(tx, from).await?,
+        false => 0,
+    };
+    tracing::info!(consumer, ?from, deferred, "an operator reset a consumer");
     Ok(())
 }
 

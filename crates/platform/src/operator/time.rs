@@ -1,6 +1,7 @@
 //! Parses times as an operator enters them on the command line.
 
-use chrono::{DateTime, Duration, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
+use kit::duration;
 
 /// Parses an RFC 3339 time, or a duration before now. Fails with the accepted formats.
 pub(crate) fn parse(text: &str) -> Result<DateTime<Utc>, String> {
@@ -11,21 +12,10 @@ fn parse_relative_to(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, St
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
         return Ok(time.to_utc());
     }
-    duration(text).and_then(|duration| now.checked_sub_signed(duration)).ok_or_else(|| {
+    let duration = duration::parse(text).and_then(|duration| TimeDelta::from_std(duration).ok());
+    duration.and_then(|duration| now.checked_sub_signed(duration)).ok_or_else(|| {
         "must be a time such as 2026-01-31T08:00:00Z, or a duration before now such as 30m, 2h or 7d".to_owned()
     })
-}
-
-fn duration(text: &str) -> Option<Duration> {
-    let (at, _) = text.char_indices().last()?;
-    let count: i64 = text[..at].parse().ok().filter(|count| *count >= 0)?;
-    match &text[at..] {
-        "s" => Duration::try_seconds(count),
-        "m" => Duration::try_minutes(count),
-        "h" => Duration::try_hours(count),
-        "d" => Duration::try_days(count),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

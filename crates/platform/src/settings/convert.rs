@@ -16,6 +16,13 @@ use sqlx::postgres::PgConnectOptions;
 
 use super::Settings;
 
+/// The address of a mail server.
+pub(crate) struct SmtpServer {
+    pub(crate) address: String,
+    /// The connection begins with a TLS handshake, so there is no plain-text greeting to read.
+    pub(crate) tls: bool,
+}
+
 impl Settings {
     /// The secret key from the settings, if it is set there.
     pub fn master_key_given(&self) -> Result<Option<MasterKey>, InvalidSetting> {
@@ -62,6 +69,20 @@ impl Settings {
         let error = "must be an address such as redis://host:6379/0";
         let open = |url: &Secret<String>| redis::Client::open(url.reveal().as_str());
         self.redis_url.as_ref().map(open).transpose().map_err(|_| InvalidSetting::new("redis_url", error))
+    }
+
+    /// The mail server, if one is configured.
+    pub(crate) fn smtp_server(&self) -> Result<Option<SmtpServer>, InvalidSetting> {
+        let invalid = || InvalidSetting::new("smtp_url", "must be an address such as smtp://user:password@host:587");
+        let Some(url) = &self.smtp_url else { return Ok(None) };
+        let uri: axum::http::Uri = url.reveal().parse().map_err(|_| invalid())?;
+        let (tls, port_default) = match uri.scheme_str() {
+            Some("smtp") => (false, 587),
+            Some("smtps") => (true, 465),
+            _ => return Err(invalid()),
+        };
+        let host = uri.host().ok_or_else(invalid)?;
+        Ok(Some(SmtpServer { address: format!("{host}:{}", uri.port_u16().unwrap_or(port_default)), tls }))
     }
 
     /// PostgreSQL itself, without a pooler. `None`: the embedded PostgreSQL is used.

@@ -10,6 +10,7 @@ mod events;
 mod events_and_joins;
 mod example_service;
 mod failover;
+mod guides;
 mod hub;
 mod joins;
 mod log;

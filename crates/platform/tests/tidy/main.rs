@@ -9,6 +9,8 @@ mod dependencies;
 mod documentation;
 mod domain;
 mod lock_file;
+mod log_lines;
+mod metric_help;
 mod migration;
 mod paths;
 mod size;
@@ -95,6 +97,16 @@ fn the_walk_of_a_webhook_is_short_and_true() {
 }
 
 #[test]
+fn every_log_line_of_the_runbook_is_logged_and_read_by_a_test() {
+    let runbook = fs::read_to_string(root().join("docs/runbook.md")).unwrap();
+    assert!(log_lines::documented(&runbook).len() > 10);
+    let (tests, sources): (Vec<_>, Vec<_>) = texts("crates", ".rs").into_iter().partition(|(path, _)| is_test(path));
+    let joined = |texts: Vec<(String, String)>| texts.into_iter().map(|(_, text)| text).collect::<String>();
+    let tests = tests.into_iter().filter(|(path, _)| path.contains("/tests/it/")).collect();
+    assert_none(log_lines::violations(&runbook, &joined(sources), &joined(tests)));
+}
+
+#[test]
 fn a_store_joins_the_transaction_of_its_caller() {
     let mut stores = texts("crates", ".rs");
     let is_store = |path: &str| path.ends_with("/store.rs") || path.contains("/store/");
@@ -114,6 +126,14 @@ fn only_a_commit_wakes_the_readers_of_the_log() {
     sources.retain(|(path, _)| path.contains("/example_service/") || !is_exempt(path));
     assert!(!sources.is_empty());
     assert_none(each(&sources, wake::wakes_readers));
+}
+
+#[test]
+fn every_metric_has_a_help_text_in_its_crate() {
+    let mut sources = texts("crates", ".rs");
+    sources.retain(|(path, _)| path.contains("/src/") && !is_test(path) && !path.starts_with("crates/bench/"));
+    assert!(!sources.is_empty());
+    assert_none(metric_help::undescribed(&sources));
 }
 
 #[test]

@@ -173,13 +173,16 @@ impl Lanes {
         let mut requests = Vec::new();
         for key in keys {
             self.needs_read.remove(&key);
-            let Some(detached) = self.by_key.get_mut(&key).and_then(|lane| lane.detached.as_mut()) else { continue };
+            let Some(lane) = self.by_key.get_mut(&key) else { continue };
+            let is_retried = lane.manual_retry;
+            let Some(detached) = &mut lane.detached else { continue };
             (detached.is_reading, detached.has_more) = (true, false);
             let to = match key {
                 LaneKey::Single(n) => n,
                 LaneKey::Named(_) => read_to.max(detached.read_to + 1),
             };
-            requests.push(LaneReadRequest { after: detached.read_to, to, key, limit });
+            let retried_head = is_retried.then_some(detached.head);
+            requests.push(LaneReadRequest { after: detached.read_to, to, key, limit, retried_head });
         }
         requests
     }

@@ -63,7 +63,8 @@ mod tests {
 
     fn messages(count: i64, payload_bytes: usize) -> Vec<HubMessage> {
         let event = Arc::new(event(payload_bytes));
-        (1..=count).map(|n| HubMessage { n, lane: None, seq: None, event: Some(event.clone()) }).collect()
+        let message = |n| HubMessage { n, lane: None, seq: None, attempts_before: 0, event: Some(event.clone()) };
+        (1..=count).map(message).collect()
     }
 
     #[test]

@@ -57,7 +57,8 @@ struct Database {
 impl Database {
     fn message(&self, n: i64) -> HubMessage {
         let event = event(self.payload_bytes);
-        HubMessage { n, lane: self.messages[&n].clone(), seq: None, event: Some(Arc::new(event)) }
+        let lane = self.messages[&n].clone();
+        HubMessage { n, lane, seq: None, attempts_before: 0, event: Some(Arc::new(event)) }
     }
 
     fn load(&self, recipient: Arc<Recipient>, now: DateTime<Utc>) -> SubscriberQueue {

@@ -30,6 +30,7 @@ struct Consumers {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"from": "2026-01-01T00:00:00Z"}))]
 struct Reset {
     /// The consumer reads again what was posted since this time and has not taken effect. Absent: it continues with messages
     /// that are posted from now on.

@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use super::IDEMPOTENCY_KEY;
 use crate::app::App;
-use crate::operator::filters::{DeadLetterFilters, DeadLetterSelection};
+use crate::operator::filters::{DeadLetterChoice, DeadLetterFilters, DeadLetterSelection};
 use crate::operator::{DeadLetterView, Error, flow};
 
 pub(super) fn router() -> OpenApiRouter<App> {
@@ -98,7 +98,7 @@ async fn discard(
 ///
 /// Processes up to 100,000 dead letters in transactions of 1,000; `more` tells whether to repeat the request. It needs no
 /// Idempotency-Key: retried messages are no longer dead letters, so a repeated request continues with the rest.
-#[utoipa::path(post, path = "/admin/v1/dead-letters/retry", tag = "operator", request_body = DeadLetterSelection,
+#[utoipa::path(post, path = "/admin/v1/dead-letters/retry", tag = "operator", request_body = DeadLetterChoice,
     security(("bearer" = [])), responses((status = 200, body = Bulk)))]
 async fn retry_many(
     State(app): State<App>,
@@ -112,7 +112,7 @@ async fn retry_many(
 ///
 /// Processes up to 100,000 dead letters in transactions of 1,000; `more` tells whether to repeat the request. It needs no
 /// Idempotency-Key: discarded messages are no longer dead letters, so a repeated request continues with the rest.
-#[utoipa::path(post, path = "/admin/v1/dead-letters/discard", tag = "operator", request_body = DeadLetterSelection,
+#[utoipa::path(post, path = "/admin/v1/dead-letters/discard", tag = "operator", request_body = DeadLetterChoice,
     security(("bearer" = [])), responses((status = 200, body = Bulk)))]
 async fn discard_many(
     State(app): State<App>,

@@ -23,15 +23,13 @@ pub(super) fn router() -> OpenApiRouter<App> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct LogFilters {
-    /// Only this topic and the topics below it.
-    #[param(example = "order")]
+    /// Only this topic and the topics below it, such as `order`.
     topic: Option<String>,
     tenant: Option<Tenant>,
-    /// Only messages of this source.
-    #[param(example = "sql")]
+    /// Only messages of this source, such as `sql`.
     source: Option<String>,
     /// Only the message with this id: `evt_` and a UUID, or the UUID alone.
-    #[param(value_type = Option<String>)]
+    #[param(value_type = Option<String>, pattern = r"^(evt_)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$")]
     message_id: Option<MessageIdInput>,
     /// Posted at this time or later.
     #[serde(default, deserialize_with = "kit::instant::optional")]
@@ -75,7 +73,7 @@ async fn list(
 
 /// Get a message with its status for each consumer
 #[utoipa::path(get, path = "/admin/v1/log/{event_id}", tag = "operator", security(("bearer" = [])),
-    params(("event_id" = String, Path, description = "`evt_` and a UUID, or the UUID alone")),
+    params(("event_id" = String, Path, pattern = r"^(evt_)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$", description = "`evt_` and a UUID, or the UUID alone")),
     responses((status = 200, body = MessageWithOutcomes), (status = 404, description = "The log has no message with this id")))]
 async fn show(
     State(app): State<App>,

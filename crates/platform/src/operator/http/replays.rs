@@ -26,8 +26,9 @@ pub(super) fn router() -> OpenApiRouter<App> {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"consumer": "joins.events", "from": "2026-01-01T00:00:00Z"}))]
 struct CreateReplay {
-    #[schema(example = "relay.default")]
+    /// The name of a consumer, as `/admin/v1/consumers` lists it.
     consumer: String,
     /// Messages that were posted at this time or later.
     #[serde(deserialize_with = "kit::instant::required")]

@@ -9,6 +9,7 @@ use mailbox::consumers::{
     BatchResult, Consumer, ConsumerError, ConsumerKind, Delivery, Handler, HandlerFuture, HandlerProcessor, Processor,
     StartAt, WorkerContext,
 };
+use mailbox::database::Database;
 use mailbox::log::{Filter, Message, MessagePattern, Post, post};
 use mailbox::operations::dead_letters::{self, Selection};
 use sqlx::{Postgres, Transaction};
@@ -218,4 +219,42 @@ async fn a_dead_letter_of_another_tenant_is_announced_without_content() {
     assert_eq!((acmes.as_str(), acmes_told), ("-41114111", &None), "only the dead letter contains the error");
     assert!(!all_told.contains("4111"), "{all_told}");
     assert_eq!((mains.as_str(), mains_told.as_deref()), ("-1", Some("-1")));
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_slow_twice_is_parked_and_stops_no_other() {
+    struct Hangs;
+    impl Handler for Hangs {
+        fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> HandlerFuture<'t> {
+            Box::pin(async move {
+                if message.payload.get() == "1" {
+                    std::future::pending::<()>().await;
+                }
+                let insert = "insert into effect (number) values ($1::text::bigint)";
+                sqlx::query(insert).bind(message.payload.get()).execute(&mut **tx).await?;
+                Ok(())
+            })
+        }
+
+        fn needs_separate_transaction(&self) -> bool {
+            true
+        }
+    }
+    let database = database().await;
+    let db = database.pool();
+    post_numbers(db, Some("slow"), 1..=2).await;
+    post_numbers(db, Some("other"), 3..=4).await;
+    let mut options = fast_options();
+    options.worker.retry.backoff.first = Duration::from_secs(600);
+    options.worker.retry.backoff.max = Duration::from_secs(600);
+    // A step takes at most two seconds then.
+    let hasty = Database::new(db.clone()).with_statement_timeout(Duration::ZERO);
+    let process = Process::start_on(hasty, Arc::new(Hangs), StartAt::Beginning, options);
+    wait_for_effects(db, 2).await;
+    wait_for_count(db, "parked", 2).await;
+    process.stop().await;
+    assert_eq!(numbers(db).await, [3, 4]);
+    let parked = "select last_error from pillarbox.parked where last_error is not null";
+    let errors: Vec<String> = sqlx::query_scalar(parked).fetch_all(db).await.unwrap();
+    assert!(errors.len() == 1 && errors[0].contains("its processing takes too long"), "{errors:?}");
 }

@@ -43,9 +43,13 @@ pub(crate) fn fast_options() -> ConsumerOptions {
 
 impl Process {
     pub(crate) fn idle(db: &PgPool) -> Process {
+        Process::idle_on(Database::new(db.clone()))
+    }
+
+    fn idle_on(db: Database) -> Process {
         let (stop, health) = (CancellationToken::new(), Health::default());
         let replica = Replica::new("test", LEASE_TIME);
-        let runtime = Runtime::start(Database::new(db.clone()), Clock::system(), replica, health.clone(), stop.clone());
+        let runtime = Runtime::start(db, Clock::system(), replica, health.clone(), stop.clone());
         Process { runtime: Arc::new(runtime), stop, health }
     }
 
@@ -59,7 +63,16 @@ impl Process {
         start: StartAt,
         options: ConsumerOptions,
     ) -> Process {
-        let process = Process::idle(db);
+        Process::start_on(Database::new(db.clone()), handler, start, options)
+    }
+
+    pub(crate) fn start_on(
+        db: Database,
+        handler: Arc<dyn Handler>,
+        start: StartAt,
+        options: ConsumerOptions,
+    ) -> Process {
+        let process = Process::idle_on(db);
         let matching = MessagePattern { sources: vec!["test".to_owned()], ..MessagePattern::default() };
         process.runtime.subscribe(&Subscription { consumer: "effects", matching, start, handler, options });
         process

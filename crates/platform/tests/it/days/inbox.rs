@@ -95,6 +95,33 @@ async fn the_inbox_is_not_purged_early() {
     assert!(!exists(db, &inbox).await, "it is dropped in the end");
 }
 
+/// A producer in SQL may choose an id, which need not contain a time.
+#[tokio::test]
+async fn a_message_whose_id_has_no_time_has_its_effect_once_and_its_row_is_deleted_in_the_end() {
+    let time = start().await;
+    let db = time.database().pool();
+    preserve_log(db).await;
+    let process = Process::start(db, recorder());
+    let chosen = "insert into pillarbox.log (shard, message_id, source, tenant, topic, payload)
+                  select 3, id::uuid, 'test', 'main', 'test.posted', '1'
+                  from unnest(array['00000000-0000-4000-8000-000000000001', 'f0000000-0000-4000-8000-000000000001']) as id";
+    sqlx::query(chosen).execute(db).await.unwrap();
+    wait_for_effects(db, 2).await;
+    time.advance(5 * DAY);
+    maintain(db, WEEK).await;
+    deliver_again(db).await;
+    assert_eq!(numbers(db).await, [1, 1]);
+    assert_eq!(count(db, "inbox").await, 0, "no day of the inbox contains them");
+    retention_hold::set(&mut db.acquire().await.unwrap(), "test", None).await.unwrap();
+    process.stop().await;
+    sqlx::query("update pillarbox.position set old_at = now() + interval '20 days'").execute(db).await.unwrap();
+    time.advance(20 * DAY);
+    for _ in 0..2 {
+        maintain(db, WEEK).await; // the inbox outlives the log by one round
+    }
+    assert_eq!(count(db, "inbox_foreign").await, 0);
+}
+
 /// The process that posts a message may have a clock that is behind, and the inbox is partitioned by the time in the id.
 #[tokio::test]
 async fn a_message_whose_id_is_too_old_has_its_effect_once() {

@@ -97,10 +97,13 @@ async fn overflow_rows_survive_until_every_consumer_has_read_them() {
     process.stop().await;
     late.commit().await.unwrap();
     post(db, 4).await;
+    let newest = positions(db).await;
+    assert!(count(db, "position_overflow").await > 0, "its positions are in their overflow partition, too");
     time.advance(10 * DAY);
     for _ in 0..3 {
         maintain(db, PATIENT).await;
     }
+    assert_eq!(positions(db).await, newest, "it continues there");
     assert_eq!(count(db, "log_overflow").await, 3, "the consumer has not read two of them");
     let process = Process::start(db, recorder());
     wait_for_effects(db, 4).await;
@@ -111,6 +114,7 @@ async fn overflow_rows_survive_until_every_consumer_has_read_them() {
     time.advance(2 * DAY);
     maintain(db, PATIENT).await;
     assert_eq!(count(db, "log_overflow").await, 0, "they are deleted once they are read");
+    assert_eq!(count(db, "position_overflow").await, 0, "the newest positions are not there any more");
 }
 
 #[tokio::test]

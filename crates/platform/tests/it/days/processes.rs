@@ -207,7 +207,8 @@ async fn a_process_whose_clock_is_far_ahead_deletes_nothing_and_says_why() {
     let mut ahead = Server::start(&url, SECRET_KEY, ALL_ROLES, &time.environment_ahead(40 * DAY));
     let admin = ahead.admin().await;
     let says_why = |line: &str| line.contains("ERROR") && line.contains("s ahead of the database's");
-    ahead.process.wait_for_line(says_why, DEADLINE).await;
+    let line = ahead.process.wait_for_line(says_why, DEADLINE).await;
+    assert!(line.contains("this process does not maintain the database until then"), "{line}");
     let report = eventually("the maintenance tasks report it", DEADLINE, async || {
         let report = admin.get("/readyz").await.json();
         let down = ["clock", "maintain", "hub.maintain", "events.trending", "joins.sweep"].iter().all(|name| {

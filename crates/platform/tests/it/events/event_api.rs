@@ -3,7 +3,6 @@
 use chrono::DateTime;
 use hyper::Method;
 use serde_json::{Value, json};
-use uuid::Uuid;
 
 use crate::events::fixture::{
     Fixture, create_event, event_messages, event_path, in_hours, meetup, meetup_with, new_user, patch_event,
@@ -116,7 +115,6 @@ async fn only_the_owner_can_change_an_event_or_see_its_draft() {
     let (app, draft) = (&fixture.app, create_event(&fixture.owner, meetup()).await);
     let public = publish_event(&fixture.owner, meetup()).await;
     let stranger = new_user(app);
-    let operator = app.user(Uuid::now_v7(), Some(kit::auth::Role::Admin));
     let writes: Vec<(Method, String, Option<Value>)> = vec![
         (Method::PATCH, String::new(), Some(json!({"title": "mine now"}))),
         (Method::POST, "/publish".to_owned(), None),
@@ -125,14 +123,15 @@ async fn only_the_owner_can_change_an_event_or_see_its_draft() {
         (Method::GET, "/history".to_owned(), None),
     ];
     for (method, below, body) in &writes {
-        for other in [&stranger, &operator] {
-            let at = |event: &Value| format!("{}{below}", event_path(event));
-            other.send(method.clone(), &at(&draft), body.clone()).await.assert_problem(404, "event-not-found");
-            other.send(method.clone(), &at(&public), body.clone()).await.assert_problem(403, "forbidden");
-        }
+        let at = |event: &Value| format!("{}{below}", event_path(event));
+        stranger.send(method.clone(), &at(&draft), body.clone()).await.assert_problem(404, "event-not-found");
+        stranger.send(method.clone(), &at(&public), body.clone()).await.assert_problem(403, "forbidden");
         let nobody =
             app.anonymous().send(method.clone(), &format!("{}{below}", event_path(&public)), body.clone()).await;
         nobody.assert_problem(401, "unauthorized");
+        if !["", "/publish"].contains(&below.as_str()) {
+            continue; // Admins may do it.
+        }
         let key = app.admin().send(method.clone(), &format!("{}{below}", event_path(&public)), body.clone()).await;
         key.assert_problem(403, "forbidden");
         assert!(key.json()["detail"].as_str().unwrap().contains("user's token"), "{key:?}");
@@ -143,7 +142,7 @@ async fn only_the_owner_can_change_an_event_or_see_its_draft() {
         app.anonymous().send(method.clone(), path, body.clone()).await.assert_problem(401, "unauthorized");
         app.admin().send(method, path, body).await.assert_problem(403, "forbidden");
     }
-    for reader in [app.anonymous(), stranger.clone(), app.admin(), operator] {
+    for reader in [app.anonymous(), stranger.clone()] {
         reader.get(&event_path(&draft)).await.assert_problem(404, "event-not-found");
         assert_eq!(reader.get(&event_path(&public)).await.json(), public);
     }
@@ -248,12 +247,14 @@ async fn if_match_rejects_old_versions_and_if_none_match_returns_304() {
         post_action(&with(&tag), &event, action).await.assert_problem(412, "stale");
     }
     patch_event(&with(&tag), &event, json!({"title": "Third"})).await.assert_problem(412, "stale");
-    assert_eq!(
-        post_action(&with("\"3\""), &event, "unpublish").await.status,
-        200,
-        "a version without the count version is accepted"
-    );
-    post_action(&with("\"3\""), &event, "publish").await.assert_problem(412, "stale");
+    let stale = post_action(&with("\"3\""), &event, "unpublish").await;
+    stale.assert_problem(412, "stale");
+    assert!(stale.text.contains("with its ETag in If-Match"), "the number alone may belong to two versions: {stale:?}");
+    let (third, current) =
+        (reader.get(&event_path(&event)).await.header("etag").to_owned(), "a version without the count");
+    let without_count = format!("{}\"", third.rsplit_once('.').unwrap().0);
+    assert_eq!(post_action(&with(&without_count), &event, "unpublish").await.status, 200, "{current} is accepted");
+    post_action(&with(&without_count), &event, "publish").await.assert_problem(412, "stale");
     assert_eq!(post_action(&with("*"), &event, "publish").await.status, 200);
     fixture.app.stop().await;
 }

@@ -7,6 +7,7 @@ mod counts;
 mod event_api;
 mod feed;
 pub(crate) mod fixture;
+mod moderation;
 mod reconciliation;
 mod search;
 mod trending;

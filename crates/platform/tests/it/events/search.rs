@@ -39,6 +39,40 @@ async fn a_search_finds_words_and_ranks_titles_higher() {
 }
 
 #[tokio::test]
+async fn the_last_word_of_a_search_finds_longer_words() {
+    let fixture = Fixture::start().await;
+    for (title, description) in [
+        ("Ferrara by night", "A walk."),
+        ("Ferret show", "Bring yours to the theatre."),
+        ("A walk", "From Ferrara to Bologna, until the evening."),
+        ("Evening run", "Ten kilometres."),
+    ] {
+        publish_event(&fixture.owner, meetup_with(json!({"title": title, "description": description}))).await;
+    }
+    let reader = fixture.app.anonymous();
+    let mut found = feed_titles(&reader, "q=ferr").await;
+    assert_eq!(found.pop().unwrap(), "A walk", "titles rank higher");
+    found.sort();
+    assert_eq!(found, ["Ferrara by night", "Ferret show"]);
+    assert_eq!(feed_titles(&reader, "q=ferrara").await, ["Ferrara by night", "A walk"]);
+    assert_eq!(feed_titles(&reader, "q=walk%20ferr").await.len(), 2, "all words must match");
+    assert_eq!(feed_titles(&reader, "q=walk%20ferre").await.len(), 0);
+    assert_eq!(feed_titles(&reader, "q=kilometres%20or%20ferre").await.len(), 2);
+    assert_eq!(feed_titles(&reader, "q=-show%20ferr&sort=latest").await.len(), 2);
+    assert_eq!(feed_titles(&reader, "q=walk%20-ferr").await.len(), 2, "an excluded word is no prefix");
+    // A word that is stored as another stem is found while it is typed: `evening` is stored as `even`.
+    for typed in ["even", "eveni", "evenin", "evening", "evening%20ru"] {
+        assert_eq!(feed_titles(&reader, &format!("q={typed}")).await[0], "Evening run", "{typed}");
+    }
+    // Neither a phrase, nor an excluded word, nor a word that is not indexed is a prefix.
+    for none in ["q=%22ferr%22", "q=%22by%20nigh%22", "q=the", "q=f%3A*", "q=ferr%3A*%20%26%20walk", "q=%21ferr"] {
+        let titles = feed_titles(&reader, none).await;
+        assert!(!titles.iter().any(|title| title.contains("Ferr")), "{none}: {titles:?}");
+    }
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
 async fn a_search_ranks_the_next_thousand_events_and_pages_through_them() {
     let fixture = Fixture::start().await;
     insert_events(fixture.db(), 1_500).await;

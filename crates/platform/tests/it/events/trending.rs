@@ -7,7 +7,7 @@ use testkit::eventually;
 
 use crate::events::fixture::{
     DEADLINE, Fixture, event_id, feed_titles, in_hours, insert_events, join_message, meetup_with, patch_event,
-    post_action, post_messages, publish_event, score_events, walk_feed,
+    post_action, post_messages, publish_event, score_events, start_replica, wait_for_count, walk_feed,
 };
 
 #[tokio::test]
@@ -75,6 +75,41 @@ async fn trending_includes_running_events_and_excludes_past_ones() {
     let mut found = feed_titles(&fixture.app.anonymous(), "sort=trending").await;
     found.sort();
     assert_eq!(found, ["going on", "later"]);
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_new_event_is_in_the_trending_feed_before_the_next_scoring() {
+    let fixture = Fixture::start_with(|settings| settings.events.trending_seconds = 3_600).await;
+    let first = publish_event(&fixture.owner, meetup_with(json!({"title": "first"}))).await;
+    post_messages(fixture.db(), "joins", &[join_message(event_id(&first), 10, 1)]).await;
+    wait_for_count(fixture.db(), event_id(&first), (10, 1)).await;
+    score_events(&fixture).await;
+    let epoch = "select max(epoch) from pillarbox_events.trending_epoch";
+    let epoch = async || sqlx::query_scalar::<_, i64>(epoch).fetch_one(fixture.db()).await.unwrap();
+    let before = epoch().await;
+    let walked = fixture.app.anonymous().get("/event/v1/events?sort=trending&limit=1").await.json();
+    let again = publish_event(&fixture.owner, meetup_with(json!({"title": "again"}))).await;
+    post_action(&fixture.owner, &again, "unpublish").await;
+    post_action(&fixture.owner, &again, "publish").await;
+    let canceled = publish_event(&fixture.owner, meetup_with(json!({"title": "canceled"}))).await;
+    post_action(&fixture.owner, &canceled, "cancel").await;
+    assert_eq!(feed_titles(&fixture.app.anonymous(), "sort=trending&limit=3").await, ["first"]);
+    // Every process adds new events at its start, and then every 20 s. Two processes add them once.
+    for limit in [4, 5] {
+        let other = start_replica(&fixture.database).await;
+        eventually("the new event is added", DEADLINE, async || {
+            let extended =
+                "select extended_at is not null from pillarbox_events.trending_epoch order by epoch desc limit 1";
+            sqlx::query_scalar::<_, bool>(extended).fetch_one(fixture.db()).await.unwrap()
+        })
+        .await;
+        other.stop().await;
+        let found = feed_titles(&fixture.app.anonymous(), &format!("sort=trending&limit={limit}")).await;
+        assert_eq!(found, ["first", "again"], "the scores of other events stay");
+    }
+    assert_eq!(epoch().await, before, "nothing was scored again");
+    assert!(walked["next_cursor"].is_null(), "{walked}");
     fixture.app.stop().await;
 }
 

@@ -1,4 +1,5 @@
 //! The events and joins services together, connected by messages only.
 
+mod publication;
 mod reconciliation;
 pub(crate) mod scenario;

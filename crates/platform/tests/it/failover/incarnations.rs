@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use kit::clock::Clock;
 use kit::health::Health;
-use mailbox::consumers::{Consumer, ConsumerKind, Replica, Runtime, StartAt};
+use mailbox::consumers::{Consumer, ConsumerKind, Replica, Runtime, ShardAssignment, StartAt};
 use mailbox::database::{Database, Incarnation, migrations};
-use mailbox::log::{Filter, MessagePattern};
+use mailbox::log::{Filter, MessagePattern, Snapshot};
+use mailbox::operations::cursors;
 use serde_json::json;
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, PgConnection};
 use testkit::{PrivateServers, Server, TestDatabase, eventually};
 use tokio_util::sync::CancellationToken;
@@ -45,6 +46,139 @@ async fn a_crash_begins_an_incarnation_and_removes_every_fence() {
     let fences: i64 =
         sqlx::query_scalar("select count(*) from pillarbox.shard_worker").fetch_one(&mut db).await.unwrap();
     assert_eq!(fences, 0);
+}
+
+#[tokio::test]
+async fn the_database_refuses_a_position_that_is_ahead_of_it() {
+    let (servers, other) = (PrivateServers::start(&[Server::Postgres]).await, TestDatabase::new(&migrations()).await);
+    let options: PgConnectOptions = servers.postgres_url().parse().unwrap();
+    mailbox::database::migrate(&options).await.unwrap();
+    let mut db = PgConnection::connect_with(&options).await.unwrap();
+    let consumer = Consumer {
+        name: "sink".to_owned(),
+        kind: ConsumerKind::Relay,
+        filter: Filter::everything(),
+        start: StartAt::Beginning,
+    };
+    consumer.register(&sqlx::PgPool::connect_with(options).await.unwrap()).await.unwrap();
+    // A snapshot of a database that has assigned more transaction ids, as a primary has whose last commits are lost.
+    let mut ahead = other.pool().acquire().await.unwrap();
+    let assign = "do $$ begin for n in 1..10000 loop perform pg_current_xact_id(); commit; end loop; end $$";
+    sqlx::raw_sql(assign).execute(&mut *ahead).await.unwrap();
+    let (ahead, own) = (Snapshot::now(&mut ahead).await.unwrap(), Snapshot::now(&mut db).await.unwrap());
+    let refused = cursors::reset_in(&mut db, "sink", None, &ahead).await.unwrap_err().to_string();
+    assert!(refused.contains("the database has lost transactions meanwhile"), "{refused}");
+    assert!(cursors::reset_in(&mut db, "sink", None, &own).await.unwrap());
+}
+
+/// Registers one process after the other for the work `work`, until each has its part.
+async fn rebalance_all(db: &mut PgConnection, processes: &mut [ShardAssignment]) -> Vec<usize> {
+    let mut parts = Vec::new();
+    for _ in 0..3 {
+        parts.clear();
+        for process in processes.iter_mut() {
+            parts.push(process.rebalance(db).await.unwrap().unwrap_or_default().len());
+        }
+    }
+    parts
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_failover_shards_are_claimed_when_every_process_knows_it_or_its_lease_has_ended() {
+    const LEASE_TIME: Duration = Duration::from_secs(60);
+    let database = TestDatabase::new(&migrations()).await;
+    let mut db = PgConnection::connect_with(&database.connect_options()).await.unwrap();
+    let stop = CancellationToken::new();
+    let runtimes = ["a", "b"].map(|name| {
+        let (shared, replica) = (Database::new(database.pool().clone()), Replica::new(name, LEASE_TIME));
+        Runtime::start(shared, Clock::system(), replica, Health::default(), stop.clone())
+    });
+    let mut processes = runtimes.each_ref().map(|runtime| runtime.shard_assignment("work"));
+    assert_eq!(rebalance_all(&mut db, &mut processes).await, [8, 8]);
+    // What a failover does to the unlogged tables.
+    let fail_over = "begin; delete from pillarbox.incarnation; delete from pillarbox.shard_worker; commit";
+    for is_noticed in [true, false] {
+        sqlx::raw_sql(fail_over).execute(&mut db).await.unwrap();
+        assert_eq!(rebalance_all(&mut db, &mut processes[..1]).await, [0], "the other one may still send");
+        match is_noticed {
+            true => assert_eq!(rebalance_all(&mut db, &mut processes).await, [8, 8], "every process knows it"),
+            false => {
+                let later = "update pillarbox.incarnation set since = since - interval '61 seconds'";
+                sqlx::query(later).execute(&mut db).await.unwrap();
+                assert_eq!(rebalance_all(&mut db, &mut processes[..1]).await, [16], "its lease has ended");
+            }
+        }
+    }
+    stop.cancel();
+    for runtime in runtimes {
+        runtime.join().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_was_processed_before_a_failover_is_not_committed_after_it() {
+    let database = TestDatabase::new(&migrations()).await;
+    let (db, stop) = (database.pool(), CancellationToken::new());
+    let replica = Replica::new("test", Duration::from_secs(600));
+    let runtime = Runtime::start(Database::new(db.clone()), Clock::system(), replica, Health::default(), stop.clone());
+    let consumer = Consumer {
+        name: "sink".to_owned(),
+        kind: ConsumerKind::Relay,
+        filter: Filter::matching(&MessagePattern::topic("test.#")),
+        start: StartAt::Beginning,
+    };
+    let (seen, gate) = (Arc::<std::sync::Mutex<Vec<i64>>>::default(), Arc::<tokio::sync::RwLock<()>>::default());
+    runtime.consume(&consumer, fast_options(), || Sink { seen: seen.clone(), gate: gate.clone() });
+    let until_seen = async |numbers: &[i64]| {
+        eventually("the numbers are processed", DEADLINE, async || match seen.lock().unwrap().clone() {
+            seen if seen == numbers => Ok(()),
+            other => Err(other),
+        })
+        .await;
+    };
+    // Processed, but not committed.
+    let gate_closed = gate.write().await;
+    post_numbers(db, Some("k"), [1]).await;
+    until_seen(&[1]).await;
+    // What a failover does to the unlogged tables. The worker tries to commit before the watcher's next poll.
+    sqlx::raw_sql("begin; delete from pillarbox.incarnation; delete from pillarbox.shard_worker; commit")
+        .execute(db)
+        .await
+        .unwrap();
+    drop(gate_closed);
+    until_seen(&[1, 1]).await;
+    stop.cancel();
+    runtime.join().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_of_the_watcher_and_the_heartbeat_invalidate_nothing() {
+    let database = TestDatabase::new(&migrations()).await;
+    let (db, stop, health) = (database.pool(), CancellationToken::new(), Health::default());
+    let shared = Database::new(PgPoolOptions::new().connect_lazy_with(database.connect_options()));
+    let dropped = Arc::<AtomicUsize>::default();
+    let counted = dropped.clone();
+    shared.on_invalidation(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    let replica = Replica::new("test", Duration::from_secs(2));
+    let runtime = Runtime::start(shared, Clock::system(), replica, health.clone(), stop.clone());
+    let is_down = |name: &str| health.report().iter().any(|state| state.name == name && !state.up);
+    let terminate = "select count(pg_terminate_backend(pid)) from pg_stat_activity
+                     where datname = current_database() and application_name = 'pillarbox'";
+    eventually("the watcher fails", DEADLINE, async || {
+        sqlx::query(terminate).execute(db).await.unwrap();
+        is_down("watcher")
+    })
+    .await;
+    // Any error of the heartbeat.
+    sqlx::query("alter table pillarbox.replica rename to missing").execute(db).await.unwrap();
+    eventually("the heartbeat fails", DEADLINE, async || is_down("heartbeat")).await;
+    sqlx::query("alter table pillarbox.missing rename to replica").execute(db).await.unwrap();
+    eventually("both continue", DEADLINE, async || !is_down("watcher") && !is_down("heartbeat")).await;
+    assert_eq!(dropped.load(Ordering::SeqCst), 0, "the database has lost nothing");
+    stop.cancel();
+    runtime.join().await;
 }
 
 #[tokio::test]

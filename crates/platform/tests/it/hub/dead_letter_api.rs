@@ -51,7 +51,7 @@ async fn dead_letters_are_paged_filtered_and_shown_with_their_snapshots() {
     }
     acme.get(&format!("{PATH}?reason=bored")).await.assert_problem(400, "malformed-query");
     let shown = acme.get(&format!("{PATH}/{}", ids[0])).await;
-    assert!(shown.text.contains(r#""event":{"amount": 1.50}"#), "the payload is unchanged: {shown:?}");
+    assert!(shown.text.contains(r#""payload":{"amount": 1.50}"#), "the payload is unchanged: {shown:?}");
     let shown = shown.json();
     assert_eq!((&shown["subscriber"]["name"], &shown["reason"]), (&json!("then"), &json!("refused")));
     assert_eq!(shown["message_id"], format!("{}.{two}", event.id));
@@ -201,6 +201,18 @@ async fn a_dead_letter_can_be_retried_again_when_the_retry_fails() {
             outcomes.iter().any(|one| uuid_of(&one["subscriber_id"]) == id && one["outcome"] == "delivered")
         };
         eventually("the message is delivered", Duration::from_secs(10), delivered).await;
+        let (_, event_id) = event.split_once('_').unwrap();
+        let path = format!("/hub/v1/messages/{event_id}.{id}");
+        let attempts = acme.get(&format!("{path}/attempts")).await.json();
+        let numbers: Vec<_> =
+            attempts["items"].as_array().unwrap().iter().filter_map(|one| one["attempt"].as_i64()).collect();
+        assert_eq!(numbers, [1, 2, 3], "{on_exhausted}: the attempts of a retry follow the earlier ones");
+        assert_eq!(acme.get(&path).await.json()["attempts"], 3);
+        let mut given_up = collect_pages(&acme, &format!("{PATH}?subscriber_id={id}")).await;
+        given_up.sort_by_key(|dead| dead["attempts"].as_i64());
+        let given_up: Vec<_> = given_up.iter().filter_map(|dead| dead["attempts"].as_i64()).collect();
+        // The dead letter of a blocked lane is the same one again.
+        assert_eq!(given_up, if on_exhausted == "skip" { vec![1, 2] } else { vec![2] }, "{on_exhausted}");
         assert!(collect_pages(&acme, &waiting).await.is_empty());
         assert_eq!(acme.delete(&format!("/hub/v1/subscribers/{id}")).await.status, 204);
     }

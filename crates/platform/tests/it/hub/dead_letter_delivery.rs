@@ -65,6 +65,25 @@ async fn a_retried_dead_letter_is_appended_to_its_lane() {
     );
     assert_eq!((&shown["subscriber"]["name"], &shown["subscriber"]["url"]), (&json!("then"), &json!(receiver.url())));
     assert!(text(&shown["detail"]).contains("503"), "{shown}");
+    // The event has the same fields wherever it is shown.
+    let event = manager.get(&format!("/hub/v1/events/{}", posted[0])).await.json();
+    let message = manager.get(&format!("/hub/v1/messages/{}", text(&shown["message_id"]))).await.json();
+    let list = format!("/hub/v1/messages?outcome=dead&subscriber_id={}", text(&subscriber["id"]));
+    let listed = manager.get(&list).await.json()["items"][0].clone();
+    for field in ["event_id", "event_type", "ordering_key", "received_at"] {
+        let expected = &event[field];
+        assert!(expected.is_string(), "{field} of {event}");
+        for (place, found) in [
+            ("dead letter", &shown[field]),
+            ("event of a dead letter", &shown["event"][field]),
+            ("listed dead letter", &dead[field]),
+            ("message", &message[field]),
+            ("listed message", &listed[field]),
+        ] {
+            assert_eq!(found, expected, "{field} of a {place}");
+        }
+    }
+    assert_eq!((&shown["event"]["source"], &shown["event"]["payload"]), (&event["source"], &event["payload"]));
 
     receiver.set_reply(|_| Reply::status(200));
     // Pause the subscriber, so that the lane certainly has waiting messages when the retry is requested.
@@ -76,7 +95,8 @@ async fn a_retried_dead_letter_is_appended_to_its_lane() {
     post_numbers(manager, "lane", 3..=4).await;
     assert_eq!(manager.send(Method::POST, &format!("{path}/retry"), None).await.status, 202);
     // Fan-out assigns the position of the retry: events posted from now on are behind it.
-    wait_for_outcome(manager, &posted[0], &subscriber, "pending").await;
+    let outcome = wait_for_outcome(manager, &posted[0], &subscriber, "pending").await;
+    assert_eq!(outcome["attempts"], 2, "the retry has not begun: {outcome}");
     post_numbers(manager, "lane", [5]).await;
     lifecycle("resume").await;
     wait_for_numbers(&receiver, &[1, 1, 2, 3, 4, 1, 5]).await;
@@ -89,6 +109,7 @@ async fn a_retried_dead_letter_is_appended_to_its_lane() {
     let tried = attempts(manager, &outcome).await;
     let tried: Vec<&str> = tried.iter().map(|(_, outcome)| &outcome[..]).collect();
     assert_eq!(tried, ["failed", "dead", "delivered"]);
+    assert_eq!(outcome["attempts"], 3, "the attempts of a retry follow the earlier ones: {outcome}");
     let again = manager.send(Method::POST, &format!("{path}/retry"), None).await;
     again.assert_problem(409, "already-retried");
     fixture.app.stop().await;

@@ -3,7 +3,7 @@
 use pillarbox::settings::Role;
 use serde_json::json;
 use sqlx::PgPool;
-use testkit::{Receiver, Reply, TestApp, eventually};
+use testkit::{CapturedLog, Receiver, Reply, TestApp, eventually};
 use uuid::Uuid;
 
 use crate::hub::fixture::{
@@ -11,7 +11,7 @@ use crate::hub::fixture::{
 };
 use crate::support::{DEADLINE, uuid_of};
 
-async fn count(db: &PgPool, query: &'static str) -> i64 {
+pub(crate) async fn count(db: &PgPool, query: &'static str) -> i64 {
     sqlx::query_scalar(query).fetch_one(db).await.unwrap()
 }
 
@@ -30,7 +30,7 @@ async fn post_many(db: &PgPool, events: i32) {
 }
 
 /// Inserts `copies` paused copies of a subscriber.
-async fn copy_subscriber(db: &PgPool, id: Uuid, copies: i32) {
+pub(crate) async fn copy_subscriber(db: &PgPool, id: Uuid, copies: i32) {
     sqlx::query(
         "insert into pillarbox_hub.subscriber
          select (jsonb_populate_record(one, jsonb_build_object('id', gen_random_uuid(), 'paused_at', now()))).*
@@ -185,7 +185,8 @@ async fn a_replay_creates_missing_messages_and_again_creates_all() {
 }
 
 #[tokio::test]
-async fn an_unknown_command_blocks_no_event() {
+async fn an_unknown_command_blocks_no_event_and_is_logged() {
+    let log = CapturedLog::start();
     let Fixture { database, app, manager } = Fixture::start().await;
     let receiver = Receiver::start().await;
     subscribe(&manager, &receiver.url(), json!({})).await;
@@ -196,5 +197,6 @@ async fn an_unknown_command_blocks_no_event() {
     }
     post(&manager, "order.paid", json!({}), None).await;
     wait_for_webhooks(&receiver, 1).await;
+    assert!(log.has("ERROR", "an operator command cannot be decoded and is skipped"), "{}", log.text());
     app.stop().await;
 }

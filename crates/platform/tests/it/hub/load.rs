@@ -65,10 +65,10 @@ async fn two_hundred_events_per_second_are_delivered_once_and_quickly() {
     let later = requests.iter().filter(|request| request.n > 1);
     let (accepted_in, (half, p99)) = (percentiles(waits).1, percentiles(later.map(since).collect()));
     println!("accepted within {accepted_in:?} (p99); from accepted to received: median {half:?}, p99 {p99:?}");
-    // The bound is relative to the time of ingestion: a machine that is too busy to accept events in time is also too busy
-    // to deliver them. A debug build is slow.
-    let soon = Duration::from_secs(test_size(5, 1) as u64);
-    assert!(p99 < soon.max(accepted_in * 4), "p99 is {p99:?}");
+    // Far above what a debug build shows while other tests and builds use the machine, and not relative to anything that is
+    // measured here: a server that becomes slow as a whole must fail.
+    let soon = Duration::from_secs(test_size(10, 1) as u64);
+    assert!(p99 < soon && accepted_in < soon, "accepted within {accepted_in:?}, then received within {p99:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -126,7 +126,7 @@ async fn the_list_shows_only_hub_events_of_the_tenant_newest_first() {
         ids.push(format!("evt_{}", insert_event(db, "acme", event_type, "{}").await.id));
     }
     insert_event(db, "rival", "order.paid", "{}").await;
-    sqlx::query("select pillarbox.post('order.paid', '{}', tenant => 'acme')").execute(db).await.unwrap();
+    sqlx::query("select pillarbox.post('email.sent', '{}', tenant => 'acme')").execute(db).await.unwrap();
     ids.reverse();
     let all = collect_pages(&acme, "/hub/v1/events?limit=2").await;
     assert_eq!(all.iter().map(|event| event["event_id"].as_str().unwrap()).collect::<Vec<_>>(), ids);
@@ -237,7 +237,7 @@ async fn a_dead_message_that_blocks_its_lane_can_be_dead_lettered_or_retried() {
     let shown = acme.get(&path).await.json();
     assert_eq!((&shown["outcome"], &shown["next_attempt_at"]), (&json!("pending"), &json!("2100-01-01T00:00:00Z")));
     assert_eq!(collect_pages(&acme, &format!("/hub/v1/messages?subscriber_id={id}&outcome=pending")).await.len(), 1);
-    // A retry counts attempts from 1 again, so the latest attempt is not the one with the highest number.
+    // Earlier versions counted the attempts of a retry from 1 again, so the latest attempt may not have the highest number.
     insert_attempt(db, id, 7, 1, "failed", 503).await;
     let shown = acme.get(&path).await.json();
     assert_eq!((&shown["outcome"], &shown["last_status"]), (&json!("failed"), &json!(503)));

@@ -210,7 +210,7 @@ async fn a_delivered_message_is_not_resent_after_its_attempts_are_deleted() {
 }
 
 #[tokio::test]
-async fn the_gauges_count_pending_and_dead_messages_up_to_a_bound() {
+async fn the_gauges_count_pending_stale_and_dead_messages_up_to_a_bound() {
     let database = TestDatabase::new(&migrations()).await;
     let db = database.pool();
     // Separate processes, because all apps inside the test process share their metrics.
@@ -242,6 +242,16 @@ async fn the_gauges_count_pending_and_dead_messages_up_to_a_bound() {
     let waits = "insert into pillarbox_hub.lane (subscriber, head, lane, attempts, next_at, manual_retry)
                  select $1, n, 'lane ' || n, 1, now(), false from generate_series(2001, 2005) as n";
     sqlx::query(waits).bind(little).execute(db).await.unwrap();
+    // All messages are two minutes old. Only one of them is stale: `much` is paused; of the messages beyond the position of
+    // `little`, 2002 was tried, and 2004 waits in its lane.
+    insert_attempt(db, little, 2_002, 1, "failed", 503).await;
+    for change in [
+        "update pillarbox_hub.message set at = at - interval '2 minutes'",
+        "update pillarbox_hub.message set lane = 'lane 2004' where n = 2004",
+        "update pillarbox_hub.subscriber set paused_at = now() where name = 'much'",
+    ] {
+        sqlx::query(change).execute(db).await.unwrap();
+    }
     assert!(serving.process.terminate().await.success());
     let mut measuring = Replica::start_as(&database.url(), "api,maintain");
     let reader = measuring.admin().await;
@@ -253,5 +263,6 @@ async fn the_gauges_count_pending_and_dead_messages_up_to_a_bound() {
     eventually("the gauges are set", DEADLINE, async || measured("eventhub_dlq_size").await.is_some()).await;
     assert_eq!(measured("eventhub_pending_messages").await, Some(1_000 + 3 + 5));
     assert_eq!(measured("eventhub_dlq_size").await, Some(1_000 + 3));
+    assert_eq!(measured("eventhub_stale_messages").await, Some(1));
     assert!(measuring.process.terminate().await.success());
 }

@@ -100,12 +100,17 @@ pub(crate) async fn insert_dead_letter(
     reason: &str,
 ) -> Uuid {
     let id = Uuid::now_v7();
+    let snapshot = format!(
+        r#"{{"event_id":"{}","event_type":"{event_type}","source":"hub","created_at":"{}","payload":{{"amount": 1.50}}}}"#,
+        event.id,
+        event.at.to_rfc3339(),
+    );
     sqlx::query(
         "insert into pillarbox_hub.dead_letter
              (id, tenant, subscriber, n, lane, event_id, event_type, log_shard, log_id, log_at, event_snapshot,
-              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at)
-         values ($1, $2, $3, $4, 'k', $5, $6, $7, $8, $9, '{\"amount\": 1.50}', '{\"name\": \"then\"}', $10, 'test detail', 4,
-              clock_timestamp())",
+              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at, ordering_key)
+         values ($1, $2, $3, $4, 'k', $5, $6, $7, $8, $9, $11::json, '{\"name\": \"then\"}', $10, 'test detail', 4,
+              clock_timestamp(), 'k')",
     )
     .bind(id)
     .bind(tenant)
@@ -117,6 +122,7 @@ pub(crate) async fn insert_dead_letter(
     .bind(event.log_id)
     .bind(event.at)
     .bind(reason)
+    .bind(snapshot)
     .execute(db)
     .await
     .unwrap();

@@ -14,8 +14,9 @@ use crate::support::DEADLINE;
 
 const SUBSCRIBERS: usize = 5;
 const LANES: usize = 12;
-/// The threads of the suspended process that send. Each can be interrupted between the check of the lease and the write.
-const THREADS: usize = 2;
+/// A thread can be stopped between the check of the lease and the system call that writes, whatever the process does. The
+/// check is so close to it that this happens to hardly one request in a thousand suspensions.
+const LATE_MAX: usize = 1;
 
 /// The subscriber, lane and number of a request, read from the request itself.
 fn parse(received: &Received) -> ((String, String), u64) {
@@ -60,9 +61,11 @@ async fn a_dispatcher_that_resumes_after_its_lease_sends_nothing_out_of_order() 
     let resumed_after = receiver.count() + all / 2;
     eventually("the successor sends", DEADLINE * 2, async || receiver.count() >= resumed_after).await;
     let resumed_at = receiver.count();
+    let taken_over = |line: &str| line.contains("WARN") && line.contains("the lease of another process expired");
+    successor.process.wait_for_line(taken_over, DEADLINE).await;
     assert!(resumed_at < all, "the load has ended before the process resumes");
     suspended.process.resume();
-    suspended.process.wait_for_line(|line| line.contains("lost the lease"), DEADLINE).await;
+    suspended.process.wait_for_line(|line| line.contains("WARN") && line.contains("lost the lease"), DEADLINE).await;
     let accepted = async || {
         let distinct: std::collections::HashSet<_> = receiver.received().iter().map(parse).collect();
         if distinct.len() == all { Ok(()) } else { Err(distinct.len()) }
@@ -71,7 +74,8 @@ async fn a_dispatcher_that_resumes_after_its_lease_sends_nothing_out_of_order() 
 
     let overtaken = overtaken(&receiver.received(), resumed_at);
     // All lanes have messages in the memory of the process that resumes; without the check it sends the next one of each.
-    assert!(overtaken.len() <= THREADS, "sent after a later one of their lane: {overtaken:?}");
+    println!("{} requests were sent late", overtaken.len());
+    assert!(overtaken.len() <= LATE_MAX, "sent after a later one of their lane: {overtaken:?}");
     // An outcome that the suspended process had not saved belongs to its successor, which has sent the message again.
     let saved_twice = "select count(*) from (select from pillarbox_hub.attempt where outcome = 'delivered'
                        group by subscriber, n having count(*) > 1) as twice";

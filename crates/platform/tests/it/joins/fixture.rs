@@ -139,6 +139,8 @@ pub(crate) fn new_event(owner: Uuid, capacity: i32) -> EventChanged {
         end_time: now + TimeDelta::hours(3),
         time_zone: "Europe/Oslo".to_owned(),
         capacity,
+        reason: None,
+        by: None,
         occurred_at: now,
     }
 }

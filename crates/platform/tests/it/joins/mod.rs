@@ -1,5 +1,6 @@
 //! The joins service: seats, waitlists and registrations under concurrency, crashes and lost messages.
 
+mod audit;
 mod concurrency;
 mod crashes;
 mod database_access;

@@ -27,7 +27,7 @@ async fn organizer_routes_are_for_organizers_only() {
             moderate(stranger, event.event_id, action, json!({})).await.assert_problem(403, "forbidden");
         }
     }
-    for list in ["participants", "waitlist", "stats"] {
+    for list in ["participants", "waitlist", "stats", "bans", "history"] {
         let path = format!("/join/v1/events/{}/{list}", event.event_id);
         anyone.get(&path).await.assert_problem(401, "unauthorized");
         for stranger in [&other, &guest_client, &ingest, &manage, &elsewhere] {

@@ -72,7 +72,10 @@ async fn only_existing_open_events_can_be_joined() {
     let fixture = Fixture::start(1).await;
     let user = Uuid::now_v7();
     let nowhere = new_event(fixture.owner, 1);
-    fixture.join(&nowhere, user).await.assert_problem(404, "event-not-found");
+    let unknown = fixture.join(&nowhere, user).await;
+    unknown.assert_problem(404, "event-not-found");
+    assert_eq!(unknown.header("retry-after"), "1");
+    assert!(unknown.json()["detail"].as_str().unwrap().contains("published this moment"), "{unknown:?}");
     fixture
         .user(user)
         .get(&format!("/join/v1/events/{}/my", nowhere.event_id))
@@ -87,7 +90,10 @@ async fn only_existing_open_events_can_be_joined() {
     let unpublished = next_version(&event, |event| event.status = EventStatus::Draft);
     fixture.post_update(&unpublished).await;
     fixture.wait_until_known(&unpublished).await;
-    fixture.join(&event, user).await.assert_problem(404, "event-not-found");
+    let hidden = fixture.join(&event, user).await;
+    hidden.assert_problem(404, "event-not-found");
+    let same = |field: &str| hidden.json()[field] == unknown.json()[field];
+    assert!(hidden.header("retry-after") == "1" && same("detail"), "a hidden event looks like an unknown one");
     let ended = next_version(&unpublished, |event| {
         (event.status, event.end_time) = (EventStatus::Published, Utc::now() - TimeDelta::seconds(1));
     });

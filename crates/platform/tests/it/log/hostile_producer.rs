@@ -45,10 +45,13 @@ const TRAPS: &str = "
     create operator evil.& (leftarg = bigint, rightarg = integer, function = evil.bigint_integer);
     create operator evil.* (leftarg = bigint, rightarg = integer, function = evil.bigint_integer);
     create table evil.log (like pillarbox.log);
+    create table evil.chosen_id (message_id pg_catalog.uuid, tenant text, topic text);
+    create domain evil.jsonb as text;
     create domain evil.uuid as text;
     create domain evil.json as text;
     create temp table log (id bigint);
     create temp table cursor (id bigint);
+    create temp table chosen_id (message_id pg_catalog.uuid);
     create domain pg_temp.uuid as text;
     create domain pg_temp.smallint as text;
     create function pg_temp.length(text) returns integer language sql as 'select 7'";
@@ -92,6 +95,19 @@ async fn nothing_in_the_session_of_a_producer_changes_what_post_does() {
                     tenant => 'acme')::pg_catalog.text";
     sqlx::raw_sql("begin").execute(&mut session).await.unwrap();
     sqlx::raw_sql(post).execute(&mut session).await.unwrap();
+    let mut chosen = Vec::new();
+    for payload in ["'\"2\"'::pg_catalog.jsonb", "'\"2\"'::pg_catalog.text", "'\"2\"'::pg_catalog.json"] {
+        let id = Uuid::new_v4();
+        let post = format!(
+            "select pillarbox.post('order.created'::pg_catalog.text, {payload}, key => 'k2', tenant => 'acme',
+                 message_id => '{id}'::pg_catalog.uuid)::pg_catalog.text"
+        );
+        // The second one is a repetition.
+        for _ in 0..2 {
+            sqlx::raw_sql(AssertSqlSafe(post.as_str())).execute(&mut session).await.unwrap();
+        }
+        chosen.push(id);
+    }
     let durable: String = sqlx::query_scalar("show synchronous_commit").fetch_one(&mut session).await.unwrap();
     assert_eq!(durable, "on", "an acknowledged post is on disk");
     sqlx::raw_sql("commit").execute(&mut session).await.unwrap();
@@ -112,6 +128,10 @@ async fn nothing_in_the_session_of_a_producer_changes_what_post_does() {
     .unwrap();
     assert_eq!((id.get_version_num(), source.as_str(), topic.as_str()), (7, "sql", "order.created"));
     assert!(is_right_shard, "shard {shard}");
+    let query = "select message_id from pillarbox.log where key = 'k2' and payload::text = '\"2\"' and source = 'sql'
+                   and shard = pillarbox.shard_of('acme', 'k2') order by id";
+    let with_ids: Vec<Uuid> = sqlx::query_scalar(query).fetch_all(db).await.unwrap();
+    assert_eq!(with_ids, chosen, "one message for each id");
 }
 
 #[tokio::test]
@@ -125,6 +145,8 @@ async fn post_checks_its_arguments_in_a_hostile_session_too() {
         ("'a', '1', tenant => '../etc'", "tenant must"),
         ("'a', '1', headers => '{\"a\": [1]}'", "headers must"),
         ("'a', '1', aggregate_id => ''", "aggregate_id must"),
+        ("'a', '1', key => ''", "key must"),
+        ("'a', '1'::pg_catalog.jsonb, aggregate_type => pg_catalog.repeat('x', 101)", "aggregate_type must"),
     ] {
         let call = AssertSqlSafe(format!("select pillarbox.post({arguments})"));
         let error = sqlx::raw_sql(call).execute(&mut session).await.unwrap_err();

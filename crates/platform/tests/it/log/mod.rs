@@ -2,6 +2,7 @@
 //! retention drops nothing that a consumer still needs.
 
 mod hostile_producer;
+mod post_function;
 mod posting;
 mod reading;
 mod retention;

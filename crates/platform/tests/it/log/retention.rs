@@ -10,7 +10,7 @@ use mailbox::log::Filter;
 use mailbox::operations::cursors::{self, DeleteResult};
 use mailbox::operations::maintenance::{self, Retention};
 use mailbox::operations::recovery::{self, Recovery};
-use mailbox::operations::replays;
+use mailbox::operations::{replays, retention_hold};
 use sqlx::PgPool;
 use testkit::{TestDatabase, eventually};
 
@@ -18,6 +18,7 @@ use crate::consumers::support::{
     Process, TIMEOUT, copy_database, database, dump_database, effects, numbers, post_numbers, recorder,
     restore_database, wait_for_effects,
 };
+use crate::support::lock_waits;
 
 #[tokio::test]
 async fn a_restored_database_processes_nothing_until_recover() {
@@ -259,4 +260,57 @@ async fn a_log_restored_in_the_same_database_is_detected() {
     assert!(is_restored().await, "it counts as restored until recover");
     assert!(recovery::recover(db, Recovery::Skip).await.unwrap());
     assert!(!is_restored().await);
+}
+
+#[tokio::test]
+async fn old_rows_of_unrouted_messages_are_dropped_and_days_have_partitions() {
+    let database = database().await;
+    let db = database.pool();
+    sqlx::raw_sql(
+        "create table pillarbox.unrouted_20200101 partition of pillarbox.unrouted
+             for values from ('2020-01-01 00:00+0') to ('2020-01-02 00:00+0');
+         insert into pillarbox.unrouted (consumer, log_id, at)
+         values ('relay.a', 1, '2020-01-01 12:00+0'), ('relay.a', 2, '2020-01-05 12:00+0'), ('relay.a', 3, now())",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    maintenance::run_once(db, Retention::default(), Duration::ZERO).await.unwrap();
+    let left: Vec<(i64, bool)> =
+        sqlx::query_as("select log_id, tableoid = 'pillarbox.unrouted_overflow'::regclass from pillarbox.unrouted")
+            .fetch_all(db)
+            .await
+            .unwrap();
+    assert_eq!(left, [(3, false)]);
+    let dropped: bool =
+        sqlx::query_scalar("select to_regclass('pillarbox.unrouted_20200101') is null").fetch_one(db).await.unwrap();
+    assert!(dropped);
+}
+
+#[tokio::test]
+async fn a_retention_hold_that_is_being_extended_is_not_removed() {
+    let database = database().await;
+    let db = database.pool();
+    let from = async || {
+        let query = "select from_at from pillarbox.retention_hold where holder = 'test'";
+        sqlx::query_scalar::<_, chrono::DateTime<Utc>>(query).fetch_optional(db).await.unwrap()
+    };
+    let (young, old) = (Utc::now() - chrono::Duration::days(1), Utc::now() - chrono::Duration::days(3));
+    let mut remover = db.acquire().await.unwrap();
+    assert_eq!(retention_hold::version(&mut remover, "test").await.unwrap(), None);
+    retention_hold::extend(&mut db.acquire().await.unwrap(), "test", old).await.unwrap();
+    let version = retention_hold::version(&mut remover, "test").await.unwrap().unwrap();
+    let mut tx = db.begin().await.unwrap();
+    retention_hold::extend(&mut tx, "test", young).await.unwrap();
+    let removing = tokio::spawn(async move {
+        retention_hold::remove_version(&mut remover, "test", &version).await.unwrap();
+        remover
+    });
+    eventually("the removal waits", TIMEOUT, async || lock_waits(db).await == 1).await;
+    tx.commit().await.unwrap();
+    let mut remover = removing.await.unwrap();
+    assert_eq!(from().await.map(|from| from.timestamp()), Some(old.timestamp()), "the oldest reference counts");
+    let version = retention_hold::version(&mut remover, "test").await.unwrap().unwrap();
+    retention_hold::remove_version(&mut remover, "test", &version).await.unwrap();
+    assert_eq!(from().await, None);
 }

@@ -178,7 +178,8 @@ async fn a_message_shows_its_consumers_and_a_parked_one_is_retried() {
     let shown = admin.get(&format!("/admin/v1/log/{event_id}")).await.json();
     assert_eq!(
         shown["consumers"],
-        json!([{"consumer": "effects", "status": "parked", "attempts": 1, "last_error": "negative"}])
+        json!([{"consumer": "effects", "status": "parked", "attempts": 1, "last_error": "negative",
+                "next_retry_at": parked[0]["next_at"]}])
     );
 
     let at = |place: i64, what: &str| format!("/admin/v1/parked/{place}/{what}");

@@ -4,29 +4,37 @@ use std::collections::HashSet;
 
 use lapin::ExchangeKind;
 use mailbox::database::migrations;
+use mailbox::log::{AggregateId, Post, Source, post_all};
 use serde_json::json;
+use serde_json::value::to_raw_value;
 use testkit::{TestApp, TestDatabase, TestVhost, eventually};
 
 use crate::relay::broker_client::BrokerClient;
-use crate::relay::support::{TIMEOUT, distinct, first_copies, one_route, parked, post, relay_to, relayed};
+use crate::relay::support::{
+    TIMEOUT, distinct, first_copies, numbered, one_route, parked, post, post_from, relay_to, relayed,
+};
 
 #[tokio::test]
 async fn ten_thousand_messages_reach_the_queue_of_their_type_once() {
     let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
     let app = TestApp::start_with(&database, relay_to(&vhost)).await;
-    sqlx::query(
-        "select pillarbox.post('RESERVATION_REQUESTED', json_build_object('n', n), key => 'r' || n % 100,
-             aggregate_type => (array['RESTAURANT', 'CUSTOMER', 'AGENCY', 'ADMIN'])[n % 4 + 1], aggregate_id => (n % 7)::text)
-         from generate_series(0, 9999) as n",
-    )
-    .execute(database.pool())
-    .await
-    .unwrap();
+    let types = ["RESTAURANT", "CUSTOMER", "AGENCY", "ADMIN"];
+    let messages: Vec<Post> = (0..10_000)
+        .map(|n| Post {
+            aggregate_type: Some(types[n % 4].to_owned()),
+            aggregate_id: Some(AggregateId::Number(n as i64 % 7)),
+            payload: to_raw_value(&json!({ "n": n })).unwrap(),
+            ..numbered("RESERVATION_REQUESTED", Some(&format!("r{}", n % 100)), n)
+        })
+        .collect();
+    let mut tx = database.pool().begin().await.unwrap();
+    post_all(&mut tx, &Source::new("notify"), &messages).await.unwrap();
+    tx.commit().await.unwrap();
     let amqp = BrokerClient::connect(&vhost).await;
     eventually("all messages are published", TIMEOUT, async || relayed(database.pool(), "relay.notifications").await)
         .await;
     let mut all = HashSet::new();
-    for (at, kind) in ["RESTAURANT", "CUSTOMER", "AGENCY", "ADMIN"].iter().enumerate() {
+    for (at, kind) in types.iter().enumerate() {
         let queue = format!("notification.{}", kind.to_lowercase());
         let received = amqp.consume(&queue, 2_500).await;
         assert_eq!(amqp.depth(&queue).await, 0, "no message is published twice");
@@ -142,9 +150,10 @@ async fn a_missing_legacy_exchange_blocks_nothing_and_catches_up() {
     .await;
     let db = database.pool();
     eventually("the legacy route has read the log", TIMEOUT, async || relayed(db, "relay.legacy").await).await;
-    post(db, "email.verification.requested", Some("u1"), 1).await;
-    post(db, "subscription.created", Some("u1"), 2).await;
-    post(db, "email.verification.requested", Some("u1"), 3).await;
+    let mail = |number| numbered("email.verification.requested", Some("u1"), number);
+    post_from(db, "identity", &mail(1)).await;
+    post_from(db, "identity", &numbered("subscription.created", Some("u1"), 2)).await;
+    post_from(db, "identity", &mail(3)).await;
     let new = amqp.consume("smtp_send_email_v2", 2).await;
     assert_eq!(first_copies(&new)["u1"], [1, 3]);
     let readiness = app.anonymous().get("/readyz").await.text;
@@ -172,7 +181,7 @@ async fn a_missing_legacy_exchange_blocks_nothing_and_catches_up() {
 
     // After dual publishing was off for a while, the missed messages are published.
     let off = TestApp::start_with(&database, relay_to(&vhost)).await;
-    post(db, "email.verification.requested", Some("u1"), 4).await;
+    post_from(db, "identity", &mail(4)).await;
     amqp.consume("smtp_send_email_v2", 1).await;
     off.stop().await;
     assert_eq!(amqp.depth("smtp_send_email").await, 0);
@@ -183,31 +192,4 @@ async fn a_missing_legacy_exchange_blocks_nothing_and_catches_up() {
     .await;
     assert_eq!(amqp.consume("smtp_send_email", 1).await[0].body, json!(4));
     on.stop().await;
-}
-
-#[tokio::test]
-async fn a_python_producer_and_consumer_need_no_library_of_ours() {
-    let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
-    let app = TestApp::start_with(&database, relay_to(&vhost)).await;
-    let db = database.pool();
-    sqlx::raw_sql("create table reservation (id int, seats int); grant insert on reservation to pillarbox_producer")
-        .execute(db)
-        .await
-        .unwrap();
-    BrokerClient::connect(&vhost).await.wait_for_queue("notification.restaurant").await;
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/python/producer_and_consumer.py");
-    // The Python of the distribution, which has the packages.
-    let output = tokio::process::Command::new("/usr/bin/python3")
-        .arg(script)
-        .env("POSTGRES_URL", database.url())
-        .env("AMQP_URL", vhost.amqp_url())
-        .env("QUEUE", "notification.restaurant")
-        .output()
-        .await
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let envelope: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(envelope["payload"], json!({"seats": 2}));
-    assert_eq!((&envelope["event_type"], &envelope["aggregate_id"]), (&json!("RESERVATION_REQUESTED"), &json!(5)));
-    app.stop().await;
 }

@@ -4,8 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use kit::secret::{MasterKey, Secret, digest};
+use mailbox::log::{Post, Source};
 use pillarbox::settings::{Role, Settings};
 use relay::{MessageSigner, Route};
+use serde_json::json;
+use serde_json::value::to_raw_value;
 use sqlx::PgPool;
 use testkit::{TestApp, TestVhost};
 
@@ -63,6 +66,25 @@ pub(crate) async fn post(db: &PgPool, topic: &str, key: Option<&str>, number: us
         .execute(db)
         .await
         .unwrap();
+}
+
+/// Posts a message as the code of this source does, in a transaction of its own.
+pub(crate) async fn post_from(db: &PgPool, source: &'static str, message: &Post) {
+    let mut tx = db.begin().await.unwrap();
+    mailbox::log::post(&mut tx, &Source::new(source), message).await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+/// A message with a number as its payload.
+pub(crate) fn numbered(topic: &str, key: Option<&str>, number: usize) -> Post {
+    Post { key: key.map(str::to_owned), ..Post::new(topic, to_raw_value(&json!(number)).unwrap()) }
+}
+
+/// The statuses of all messages with this topic for a consumer, in the order of the log.
+pub(crate) async fn statuses(db: &PgPool, consumer: &str, topic: &str) -> Vec<String> {
+    let query =
+        "select status from pillarbox.outbox_status where consumer = $1 and event_type = $2 order by created_at";
+    sqlx::query_scalar(query).bind(consumer).bind(topic).fetch_all(db).await.unwrap()
 }
 
 /// The numbers of each key, in the order of the first copy of each message.

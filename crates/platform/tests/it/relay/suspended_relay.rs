@@ -71,7 +71,9 @@ async fn a_relay_that_resumes_after_its_lease_publishes_nothing_out_of_order() {
     // The confirm arrives while the process resumes: now it would publish the second message of its batch.
     broker.pass();
     suspended.resume();
-    suspended.wait_for_line(|line| line.contains("lost the lease"), Duration::from_secs(30)).await;
+    suspended
+        .wait_for_line(|line| line.contains("WARN") && line.contains("lost the lease"), Duration::from_secs(30))
+        .await;
     post(db, "test.posted", Some("k"), BATCH.end as usize).await;
     amqp.consume_until("all", &mut received, |received| numbers(received).contains(&BATCH.end)).await;
     eventually("the position is saved", TIMEOUT, async || relayed(db, "relay.test").await).await;

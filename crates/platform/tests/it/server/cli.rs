@@ -46,9 +46,12 @@ async fn keys_and_tokens_are_created_beside_a_running_instance() {
 
     let (code, status, _) = command(&["status"]);
     assert_eq!(code, Some(1), "{status}");
+    assert!(status.contains("Is it running?") && status.contains("--data-dir"), "{status}");
     let (code, _, error) = command(&["key", "list"]);
     assert_eq!(code, Some(1));
-    assert!(error.contains("pillarbox up"), "{error}");
+    for part in ["Is it running?", "pillarbox up", "--data-dir", folder.text()] {
+        assert!(error.contains(part), "{error}");
+    }
 }
 
 #[tokio::test]
@@ -142,8 +145,13 @@ fn an_invalid_setting_stops_the_start_with_its_name() {
         &[],
         "setting `hub.export` (in the environment or --set): `*` would export e-mails",
     );
-    refused(&["up", "--set", "hub.export=event.*"], &[], "hub.export");
+    refused(&["up", "--set", "hub.export=event.*,*"], &[], "hub.export");
     refused(&["up"], &[("PILLARBOX_HUB__EXPORT", r#"["event*"]"#)], "`event*` is no event type");
+    refused(
+        &["up", "--set", r#"hub.sql_events=["order.*", "email.*"]"#],
+        &[],
+        "setting `hub.sql_events` (in the environment or --set): `email.*` matches e-mails",
+    );
     refused(&["up"], &[("PILLARBOX_STATEMENT_TIMEOUT_MS", "-1")], "statement_timeout_ms");
     let unsigned_until = "relay.accept_unsigned_until` (in the environment or --set): must be a time such as";
     refused(&["up"], &[("PILLARBOX_RELAY__ACCEPT_UNSIGNED_UNTIL", "soon")], unsigned_until);

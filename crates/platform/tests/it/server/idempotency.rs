@@ -139,7 +139,11 @@ async fn a_response_with_a_secret_is_sent_once_and_not_stored() {
     let body = json!({"name": "x", "role": "ingest"});
     let made = client.post("/admin/v1/keys", body.clone()).await;
     assert_eq!(made.status, 201, "{made:?}");
-    client.post("/admin/v1/keys", body.clone()).await.assert_problem(409, "already-answered");
+    let repeated = client.post("/admin/v1/keys", body.clone()).await;
+    repeated.assert_problem(409, "already-answered");
+    let next_step = format!("revoke it with DELETE /admin/v1/keys/{}", made.json()["id"].as_str().unwrap());
+    assert!(repeated.json()["detail"].as_str().unwrap().contains(&next_step), "{repeated:?}");
+    assert_eq!(repeated.header("idempotent-replayed"), "true");
     client
         .post("/admin/v1/keys", json!({"name": "y", "role": "ingest"}))
         .await

@@ -249,7 +249,10 @@ async fn a_name_that_is_not_accepted_is_answered_with_the_field_and_the_accepted
         ("/hub/v1/dead-letters?reason=king", "reason: must be "),
         ("/hub/v1/dead-letters?subscriber_id=king", "subscriber_id: must be a UUID"),
         ("/hub/v1/subscribers?is_active=king", "is_active: must be true or false"),
-        ("/hub/v1/subscribers?colour=red", "colour: does not exist; the accepted names are is_active and event_type"),
+        (
+            "/hub/v1/subscribers?colour=red",
+            "colour: does not exist; the accepted names are is_active, event_type, limit and cursor",
+        ),
     ] {
         let refused = admin.get(path).await;
         refused.assert_problem(400, "malformed-query");

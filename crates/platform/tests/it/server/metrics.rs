@@ -1,4 +1,5 @@
-//! Proves that every metric of the runbook is exported and moves, in a process with the shipped settings.
+//! Proves that every metric of the runbook is exported and moves, in a process with the shipped settings, and that
+//! `/metrics` is well-formed.
 
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use testkit::{Client, Receiver, Reply, TestDatabase, TestVhost, eventually};
 
 use crate::hub::fixture::{post, subscribe};
 use crate::relay::broker_client::BrokerClient;
+use crate::server::exposition;
 use crate::server::process::{ADMIN_KEY, BINARY, DataFolder};
 
 /// A sample of each metric of the runbook, and the least value that it has after [`cause_everything`].
@@ -32,13 +34,14 @@ const SAMPLES: &[(&str, f64)] = &[
     ("eventhub_messages_delivered_total{outcome=\"failed\"}", 1.0),
     ("eventhub_messages_delivered_total{outcome=\"dead\"}", 1.0),
     ("eventhub_delivery_latency_seconds_count", 3.0),
+    ("eventhub_deferred_events_lost_total", 1.0),
     ("pillarbox_events_cache_total{outcome=\"miss\"}", 1.0),
     ("pillarbox_events_cache_total{outcome=\"hit\"}", 1.0),
 ];
 /// The first one needs two services whose counts differ; the tests of reconciliation check it. The others are measured
 /// every 30 seconds; the tests of the hub's retention check them.
-const CHECKED_ELSEWHERE: [&str; 3] =
-    ["pillarbox_reconcile_drift_total", "eventhub_pending_messages", "eventhub_dlq_size"];
+const CHECKED_ELSEWHERE: [&str; 4] =
+    ["pillarbox_reconcile_drift_total", "eventhub_pending_messages", "eventhub_dlq_size", "eventhub_stale_messages"];
 
 #[tokio::test]
 async fn every_metric_of_the_runbook_is_exported_and_moves() {
@@ -57,6 +60,10 @@ async fn every_metric_of_the_runbook_is_exported_and_moves() {
     }
 
     let (database, vhost) = (TestDatabase::new(&mailbox::database::migrations()).await, TestVhost::new().await);
+    // Fan-out loads deferred events when it starts.
+    let lost = "insert into pillarbox_hub.deferred_event (tenant, log_shard, log_id, log_at, matches)
+                values ('main', 0, 1000000, now(), 1)";
+    sqlx::query(lost).execute(database.pool()).await.unwrap();
     let (folder, url, amqp_url) = (DataFolder::new(), database.url(), vhost.amqp_url());
     let amqp = BrokerClient::connect(&vhost).await;
     amqp.queue("orders", "", "").await;
@@ -80,6 +87,11 @@ async fn every_metric_of_the_runbook_is_exported_and_moves() {
         if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?}")) }
     })
     .await;
+    assert_eq!(exposition::violations(&admin.get("/metrics").await.text), [""; 0]);
+    process
+        .wait_for_line(|line| line.contains("ERROR") && line.contains("the log no longer has a deferred event"), SOON)
+        .await;
+    process.wait_for_line(|line| line.contains("WARN") && line.contains("no queue is bound for a message"), SOON).await;
     assert!(process.terminate().await.success());
 }
 
@@ -87,6 +99,8 @@ fn value(exported: &str, sample: &str) -> Option<f64> {
     let line = exported.lines().find(|line| line.strip_prefix(sample).is_some_and(|rest| rest.starts_with(' ')))?;
     line.rsplit(' ').next()?.parse().ok()
 }
+
+const SOON: Duration = Duration::from_secs(20);
 
 /// Causes something that each metric counts.
 async fn cause_everything(admin: &Client, db: &PgPool, amqp: &BrokerClient) {

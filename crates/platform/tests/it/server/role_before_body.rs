@@ -4,10 +4,11 @@ use mailbox::database::migrations;
 use testkit::{Client, TestApp, TestDatabase};
 use uuid::Uuid;
 
+use crate::events::fixture::{meetup, publish_event};
 use crate::joins::fixture::{new_event, post_event_update, wait_until_known};
 use crate::server::api::{filled, operations};
 use crate::server::invalid_requests::exchange;
-use crate::support::caller;
+use crate::support::{caller, text};
 
 /// Callers who lack the permission for some routes.
 struct Strangers {
@@ -24,6 +25,7 @@ impl Strangers {
             "/events" | "/hub/v1/events" | "/hub/v1/events/batch" => &self.user,
             path if path.starts_with("/hub/v1/") => &self.producer,
             path if path.starts_with("/admin/v1/") => &self.manager,
+            "/event/v1/events/{id}/unpublish" | "/event/v1/events/{id}/cancel" => &self.user,
             path if path.starts_with("/event/v1/") => &self.admin,
             path if path.starts_with("/join/v1/events/{id}/") => &self.user,
             path => panic!("{path} is new: add a caller who may not use it"),
@@ -68,6 +70,7 @@ async fn a_caller_without_permission_is_refused_whatever_the_body() {
     let event = new_event(Uuid::now_v7(), 5);
     post_event_update(database.pool(), &event).await;
     wait_until_known(database.pool(), &event).await;
+    let published = publish_event(&app.user(Uuid::now_v7(), None), meetup()).await;
     let base = app.anonymous().base().trim_start_matches("http://").to_owned();
     let mut routes = 0;
     for (method, path, operation) in operations(&app.anonymous()).await {
@@ -76,9 +79,10 @@ async fn a_caller_without_permission_is_refused_whatever_the_body() {
         }
         routes += 1;
         let stranger = strangers.of(&path);
-        let filled = match path.starts_with("/join/v1/") {
-            true => path.replace("{id}", &event.event_id.to_string()),
-            false => filled(&path),
+        let filled = match path.as_str() {
+            path if path.starts_with("/join/v1/") => path.replace("{id}", &event.event_id.to_string()),
+            path if path.starts_with("/event/v1/events/{id}/") => path.replace("{id}", text(&published["id"])),
+            path => filled(path),
         };
         for (credential, status) in [(None, "401"), (Some("pbx_unknown"), "401"), (Some(stranger.credential()), "403")]
         {
@@ -99,9 +103,14 @@ async fn a_caller_without_permission_is_refused_whatever_the_path_and_query() {
     let database = TestDatabase::new(&migrations()).await;
     let app = TestApp::start(&database).await;
     let user = app.user(Uuid::now_v7(), None);
-    for path in
-        ["/admin/v1/keys?limit=x", "/admin/v1/keys?colour=red", "/admin/v1/log?limit=0", "/hub/v1/events?limit=x"]
-    {
+    for path in [
+        "/admin/v1/keys?limit=x",
+        "/admin/v1/keys?colour=red",
+        "/admin/v1/log?limit=0",
+        "/hub/v1/events?limit=x",
+        "/event/v1/audit?limit=x",
+        "/join/v1/audit?actor=bob",
+    ] {
         user.get(path).await.assert_problem(403, "forbidden");
     }
     user.delete("/admin/v1/keys/not-a-uuid").await.assert_problem(403, "forbidden");

@@ -51,7 +51,7 @@ async fn serve_refuses_webhooks_to_private_and_loopback_addresses() {
 }
 
 #[tokio::test]
-async fn the_embedded_postgresql_waits_for_the_disk() {
+async fn the_embedded_postgresql_waits_for_the_disk_and_uses_the_memory_of_the_machine() {
     let folder = DataFolder::new();
     let mut process = up(&folder, &[]);
     process.base_url().await;
@@ -64,6 +64,15 @@ async fn the_embedded_postgresql_waits_for_the_disk() {
                 .await
                 .unwrap();
         assert_eq!(value, "on", "{setting} from {source}");
+    }
+    // The defaults of PostgreSQL have the source `default`, or the file that initdb writes.
+    for setting in ["shared_buffers", "effective_cache_size", "work_mem", "maintenance_work_mem"] {
+        let source: String = sqlx::query_scalar("select source from pg_settings where name = $1")
+            .bind(setting)
+            .fetch_one(&db)
+            .await
+            .unwrap();
+        assert_eq!(source, "command line", "{setting}");
     }
     // No role or database overrides it.
     let overrides = "select count(*) from pg_db_role_setting where setconfig::text like '%synchronous_commit%'";

@@ -83,6 +83,8 @@ async fn work_continues_soon_after_all_connections_to_postgresql_fall_silent() {
 
     let silent_at = Instant::now();
     proxy.silence();
+    let says_why = |line: &str| line.contains("WARN") && line.contains("connections to the database are dead");
+    replica.process.wait_for_line(says_why, RECOVERY_MAX).await;
     eventually("posts are accepted again", RECOVERY_MAX, async || {
         posts.lock().unwrap().iter().any(|post| post.status == 202 && post.sent_at > silent_at + Duration::from_secs(1))
     })
@@ -152,6 +154,10 @@ async fn a_silent_database_makes_the_process_unready_and_its_lag_unknown() {
     .await;
     // Not 0, and not the value of the last measurement.
     eventually("the lag is unknown", Duration::from_secs(15), async || lag().await.is_some_and(f64::is_nan)).await;
+    let is_down = |name: &str, line: &str| line.contains("WARN") && line.contains(" down ") && line.contains(name);
+    for name in ["watcher", "heartbeat", "lag"] {
+        replica.process.wait_for_line(|line| is_down(name, line) && line.contains("no response"), FEW_SECONDS).await;
+    }
     let frozen = measured_at().await;
     let report = admin.get("/readyz").await.json();
     for name in ["postgres", "watcher", "heartbeat", "lag"] {
@@ -207,4 +213,22 @@ async fn dead_connections_do_not_occupy_their_pool() {
         }
         pool.close().await;
     }
+}
+
+#[tokio::test]
+async fn a_step_that_was_given_up_releases_its_locks_soon() {
+    let database = TestDatabase::new(&migrations()).await;
+    let pool = database::pool(database.connect_options(), PoolLimits { connections_min: 0, ..PoolLimits::default() });
+    let statement = async {
+        let query = "select pg_advisory_lock(1), pg_sleep(9)";
+        sqlx::query(query).execute(&mut *pool.acquire().await?).await.map(drop)
+    };
+    let error = step(&pool, "test", Duration::from_millis(500), statement).await.unwrap_err();
+    assert!(is_no_response(&error), "{error}");
+    // PostgreSQL would notice it when the statement ends and its result cannot be sent.
+    eventually("the lock is free", Duration::from_secs(5), async || {
+        sqlx::query_scalar::<_, bool>("select pg_try_advisory_lock(1)").fetch_one(database.pool()).await.unwrap()
+    })
+    .await;
+    pool.close().await;
 }

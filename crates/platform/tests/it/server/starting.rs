@@ -204,6 +204,49 @@ async fn a_process_with_another_secret_key_is_refused() {
 }
 
 #[tokio::test]
+async fn an_invalid_address_is_noticed_before_postgresql_is_created() {
+    for flag in ["--amqp-url", "--redis-url", "--smtp-url", "--replica-url"] {
+        let folder = DataFolder::new();
+        let args = ["up", "--listen", "0", "--data-dir", folder.text(), flag, "nonsense"];
+        let (code, _, error) = run(&args, &[]);
+        assert_eq!(code, Some(1), "{flag}: {error}");
+        assert!(error.contains(&flag[2..].replace('-', "_")) && error.contains("://"), "{flag}: {error}");
+        assert!(!folder.path().exists(), "{flag}: nothing was created");
+    }
+}
+
+#[tokio::test]
+async fn a_data_folder_of_another_installation_is_not_used() {
+    let (database, folder) = (TestDatabase::new(&migrations()).await, DataFolder::new());
+    let mut owner = up(&folder, &[]);
+    owner.base_url().await;
+    assert!(owner.terminate().await.success());
+    let content = || {
+        let entries = std::fs::read_dir(folder.path()).unwrap().flatten();
+        let entry = |entry: std::fs::DirEntry| (entry.file_name(), entry.metadata().unwrap().modified().unwrap());
+        let mut content: Vec<_> = entries.map(entry).collect();
+        content.sort();
+        (content, std::fs::read(folder.path().join("lock")).unwrap())
+    };
+    let (before, url, user) = (content(), database.url(), uuid::Uuid::now_v7().to_string());
+    for command in [&["serve"][..], &["up"], &["token", "--user", &user]] {
+        let args = [command, &["--listen", "0", "--data-dir", folder.text(), "--database-url", &url]].concat();
+        let (code, out, error) = run(&args, &[]);
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{command:?}: {error}");
+        for part in ["belongs to the installation", folder.text(), "--data-dir", "PILLARBOX_SECRET_KEY"] {
+            assert!(error.contains(part), "{command:?}: {error}");
+        }
+        assert_eq!(content(), before, "{command:?} touched the folder");
+    }
+    // With a key of its own, `serve` needs no folder.
+    let key = kit::secret::MasterKey::generate().to_base64();
+    let mut process = serve(&folder, &database, &[("PILLARBOX_SECRET_KEY", &key)]);
+    process.base_url().await;
+    assert!(process.terminate().await.success());
+    assert_eq!(content(), before);
+}
+
+#[tokio::test]
 async fn the_first_admin_key_survives_a_start_that_fails() {
     let folder = DataFolder::new();
     let args = ["up", "--listen", "127.0.0.1:0", "--data-dir", folder.text()];

@@ -4,7 +4,7 @@ use super::*;
 use std::sync::Arc;
 
 fn message(n: i64, lane: &str) -> HubMessage {
-    HubMessage { n, lane: Some(Arc::from(lane)), seq: None, event: None }
+    HubMessage { n, lane: Some(Arc::from(lane)), seq: None, attempts_before: 0, event: None }
 }
 
 fn key(lane: &str) -> LaneKey {

@@ -1,6 +1,7 @@
 //! The guarantees of a subscriber queue, one at a time.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use super::*;
 use crate::operator_command::{OperatorCommand, PendingCommand};
@@ -66,6 +67,46 @@ fn an_attempt_that_was_not_sent_is_not_counted_and_its_message_stays_the_next_on
 }
 
 #[test]
+fn an_attempt_that_is_connecting_is_not_sent_when_its_subscriber_changes() {
+    let (_, mut queue) = queue_with(recipient(10, OnExhausted::Skip), &[Some("a")]);
+    let is_valid = queue.validity.watch();
+    let started = start_all(&mut queue, now());
+    let change = |queue: &mut SubscriberQueue, version| {
+        let (id, limits) = (queue.recipient.id, queue.recipient.limits.clone());
+        queue.update_recipient(Arc::new(Recipient { id, version, limits, ..fixtures::recipient() }));
+    };
+    change(&mut queue, 1);
+    assert!(is_valid.load(Ordering::SeqCst), "another subscriber has changed");
+    change(&mut queue, 2);
+    assert!(!is_valid.load(Ordering::SeqCst));
+    queue.cancel_attempt(&started[0].0, now());
+    assert!(queue.validity.watch().load(Ordering::SeqCst), "the next attempt has the new settings");
+    assert_eq!(numbers(&start_all(&mut queue, now())), [1]);
+}
+
+#[test]
+fn the_attempts_of_a_retried_message_are_numbered_after_the_earlier_ones_with_all_retries() {
+    let mut queue = Database::default().load(recipient(10, OnExhausted::Skip), now());
+    let message = HubMessage { n: 1, lane: None, seq: None, attempts_before: 4, event: None };
+    queue.receive(vec![message.clone()], Origin::Read { is_complete: true });
+    let mut later = now();
+    let mut found = Vec::new();
+    for _ in 0..4 {
+        if let [request] = &queue.start_lane_reads(later, 8)[..] {
+            queue.receive_lane(request, vec![message.clone()]);
+        }
+        let (key, _) = queue.start_next(later).unwrap();
+        queue.finish_attempt(&key, result(Verdict::Retry), later, 0.0);
+        later += TimeDelta::minutes(10);
+        let changes = save(&mut queue);
+        found.extend(changes.attempts.iter().map(|attempt| (attempt.attempt, attempt.outcome)));
+        found.extend(changes.dead_letters.iter().map(|dead| (dead.attempts, Outcome::Dead)));
+    }
+    let failed = |number| (number, Outcome::Failed);
+    assert_eq!(found, [failed(5), failed(6), failed(7), (8, Outcome::Dead), (8, Outcome::Dead)]);
+}
+
+#[test]
 fn after_twenty_failures_messages_are_probed_one_at_a_time_until_a_success() {
     let (database, mut queue) = queue_with(recipient(50, OnExhausted::Skip), &[None; 100]);
     let started = start_all(&mut queue, now());
@@ -118,6 +159,16 @@ fn a_requested_pause_applies_to_all_lanes() {
     queue.finish_attempt(&first, busy, now(), 0.0);
     assert!(queue.start_next(now() + TimeDelta::seconds(6)).is_none());
     assert_eq!(queue.start_next(now() + TimeDelta::seconds(7)).map(|(_, message)| message.n), Some(2));
+}
+
+#[test]
+fn a_requested_pause_is_saved_so_that_the_next_owner_respects_it() {
+    let (_, mut queue) = queue_with(recipient(10, OnExhausted::Skip), &[Some("a")]);
+    let (first, _) = queue.start_next(now()).unwrap();
+    let busy = AttemptResult { retry_after: Some(Duration::from_secs(60)), ..result(Verdict::Retry) };
+    queue.finish_attempt(&first, busy, now(), 0.0);
+    let saved: Vec<_> = save(&mut queue).saved_lanes.into_iter().map(|(_, row)| row.next_at).collect();
+    assert_eq!(saved, [Some(now() + TimeDelta::seconds(60))], "longer than the backoff");
 }
 
 #[test]

@@ -1,0 +1,35 @@
+//! The permission to send a request, which may end while its connection is being opened.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mailbox::consumers::Lease;
+
+/// Permits one request as long as no other process can own the subscriber and its queue exists and its subscriber has not changed. The connection checks it
+/// immediately before it writes the first bytes of the request.
+#[derive(Debug, Clone)]
+pub(crate) struct SendPermit {
+    lease: Lease,
+    queue_exists: Arc<AtomicBool>,
+}
+
+impl SendPermit {
+    pub(crate) fn new(lease: Lease, queue_exists: Arc<AtomicBool>) -> SendPermit {
+        SendPermit { lease, queue_exists }
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
+        self.lease.is_valid() && self.queue_exists.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fixtures {
+    use super::*;
+
+    /// A permit that ends when the flag is cleared.
+    pub(crate) fn revocable_permit() -> (SendPermit, Arc<AtomicBool>) {
+        let queue_exists = Arc::new(AtomicBool::new(true));
+        (SendPermit::new(Lease::permanent(), queue_exists.clone()), queue_exists)
+    }
+}

@@ -1,0 +1,236 @@
+//! Tests of the sources of settings: the settings file, variables and `--set` read the same values.
+
+use std::collections::BTreeSet;
+
+use clap::Parser;
+use serde_json::{Value, json};
+
+use super::{Cli, load_with};
+use crate::settings::Settings;
+
+/// Loads the settings from a file, variables and arguments. Fails with the text that the user sees.
+fn load(file: &str, variables: &[(&str, &str)], arguments: &[&str]) -> Result<Value, String> {
+    let path = std::env::temp_dir().join(format!("pillarbox-settings-{}.toml", uuid::Uuid::new_v4()));
+    std::fs::write(&path, file).unwrap();
+    let path_text = path.to_str().unwrap();
+    let cli = Cli::try_parse_from([&["pillarbox", "--config", path_text], arguments].concat());
+    let cli = cli.map_err(|error| error.to_string())?;
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let loaded = load_with(&cli, variables).map_err(|error| error.to_string());
+    std::fs::remove_file(path).unwrap();
+    loaded.map(|settings| visible(&settings))
+}
+
+/// The settings as JSON. Secrets are replaced with their text, which their serialization hides.
+fn visible(settings: &Settings) -> Value {
+    let mut value = serde_json::to_value(settings).unwrap();
+    let previous: Vec<&String> = settings.secret_keys_previous.iter().map(kit::secret::Secret::reveal).collect();
+    value["secret_keys_previous"] = json!(previous);
+    value
+}
+
+/// The value of a setting such as `hub.export`.
+fn value_of(settings: &Value, name: &str) -> Value {
+    settings.pointer(&format!("/{}", name.replace('.', "/"))).cloned().unwrap_or(Value::Null)
+}
+
+/// A setting as a line of the file: a line in its section.
+fn line_of(name: &str, value: &str) -> String {
+    match name.rsplit_once('.') {
+        Some((section, field)) => format!("[{section}]\n{field} = {value}"),
+        None => format!("{name} = {value}"),
+    }
+}
+
+fn variable_of(name: &str) -> String {
+    format!("PILLARBOX_{}", name.to_uppercase().replace('.', "__"))
+}
+
+/// Text that is a JSON string, and thereby also a string of TOML.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+const KEY_1: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+
+/// Every list of plain values, as JSON and with commas.
+fn plain_lists() -> Vec<(&'static str, Value, String)> {
+    vec![
+        ("services", json!(["events", "joins"]), "events, joins".to_owned()),
+        ("roles", json!(["api", "maintain"]), "api,maintain".to_owned()),
+        ("secret_keys_previous", json!([KEY_1, KEY_2]), format!("{KEY_1},{KEY_2}")),
+        ("hub.allowed_networks", json!(["10.1.0.0/16", "::1/128"]), "10.1.0.0/16, ::1".to_owned()),
+        ("hub.allowed_ports", json!([443, 8443]), "443,8443".to_owned()),
+        ("hub.export", json!(["event.*", "join.confirmed"]), "event.*,join.confirmed".to_owned()),
+        ("hub.sql_events", json!(["order.*", "bill.paid"]), "order.*,bill.paid".to_owned()),
+    ]
+}
+
+/// Every list of tables, as JSON: they have no form with commas.
+fn lists_of_tables() -> Vec<(&'static str, Value)> {
+    let route = json!([{"name": "all", "exchange": "all", "topics": "order.#, bill.#"}]);
+    vec![
+        ("issuers", json!([{"issuer": "https://a.example", "audience": "b", "jwks_file": "c"}])),
+        ("relay.routes", route),
+        ("relay.intake", json!([{"queue": "orders"}])),
+        ("relay.topology.exchanges", json!([{"name": "orders"}])),
+        ("relay.topology.queues", json!([{"name": "orders", "bindings": [{"exchange": "orders"}]}])),
+    ]
+}
+
+#[test]
+fn a_list_is_read_the_same_from_the_file_a_variable_and_an_option() {
+    for (name, expected, with_commas) in plain_lists() {
+        let json = expected.to_string();
+        let spaced = json.replace(',', ", ");
+        for text in [&json, &spaced, &with_commas] {
+            let set = format!("{name}={text}");
+            for (source, loaded) in [
+                ("file", load(&line_of(name, &quoted(text)), &[], &[])),
+                ("variable", load("", &[(&variable_of(name), text)], &[])),
+                ("--set", load("", &[], &["--set", &set])),
+            ] {
+                let loaded = loaded.unwrap_or_else(|error| panic!("{source} {name} {text}: {error}"));
+                let found = value_of(&loaded, name).to_string().replace("::1/128", "::1");
+                assert_eq!(found, expected.to_string().replace("::1/128", "::1"), "{source} {name} {text}");
+            }
+        }
+        let listed = load(&line_of(name, &json), &[], &[]).unwrap();
+        let found = value_of(&listed, name).to_string().replace("::1/128", "::1");
+        assert_eq!(found, expected.to_string().replace("::1/128", "::1"), "{name} as a list of TOML");
+        for (source, empty) in
+            [("variable", load("", &[(&variable_of(name), "[]")], &[])), ("file", load(&line_of(name, "[]"), &[], &[]))]
+        {
+            assert_eq!(value_of(&empty.unwrap(), name), json!([]), "{source} {name} without items");
+        }
+    }
+}
+
+#[test]
+fn a_list_of_tables_is_read_the_same_from_the_file_a_variable_and_an_option() {
+    for (name, value) in lists_of_tables() {
+        let json = value.to_string();
+        let set = format!("{name}={json}");
+        let from_file =
+            load(&line_of(name, &quoted(&json)), &[], &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let found = value_of(&from_file, name);
+        assert_eq!(found.as_array().map(Vec::len), Some(1), "{name}: {found}");
+        for (field, given) in value[0].as_object().unwrap() {
+            let is_list = found[0][field].is_array() && given.is_string();
+            assert!(is_list || given.is_array() || found[0][field] == *given, "{name}.{field}: {found}");
+        }
+        assert_eq!(value_of(&load("", &[(&variable_of(name), &json)], &[]).unwrap(), name), found, "variable {name}");
+        assert_eq!(value_of(&load("", &[], &["--set", &set]).unwrap(), name), found, "--set {name}");
+    }
+    let toml = load("", &[("PILLARBOX_RELAY__INTAKE", r#"[{queue = "orders", prefetch = 7}]"#)], &[]).unwrap();
+    assert_eq!(toml["relay"]["intake"][0]["prefetch"], 7, "inline tables of TOML");
+    let routes = load("", &[("PILLARBOX_RELAY__ROUTES", &lists_of_tables()[1].1.to_string())], &[]).unwrap();
+    assert_eq!(routes["relay"]["routes"][0]["topics"], json!(["order.#", "bill.#"]), "a list inside of a table");
+}
+
+/// A new list setting belongs into the tables above.
+#[test]
+fn the_tables_contain_every_list_setting() {
+    let defaults = serde_json::to_value(Settings::default()).unwrap();
+    let mut lists = BTreeSet::new();
+    let mut open = vec![(String::new(), defaults)];
+    while let Some((path, value)) = open.pop() {
+        match value {
+            Value::Array(_) => drop(lists.insert(path)),
+            Value::Object(fields) => {
+                let below = |name: String| if path.is_empty() { name } else { format!("{path}.{name}") };
+                open.extend(fields.into_iter().map(|(name, value)| (below(name), value)));
+            }
+            _ => {}
+        }
+    }
+    // Its default is no list but null: loopback, or nothing.
+    lists.insert("hub.allowed_networks".to_owned());
+    let plain = plain_lists().into_iter().map(|(name, _, _)| name.to_owned());
+    let tested: BTreeSet<String> =
+        plain.chain(lists_of_tables().into_iter().map(|(name, _)| name.to_owned())).collect();
+    assert_eq!(tested, lists);
+}
+
+#[test]
+fn an_invalid_list_names_its_setting_and_quotes_no_secret() {
+    for (name, text) in [
+        ("roles", "api,king"),
+        ("hub.allowed_ports", "443,many"),
+        ("hub.allowed_networks", "[\"10.1.0.0/33\"]"),
+        ("hub.export", "[\"event.*\""),
+        ("relay.routes", "orders"),
+        ("secret_keys_previous", "hunter2"),
+    ] {
+        for error in [
+            load("", &[(&variable_of(name), text)], &[]).unwrap_err(),
+            load("", &[], &["--set", &format!("{name}={text}")]).unwrap_err(),
+            load(&line_of(name, &quoted(text)), &[], &[]).unwrap_err(),
+        ] {
+            assert!(error.contains(name) && !error.contains("hunter2"), "{name}={text}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_duration_is_read_the_same_from_the_file_a_variable_and_an_option() {
+    for (name, text, expected) in [
+        ("lease_ms", "20s", json!(20_000)),
+        ("lease_ms", "20000", json!(20_000)),
+        ("relay.poll_interval_ms", "500ms", json!(500)),
+        ("events.trending_seconds", "5m", json!(300)),
+        ("events.reconcile_minutes", "2h", json!(120)),
+        ("log_days", "7d", json!(7)),
+    ] {
+        let set = format!("{name}={text}");
+        for loaded in [
+            load(&line_of(name, &quoted(text)), &[], &[]),
+            load("", &[(&variable_of(name), text)], &[]),
+            load("", &[], &["--set", &set]),
+        ] {
+            assert_eq!(value_of(&loaded.unwrap(), name), expected, "{name}={text}");
+        }
+    }
+    for (name, text) in [("lease_ms", "soon"), ("events.trending_seconds", "1500ms"), ("log_days", "12h")] {
+        for error in [
+            load("", &[(&variable_of(name), text)], &[]).unwrap_err(),
+            load(&line_of(name, &quoted(text)), &[], &[]).unwrap_err(),
+        ] {
+            assert!(error.contains(name) && error.contains("a duration such as"), "{name}={text}: {error}");
+        }
+    }
+    let issuer = r#"[{"issuer": "https://a.example", "audience": "b", "jwks_file": "c", "token_hours_max": "2d"}]"#;
+    let loaded = load("", &[("PILLARBOX_ISSUERS", issuer)], &[]).unwrap();
+    assert_eq!(loaded["issuers"][0]["token_hours_max"], 48);
+}
+
+#[test]
+fn options_accept_durations_and_short_addresses() {
+    let token = |ttl: &str| {
+        let user = "01890a5d-ac96-774b-bcce-b302099a8057";
+        match Cli::try_parse_from(["pillarbox", "token", "--user", user, "--ttl", ttl]).map(|cli| cli.command) {
+            Ok(Some(super::Command::Token { ttl, .. })) => Ok(ttl.as_secs()),
+            Ok(_) => unreachable!("the command is `token`"),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    assert_eq!((token("1h"), token("90s"), token("3600"), token("1d")), (Ok(3_600), Ok(90), Ok(3_600), Ok(86_400)));
+    for ttl in ["0", "25h", "2d", "soon", "-1", "500ms"] {
+        assert!(token(ttl).is_err(), "{ttl}");
+    }
+    assert!(Cli::try_parse_from(["pillarbox", "reconcile", "--wait-seconds", "5m"]).is_ok());
+    for (listen, expected) in [("8080", "127.0.0.1:8080"), ("localhost:8080", "127.0.0.1:8080")] {
+        for loaded in [
+            load("", &[], &["--listen", listen]),
+            load("", &[], &["--set", &format!("listen={listen}")]),
+            load("", &[("PILLARBOX_LISTEN", listen)], &[]),
+            load(&format!("listen = '{listen}'"), &[], &[]),
+        ] {
+            assert_eq!(loaded.unwrap()["listen"], expected, "{listen}");
+        }
+    }
+    assert_eq!(load("listen = 8080", &[], &[]).unwrap()["listen"], "127.0.0.1:8080");
+    let error = load("", &[], &["--listen", "example.com"]).unwrap_err();
+    assert!(error.contains("localhost:8080"), "{error}");
+}

@@ -1,0 +1,49 @@
+//! A payload stays byte for byte the same from `pillarbox send` to the receiver, the API and `pillarbox listen`.
+
+use mailbox::database::migrations;
+use serde_json::{Value, json};
+use testkit::{Pillarbox, Receiver, TestDatabase};
+
+use crate::hub::fixture::{subscribe, wait_for_dead_letters, wait_for_webhooks};
+use crate::hub::process::Replica;
+use crate::server::process::{ADMIN_KEY, BINARY, run};
+use crate::support::{DEADLINE, text};
+
+/// Numbers that no machine type represents, a repeated key, white space, and an escaped letter.
+const PAYLOAD: &str =
+    r#"{"amount": 12345678901234567890.123,  "a":1.0,"a":2, "list":[1e400 ,-0, 1E+2], "\u0061":"\/"}"#;
+
+/// `whsec_` and 32 bytes in base64.
+const SECRET: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
+
+#[tokio::test]
+async fn a_payload_stays_the_same_from_send_to_listen() {
+    let database = TestDatabase::new(&migrations()).await;
+    let mut replica = Replica::start(&database.url());
+    let admin = replica.admin().await;
+    let listening = Pillarbox::start(BINARY, &["listen", "--port", "0"], &[("PILLARBOX_WEBHOOK_SECRET", SECRET)]);
+    let line = listening.wait_for_line(|line| line.starts_with("Listening on "), DEADLINE).await;
+    let url = line.split_whitespace().nth(2).unwrap().trim_end_matches('.');
+    let (receiver, refusing) = (Receiver::start().await, Receiver::with_reply(|_| testkit::Reply::status(400)).await);
+    for url in [url, &receiver.url()] {
+        subscribe(&admin, url, json!({"secret": SECRET})).await;
+    }
+    let refused = subscribe(&admin, &refusing.url(), json!({})).await;
+
+    let base = replica.process.base_url().await;
+    let args = ["send", "order.paid", PAYLOAD, "--key", "k", "--server", &base];
+    let (code, sent, error) = run(&args, &[("PILLARBOX_API_KEY", ADMIN_KEY)]);
+    assert_eq!(code, Some(0), "{error}");
+    let event_id: Value = serde_json::from_str(&sent).unwrap();
+    wait_for_webhooks(&receiver, 1).await;
+    assert_eq!(String::from_utf8_lossy(&receiver.received()[0].body), PAYLOAD);
+    let printed = listening.wait_for_line(|line| line.starts_with('{'), DEADLINE).await;
+    assert!(printed.contains(r#""signature":"good""#), "{printed}");
+    assert!(printed.ends_with(&format!(r#""body":{PAYLOAD}}}"#)), "{printed}");
+    let shown = admin.get(&format!("/hub/v1/events/{}", text(&event_id["event_id"]))).await.text;
+    assert!(shown.contains(&format!(r#""payload":{PAYLOAD}"#)), "{shown}");
+    let dead = wait_for_dead_letters(&admin, &refused, 1).await.remove(0);
+    let shown = admin.get(&format!("/hub/v1/dead-letters/{}", text(&dead["id"]))).await.text;
+    assert!(shown.contains(&format!(r#""payload":{PAYLOAD}"#)), "{shown}");
+    assert!(replica.process.terminate().await.success());
+}
