@@ -14,7 +14,7 @@ help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # `exec`, so that Ctrl-C and SIGTERM reach Pillarbox itself and it finishes its work in progress.
-# A debug build: it is ready in a third of the time, and shares its artifacts with `make test`.
+# The profile of the tests, with which it shares its artifacts. See Cargo.toml for its speed.
 run: ## build and run Pillarbox with an embedded PostgreSQL (ARGS="--flags")
 	@scripts/setup run
 	cargo build --locked --package pillarbox
