@@ -8,16 +8,18 @@
 
 use std::time::Duration;
 
+use mailbox::consumers::has_unknown_workers;
 use mailbox::database::Database;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use crate::DISPATCH;
 use crate::hub_message::DirectoryVersion;
 use crate::store::dispatcher::{self, Applied};
 
 /// The pause between two checks whether other processes have applied a change. It grows from the first to the second value.
 const CHECK_PAUSE: Duration = Duration::from_millis(5);
-const CHECK_PAUSE_MAX: Duration = Duration::from_millis(20);
+const CHECK_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// What the requests and the dispatcher of one process tell each other about the directory.
 #[derive(Debug, Clone)]
@@ -26,11 +28,13 @@ pub(crate) struct DirectorySync {
     newest: watch::Sender<Option<DirectoryVersion>>,
     /// Counts the versions that the dispatcher of this process has applied.
     applied: watch::Sender<u64>,
+    /// How long a dispatcher may send without a heartbeat.
+    lease_time: Duration,
 }
 
 impl DirectorySync {
-    pub(crate) fn new() -> DirectorySync {
-        DirectorySync { newest: watch::Sender::new(None), applied: watch::Sender::new(0) }
+    pub(crate) fn new(lease_time: Duration) -> DirectorySync {
+        DirectorySync { newest: watch::Sender::new(None), applied: watch::Sender::new(0), lease_time }
     }
 
     /// The versions that requests of this process know, for the dispatcher.
@@ -63,14 +67,19 @@ impl DirectorySync {
         let (mut applied, mut pause) = (self.applied.subscribe(), CHECK_PAUSE);
         let mut target = None;
         loop {
-            let Applied { newest, oldest_applied } = dispatcher::applied(&mut *db.acquire().await?).await?;
+            let mut connection = db.acquire().await?;
+            let Applied { newest, oldest_applied } = dispatcher::applied(&mut connection).await?;
             // Versions of another incarnation of the database do not count: a failover may have lost the change.
             let wanted = *target.get_or_insert(newest);
             let wanted = if wanted.incarnation == newest.incarnation { wanted } else { newest };
             target = Some(wanted);
-            if oldest_applied.is_none_or(|oldest| oldest >= wanted.count) {
+            // The rows of dispatchers are lost in a failover; one that has not noticed it may still send what it holds.
+            if oldest_applied.is_none_or(|oldest| oldest >= wanted.count)
+                && !has_unknown_workers(&mut connection, DISPATCH, self.lease_time).await?
+            {
                 return Ok(());
             }
+            drop(connection);
             self.notify_dispatcher(wanted);
             tokio::select! {
                 _ = applied.changed() => {}

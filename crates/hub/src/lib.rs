@@ -267,7 +267,7 @@ impl Service for Hub {
             events: EventSelection::new(&settings.export, &settings.sql_events),
             waiting_quota: WaitingQuota::new(settings.waiting_max),
             subscribers_max: settings.subscribers_max,
-            directory: DirectorySync::new(),
+            directory: DirectorySync::new(context.lease_time),
             change_time_max: Duration::from_millis(settings.change_wait_ms.into()),
             in_flight_max: settings.in_flight_max,
             retention: workers::HubRetention {

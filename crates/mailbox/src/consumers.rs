@@ -28,7 +28,7 @@ mod unrouted_messages;
 pub use consumer::{Consumer, ConsumerKind, StartAt};
 pub use handler::{Handler, HandlerError, HandlerFuture, HandlerProcessor};
 pub use lease_clock::Lease;
-pub use leases::{Fence, ShardAssignment};
+pub use leases::{Fence, ShardAssignment, has_unknown_workers};
 pub use local_handlers::{LocalDelivery, LocalHandlers};
 pub use processor::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
 pub use replica::{Replica, end_all_leases};

@@ -2,6 +2,7 @@
 //! the platform builds it with.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kit::clock::Clock;
 use kit::config::InvalidSetting;
@@ -75,6 +76,8 @@ pub struct ServiceContext {
     pub local_handlers: LocalHandlers,
     /// How long the log retains messages.
     pub retention: Retention,
+    /// How long a process keeps its work without a heartbeat.
+    pub lease_time: Duration,
     /// Whether the process runs with an embedded PostgreSQL, as on a developer's machine.
     pub has_embedded_database: bool,
     /// The current key first.
@@ -96,7 +99,8 @@ pub struct RedisAddress {
 }
 
 impl ServiceContext {
-    /// A context with one pool for all requests, no Redis, no handlers and the default retention. `master_keys`: the current key first.
+    /// A context with one pool for all requests, no Redis, no handlers, and the default retention and lease time.
+    /// `master_keys`: the current key first.
     pub fn new(db: Database, clock: Clock, master_keys: &[MasterKey]) -> ServiceContext {
         ServiceContext {
             read_db: db.pool().clone(),
@@ -106,6 +110,7 @@ impl ServiceContext {
             redis: None,
             local_handlers: LocalHandlers::default(),
             retention: Retention::default(),
+            lease_time: Duration::from_secs(15),
             has_embedded_database: false,
             master_keys: master_keys.to_vec(),
             tasks: TaskTracker::new(),

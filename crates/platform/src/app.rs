@@ -271,6 +271,7 @@ fn service_context(settings: &Settings, pools: &Pools, app: &App, master_keys: &
     context.redis = redis;
     context.local_handlers = app.local_handlers.clone();
     context.retention = settings.retention();
+    context.lease_time = settings.lease_time();
     context.has_embedded_database = settings.database_url.is_none();
     context
 }

@@ -201,7 +201,7 @@ pub(super) fn message(topic: &str, event_id: Uuid, payload: &impl Serialize) -> 
 }
 
 /// The topic of the message about a change; None if other services must not learn of it: the event is a draft, or was
-/// never published before it was canceled. Nobody but its owner has seen such an event, and the message would show it.
+/// never published before it was canceled. Only its owner and admins have seen such an event, and the message would show it.
 fn topic_of_change(old: &Event, new: Status) -> Option<&'static str> {
     match (old.status, new) {
         (Status::Draft, Status::Draft) => None,

@@ -152,8 +152,8 @@ async fn update(
 
 /// Publish a draft
 ///
-/// Everyone can see the event and join it: if the joins service runs in the same process, the response waits until it knows
-/// the event. An event that has ended cannot be published.
+/// Everyone can see the event and join it: if this process handles the event's messages for the joins service, the response
+/// waits until it knows the event. An event that has ended cannot be published.
 #[utoipa::path(post, path = "/event/v1/events/{id}/publish", tag = "events",
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),

@@ -59,7 +59,8 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let messages = store::of_event(&mut db, tenant, log_ref, None).await?;
     let skipped = store::skipped(&mut db, tenant, log_ref).await?;
     // A message that was an event when it was fanned out remains one, whatever `hub.export` and `hub.sql_events` list now.
-    if messages.is_empty() && skipped.is_empty() && !events_of_tenant(hub, tenant).matches(&event) {
+    let is_selected = events_of_tenant(hub, tenant).matches(&event);
+    if messages.is_empty() && skipped.is_empty() && !is_selected {
         return Err(Error::NoEvent);
     }
     // A replay may have sent the event to a subscriber for which it was skipped at first.
@@ -67,6 +68,11 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let mut outcomes: Vec<_> = messages.into_iter().map(|message| OutcomeView::of_message(id, message)).collect();
     outcomes.extend(skipped.into_iter().filter(|skip| !reached.contains(&skip.subscriber)).map(OutcomeView::from));
     outcomes.sort_by_key(|outcome| outcome.subscriber_id);
+    // Fan-out does not wait for an event that it no longer selects: it has processed it before the settings were narrowed.
+    let fan_out = match fan_out {
+        FanOutProgress::Waiting if !is_selected => FanOutProgress::Done,
+        fan_out => fan_out,
+    };
     let status = EventStatus::of(fan_out, outcomes.iter().map(OutcomeView::outcome));
     Ok(EventWithOutcomes { event: EventView::with_payload(event), status, outcomes })
 }

@@ -195,12 +195,13 @@ pub(crate) async fn stale(db: &mut PgConnection, age: Duration) -> sqlx::Result<
                             where position.subscriber = subscriber.id order by n desc limit 1) newest on true
          cross join lateral (
              select count(*) from (
-                 select n, lane from pillarbox_hub.message
+                 select n, lane, at from pillarbox_hub.message
                  where message.subscriber = subscriber.id and n > coalesce(newest.n, 0) and at < now() - $1::interval
                  order by n limit $2
              ) as old
              where not exists (select from pillarbox_hub.attempt
-                               where attempt.subscriber = subscriber.id and attempt.n = old.n)
+                               where attempt.subscriber = subscriber.id and attempt.n = old.n
+                                 and attempt.at >= old.at - interval '1 hour')
                and not exists (select from pillarbox_hub.lane
                                where lane.subscriber = subscriber.id and lane.lane = old.lane)
          ) stale

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -68,7 +69,7 @@ impl ShardAssignment {
     }
 
     /// Returns how often to call [`ShardAssignment::rebalance`].
-    pub fn rebalance_interval(&self) -> std::time::Duration {
+    pub fn rebalance_interval(&self) -> Duration {
         self.replica.heartbeat_interval()
     }
 
@@ -245,6 +246,17 @@ async fn claim(
     .bind(replica.id())
     .fetch_all(db)
     .await
+}
+
+/// Whether a process may still work on shards of this consumer although it has no row: the rows of all workers are lost in a
+/// crash or a failover, and a process that has not sent a heartbeat since then may not have noticed it.
+pub async fn has_unknown_workers(db: &mut PgConnection, consumer: &str, lease_time: Duration) -> sqlx::Result<bool> {
+    let query = "select exists (
+                     select from pillarbox.replica cross join pillarbox.incarnation
+                     where replica.until > now() and replica.until <= since + $2 * interval '1 millisecond'
+                       and not exists (select from pillarbox.shard_worker
+                                       where shard_worker.consumer = $1 and shard_worker.replica = replica.id))";
+    sqlx::query_scalar(query).bind(consumer).bind(lease_time.as_millis() as i64).fetch_one(db).await
 }
 
 async fn release(db: &mut PgConnection, consumer: &str, owner: Uuid, shards: &[i16]) -> sqlx::Result<()> {

@@ -97,15 +97,11 @@ pub async fn page(
 
 /// Returns the message with this id; None if the log does not have it any more.
 pub async fn find(db: &mut PgConnection, message_id: Uuid) -> sqlx::Result<Option<Message>> {
-    if let Some(created_at) = created_at(message_id)
-        && let Some(found) = find_near(db, message_id, created_at).await?
-    {
-        return Ok(Some(found));
-    }
     // An id that its producer has chosen may contain no time, or another one.
     let query = "select at from pillarbox.chosen_id where message_id = $1";
-    match sqlx::query_scalar(query).bind(message_id).fetch_optional(&mut *db).await? {
-        Some(posted_at) => find_near(db, message_id, posted_at).await,
+    let posted_at = sqlx::query_scalar(query).bind(message_id).fetch_optional(&mut *db).await?;
+    match posted_at.or_else(|| created_at(message_id)) {
+        Some(time) => find_near(db, message_id, time).await,
         None => Ok(None),
     }
 }

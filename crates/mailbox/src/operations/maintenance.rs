@@ -107,15 +107,19 @@ async fn lapse(db: &mut PgConnection, retention: Retention, now: DateTime<Utc>) 
 
 /// Drops the days of the log that are old enough and that every consumer has read.
 async fn drop_log_days(db: &mut PgConnection, retention: Retention, now: DateTime<Utc>) -> sqlx::Result<()> {
+    // A hold that nobody renews, of a service that is no longer run, must not keep the log for ever, so all are limited.
     // A margin of one hour: the time of a row is the clock's, which may have been set back since.
     let query = format!(
         "select least($1, (select min(old_at) - interval '1 hour' from ({LIVE_POSITIONS}) as live),
-                      (select min(from_at) - interval '1 hour' from pillarbox.retention_hold),
+                      (select min(greatest(from_at, $2)) - interval '1 hour' from pillarbox.retention_hold),
                       (select min(from_at) - interval '1 hour' from pillarbox.replay
                        where exists (select from pillarbox.replay_shard where replay = replay.id and not done)))"
     );
-    let cutoff: DateTime<Utc> =
-        sqlx::query_scalar(sqlx::AssertSqlSafe(query)).bind(now - days(retention.log_days)).fetch_one(&mut *db).await?;
+    let cutoff: DateTime<Utc> = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
+        .bind(now - days(retention.log_days))
+        .bind(now - days(retention.behind_days))
+        .fetch_one(&mut *db)
+        .await?;
     for partition in partition::days_before(db, "pillarbox.log", cutoff).await? {
         let Some(mut tx) = partition::lock_day(db, &partition).await? else { continue };
         // After the lock: no transaction can commit a row into this day between the check and the drop.

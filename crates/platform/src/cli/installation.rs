@@ -31,13 +31,13 @@ pub(super) fn master_keys(settings: &Settings, data_dir: &DataDir) -> Result<Vec
 /// belong to another installation. Two installations with one key would accept each other's tokens and signatures. Only
 /// checks whether files exist.
 pub(super) fn check_installation(settings: &Settings, data_dir: &DataDir) -> Result<(), Failure> {
-    if settings.database_url.is_none() || !embedded::has_cluster(data_dir) {
+    if settings.database_url.is_none() || settings.secret_key.is_some() || !embedded::has_cluster(data_dir) {
         return Ok(());
     }
     let folder = data_dir.path().display();
     Err(Failure::Other(format!(
         "the data folder {folder} belongs to the installation whose PostgreSQL is in it, and not to database_url: choose another \
-         folder with --data-dir DIR; `pillarbox serve` needs none if PILLARBOX_SECRET_KEY is set to the key of your installation \
+         folder with --data-dir DIR, or set PILLARBOX_SECRET_KEY to the key of your installation \
          (a new key: openssl rand -base64 32)"
     )))
 }

@@ -74,9 +74,7 @@ async fn the_tour_of_the_readme_works_as_pasted() {
     paste(&mut second, &tour.next("ANNA="), &["\"waitlisted\"", "\"active\"", "\"active_participants\":1"]).await;
 
     first.interrupt();
-    second
-        .run(&format!("while kill -0 $(pillarbox status | awk '/^server/ {{ print $3 }}'); do sleep 0.2; done"), STEP)
-        .await;
+    second.run("while kill -0 $(pillarbox status | awk '/^server/ { print $3 }'); do sleep 0.2; done", STEP).await;
     first.paste(&tour.next("make rabbitmq"));
     first.wait_for("is listening on http://", STEP).await;
     paste(&mut first, &tour.next("alias"), &["\"routing_key\":\"order.created\"", "evt_"]).await;

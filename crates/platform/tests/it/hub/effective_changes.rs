@@ -182,3 +182,23 @@ async fn a_change_waits_for_the_dispatchers_of_other_processes_but_not_for_a_sus
     }
     assert_eq!(registered().await, 0, "a dispatcher that stops is not waited for");
 }
+
+#[tokio::test]
+async fn a_change_waits_for_a_process_that_may_not_have_noticed_a_failover() {
+    let fixture = Fixture::start_with(|settings| settings.hub.change_wait_ms = 300).await;
+    let (db, receiver) = (fixture.database.pool(), Receiver::start().await);
+    let subscriber = subscribe(&fixture.manager, &receiver.url(), json!({})).await;
+    let pause = format!("{}/pause", subscriber_path(&subscriber));
+    assert_eq!(fixture.manager.send(Method::POST, &pause, None).await.status, 200);
+    // What a failover leaves of a process that is still connected to the old server: its last heartbeat, and no fence row.
+    let replica = uuid::Uuid::now_v7();
+    sqlx::query("update pillarbox.incarnation set since = now()").execute(db).await.unwrap();
+    let insert = "insert into pillarbox.replica (id, name, until) select $1, 'other', now() + interval '10 s'";
+    sqlx::query(insert).bind(replica).execute(db).await.unwrap();
+    let answer = fixture.manager.send(Method::POST, &pause, None).await;
+    assert_eq!((answer.status, &answer.json()["effective"]), (202, &json!(false)), "{answer:?}");
+    // Its lease has ended.
+    sqlx::query("update pillarbox.replica set until = now() where id = $1").bind(replica).execute(db).await.unwrap();
+    assert_eq!(fixture.manager.send(Method::POST, &pause, None).await.status, 200);
+    fixture.app.stop().await;
+}
