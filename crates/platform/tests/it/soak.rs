@@ -20,6 +20,11 @@ use crate::hub::recorder::RequestRecorder;
 const PROCESSES: usize = 3;
 const LANES: usize = 5;
 const SUBSCRIBERS: usize = 2;
+/// The pause after each round. Without it, a faster machine would have more retries to wait for.
+const ROUND_PAUSE: Duration = Duration::from_millis(10);
+/// Every message with a multiple of this number fails once. Each failure stops its lane for a second, so they must be rarer
+/// than once in a second.
+const FAILS_EVERY: u64 = 150;
 
 /// Posts one round after the other to random processes. A round without an acknowledgement, because its process was killed
 /// or the database is down, is posted again with the same key. Any answer but 202 and 503 is a failure.
@@ -32,7 +37,10 @@ async fn post_rounds(clients: Arc<Mutex<Vec<Client>>>, acknowledged: Arc<AtomicU
         };
         let body = json!({"events": numbered_events(LANES, [round])});
         match client.try_send(Method::POST, "/hub/v1/events/batch", Some(body)).await {
-            Ok(answer) if answer.status == 202 => drop(acknowledged.fetch_add(1, Ordering::SeqCst)),
+            Ok(answer) if answer.status == 202 => {
+                acknowledged.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(ROUND_PAUSE).await;
+            }
             Ok(answer) if answer.status == 503 => {}
             Ok(answer) => panic!("{answer:?}"),
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await, // the process was killed
@@ -57,7 +65,7 @@ async fn nothing_is_lost_or_reordered_in_a_storm_of_kills_and_an_outage() {
         clients.push(replica.admin().await);
     }
     let recorder = RequestRecorder::start(|_, _, n, times| {
-        let fails = n % 11 == 0 && times == 0;
+        let fails = n % FAILS_EVERY == 0 && times == 0;
         (if fails { 500 } else { 200 }, Duration::from_millis(n % 3))
     })
     .await;
