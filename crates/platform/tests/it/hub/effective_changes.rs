@@ -185,7 +185,7 @@ async fn a_change_waits_for_the_dispatchers_of_other_processes_but_not_for_a_sus
 
 #[tokio::test]
 async fn a_change_waits_for_a_process_that_may_not_have_noticed_a_failover() {
-    let fixture = Fixture::start_with(|settings| settings.hub.change_wait_ms = 300).await;
+    let fixture = Fixture::start_with(|settings| settings.hub.change_wait_ms = 2_000).await;
     let (db, receiver) = (fixture.database.pool(), Receiver::start().await);
     let subscriber = subscribe(&fixture.manager, &receiver.url(), json!({})).await;
     let pause = format!("{}/pause", subscriber_path(&subscriber));

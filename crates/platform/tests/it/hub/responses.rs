@@ -193,6 +193,9 @@ async fn a_dispatcher_with_the_previous_url_does_not_switch_the_subscriber_off()
     let ((old, requested, respond), new) = (endpoint_with_delayed_410().await, Receiver::start().await);
     let subscriber = subscribe(manager, &old, json!({})).await;
     let path = subscriber_path(&subscriber);
+    // The dispatcher has loaded the subscriber when this is answered, and has no reason to load it again.
+    let renamed = manager.send(Method::PATCH, &path, Some(json!({"name": "renamed"}))).await;
+    assert_eq!(renamed.status, 200, "{renamed:?}");
     let first = post(manager, "test.a", json!({"n": 1}), Some("one")).await;
     requested.await.unwrap();
     // No dispatcher is notified of the change.
