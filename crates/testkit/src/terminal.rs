@@ -134,7 +134,8 @@ mod tests {
         let mut terminal = Terminal::open(Path::new("/"), &[("GREETING", "good morning")]);
         assert!(terminal.run("test -t 0 && echo \"$GREETING\"\npwd", SOON).await.contains("\ngood morning\n"));
         assert!(!terminal.run("echo again", SOON).await.contains("good morning"), "only the output of the last paste");
-        terminal.paste("echo started; sleep 600");
+        // One process, so that Ctrl-C cannot arrive between two commands.
+        terminal.paste("sh -c 'echo started; exec sleep 600'");
         terminal.wait_for("\nstarted\n", SOON).await;
         terminal.interrupt();
         assert!(terminal.run("echo \"code $?\"", SOON).await.contains("code 130"));
