@@ -13,4 +13,4 @@ mod jwt;
 
 pub use self::authenticator::{Authenticator, KeyLookup, KeyStore, authenticate};
 pub use self::caller::{Admin, Caller, Operator, Principal, Role, Tenant, User};
-pub use self::jwt::{InvalidIssuer, Issuer, TokenSigner, TokenVerifier};
+pub use self::jwt::{InvalidIssuer, Issuer, SESSION_TOKEN_TTL_MAX, TokenSigner, TokenVerifier};

@@ -153,11 +153,11 @@ mod tests {
     }
 
     fn user() -> Caller {
-        Caller { principal: Principal::User(Uuid::new_v4()), tenant: Tenant::main(), role: None }
+        Caller { principal: Principal::User(Uuid::new_v4()), tenant: Tenant::main(), role: None, session: None }
     }
 
     fn key(tenant: &str) -> Caller {
-        Caller { principal: Principal::Key(Uuid::new_v4()), tenant: tenant.parse().unwrap(), role: None }
+        Caller { principal: Principal::Key(Uuid::new_v4()), tenant: tenant.parse().unwrap(), role: None, session: None }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kit::auth::{TokenSigner, TokenVerifier};
 use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::page::CursorKey;
@@ -80,6 +81,14 @@ pub struct ServiceContext {
     pub lease_time: Duration,
     /// Whether the process runs with an embedded PostgreSQL, as on a developer's machine.
     pub has_embedded_database: bool,
+    /// Signs the tokens of users.
+    pub token_signer: TokenSigner,
+    /// Verifies the tokens of all requests of this process.
+    pub token_verifier: Arc<TokenVerifier>,
+    /// The address under which users reach the installation, without a slash at the end.
+    pub public_url: Option<String>,
+    /// The mail server. `None`: e-mails are captured instead of being sent.
+    pub smtp_url: Option<Secret<String>>,
     /// The current key first.
     master_keys: Vec<MasterKey>,
     tasks: TaskTracker,
@@ -99,9 +108,14 @@ pub struct RedisAddress {
 }
 
 impl ServiceContext {
-    /// A context with one pool for all requests, no Redis, no handlers, and the default retention and lease time.
-    /// `master_keys`: the current key first.
-    pub fn new(db: Database, clock: Clock, master_keys: &[MasterKey]) -> ServiceContext {
+    /// A context with one pool for all requests, no Redis, no mail server, no handlers, and the default retention and lease
+    /// time. `master_keys`: the current key first.
+    pub fn new(
+        db: Database,
+        clock: Clock,
+        master_keys: &[MasterKey],
+        token_verifier: Arc<TokenVerifier>,
+    ) -> ServiceContext {
         ServiceContext {
             read_db: db.pool().clone(),
             db,
@@ -112,6 +126,10 @@ impl ServiceContext {
             retention: Retention::default(),
             lease_time: Duration::from_secs(15),
             has_embedded_database: false,
+            token_signer: TokenSigner::new(&master_keys[0]),
+            token_verifier,
+            public_url: None,
+            smtp_url: None,
             master_keys: master_keys.to_vec(),
             tasks: TaskTracker::new(),
         }

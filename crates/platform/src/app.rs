@@ -176,7 +176,7 @@ pub async fn start(
     let checks = Arc::new(Checks::new(settings, &pools.checks, pools.pooler_checks.clone(), broker.clone(), &health)?);
     checks.run().await;
     let address = listener.local_addr().map_err(StartError::Listener)?;
-    let context = service_context(settings, &pools, &app, master_keys);
+    let context = service_context(settings, &pools, &app, master_keys, authenticator.tokens.clone());
     let built = services::build(services, &context, settings)?;
     // The last step that can fail: it may create the first admin key, which is lost unless the caller can show it.
     let has_admin_key = settings.admin_key.is_some();
@@ -235,9 +235,18 @@ fn app_state(
 fn authenticator(settings: &Settings, app: &App, master_keys: &[MasterKey]) -> Result<Authenticator, StartError> {
     Ok(Authenticator {
         keys: Arc::new(app.keys.clone()),
-        // Issuers are other machines: their tokens expire by the clock of this one, not by the database's.
-        tokens: Arc::new(TokenVerifier::new(master_keys, &settings.issuers, Clock::system())?),
+        tokens: Arc::new(token_verifier(settings, app, master_keys)?),
         rate_limit: settings.rate_limit().map(RateLimit::per_second),
+    })
+}
+
+fn token_verifier(settings: &Settings, app: &App, master_keys: &[MasterKey]) -> Result<TokenVerifier, StartError> {
+    // Issuers are other machines: their tokens expire by the clock of this one, not by the database's.
+    let verifier = TokenVerifier::new(master_keys, &settings.issuers, app.clock.clone())?;
+    let verifier = verifier.with_issuer_clock(Clock::system());
+    Ok(match &settings.public_url {
+        Some(address) => verifier.with_local_issuer(address),
+        None => verifier,
     })
 }
 
@@ -264,15 +273,26 @@ fn start_runtime(
     runtime
 }
 
-fn service_context(settings: &Settings, pools: &Pools, app: &App, master_keys: &[MasterKey]) -> ServiceContext {
+fn service_context(
+    settings: &Settings,
+    pools: &Pools,
+    app: &App,
+    master_keys: &[MasterKey],
+    tokens: Arc<TokenVerifier>,
+) -> ServiceContext {
     let redis = settings.redis_url.clone().map(|url| RedisAddress { url, prefix: settings.redis_prefix.clone() });
-    let mut context = ServiceContext::new(app.db.clone(), app.clock.clone(), master_keys);
+    let mut context = ServiceContext::new(app.db.clone(), app.clock.clone(), master_keys, tokens);
     context.read_db = pools.reads.clone();
     context.redis = redis;
     context.local_handlers = app.local_handlers.clone();
     context.retention = settings.retention();
     context.lease_time = settings.lease_time();
     context.has_embedded_database = settings.database_url.is_none();
+    if let Some(address) = &settings.public_url {
+        context.token_signer = context.token_signer.with_issuer(address);
+    }
+    context.public_url = settings.public_url.clone();
+    context.smtp_url = settings.smtp_url.clone();
     context
 }
 

@@ -153,6 +153,8 @@ pub struct Caller {
     pub tenant: Tenant,
     /// None for an ordinary user, who may access only their own resources.
     pub role: Option<Role>,
+    /// The session of a user who has signed in to this installation. None for API keys and for other tokens.
+    pub session: Option<Uuid>,
 }
 
 impl Caller {
@@ -247,9 +249,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Operator {
 mod tests {
     use super::*;
 
+    fn caller(role: Option<Role>) -> Caller {
+        Caller { principal: Principal::Key(Uuid::nil()), tenant: Tenant::main(), role, session: None }
+    }
+
     #[test]
     fn a_role_includes_the_previous_ones_and_a_user_has_none() {
-        let caller = |role| Caller { principal: Principal::Key(Uuid::nil()), tenant: Tenant::main(), role };
         assert!(caller(Some(Role::Admin)).require(Role::Ingest).is_ok());
         assert!(caller(Some(Role::Ingest)).require(Role::Manage).is_err());
         assert!(caller(None).require(Role::Ingest).is_err());
@@ -278,8 +283,7 @@ mod tests {
 
     #[test]
     fn an_admin_of_another_tenant_is_no_operator() {
-        let caller =
-            Caller { principal: Principal::Key(Uuid::nil()), tenant: "acme".parse().unwrap(), role: Some(Role::Admin) };
+        let caller = Caller { tenant: "acme".parse().unwrap(), ..caller(Some(Role::Admin)) };
         assert!(!caller.is_operator());
     }
 

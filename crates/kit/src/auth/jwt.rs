@@ -1,24 +1,29 @@
-//! The JWTs of users: signs the tokens of this installation (EdDSA, with a key derived from the master key), and
+//! The JWTs of users: signs the tokens of this installation (EdDSA, with [`signing_keys`] derived from the master key), and
 //! verifies them and those of configured issuers.
 //!
 //! The `sub` of a local token is the id of its user. The user of another issuer's token is known by an id that is derived
 //! from `iss` and `sub`, so an issuer speaks for its own users only.
 
 mod algorithms;
+mod signing_keys;
+mod token_cache;
 
 use std::ops::RangeInclusive;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use chrono::{DateTime, Utc};
 use ed25519_dalek::pkcs8::EncodePrivateKey;
-use ed25519_dalek::{Signature, SigningKey, Verifier, VerifyingKey};
+use ed25519_dalek::{Signature, Verifier, VerifyingKey};
 use jsonwebtoken::jwk::{Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use self::signing_keys::{key_id, period_of, signing_key, trusted_periods};
+use self::token_cache::TokenCache;
 use super::caller::{Caller, Principal, Role, Tenant};
 use crate::clock::Clock;
 use crate::problem::Problem;
@@ -28,11 +33,15 @@ use crate::secret::MasterKey;
 /// tokens.
 const TYPE: &str = "at+jwt";
 const ISSUER: &str = "pillarbox";
-/// Allowance for clock skew between issuer and verifier, in seconds.
+/// Allowance for clock skew between issuer and verifier, in seconds. The tokens of this installation expire without it,
+/// because its processes follow the database's clock.
 const LEEWAY_SECONDS: i64 = 30;
 
 /// The longest lifetime of a token of this installation.
 const TOKEN_TTL_MAX: Duration = Duration::from_secs(24 * 3600);
+/// The longest lifetime of a token of a session. It bounds the time in which another process accepts the token of a
+/// session that has ended.
+pub const SESSION_TOKEN_TTL_MAX: Duration = Duration::from_secs(300);
 /// The longest name of another issuer, in characters.
 const ISSUER_CHARS_MAX: usize = 255;
 /// The longest `sub` of another issuer's token, in characters, as OpenID Connect limits it.
@@ -54,6 +63,9 @@ struct Claims {
     nbf: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     jti: Option<Uuid>,
+    /// The session of a local token, if a user signed in for it. Any JSON value, as `role`.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    sid: serde_json::Value,
     /// Any JSON value: the `role` of another issuer may have another type, which must not make its token unreadable.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     role: serde_json::Value,
@@ -76,18 +88,27 @@ impl Audience {
 }
 
 /// Signs tokens for users of this installation.
+#[derive(Clone)]
 pub struct TokenSigner {
-    key: EncodingKey,
-    kid: String,
+    master: MasterKey,
+    issuer: String,
 }
 
 impl TokenSigner {
     pub fn new(master: &MasterKey) -> TokenSigner {
         algorithms::install();
-        let signing = signing_key(master);
-        // Encoding 32 bytes as PKCS#8 cannot fail. A token signed with an empty key would never verify.
-        let der = signing.to_pkcs8_der().map(|der| der.as_bytes().to_vec()).unwrap_or_default();
-        TokenSigner { key: EncodingKey::from_ed_der(&der), kid: key_id(&signing) }
+        TokenSigner { master: master.clone(), issuer: ISSUER.to_owned() }
+    }
+
+    /// Sets the `iss` of the tokens: the public address of the installation. Verifiers must know it; see
+    /// [`TokenVerifier::with_local_issuer`].
+    pub fn with_issuer(mut self, address: &str) -> TokenSigner {
+        self.issuer = address.to_owned();
+        self
+    }
+
+    pub fn issuer(&self) -> &str {
+        &self.issuer
     }
 
     /// Returns a token for `user`, valid from `now` for `ttl`, at most 24 hours.
@@ -98,20 +119,47 @@ impl TokenSigner {
         now: DateTime<Utc>,
         ttl: Duration,
     ) -> Result<String, jsonwebtoken::errors::Error> {
-        let ttl = ttl.min(TOKEN_TTL_MAX);
+        self.encode(user, role, None, now, ttl.min(TOKEN_TTL_MAX))
+    }
+
+    /// Returns a token for the session of a user who has signed in, valid from `now` for `ttl`, at most
+    /// [`SESSION_TOKEN_TTL_MAX`].
+    pub fn sign_for_session(
+        &self,
+        user: Uuid,
+        role: Option<Role>,
+        session: Uuid,
+        now: DateTime<Utc>,
+        ttl: Duration,
+    ) -> Result<String, jsonwebtoken::errors::Error> {
+        self.encode(user, role, Some(session), now, ttl.min(SESSION_TOKEN_TTL_MAX))
+    }
+
+    fn encode(
+        &self,
+        user: Uuid,
+        role: Option<Role>,
+        session: Option<Uuid>,
+        now: DateTime<Utc>,
+        ttl: Duration,
+    ) -> Result<String, jsonwebtoken::errors::Error> {
         let claims = Claims {
-            iss: ISSUER.to_owned(),
+            iss: self.issuer.clone(),
             aud: Audience::One(ISSUER.to_owned()),
             sub: user.to_string(),
             iat: Some(now.timestamp()),
             exp: Some(now.timestamp() + ttl.as_secs() as i64),
             nbf: None,
             jti: Some(Uuid::now_v7()),
+            sid: session.map(|session| session.to_string()).into(),
             role: role.map(Role::as_str).into(),
         };
-        let header =
-            Header { typ: Some(TYPE.to_owned()), kid: Some(self.kid.clone()), ..Header::new(Algorithm::EdDSA) };
-        jsonwebtoken::encode(&header, &claims, &self.key)
+        let key = signing_key(&self.master, period_of(now));
+        let kid = Some(key_id(&key.verifying_key()));
+        let header = Header { typ: Some(TYPE.to_owned()), kid, ..Header::new(Algorithm::EdDSA) };
+        // Encoding 32 bytes as PKCS#8 cannot fail. A token signed with an empty key would never verify.
+        let der = key.to_pkcs8_der().map(|der| der.as_bytes().to_vec()).unwrap_or_default();
+        jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ed_der(&der))
     }
 }
 
@@ -168,7 +216,8 @@ struct TrustedKey {
     kid: Option<String>,
     algorithm: Algorithm,
     key: Key,
-    issuer: String,
+    /// The accepted values of `iss`. The first one names the issuer.
+    issuers: Arc<[String]>,
     audience: String,
     trust_roles: bool,
     /// The longest accepted time from `iat` to `exp`.
@@ -184,8 +233,22 @@ enum Key {
 
 /// Verifies the tokens of users.
 pub struct TokenVerifier {
-    keys: Vec<TrustedKey>,
+    /// The current key first.
+    masters: Vec<MasterKey>,
+    local_issuers: Arc<[String]>,
+    local_keys: RwLock<LocalKeys>,
+    external_keys: Vec<TrustedKey>,
     clock: Clock,
+    /// The time by which the tokens of other issuers expire.
+    issuer_clock: Clock,
+    cache: TokenCache,
+}
+
+/// The keys of this installation that are trusted in a period.
+#[derive(Clone)]
+struct LocalKeys {
+    period: i64,
+    keys: Arc<[TrustedKey]>,
 }
 
 impl TokenVerifier {
@@ -193,28 +256,107 @@ impl TokenVerifier {
     /// `issuers`. Fails if the keys of an issuer cannot be loaded.
     pub fn new(masters: &[MasterKey], issuers: &[Issuer], clock: Clock) -> Result<TokenVerifier, InvalidIssuer> {
         algorithms::install();
-        let mut keys: Vec<TrustedKey> = masters.iter().map(|master| local_key(&signing_key(master))).collect();
+        let mut external_keys = Vec::new();
         for issuer in issuers {
-            keys.extend(issuer_keys(issuer)?);
+            external_keys.extend(issuer_keys(issuer)?);
         }
-        Ok(TokenVerifier { keys, clock })
+        Ok(TokenVerifier {
+            masters: masters.to_vec(),
+            local_issuers: Arc::new([ISSUER.to_owned()]),
+            // No time is in this period, so the keys are derived for the first token.
+            local_keys: RwLock::new(LocalKeys { period: i64::MIN, keys: Arc::new([]) }),
+            external_keys,
+            issuer_clock: clock.clone(),
+            clock,
+            cache: TokenCache::new(),
+        })
+    }
+
+    /// Sets the clock by which the tokens of other issuers expire: they are other machines.
+    pub fn with_issuer_clock(mut self, clock: Clock) -> TokenVerifier {
+        self.issuer_clock = clock;
+        self
+    }
+
+    /// Accepts tokens of this installation also with this `iss`.
+    pub fn with_local_issuer(mut self, address: &str) -> TokenVerifier {
+        self.local_issuers = Arc::new([ISSUER.to_owned(), address.to_owned()]);
+        self
     }
 
     /// Returns the user of a valid token. Fails with 401.
     pub fn verify(&self, token: &str) -> Result<Caller, Problem> {
+        let now = self.clock.now();
+        if let Some(caller) = self.cache.find(token, now.timestamp()) {
+            return Ok(caller);
+        }
+        let (caller, invalid_from) = self.verify_signature(token, now)?;
+        if self.cache.has_ended(&caller) {
+            return Err(Problem::unauthorized("the session of this token has ended: sign in again"));
+        }
+        self.cache.insert(token, caller.clone(), invalid_from);
+        Ok(caller)
+    }
+
+    /// Refuses the tokens of this session from now on, in this process.
+    pub fn end_session(&self, session: Uuid) {
+        self.cache.end_session(session);
+    }
+
+    /// Returns the public keys of this installation as a JWK set (RFC 7517): those that tokens may be signed with now, and
+    /// the next one.
+    pub fn public_keys(&self) -> serde_json::Value {
+        let keys = self.local_keys(self.clock.now());
+        let jwk = |trusted: &TrustedKey| match &trusted.key {
+            Key::Local(key) => Some(serde_json::json!({
+                "kty": "OKP",
+                "crv": "Ed25519",
+                "alg": "EdDSA",
+                "use": "sig",
+                "kid": trusted.kid,
+                "x": BASE64_URL_SAFE_NO_PAD.encode(key.as_bytes()),
+            })),
+            Key::External(..) => None,
+        };
+        serde_json::json!({ "keys": keys.iter().filter_map(jwk).collect::<Vec<_>>() })
+    }
+
+    /// Returns the user of a valid token and the second from which it is no longer valid. Fails with 401.
+    fn verify_signature(&self, token: &str, now: DateTime<Utc>) -> Result<(Caller, i64), Problem> {
         let invalid = || Problem::unauthorized("this token is not valid");
         let header = jsonwebtoken::decode_header(token).map_err(|_| invalid())?;
-        for trusted in self.keys.iter().filter(|trusted| trusted.may_have_signed(&header)) {
+        let local_keys = self.local_keys(now);
+        let keys = local_keys.iter().chain(&self.external_keys);
+        for trusted in keys.filter(|trusted| trusted.may_have_signed(&header)) {
             let Some(claims) = trusted.key.signed_claims(token) else { continue };
-            if claims.iss != trusted.issuer || !claims.aud.includes(&trusted.audience) {
+            if !trusted.issuers.contains(&claims.iss) || !claims.aud.includes(&trusted.audience) {
                 continue;
             }
-            trusted.check_times(&claims, self.clock.now().timestamp())?;
+            let now = if trusted.is_local() { now } else { self.issuer_clock.now() };
+            let invalid_from = trusted.check_times(&claims, now.timestamp())?;
             let user = trusted.user_id(&claims.sub)?;
             let role = claims.role.as_str().filter(|_| trusted.trust_roles).and_then(|role| role.parse().ok());
-            return Ok(Caller { principal: Principal::User(user), tenant: Tenant::main(), role });
+            let session = claims.sid.as_str().filter(|_| trusted.is_local()).and_then(|session| session.parse().ok());
+            let caller = Caller { principal: Principal::User(user), tenant: Tenant::main(), role, session };
+            return Ok((caller, invalid_from));
         }
         Err(invalid())
+    }
+
+    /// Returns the keys of this installation that are trusted at this time.
+    fn local_keys(&self, now: DateTime<Utc>) -> Arc<[TrustedKey]> {
+        let period = period_of(now);
+        let known = self.local_keys.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if known.period == period {
+            return known.keys;
+        }
+        let of_master =
+            |master: &MasterKey| trusted_periods(period).map(|period| signing_key(master, period)).collect();
+        let keys: Vec<_> = self.masters.iter().flat_map(|master| -> Vec<_> { of_master(master) }).collect();
+        let keys = keys.iter().map(|key| local_key(key.verifying_key(), &self.local_issuers)).collect();
+        let derived = LocalKeys { period, keys };
+        *self.local_keys.write().unwrap_or_else(PoisonError::into_inner) = derived.clone();
+        derived.keys
     }
 }
 
@@ -235,15 +377,17 @@ impl TrustedKey {
         matches!(self.key, Key::Local(_))
     }
 
-    /// Fails with 401 unless the token is valid now. A token of another issuer must also have `iat`, and must not be
+    /// Returns the second from which the token is no longer valid. Fails with 401 unless it is valid now. A token of another issuer must also have `iat`, and must not be
     /// valid for longer than the installation accepts: a token cannot be revoked here.
-    fn check_times(&self, claims: &Claims, now: i64) -> Result<(), Problem> {
+    fn check_times(&self, claims: &Claims, now: i64) -> Result<i64, Problem> {
         let (issued_at, expires_at) = match (claims.iat, claims.exp) {
             (Some(issued_at), Some(expires_at)) => (issued_at, expires_at),
             (None, Some(expires_at)) if self.is_local() => (0, expires_at),
             _ => return Err(Problem::unauthorized("this token has no `iat` or no `exp` claim: it must have both")),
         };
-        if now >= expires_at.saturating_add(LEEWAY_SECONDS) {
+        let leeway = if self.is_local() { 0 } else { LEEWAY_SECONDS };
+        let invalid_from = expires_at.saturating_add(leeway);
+        if now >= invalid_from {
             return Err(Problem::unauthorized("this token has expired"));
         }
         let valid_from = claims.nbf.map_or(issued_at, |not_before| not_before.max(issued_at));
@@ -257,7 +401,7 @@ impl TrustedKey {
                 "this token is valid for more than {hours_max} h, which is the limit for its issuer: {detail}"
             )));
         }
-        Ok(())
+        Ok(invalid_from)
     }
 
     /// Returns the id of the user that the token names. Fails with 401 if `sub` is invalid.
@@ -269,7 +413,7 @@ impl TrustedKey {
             let detail = format!("the `sub` claim of this token must have 1 to {SUBJECT_CHARS_MAX} characters");
             return Err(Problem::unauthorized(detail));
         }
-        Ok(foreign_user_id(&self.issuer, subject))
+        Ok(foreign_user_id(&self.issuers[0], subject))
     }
 }
 
@@ -312,20 +456,12 @@ fn signature_only(algorithm: Algorithm) -> Validation {
     validation
 }
 
-fn signing_key(master: &MasterKey) -> SigningKey {
-    SigningKey::from_bytes(&master.derive("jwt signing"))
-}
-
-fn key_id(key: &SigningKey) -> String {
-    BASE64_URL_SAFE_NO_PAD.encode(&key.verifying_key().as_bytes()[..9])
-}
-
-fn local_key(signing: &SigningKey) -> TrustedKey {
+fn local_key(key: VerifyingKey, issuers: &Arc<[String]>) -> TrustedKey {
     TrustedKey {
-        kid: Some(key_id(signing)),
+        kid: Some(key_id(&key)),
         algorithm: Algorithm::EdDSA,
-        key: Key::Local(signing.verifying_key()),
-        issuer: ISSUER.to_owned(),
+        key: Key::Local(key),
+        issuers: issuers.clone(),
         audience: ISSUER.to_owned(),
         trust_roles: true,
         token_hours_max: TOKEN_HOURS_DEFAULT,
@@ -359,7 +495,7 @@ fn issuer_key(issuer: &Issuer, jwk: &Jwk) -> Result<TrustedKey, String> {
         kid: jwk.common.key_id.clone(),
         algorithm,
         key: Key::External(key, signature_only(algorithm)),
-        issuer: issuer.issuer.clone(),
+        issuers: Arc::new([issuer.issuer.clone()]),
         audience: issuer.audience.clone(),
         trust_roles: issuer.trust_roles,
         token_hours_max: issuer.token_hours_max,

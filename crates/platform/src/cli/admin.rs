@@ -41,7 +41,12 @@ pub(super) fn token(settings: &Settings, user: Uuid, role: Option<Role>, ttl: Du
             data_dir.secret_key()?
         }
     };
-    let token = TokenSigner::new(&secret_key).sign(user, role, Utc::now(), ttl);
+    let signer = TokenSigner::new(&secret_key);
+    let signer = match &settings.public_url {
+        Some(address) => signer.with_issuer(address),
+        None => signer,
+    };
+    let token = signer.sign(user, role, Utc::now(), ttl);
     print_line(&token.map_err(|error| Failure::Other(format!("the token cannot be signed: {error}")))?)?;
     Ok(())
 }

@@ -39,7 +39,12 @@ impl KeyCache {
 
     async fn load(&self, digest: [u8; 32]) -> Result<Option<Caller>, sqlx::Error> {
         let key = store::find_valid(&mut *self.db.acquire().await?, digest).await?;
-        Ok(key.map(|key| Caller { principal: Principal::Key(key.id), tenant: key.tenant, role: Some(key.role) }))
+        Ok(key.map(|key| Caller {
+            principal: Principal::Key(key.id),
+            tenant: key.tenant,
+            role: Some(key.role),
+            session: None,
+        }))
     }
 }
 
@@ -53,7 +58,7 @@ impl KeyStore for KeyCache {
             // Digests may be compared in variable time: knowing part of a digest does not help to find the key.
             if self.admin_key == Some(digest) {
                 let principal = Principal::Key(Uuid::nil());
-                return Ok(Some(Caller { principal, tenant: Tenant::main(), role: Some(Role::Admin) }));
+                return Ok(Some(Caller { principal, tenant: Tenant::main(), role: Some(Role::Admin), session: None }));
             }
             let found = self.callers.try_get_with(digest, self.load(digest)).await;
             found.map_err(|error: Arc<sqlx::Error>| mailbox::database::problem(&error))

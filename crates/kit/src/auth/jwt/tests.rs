@@ -1,7 +1,7 @@
 //! Tests of signing and verifying tokens.
 
 use super::*;
-use ed25519_dalek::Signer;
+use ed25519_dalek::{Signer, SigningKey};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
@@ -9,6 +9,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 fn clock() -> Clock {
     Clock::manual(DateTime::from_timestamp(1_800_000_000, 0).unwrap())
+}
+
+/// The key that signs tokens now.
+fn key_now(master: &MasterKey, clock: &Clock) -> SigningKey {
+    signing_key(master, period_of(clock.now()))
 }
 
 fn verifier(master: &MasterKey, clock: &Clock) -> TokenVerifier {
@@ -49,7 +54,8 @@ fn signed(header: &str, claims: &str, key: &SigningKey) -> String {
 #[test]
 fn forged_local_tokens_are_rejected() {
     let (master, clock) = (MasterKey::generate(), clock());
-    let (key, kid) = (signing_key(&master), key_id(&signing_key(&master)));
+    let key = key_now(&master, &clock);
+    let kid = key_id(&key.verifying_key());
     let header = format!(r#"{{"alg":"EdDSA","typ":"at+jwt","kid":"{kid}"}}"#);
     let (sub, exp) = (Uuid::now_v7(), clock.now().timestamp() + 60);
     let claims = format!(r#"{{"iss":"pillarbox","aud":"pillarbox","sub":"{sub}","exp":{exp}}}"#);
@@ -79,7 +85,7 @@ fn forged_local_tokens_are_rejected() {
         format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
     };
     let cases = [
-        ("another key", signed(&header, &claims, &signing_key(&MasterKey::generate()))),
+        ("another key", signed(&header, &claims, &signing_key(&MasterKey::generate(), 0))),
         ("our public key as a shared secret", with_secret),
         ("no signature", with_bytes(&[])),
         ("a byte less", with_bytes(&bytes[..63])),
@@ -106,6 +112,76 @@ fn a_previous_master_key_still_verifies_tokens() {
     assert!(both.verify(&token).is_ok());
 }
 
+#[test]
+fn the_signing_key_changes_after_a_period_and_the_previous_one_stays_trusted() {
+    let (master, clock, hour) = (MasterKey::generate(), clock(), Duration::from_secs(3600));
+    let (verifier, signer) = (verifier(&master, &clock), TokenSigner::new(&master));
+    let kids = |keys: serde_json::Value| -> Vec<String> {
+        let keys = keys["keys"].as_array().unwrap().clone();
+        keys.iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
+    };
+    let kid_now = || key_id(&key_now(&master, &clock).verifying_key());
+    let (first, published) = (kid_now(), kids(verifier.public_keys()));
+    let until_change = signing_keys::PERIOD_SECONDS - clock.now().timestamp().rem_euclid(signing_keys::PERIOD_SECONDS);
+    clock.advance(Duration::from_secs(until_change as u64 - 60));
+    let token = signer.sign(Uuid::now_v7(), None, clock.now(), hour).unwrap();
+    assert_eq!(jsonwebtoken::decode_header(&token).unwrap().kid.as_ref(), Some(&first));
+    clock.advance(MINUTE);
+    assert_ne!(kid_now(), first);
+    assert!(published.contains(&kid_now()), "the next key is published before it is used");
+    assert!(verifier.verify(&token).is_ok(), "the token outlives the change of keys");
+    let published = kids(verifier.public_keys());
+    assert!(published.contains(&first) && published.contains(&kid_now()) && published.len() == 3, "{published:?}");
+    let ahead = clock.now() + Duration::from_secs(20);
+    assert!(
+        verifier.verify(&signer.sign(Uuid::now_v7(), None, ahead, hour).unwrap()).is_ok(),
+        "signed with the new key"
+    );
+    clock.advance(Duration::from_secs(signing_keys::PERIOD_SECONDS as u64));
+    assert!(!kids(verifier.public_keys()).contains(&first), "a key is trusted for one more period");
+}
+
+#[test]
+fn the_token_of_an_ended_session_is_refused_also_if_it_was_verified_before() {
+    let (master, clock, user) = (MasterKey::generate(), clock(), Uuid::now_v7());
+    let (verifier, signer) = (verifier(&master, &clock), TokenSigner::new(&master));
+    let token = |session| signer.sign_for_session(user, None, session, clock.now(), MINUTE).unwrap();
+    let (ended, other, unseen) = (Uuid::now_v7(), Uuid::now_v7(), Uuid::now_v7());
+    let (first, second, third) = (token(ended), token(other), token(unseen));
+    for _ in 0..2 {
+        assert_eq!(verifier.verify(&first).unwrap().session, Some(ended));
+        assert!(verifier.verify(&second).is_ok());
+    }
+    verifier.end_session(ended);
+    verifier.end_session(unseen);
+    assert!(verifier.verify(&first).is_err() && verifier.verify(&third).is_err());
+    assert!(verifier.verify(&second).is_ok(), "another session");
+    clock.advance(MINUTE);
+    assert!(verifier.verify(&second).is_err(), "a remembered token expires too");
+}
+
+#[test]
+fn the_token_of_a_session_is_valid_for_five_minutes_at_most() {
+    let (master, clock) = (MasterKey::generate(), clock());
+    let day = Duration::from_secs(24 * 3600);
+    let token = TokenSigner::new(&master).sign_for_session(Uuid::now_v7(), None, Uuid::now_v7(), clock.now(), day);
+    clock.advance(SESSION_TOKEN_TTL_MAX - Duration::from_secs(1));
+    assert!(verifier(&master, &clock).verify(token.as_ref().unwrap()).is_ok());
+    clock.advance(Duration::from_secs(1));
+    assert!(verifier(&master, &clock).verify(&token.unwrap()).is_err());
+}
+
+#[test]
+fn a_local_token_may_name_the_public_address_as_its_issuer() {
+    let (master, clock, address) = (MasterKey::generate(), clock(), "https://tickets.example");
+    let token = TokenSigner::new(&master).with_issuer(address).sign(Uuid::now_v7(), None, clock.now(), MINUTE).unwrap();
+    assert!(verifier(&master, &clock).verify(&token).is_err(), "another installation's address");
+    let verifier = verifier(&master, &clock).with_local_issuer(address);
+    assert!(verifier.verify(&token).is_ok());
+    let unnamed = TokenSigner::new(&master).sign(Uuid::now_v7(), None, clock.now(), MINUTE).unwrap();
+    assert!(verifier.verify(&unnamed).is_ok(), "signed before the address was set");
+}
+
 /// Another issuer with its signing key.
 struct Partner {
     issuer: Issuer,
@@ -115,7 +191,7 @@ struct Partner {
 impl Partner {
     /// An issuer whose only key has this id.
     fn new(name: &str, kid: &str) -> Partner {
-        let key = signing_key(&MasterKey::generate());
+        let key = signing_key(&MasterKey::generate(), 0);
         let file = std::env::temp_dir().join(format!("pillarbox-jwks-{}.json", Uuid::new_v4()));
         let x = BASE64_URL_SAFE_NO_PAD.encode(key.verifying_key().as_bytes());
         let jwk = format!(r#"{{"kty":"OKP","crv":"Ed25519","alg":"EdDSA","kid":"{kid}","x":"{x}"}}"#);

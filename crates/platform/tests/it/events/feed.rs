@@ -1,8 +1,10 @@
 //! Finding events: feeds, search and suggested cities.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use events::{Events, EventsSettings};
+use kit::auth::TokenVerifier;
 use kit::clock::Clock;
 use kit::secret::MasterKey;
 use mailbox::database::Database;
@@ -178,7 +180,8 @@ async fn every_feed_query_uses_an_index_without_sorting() {
     let scored: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(fixture.db()).await.unwrap();
     assert!(scored >= 39_000, "{scored} events are scored");
     let keys = [MasterKey::generate()];
-    let context = ServiceContext::new(Database::new(fixture.db().clone()), Clock::system(), &keys);
+    let tokens = Arc::new(TokenVerifier::new(&keys, &[], Clock::system()).unwrap());
+    let context = ServiceContext::new(Database::new(fixture.db().clone()), Clock::system(), &keys, tokens);
     let service = Events::build(&context, &EventsSettings::default()).unwrap();
     let plans = service.feed_plans().await.unwrap();
     assert_eq!(plans.len(), 67, "each filter with each sort order, first page and later pages, and three searches");
