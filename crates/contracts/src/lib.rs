@@ -3,13 +3,16 @@
 //! Schemas change by addition only. A reader ignores fields that it does not know; a writer never renames or removes a
 //! field.
 
+pub mod email;
 mod envelope;
 pub mod events;
+pub mod identity;
 pub mod joins;
+pub mod notify;
 
-/// The `source` values of the services, including those that are still to come (identity, progress, notify). Code sets
+/// The `source` values of the services, including one that is still to come (progress). Code sets
 /// the source of a message; a caller cannot choose it.
-pub const SERVICE_SOURCES: [&str; 5] = [events::SOURCE, joins::SOURCE, "identity", "progress", "notify"];
+pub const SERVICE_SOURCES: [&str; 5] = [events::SOURCE, joins::SOURCE, identity::SOURCE, "progress", notify::SOURCE];
 /// Topics that services use to reconcile their data with each other. They are never exported.
 pub const INTERNAL_TOPICS: [&str; 4] = [events::VERSIONS, events::RESTATED, joins::COUNTED, joins::RECOUNTED];
 

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use axum::Router;
 use events::Events;
 use hub::Hub;
+use identity::Identity;
 use joins::Joins;
 use kit::config::InvalidSetting;
 use kit::telemetry::MetricHelp;
 use mailbox::consumers::{Runtime, Subscription};
 use mailbox::service::{Role, Roles, Service, ServiceContext};
+use notify::Notify;
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::tag::TagBuilder;
 
@@ -24,6 +26,8 @@ pub static SERVICES: ServiceList = &[
     &Entry::<Hub> { section: |settings| &settings.hub },
     &Entry::<Events> { section: |settings| &settings.events },
     &Entry::<Joins> { section: |_| &() },
+    &Entry::<Identity> { section: |settings| &settings.identity },
+    &Entry::<Notify> { section: |settings| &settings.mail },
 ];
 
 /// A service in the list: its type, and where its section of the settings is.

@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 
 use events::EventsSettings;
 use hub::HubSettings;
+use identity::IdentitySettings;
 use kit::auth::Issuer;
 use kit::config::InvalidSetting;
 use kit::secret::Secret;
 use kit::telemetry::LogFormat;
 pub use mailbox::service::Role;
+use notify::MailSettings;
 use relay::RelaySettings;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +28,9 @@ pub struct Settings {
     /// The address of the HTTP server.
     #[serde(deserialize_with = "listen::deserialize")]
     pub listen: SocketAddr,
+    /// The address under which users reach this installation, such as `https://events.example.org`. It is the issuer of the
+    /// tokens that it signs, and the beginning of the links in e-mails.
+    pub public_url: Option<String>,
     /// The data folder: the embedded PostgreSQL and the secret key.
     pub data_dir: PathBuf,
 
@@ -53,6 +58,8 @@ pub struct Settings {
     pub relay: RelaySettings,
     pub hub: HubSettings,
     pub events: EventsSettings,
+    pub identity: IdentitySettings,
+    pub mail: MailSettings,
     /// How long a process that no longer responds keeps its leases.
     pub lease_ms: u32,
     /// How long the log retains a message.
@@ -112,6 +119,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            public_url: None,
             data_dir: default_data_dir(),
             database_url: None,
             database_direct_url: None,
@@ -126,6 +134,8 @@ impl Default for Settings {
             relay: RelaySettings::default(),
             hub: HubSettings::default(),
             events: EventsSettings::default(),
+            identity: IdentitySettings::default(),
+            mail: MailSettings::default(),
             lease_ms: 15_000,
             log_days: 7,
             behind_days: 14,
@@ -164,6 +174,7 @@ impl Settings {
         }
         self.relay.check().map_err(|(setting, error)| InvalidSetting::new(setting, error))?;
         SERVICES.iter().try_for_each(|service| service.check(self))?;
+        self.check_public_url()?;
         self.check_addresses()?;
         self.check_service_names()?;
         self.check_secrets()
@@ -227,6 +238,23 @@ impl Settings {
         self.database()?;
         self.pooler()?;
         self.replica().map(drop)
+    }
+
+    fn check_public_url(&self) -> Result<(), InvalidSetting> {
+        let Some(address) = &self.public_url else { return Ok(()) };
+        let uri = address.parse::<axum::http::Uri>().ok();
+        let is_valid = uri.is_some_and(|uri| {
+            matches!(uri.scheme_str(), Some("http" | "https"))
+                && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))
+                && uri.query().is_none()
+                && address.len() <= 255
+                && !address.ends_with('/')
+        });
+        if is_valid {
+            return Ok(());
+        }
+        let error = "must be an address such as https://events.example.org, without a slash at the end";
+        Err(InvalidSetting::new("public_url", error))
     }
 
     fn check_service_names(&self) -> Result<(), InvalidSetting> {
@@ -297,6 +325,7 @@ mod tests {
         assert!(refused(|settings| settings.bus = Bus::Rabbitmq).contains("amqp_url"));
         assert!(refused(|settings| settings.amqp_url = Some(Secret::new("localhost".to_owned()))).contains("amqp_url"));
         assert!(refused(|settings| settings.smtp_url = Some(Secret::new("localhost".to_owned()))).contains("smtp_url"));
+        assert!(refused(|settings| settings.public_url = Some("example.org/".to_owned())).contains("public_url"));
         assert!(refused(|settings| settings.body_bytes_total_max = 1_000).contains("body_bytes_total_max"));
         assert!(refused(|settings| settings.hub.allowed_ports = vec![443, 0]).contains("hub.allowed_ports"));
         let direct =

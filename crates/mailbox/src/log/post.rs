@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use chrono::{DateTime, Utc};
 use contracts::MESSAGE_BYTES_MAX;
 use kit::auth::Tenant;
 use kit::problem::Problem;
@@ -56,6 +57,8 @@ pub struct Post {
     pub id: Option<Uuid>,
     /// The trace that it belongs to; None for the trace of the current task.
     pub trace: Option<TraceContext>,
+    /// For a payload with secrets or personal data: the time from which it is of no use.
+    pub confidential_until: Option<DateTime<Utc>>,
 }
 
 /// A number or a text: 5 and "5" are different ids, and consumers receive the same JSON type that was posted.
@@ -117,11 +120,19 @@ impl Post {
             tenant: Tenant::main(),
             id: None,
             trace: None,
+            confidential_until: None,
         }
     }
 
     pub fn with_key(mut self, key: impl Into<String>) -> Post {
         self.key = Some(key.into());
+        self
+    }
+
+    /// Marks the payload as confidential: no view of an operator and no log line shows it, no webhook gets it, and the log
+    /// loses it when every consumer has processed it, at the latest at this time.
+    pub fn confidential_until(mut self, time: DateTime<Utc>) -> Post {
+        self.confidential_until = Some(time);
         self
     }
 

@@ -6,13 +6,15 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// The workspace crates that each crate may use. Services use `kit`, `contracts` and `mailbox`, and never each other.
-const MAY_USE: [(&str, &[&str]); 10] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("pillarbox-contracts", &[]),
     ("pillarbox-kit", &[]),
     ("pillarbox-mailbox", &["pillarbox-contracts", "pillarbox-kit"]),
     ("pillarbox-events", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-hub", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
+    ("pillarbox-identity", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-joins", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
+    ("pillarbox-notify", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-relay", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     (
         "pillarbox",
@@ -20,9 +22,11 @@ const MAY_USE: [(&str, &[&str]); 10] = [
             "pillarbox-contracts",
             "pillarbox-events",
             "pillarbox-hub",
+            "pillarbox-identity",
             "pillarbox-joins",
             "pillarbox-kit",
             "pillarbox-mailbox",
+            "pillarbox-notify",
             "pillarbox-relay",
         ],
     ),
