@@ -1,15 +1,18 @@
 //! The migrations of all schemas, and the lock that serialises them.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use sqlx::migrate::{Migrate, MigrateError, Migrator};
+use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{AssertSqlSafe, Connection, FromRow, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, SqlStr};
 
 use super::pool::SEARCH_PATH;
 
+/// Version, description and text of each migration, in the order of their versions; written by `build.rs`.
+const MIGRATIONS: &[(i64, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/migrations.rs"));
 /// Our name in `pg_stat_activity` during a migration.
 const APPLICATION: &str = "pillarbox migrate";
 /// PostgreSQL's code for a statement that exceeded `lock_timeout`.
@@ -32,7 +35,7 @@ pub enum MigrationError {
 }
 
 /// The session that holds the lock of migrations. PostgreSQL shows address and time only to roles that may see them.
-#[derive(Debug, Clone, FromRow)]
+#[derive(Debug, Clone)]
 pub struct LockHolder {
     pub pid: i32,
     pub role: Option<String>,
@@ -76,7 +79,12 @@ impl Default for LockWait {
 /// Returns the migrations of all schemas, in one sequence. Their table is in the schema `pillarbox`, so that an
 /// application in the same database can have its own.
 pub fn migrations() -> Migrator {
-    let mut migrations = sqlx::migrate!("../../migrations");
+    let to_migration = |(version, description, text): &(i64, &'static str, &'static str)| {
+        let needs_no_transaction = text.starts_with("-- no-transaction");
+        let (description, text) = (Cow::Borrowed(*description), SqlStr::from_static(text));
+        Migration::new(*version, description, MigrationType::Simple, text, needs_no_transaction)
+    };
+    let mut migrations = Migrator::with_migrations(MIGRATIONS.iter().map(to_migration).collect());
     migrations.create_schema("pillarbox");
     migrations.dangerous_set_table_name("pillarbox.migration");
     // The previous binary must run on the new schema, so that replicas can be replaced one by one.
@@ -152,9 +160,9 @@ fn is_lock_timeout(error: &MigrateError) -> bool {
 async fn lock_holder(db: &mut PgConnection) -> sqlx::Result<Option<LockHolder>> {
     let name: String = sqlx::query_scalar("select current_database()").fetch_one(&mut *db).await?;
     // PostgreSQL shows a key of 64 bits as two numbers of 32 bits.
-    sqlx::query_as(
-        "select l.pid, a.usename::text as role, a.application_name as application, host(a.client_addr) as client,
-                a.backend_start as connected_since
+    type Row = (i32, Option<String>, Option<String>, Option<String>, Option<DateTime<Utc>>);
+    let found: Option<Row> = sqlx::query_as(
+        "select l.pid, a.usename::text, a.application_name, host(a.client_addr), a.backend_start
          from pg_locks l left join pg_stat_activity a on a.pid = l.pid
          where l.locktype = 'advisory' and l.granted and l.objsubid = 1
            and l.database = (select oid from pg_database where datname = current_database())
@@ -162,7 +170,14 @@ async fn lock_holder(db: &mut PgConnection) -> sqlx::Result<Option<LockHolder>> 
     )
     .bind(lock_key(&name))
     .fetch_optional(db)
-    .await
+    .await?;
+    Ok(found.map(|(pid, role, application, client, connected_since)| LockHolder {
+        pid,
+        role,
+        application,
+        client,
+        connected_since,
+    }))
 }
 
 /// The key of the lock, as sqlx derives it from the name of the database. Earlier versions let sqlx lock, and must
