@@ -26,7 +26,7 @@
 //! This crate owns the schema `pillarbox`:
 //! - `log`, `retention_hold`, `chosen_id`: the messages, the holds on old ones, and message ids that producers have chosen;
 //! - `cluster_identity`: in which cluster and database the log was written; `incarnation`: whether transactions may be lost;
-//! - `cursor`, `position`: the consumers, and how far they have read;
+//! - `cursor`, `position`, `filter_change`: the consumers, how far they have read, and which filters they had before;
 //! - `replica`, `shard_worker`, `lease`: the running processes, and the owner of each shard;
 //! - `inbox`, `inbox_foreign`: which messages a handler has already processed;
 //! - `parked`, `dead_letter`, `discarded`: the messages that failed; `unrouted`: those that no queue took;

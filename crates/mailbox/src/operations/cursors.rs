@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 
 use super::replays;
-use crate::consumers::{parked_messages, positions};
+use crate::consumers::{filter_changes, parked_messages, positions};
 use crate::log::Snapshot;
 
 /// Makes a consumer continue from now, and with `from` also replay the messages since then. Its shard workers start
@@ -87,6 +87,7 @@ pub async fn delete_in(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<De
     ] {
         sqlx::query(statement).bind(consumer).execute(&mut *tx).await?;
     }
+    filter_changes::delete(tx, consumer).await?;
     parked_messages::give_up_all(tx, Some(consumer), "its consumer was dropped").await?;
     Ok(DeleteResult::Deleted)
 }

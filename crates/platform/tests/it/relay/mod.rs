@@ -9,6 +9,7 @@ mod intake;
 mod intake_ids;
 mod oversized;
 mod publishing;
+mod route_changes;
 mod signatures;
 pub(crate) mod support;
 mod suspended_relay;
