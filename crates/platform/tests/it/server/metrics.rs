@@ -132,3 +132,26 @@ async fn cause_everything(admin: &Client, db: &PgPool, amqp: &BrokerClient) {
         assert_eq!(admin.send(Method::GET, "/event/v1/events", None).await.status, 200);
     }
 }
+
+#[tokio::test]
+async fn a_gauge_that_cannot_be_measured_is_unknown_and_the_others_are_not() {
+    let database = TestDatabase::new(&mailbox::database::migrations()).await;
+    // Only the number of stale messages is read from this table.
+    let hide = "alter table pillarbox_hub.attempt rename to hidden";
+    sqlx::query(hide).execute(database.pool()).await.unwrap();
+    let app = testkit::TestApp::start_with(&database, |settings| {
+        settings.roles = vec![pillarbox::settings::Role::Api, pillarbox::settings::Role::Maintain];
+    })
+    .await;
+    eventually("the gauges are set", SOON, async || {
+        let exported = app.anonymous().get("/metrics").await.text;
+        let [pending, dead, stale] = ["pending_messages", "dlq_size", "stale_messages"]
+            .map(|name| value(&exported, &format!("eventhub_{name}")).map(|value| value.to_string()));
+        match [pending.as_deref(), dead.as_deref(), stale.as_deref()] {
+            [Some("0"), Some("0"), Some("NaN")] => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    app.stop().await;
+}
