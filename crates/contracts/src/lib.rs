@@ -10,6 +10,8 @@ pub mod joins;
 /// The `source` values of the services, including those that are still to come (identity, progress, notify). Code sets
 /// the source of a message; a caller cannot choose it.
 pub const SERVICE_SOURCES: [&str; 5] = [events::SOURCE, joins::SOURCE, "identity", "progress", "notify"];
+/// The `source` of messages that are posted in SQL.
+pub const SQL_SOURCE: &str = "sql";
 /// Topics that services use to reconcile their data with each other. They are never exported.
 pub const INTERNAL_TOPICS: [&str; 4] = [events::VERSIONS, events::RESTATED, joins::COUNTED, joins::RECOUNTED];
 

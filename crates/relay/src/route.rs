@@ -1,6 +1,6 @@
 //! Routes: the settings that say which messages of the log are published to which exchange, and in which format.
 
-use contracts::SERVICE_SOURCES;
+use contracts::{SERVICE_SOURCES, SQL_SOURCE};
 use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
 use mailbox::log::{Filter, MessagePattern};
 use serde::{Deserialize, Serialize};
@@ -54,15 +54,13 @@ pub enum Format {
     Bare,
 }
 
-/// The source of messages that are posted in SQL.
-const SQL: &str = "sql";
 /// The name of the route of e-mails, which dual publishing repeats.
 const EMAIL: &str = "email";
 
 /// The sources of a route whose settings list none. Not `hub`: the events of tenants are meant for their webhooks only. Not
 /// `amqp:...`: messages that came from the broker are not published to it again.
 fn default_sources() -> Vec<String> {
-    SERVICE_SOURCES.into_iter().chain([SQL]).map(str::to_owned).collect()
+    SERVICE_SOURCES.into_iter().chain([SQL_SOURCE]).map(str::to_owned).collect()
 }
 
 fn topic_as_key() -> String {
