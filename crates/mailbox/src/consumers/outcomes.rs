@@ -112,7 +112,10 @@ impl<'a> Outcomes<'a> {
                 }
                 "behind"
             }
-            Outcome::Failed(error) => self.add_failure(delivery, parked_id, attempts + 1, one_line(&error)),
+            Outcome::Failed(error) => {
+                let error = one_line(&delivery.message.hide_payload_in(error));
+                self.add_failure(delivery, parked_id, attempts + 1, error)
+            }
         };
         *self.counts.entry(label).or_default() += 1;
         if changes_key && let Some(key) = delivery.message.ordering_key() {
