@@ -157,12 +157,8 @@ enum Command {
     Replay(replay::Replay),
     /// Resume the consumers after the database was restored or copied
     Recover(replay::RecoverArgs),
-    /// Show whether the legacy exchange of dual publish has received everything that the new one has
-    Parity {
-        /// Exit with 1 if it has not
-        #[arg(long)]
-        check: bool,
-    },
+    /// Compare, event by event, what the new and the legacy exchange of dual publish have received
+    Parity(parity::Parity),
     /// Compare the counts of events with the registrations themselves, and repair differences
     Reconcile(reconcile::Reconcile),
     /// Show the server, its dependencies and the consumers; exit with 1 if something needs attention
@@ -289,7 +285,7 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
         Command::DeadLetters(command) => dead_letters::run(&settings, command).await?,
         Command::Replay(args) => replay::replay(&settings, args).await?,
         Command::Recover(args) => replay::recover(&settings, args).await?,
-        Command::Parity { check } => parity::run(&settings, check).await?,
+        Command::Parity(args) => parity::run(&settings, args).await?,
         Command::Reconcile(args) => return reconcile::run(&settings, args).await,
         Command::Status { json } => return status::run(&settings, json).await,
         Command::Send(send) => webhooks::send(&settings, send).await?,
@@ -297,6 +293,9 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// A variable that means the same as `PILLARBOX_RELAY__ENABLE_DUAL_PUBLISH`.
+const DUAL_PUBLISH_ALIAS: &str = "ENABLE_DUAL_PUBLISH";
 
 /// Loads and checks the settings. Fails with the name of the invalid setting.
 fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
@@ -308,6 +307,10 @@ fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
 }
 
 fn load_with(cli: &Cli, mut environment: Vec<(String, String)>) -> Result<Settings, InvalidSetting> {
+    // The name that the operators of the first such migration know. The name of the setting itself overrides it.
+    if let Some((_, value)) = environment.iter().find(|(name, _)| name == DUAL_PUBLISH_ALIAS) {
+        environment.insert(0, (format!("{ENV_PREFIX}RELAY__ENABLE_DUAL_PUBLISH"), value.clone()));
+    }
     // `--set` works like an environment variable that overrides the real ones: the same names, the same parsing.
     let from_set = cli
         .set

@@ -52,6 +52,8 @@ pub enum Format {
     Envelope,
     /// The payload as it was posted, without an envelope.
     Bare,
+    /// The object `data` of the payload, byte for byte: an e-mail as the consumers of the old exchange know it.
+    Data,
 }
 
 /// The source of messages that are posted in SQL.
@@ -122,8 +124,8 @@ impl Route {
         ]
     }
 
-    /// The route of dual publishing: the messages of the route `email` go to their old fanout exchange too, with the bare
-    /// payload that its consumers expect.
+    /// The route of dual publishing: the messages of the route `email` go to their old fanout exchange too, with the e-mail
+    /// alone as the body, as its consumers expect it.
     pub(crate) fn legacy(routes: &[Route]) -> Route {
         let email = routes.iter().find(|route| route.name == EMAIL);
         Route {
@@ -131,7 +133,7 @@ impl Route {
             sources: email.map_or_else(default_sources, |email| email.sources.clone()),
             topics: vec!["email.#".to_owned()],
             routing_key: String::new(),
-            format: Format::Bare,
+            format: Format::Data,
             also: true,
             from_now: true,
             ..Route::new("legacy", "smtp_send_email_exc")
