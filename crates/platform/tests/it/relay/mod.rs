@@ -4,9 +4,11 @@
 pub(crate) mod broker_client;
 mod bus;
 mod default_routes;
+mod dual_publish;
 mod faults;
 mod intake;
 mod intake_ids;
+mod migration_plan;
 mod oversized;
 mod publishing;
 mod signatures;
