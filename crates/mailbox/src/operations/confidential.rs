@@ -103,7 +103,12 @@ fn decide(candidates: &[Candidate], pending: &HashMap<i64, Pending>) -> Decision
         match (pending.get(&candidate.log_id), candidate.is_blanked) {
             (None, _) | (Some(Pending::Copy), true) => decisions.finished.push(candidate.log_id),
             (Some(Pending::Reader), true) => decisions.repeated.push(candidate.log_id),
-            (Some(_), false) if candidate.is_expired => decisions.expired.push(candidate.log_id),
+            (Some(pending), false) if candidate.is_expired => {
+                decisions.expired.push(candidate.log_id);
+                if *pending == Pending::Copy {
+                    decisions.finished.push(candidate.log_id);
+                }
+            }
             (Some(_), false) => {}
         }
     }
@@ -133,7 +138,7 @@ mod tests {
             (5, Pending::Reader),
             (6, Pending::Copy),
         ]);
-        let expected = Decisions { finished: vec![1, 6, 7], expired: vec![3, 4], repeated: vec![5] };
+        let expected = Decisions { finished: vec![1, 4, 6, 7], expired: vec![3, 4], repeated: vec![5] };
         assert_eq!(decide(&candidates, &pending), expected);
     }
 }

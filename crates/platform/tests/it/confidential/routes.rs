@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use chrono::{TimeDelta, Utc};
+use lapin::ExchangeKind;
 use mailbox::database::migrations;
 use mailbox::operations::replays::{self, Request};
 use pillarbox::settings::Role;
@@ -20,6 +21,8 @@ async fn a_route_that_is_stuck_publishes_the_payload_later_and_then_it_is_blanke
     let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
     let (db, handler) = (database.pool(), Arc::new(MailHandler::default()));
     create_mail_table(db).await;
+    let amqp = BrokerClient::connect(&vhost).await;
+    amqp.exchange("smap.events", ExchangeKind::Topic).await;
     let app = TestApp::start_with(&database, |settings| {
         relay_to(&vhost)(settings);
         settings.roles.push(Role::Maintain);
@@ -28,11 +31,14 @@ async fn a_route_that_is_stuck_publishes_the_payload_later_and_then_it_is_blanke
     let consumer = mail_process(db, &handler, fast_options());
     let id = post_email(db, &email("u1", "s3cret-token")).await;
     eventually("the e-mail is recorded", TIMEOUT, async || mails(db).await == [id]).await;
-    eventually("the route has no queue for it", TIMEOUT, async || parked(db).await == (1, 1)).await;
+    eventually("the route has no queue for it", TIMEOUT, async || match parked(db).await {
+        (1, 1) => Ok(()),
+        _ => Err((parked(db).await, state(db, "relay.email", id).await, app.anonymous().get("/readyz").await.text)),
+    })
+    .await;
     blank(db).await;
     assert!(occurrences(&database, "s3cret-token") > 0, "a parked message keeps its payload");
 
-    let amqp = BrokerClient::connect(&vhost).await;
     amqp.queue("new", "smap.events", "email.#").await;
     let published = amqp.consume("new", 1).await;
     assert_eq!(published[0].body["payload"]["data"]["variables"]["token"], "s3cret-token");

@@ -139,7 +139,8 @@ async fn parity_is_exact_when_dual_publishing_is_on_off_and_on_again_under_load(
     amqp.queue("smtp_send_email_v2", "smap.events", "email.#").await;
     // Posted before dual publishing is first on: the old system has sent these e-mails itself.
     let before = post_email(db, &email("u0", "s3cret")).await;
-    relay_for_a_while_without_load(&database, &vhost).await;
+    relay_without_load(&database, &vhost, false).await;
+    relay_without_load(&database, &vhost, true).await;
 
     let is_over = AtomicBool::new(false);
     let load = async {
@@ -188,7 +189,7 @@ async fn parity_is_exact_when_dual_publishing_is_on_off_and_on_again_under_load(
 
     // An event that one side lacks is named.
     let missing = post_email(db, &email("u1", "s3cret")).await;
-    relay_for_a_while_without_load(&database, &vhost).await;
+    relay_without_load(&database, &vhost, false).await;
     let (code, out, error) = cli.run("parity --check").await;
     let expected = format!("{}  new: sent  legacy: pending", EventId(missing));
     assert!(code == Some(1) && error.contains(&expected), "{out}{error}");
@@ -200,9 +201,14 @@ async fn parity_is_exact_when_dual_publishing_is_on_off_and_on_again_under_load(
     cli.ok("parity --check --from 2h --to 1h").await;
 }
 
-/// Starts the relay without dual publishing until it has published everything.
-async fn relay_for_a_while_without_load(database: &TestDatabase, vhost: &TestVhost) {
-    let app = TestApp::start_with(database, relay_to(vhost)).await;
-    eventually("everything is published", TIMEOUT, async || relayed(database.pool(), "relay.email").await).await;
+/// Starts the relay until it has published everything.
+async fn relay_without_load(database: &TestDatabase, vhost: &TestVhost, dual: bool) {
+    let app = TestApp::start_with(database, |settings| {
+        relay_to(vhost)(settings);
+        settings.relay.enable_dual_publish = dual;
+    })
+    .await;
+    let consumer = if dual { "relay.legacy" } else { "relay.email" };
+    eventually("everything is published", TIMEOUT, async || relayed(database.pool(), consumer).await).await;
     app.stop().await;
 }

@@ -226,7 +226,10 @@ async fn the_plan_of_the_runbook_sends_every_email_once() {
     let sent_by_old = sent_by_old.lock().unwrap().clone();
     assert!(!sent_by_old.is_empty() && !sent_by_new.is_empty());
     let sent: Vec<Uuid> = sent_by_old.iter().chain(&sent_by_new).copied().collect();
-    let distinct: BTreeSet<Uuid> = sent.iter().copied().collect();
-    assert_eq!(distinct, posted, "no e-mail is lost");
-    assert_eq!(sent.len(), distinct.len(), "no e-mail is sent twice");
+    let distinct = |ids: &[Uuid]| ids.iter().copied().collect::<BTreeSet<Uuid>>();
+    assert_eq!(distinct(&sent), posted, "no e-mail is lost");
+    let (old, new) = (distinct(&sent_by_old), distinct(&sent_by_new));
+    let by_both: Vec<&Uuid> = old.intersection(&new).collect();
+    assert!(by_both.is_empty(), "sent by both: {}, of {} and {}", by_both.len(), old.len(), new.len());
+    assert_eq!((sent_by_old.len(), sent_by_new.len()), (old.len(), new.len()), "no e-mail is sent twice");
 }
