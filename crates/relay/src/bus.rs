@@ -52,22 +52,22 @@ pub fn subscribe(
 /// one effect.
 pub fn with_intake_sources(settings: &RelaySettings, mut subscription: Subscription) -> Subscription {
     // Without sources, the subscription accepts all of them anyway.
-    if subscription.consumer == MAIL_CONSUMER && !subscription.matching.sources.is_empty() {
+    if subscription.consumer == EMAIL_CONSUMER && !subscription.matching.sources.is_empty() {
         let of_emails = settings.intake.iter().filter(|queue| queue.format == IntakeFormat::Email);
         subscription.matching.sources.extend(of_emails.map(|queue| source_of(&queue.queue)));
     }
     subscription
 }
 
-/// The consumer of e-mails, and its queue. The name of the queue is part of the agreement with the operators of the old one,
+/// The consumer of e-recorded_emails, and its queue. The name of the queue is part of the agreement with the operators of the old one,
 /// `smtp_send_email`.
-const MAIL_CONSUMER: &str = "notify.mail";
-const MAIL_QUEUE: &str = "smtp_send_email_v2";
+const EMAIL_CONSUMER: &str = "notify.mail";
+const EMAIL_QUEUE: &str = "smtp_send_email_v2";
 
 /// Returns the name of a consumer's queue.
 fn queue_of(consumer: &str) -> String {
     match consumer {
-        MAIL_CONSUMER => MAIL_QUEUE.to_owned(),
+        EMAIL_CONSUMER => EMAIL_QUEUE.to_owned(),
         consumer => format!("pillarbox.{consumer}"),
     }
 }

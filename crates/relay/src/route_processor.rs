@@ -58,8 +58,8 @@ impl RouteProcessor {
             let message = &item.message;
             let key = message.key.as_deref().map(|key| (message.tenant.as_str(), key));
             let withheld = match unfit_data(&self.route, message) {
-                // Its payload is gone, and nobody on the broker knows the marker. Its status tells why, see `blank_confidential`.
-                _ if message.is_blanked() => Some(Outcome::Done),
+                // Its payload is blanked, and nobody on the broker knows the marker.
+                _ if message.is_blanked() => Some(withheld_outcome(item)),
                 _ if key.is_some_and(|key| unfit_keys.contains(&key)) => Some(Outcome::Blocked),
                 Some(error) => {
                     unfit_keys.extend(key);
@@ -170,6 +170,12 @@ fn outgoing(route: &Route, signer: &MessageSigner, message: &Message) -> Result<
         timestamp: message.at,
         kind: message.topic.clone(),
     })
+}
+
+/// The outcome of a message that was blanked before this route has published it. It must not count as sent. In a replay, what
+/// happened to it before still counts.
+fn withheld_outcome(item: &Delivery) -> Outcome {
+    if item.is_replayed { Outcome::Done } else { Outcome::Unrouted }
 }
 
 /// Why the message does not fit the format of the route; None if it does. Such a message is parked and not skipped: a producer

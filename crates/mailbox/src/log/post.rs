@@ -138,7 +138,7 @@ impl Post {
     }
 
     /// The headers of the message, if they differ from those of its batch, which has the trace of the current task.
-    fn own_headers(&self, current: Option<TraceContext>) -> Option<String> {
+    fn explicit_headers(&self, current: Option<TraceContext>) -> Option<String> {
         let is_own = self.trace.is_some() || self.confidential_until.is_some();
         is_own.then(|| headers_of(self.trace.or(current), self.confidential_until).to_string())
     }
@@ -214,7 +214,8 @@ async fn insert<'m>(
     let ids: Vec<Uuid> = messages.iter().map(|message| message.id.unwrap_or_else(Uuid::now_v7)).collect();
     // Bound once as JSON, so that PostgreSQL does not parse it again for every message.
     let trace = TraceContext::current();
-    let explicit_headers: Vec<Option<String>> = messages.iter().map(|message| message.own_headers(trace)).collect();
+    let explicit_headers: Vec<Option<String>> =
+        messages.iter().map(|message| message.explicit_headers(trace)).collect();
     let column = |of: fn(&Post) -> Option<&str>| messages.iter().copied().map(of).collect::<Vec<_>>();
     let expiries: Vec<Option<DateTime<Utc>>> = messages.iter().map(|message| message.confidential_until).collect();
     let has_confidential = expiries.iter().any(Option::is_some);

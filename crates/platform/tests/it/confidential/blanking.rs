@@ -12,19 +12,19 @@ use sqlx::PgPool;
 use testkit::{TestDatabase, eventually};
 
 use crate::confidential::support::{
-    MailHandler, blank, create_mail_table, email, expire_all, mail_process, mails, occurrences, post_email,
-    register_stalled, state,
+    EmailHandler, blank, create_email_table, email, email_process, expire_all, occurrences, post_email,
+    recorded_emails, register_stalled, state,
 };
 use crate::consumers::support::{TIMEOUT, count, database, fast_options, wait_for_count, wait_for_replays};
 
-async fn mail_database() -> TestDatabase {
+async fn email_database() -> TestDatabase {
     let database = database().await;
-    create_mail_table(database.pool()).await;
+    create_email_table(database.pool()).await;
     database
 }
 
-async fn wait_for_mails(db: &PgPool, expected: usize) {
-    eventually("the e-mails are recorded", TIMEOUT, async || match mails(db).await.len() {
+async fn wait_for_emails(db: &PgPool, expected: usize) {
+    eventually("the e-mails are recorded", TIMEOUT, async || match recorded_emails(db).await.len() {
         found if found == expected => Ok(()),
         found => Err(found),
     })
@@ -39,12 +39,12 @@ async fn request_replay(db: &PgPool, again: bool) {
 
 #[tokio::test]
 async fn a_payload_is_blanked_when_every_consumer_has_processed_it_and_not_before() {
-    let database = mail_database().await;
-    let (db, handler) = (database.pool(), Arc::new(MailHandler::default()));
+    let database = email_database().await;
+    let (db, handler) = (database.pool(), Arc::new(EmailHandler::default()));
     register_stalled(db, "relay.email").await;
-    let process = mail_process(db, &handler, fast_options());
+    let process = email_process(db, &handler, fast_options());
     let id = post_email(db, &email("u1", "s3cret-token")).await;
-    wait_for_mails(db, 1).await;
+    wait_for_emails(db, 1).await;
     assert_eq!(count(db, "confidential").await, 1);
     let is_there = async |why: &str| {
         blank(db).await;
@@ -61,7 +61,7 @@ async fn a_payload_is_blanked_when_every_consumer_has_processed_it_and_not_befor
     request_replay(db, false).await;
     is_there("a replay is to read it").await;
 
-    let process = mail_process(db, &handler, fast_options());
+    let process = email_process(db, &handler, fast_options());
     wait_for_replays(db).await;
     blank(db).await;
     assert_eq!(occurrences(&database, "s3cret-token"), 0);
@@ -80,28 +80,28 @@ async fn a_payload_is_blanked_when_every_consumer_has_processed_it_and_not_befor
     assert_eq!(state(db, "notify.mail", id).await, ("sent".to_owned(), None));
     // A replay that is requested later gets the marker.
     request_replay(db, true).await;
-    wait_for_mails(db, 2).await;
-    let is_blanked = "select is_blanked from mail order by n desc limit 1";
+    wait_for_emails(db, 2).await;
+    let is_blanked = "select is_blanked from email_record order by n desc limit 1";
     assert!(sqlx::query_scalar::<_, bool>(is_blanked).fetch_one(db).await.unwrap());
     process.stop().await;
 }
 
 #[tokio::test]
 async fn a_parked_or_dead_message_can_be_retried_until_it_expires() {
-    let database = mail_database().await;
-    let (db, handler) = (database.pool(), Arc::new(MailHandler::default()));
+    let database = email_database().await;
+    let (db, handler) = (database.pool(), Arc::new(EmailHandler::default()));
     handler.is_failing.store(true, Ordering::SeqCst);
     let mut options = fast_options();
     options.worker.retry.retries = Some(1);
-    let process = mail_process(db, &handler, options);
+    let process = email_process(db, &handler, options);
     let first = post_email(db, &email("u1", "s3cret-first")).await;
     wait_for_count(db, "dead_letter", 1).await;
     blank(db).await;
     assert!(occurrences(&database, "s3cret-first") > 0, "a dead letter can be retried");
     handler.is_failing.store(false, Ordering::SeqCst);
     assert_eq!(dead_letters::retry(db, &Selection::default(), 10).await.unwrap(), 1);
-    wait_for_mails(db, 1).await;
-    assert_eq!(mails(db).await, [first]);
+    wait_for_emails(db, 1).await;
+    assert_eq!(recorded_emails(db).await, [first]);
     wait_for_count(db, "parked", 0).await;
     blank(db).await;
     assert_eq!(occurrences(&database, "s3cret-first"), 0);

@@ -7,19 +7,19 @@ use kit::auth::Tenant;
 use mailbox::log::{blank_key, post_all};
 
 use crate::confidential::support::{
-    IDENTITY, MailHandler, blank, create_mail_table, email, mail_process, occurrences, post_email, state,
+    EmailHandler, IDENTITY, blank, create_email_table, email, email_process, occurrences, post_email, state,
 };
 use crate::consumers::support::{count, database, fast_options, post_numbers, wait_for_count};
 
 #[tokio::test]
 async fn deleting_an_account_blanks_all_confidential_messages_of_its_key() {
     let database = database().await;
-    let (db, handler) = (database.pool(), Arc::new(MailHandler::default()));
-    create_mail_table(db).await;
+    let (db, handler) = (database.pool(), Arc::new(EmailHandler::default()));
+    create_email_table(db).await;
     handler.is_failing.store(true, Ordering::SeqCst);
     let mut options = fast_options();
     options.worker.retry.retries = Some(0);
-    let process = mail_process(db, &handler, options);
+    let process = email_process(db, &handler, options);
     post_email(db, &email("ann", "s3cret-dead")).await;
     wait_for_count(db, "dead_letter", 1).await;
     process.stop().await;

@@ -10,7 +10,7 @@ use pillarbox::settings::Role;
 use testkit::{TestApp, TestDatabase, TestVhost, eventually};
 
 use crate::confidential::support::{
-    MailHandler, blank, create_mail_table, email, mail_process, mails, occurrences, post_email, state,
+    EmailHandler, blank, create_email_table, email, email_process, occurrences, post_email, recorded_emails, state,
 };
 use crate::consumers::support::{fast_options, wait_for_replays};
 use crate::relay::broker_client::BrokerClient;
@@ -19,8 +19,8 @@ use crate::relay::support::{TIMEOUT, numbered, parked, post_from, relay_to, rela
 #[tokio::test]
 async fn a_route_that_is_stuck_publishes_the_payload_later_and_then_it_is_blanked() {
     let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
-    let (db, handler) = (database.pool(), Arc::new(MailHandler::default()));
-    create_mail_table(db).await;
+    let (db, handler) = (database.pool(), Arc::new(EmailHandler::default()));
+    create_email_table(db).await;
     let amqp = BrokerClient::connect(&vhost).await;
     amqp.exchange("smap.events", ExchangeKind::Topic).await;
     let app = TestApp::start_with(&database, |settings| {
@@ -28,9 +28,11 @@ async fn a_route_that_is_stuck_publishes_the_payload_later_and_then_it_is_blanke
         settings.roles.push(Role::Maintain);
     })
     .await;
-    let consumer = mail_process(db, &handler, fast_options());
+    // A route that is created later does not get what the others have processed by then.
+    eventually("the route exists", TIMEOUT, async || relayed(db, "relay.email").await).await;
+    let consumer = email_process(db, &handler, fast_options());
     let id = post_email(db, &email("u1", "s3cret-token")).await;
-    eventually("the e-mail is recorded", TIMEOUT, async || mails(db).await == [id]).await;
+    eventually("the e-mail is recorded", TIMEOUT, async || recorded_emails(db).await == [id]).await;
     eventually("the route has no queue for it", TIMEOUT, async || match parked(db).await {
         (1, 1) => Ok(()),
         _ => Err((parked(db).await, state(db, "relay.email", id).await, app.anonymous().get("/readyz").await.text)),

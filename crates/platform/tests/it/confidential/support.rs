@@ -41,17 +41,17 @@ pub(crate) async fn post_email(db: &PgPool, message: &Post) -> Uuid {
 /// The consumer of e-mails. It records what it gets in the table `mail`, and fails while it is told to, with an error that quotes
 /// the payload.
 #[derive(Default)]
-pub(crate) struct MailHandler {
+pub(crate) struct EmailHandler {
     pub(crate) is_failing: AtomicBool,
 }
 
-impl Handler for MailHandler {
+impl Handler for EmailHandler {
     fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> HandlerFuture<'t> {
         Box::pin(async move {
             if self.is_failing.load(Ordering::SeqCst) {
                 return Err(format!("cannot render {}", message.payload.get()).into());
             }
-            let insert = "insert into mail (message_id, source, is_blanked) values ($1, $2, $3)";
+            let insert = "insert into email_record (message_id, source, is_blanked) values ($1, $2, $3)";
             let query = sqlx::query(insert).bind(message.message_id).bind(&message.source).bind(message.is_blanked());
             query.execute(&mut **tx).await?;
             Ok(())
@@ -59,28 +59,27 @@ impl Handler for MailHandler {
     }
 }
 
-pub(crate) fn mail_subscription(handler: Arc<MailHandler>, options: ConsumerOptions) -> Subscription {
+pub(crate) fn email_subscription(handler: Arc<EmailHandler>, options: ConsumerOptions) -> Subscription {
     let sources = ["identity", "notify"].map(str::to_owned).to_vec();
     let matching = MessagePattern { sources, ..MessagePattern::topic("email.#") };
     Subscription { consumer: "notify.mail", matching, start: StartAt::Beginning, handler, options }
 }
 
 /// Starts a process with the consumer of e-mails.
-pub(crate) fn mail_process(db: &PgPool, handler: &Arc<MailHandler>, options: ConsumerOptions) -> Process {
+pub(crate) fn email_process(db: &PgPool, handler: &Arc<EmailHandler>, options: ConsumerOptions) -> Process {
     let process = Process::idle(db);
-    process.runtime.subscribe(&mail_subscription(handler.clone(), options));
+    process.runtime.subscribe(&email_subscription(handler.clone(), options));
     process
 }
 
-pub(crate) async fn create_mail_table(db: &PgPool) {
-    let create =
-        "create table mail (n bigint generated always as identity, message_id uuid, source text, is_blanked boolean)";
+pub(crate) async fn create_email_table(db: &PgPool) {
+    let create = "create table email_record (n bigint generated always as identity, message_id uuid, source text, is_blanked boolean)";
     sqlx::query(create).execute(db).await.unwrap();
 }
 
 /// The messages that the consumer of e-mails has recorded.
-pub(crate) async fn mails(db: &PgPool) -> Vec<Uuid> {
-    sqlx::query_scalar("select message_id from mail order by n").fetch_all(db).await.unwrap()
+pub(crate) async fn recorded_emails(db: &PgPool) -> Vec<Uuid> {
+    sqlx::query_scalar("select message_id from email_record order by n").fetch_all(db).await.unwrap()
 }
 
 /// Registers a consumer of e-mails that no process runs.

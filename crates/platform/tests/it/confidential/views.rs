@@ -15,7 +15,7 @@ use testkit::{CapturedLog, Client, Pillarbox, TestDatabase, TestVhost, eventuall
 use uuid::Uuid;
 
 use crate::confidential::support::{
-    MailHandler, create_mail_table, email, in_an_hour, mail_process, occurrences, post_email,
+    EmailHandler, create_email_table, email, email_process, in_an_hour, occurrences, post_email,
 };
 use crate::consumers::support::{TIMEOUT, fast_options, wait_for_count};
 use crate::operator::commands::Cli;
@@ -29,7 +29,7 @@ const SECRET: &str = "s3cret";
 async fn no_view_and_no_log_shows_a_confidential_payload() {
     let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
     let (db, captured) = (database.pool(), CapturedLog::start());
-    create_mail_table(db).await;
+    create_email_table(db).await;
     let amqp = BrokerClient::connect(&vhost).await;
     amqp.exchange("pillarbox.dead_letters", ExchangeKind::Topic).await;
     amqp.queue("dead", "pillarbox.dead_letters", "dead_letter.#").await;
@@ -50,11 +50,11 @@ async fn no_view_and_no_log_shows_a_confidential_payload() {
     let admin = Client::new(&process.base_url().await).bearer(ADMIN_KEY);
 
     // No queue is bound for it, so its route parks it; and the consumer of e-mails gives it up, with an error that quotes it.
-    let handler = Arc::new(MailHandler::default());
+    let handler = Arc::new(EmailHandler::default());
     handler.is_failing.store(true, Ordering::SeqCst);
     let mut options = fast_options();
     options.worker.retry.retries = Some(0);
-    let consumer = mail_process(db, &handler, options);
+    let consumer = email_process(db, &handler, options);
     let ids = post_secrets(&database).await;
     wait_for_count(db, "dead_letter", 1).await;
     let parked =
@@ -154,13 +154,13 @@ async fn command_output(database: &TestDatabase) -> Vec<(String, String)> {
 async fn a_stalled_consumer_does_not_log_what_its_messages_contain() {
     let database = TestDatabase::new(&migrations()).await;
     let (db, captured) = (database.pool(), CapturedLog::start());
-    create_mail_table(db).await;
+    create_email_table(db).await;
     for number in 0..20 {
         post_email(db, &email(&format!("u{number}"), &format!("s3cret-{number:04}"))).await;
     }
-    let handler = Arc::new(MailHandler::default());
+    let handler = Arc::new(EmailHandler::default());
     handler.is_failing.store(true, Ordering::SeqCst);
-    let consumer = mail_process(db, &handler, fast_options());
+    let consumer = email_process(db, &handler, fast_options());
     let has_stalled = || format!("{:?}", consumer.health.report()).contains("so the consumer stalls");
     eventually("the consumer stalls", Duration::from_secs(30), async || has_stalled()).await;
     let report = format!("{:?}", consumer.health.report());

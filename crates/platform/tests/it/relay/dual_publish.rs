@@ -1,4 +1,4 @@
-//! Dual publishing: both exchanges receive the same e-mails, and both consumers of an e-mail have one effect.
+//! Dual publishing: both exchanges receive the same e-recorded_emails, and both consumers of an e-mail have one effect.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use testkit::{TestApp, TestDatabase, TestVhost, eventually};
 use uuid::Uuid;
 
 use crate::confidential::support::{
-    MailHandler, blank, create_mail_table, email, mail_subscription, mails, occurrences, post_email,
+    EmailHandler, blank, create_email_table, email, email_subscription, occurrences, post_email, recorded_emails,
 };
 use crate::consumers::support::{Process, fast_options};
 use crate::operator::commands::Cli;
@@ -41,7 +41,7 @@ async fn both_consumers_have_one_effect(here: &TestDatabase, there: &TestDatabas
     let vhost = TestVhost::new().await;
     let (amqp, db) = (BrokerClient::connect(&vhost).await, there.pool());
     declare_old_exchange(&amqp).await;
-    create_mail_table(db).await;
+    create_email_table(db).await;
     let app = TestApp::start_with(here, |settings| {
         relay_to(&vhost)(settings);
         settings.relay.enable_dual_publish = true;
@@ -51,7 +51,7 @@ async fn both_consumers_have_one_effect(here: &TestDatabase, there: &TestDatabas
     let mut settings = app.settings.relay.clone();
     settings.intake = vec![old_queue()];
     let (process, broker) = (Process::idle(db), Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap()));
-    let subscription = mail_subscription(Arc::new(MailHandler::default()), fast_options());
+    let subscription = email_subscription(Arc::new(EmailHandler::default()), fast_options());
     match over_the_broker {
         false => {
             amqp.exchange("smap.events", ExchangeKind::Topic).await;
@@ -83,12 +83,12 @@ async fn both_consumers_have_one_effect(here: &TestDatabase, there: &TestDatabas
     let stolen = EventId(*posted.first().unwrap()).to_string();
     amqp.publish("smtp_send_email", Some(&stolen), None, None, br#"{"to": "a@b.example"}"#).await;
     eventually("everything is processed", TIMEOUT, async || {
-        let recorded = mails(db).await;
+        let recorded = recorded_emails(db).await;
         let is_read = relayed(db, "notify.mail").await.is_ok() && relayed(here.pool(), "relay.email").await.is_ok();
         if recorded.len() == 21 && is_read { Ok(()) } else { Err(recorded.len()) }
     })
     .await;
-    let recorded: BTreeSet<Uuid> = mails(db).await.into_iter().collect();
+    let recorded: BTreeSet<Uuid> = recorded_emails(db).await.into_iter().collect();
     assert_eq!(recorded.len(), 21, "no e-mail twice");
     assert!(posted.is_subset(&recorded), "both copies have the id of the event");
     eventually("the copies are blanked, too", TIMEOUT, async || {

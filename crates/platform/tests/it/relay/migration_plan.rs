@@ -35,7 +35,7 @@ struct NewConsumer {
 impl Handler for NewConsumer {
     fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> HandlerFuture<'t> {
         Box::pin(async move {
-            let insert = "insert into mail (message_id, is_shadow) values ($1, $2)";
+            let insert = "insert into email_record (message_id, is_shadow) values ($1, $2)";
             sqlx::query(insert).bind(message.message_id).bind(self.is_shadow).execute(&mut **tx).await?;
             Ok(())
         })
@@ -99,7 +99,7 @@ impl Installation {
             mail.stop().await;
             let is_dual = self.is_dual;
             eventually("the old exchange has what the new consumer has read", TIMEOUT, async || {
-                let query = "select count(*) from mail join pillarbox.outbox_status using (message_id)
+                let query = "select count(*) from email_record join pillarbox.outbox_status using (message_id)
                              where is_shadow and consumer = 'relay.legacy' and status = 'pending'";
                 sqlx::query_scalar::<_, i64>(query).fetch_one(self.database.pool()).await.unwrap() == 0 || !is_dual
             })
@@ -167,7 +167,7 @@ fn commands(heading: &str) -> Vec<&'static str> {
 async fn the_plan_of_the_runbook_sends_every_email_once() {
     let (database, vhost) = (TestDatabase::new(&migrations()).await, TestVhost::new().await);
     let (db, amqp): (PgPool, _) = (database.pool().clone(), BrokerClient::connect(&vhost).await);
-    sqlx::query("create table mail (message_id uuid, is_shadow boolean)").execute(&db).await.unwrap();
+    sqlx::query("create table email_record (message_id uuid, is_shadow boolean)").execute(&db).await.unwrap();
     declare_old_exchange(&amqp).await;
     amqp.exchange("smap.events", ExchangeKind::Topic).await;
     amqp.queue("somebody", "smap.events", "email.#").await;
@@ -222,7 +222,7 @@ async fn the_plan_of_the_runbook_sends_every_email_once() {
     assert!(installation.relay.take().unwrap().terminate().await.success());
 
     let sent_by_new: Vec<Uuid> =
-        sqlx::query_scalar("select message_id from mail where not is_shadow").fetch_all(&db).await.unwrap();
+        sqlx::query_scalar("select message_id from email_record where not is_shadow").fetch_all(&db).await.unwrap();
     let sent_by_old = sent_by_old.lock().unwrap().clone();
     assert!(!sent_by_old.is_empty() && !sent_by_new.is_empty());
     let sent: Vec<Uuid> = sent_by_old.iter().chain(&sent_by_new).copied().collect();

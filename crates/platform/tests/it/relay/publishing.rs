@@ -157,7 +157,7 @@ async fn a_missing_legacy_exchange_blocks_nothing_and_catches_up() {
     eventually("the legacy route has read the log", TIMEOUT, async || relayed(db, "relay.legacy").await).await;
     // The data is published byte for byte, whatever the rest of the payload is.
     let mail = |number: usize| {
-        let payload = format!("{{\"idempotency_key\": \"k{number}\", \"data\": {}}}", mail_data(number));
+        let payload = format!("{{\"idempotency_key\": \"k{number}\", \"data\": {}}}", email_data(number));
         Post::new("email.verification.requested", RawValue::from_string(payload).unwrap()).with_key("u1")
     };
     post_from(db, "identity", &mail(1)).await;
@@ -179,7 +179,7 @@ async fn a_missing_legacy_exchange_blocks_nothing_and_catches_up() {
     amqp.exchange_with_alternate("smtp_send_email_exc", ExchangeKind::Fanout, "nowhere_else").await;
     let old = amqp.consume("smtp_send_email", 2).await;
     let bodies: Vec<&str> = old.iter().map(|message| std::str::from_utf8(&message.body_bytes).unwrap()).collect();
-    assert_eq!(bodies, [mail_data(1), mail_data(3)], "exactly the data of the payload");
+    assert_eq!(bodies, [email_data(1), email_data(3)], "exactly the data of the payload");
     for (old, new) in old.iter().zip(&new) {
         assert_eq!((&old.message_id, &old.kind), (&new.message_id, &new.kind), "the ids are properties");
         assert_eq!(old.headers["pillarbox-key"], "u1");
@@ -210,6 +210,6 @@ async fn a_missing_legacy_exchange_blocks_nothing_and_catches_up() {
 }
 
 /// An e-mail with unusual spaces and a number that a parser would change.
-fn mail_data(number: usize) -> String {
+fn email_data(number: usize) -> String {
     format!("{{ \"to\":\"a@b.example\",  \"n\": {number}, \"price\": 1.50 }}")
 }
