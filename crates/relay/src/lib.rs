@@ -47,9 +47,6 @@ pub use topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 pub const METRICS: &[kit::telemetry::MetricHelp] = &[
     ("pillarbox_relay_published_total", "Messages that RabbitMQ has confirmed, by route."),
     ("pillarbox_relay_returned_total", "Messages for which no queue is bound, by route."),
-    (
-        "event_publish_duration_seconds",
-        "Time from sending a message to RabbitMQ until the last confirm of its batch, by route.",
-    ),
+    ("event_publish_duration_seconds", "Time from sending a message until the last confirm of its batch, by route."),
     ("pillarbox_intake_messages_total", "Messages that were read from a queue of RabbitMQ."),
 ];

@@ -4,7 +4,7 @@
 //! topic is `email` or below it, whoever posted it. Its consumers get its payload; nobody else sees it: views show a marker
 //! instead, and error texts lose the parts that they have in common with it. A payload that was posted with an expiry is
 //! also *blanked*, which means replaced in the database, when every consumer has processed the message
-//! ([`crate::operations::confidential`]), when it expires, or when its key is blanked ([`blank_key`]).
+//! (`operations/confidential.rs`), when it expires, or when its key is blanked ([`blank_key`]).
 
 use std::collections::HashSet;
 
