@@ -239,15 +239,14 @@ fn options_accept_durations_and_short_addresses() {
 fn the_alias_of_dual_publishing_is_overridden_by_the_name_of_the_setting() {
     let (alias, name) = ("ENABLE_DUAL_PUBLISH", "PILLARBOX_RELAY__ENABLE_DUAL_PUBLISH");
     let set = ["--set", "relay.enable_dual_publish=false"];
-    let cases: [(&[(&str, &str)], &[&str], bool); 5] = [
-        (&[], &[], false),
-        (&[(alias, "true")], &[], true),
-        (&[(alias, "true"), (name, "false")], &[], false),
-        (&[(name, "true"), (alias, "false")], &[], true),
-        (&[(alias, "true")], &set, false),
-    ];
-    for (variables, arguments, expected) in cases {
-        let settings = load("", variables, arguments).unwrap();
+    for (variables, arguments, expected) in [
+        (vec![], &[][..], false),
+        (vec![(alias, "true")], &[], true),
+        (vec![(alias, "true"), (name, "false")], &[], false),
+        (vec![(name, "true"), (alias, "false")], &[], true),
+        (vec![(alias, "true")], &set, false),
+    ] {
+        let settings = load("", &variables, arguments).unwrap();
         assert_eq!(value_of(&settings, "relay.enable_dual_publish"), json!(expected), "{variables:?} {arguments:?}");
     }
     let error = load("", &[(alias, "perhaps")], &[]).unwrap_err();
@@ -257,7 +256,7 @@ fn the_alias_of_dual_publishing_is_overridden_by_the_name_of_the_setting() {
 #[test]
 fn the_alert_rules_use_metrics_that_exist() {
     let rules = include_str!("../../../../docs/alerts.yml");
-    let known: BTreeSet<&str> = [relay::METRICS, mailbox::METRICS].concat().iter().map(|(name, _)| *name).collect();
+    let known: BTreeSet<&str> = relay::METRICS.iter().chain(mailbox::METRICS).map(|(name, _)| *name).collect();
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let expressions = rules.lines().filter(|line| line.contains("_seconds"));
     let used: BTreeSet<&str> = expressions
