@@ -14,6 +14,7 @@ mod guides;
 mod hub;
 mod joins;
 mod log;
+mod mail;
 mod operator;
 mod parity;
 mod relay;

@@ -172,6 +172,7 @@ impl Preparation<'_> {
             path if path.starts_with("/admin/v1/dead-letters/{id}") => {
                 insert_failed(self.db, "dead_letter", ", last_error").await
             }
+            "/admin/v1/mail/{id}/retry" => insert_dead_email(self.db).await,
             "/admin/v1/replays/{id}" => {
                 let replay = json!({"consumer": "joins.events", "from": "2026-01-01T00:00:00Z"});
                 admin.post("/admin/v1/replays", replay).await.json()["id"].to_string()
@@ -197,6 +198,16 @@ async fn insert_failed(db: &PgPool, table: &str, column: &str) -> String {
          select 'failing', 0, 0, 1, 1, gen_random_uuid(), 'old', 'main', 'test.old', '{{}}', '1', now(){value} returning id"
     );
     let id: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(insert)).fetch_one(db).await.unwrap();
+    id.to_string()
+}
+
+/// Inserts an e-mail that was given up. Returns its id.
+async fn insert_dead_email(db: &PgPool) -> String {
+    let insert = "insert into pillarbox_notify.mail (message_id, source, idempotency_key, recipient, template, locale, subject,
+                      text, html, status, next_attempt_at, give_up_at, created_at)
+                  select id, 'identity', id, 'ada@example.org', 'verification', 'en', 's', 't', 'h', 'dead', now(), now(), now()
+                  from gen_random_uuid() as new (id) returning mail.id";
+    let id: i64 = sqlx::query_scalar(insert).fetch_one(db).await.unwrap();
     id.to_string()
 }
 

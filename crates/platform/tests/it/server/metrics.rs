@@ -39,9 +39,20 @@ const SAMPLES: &[(&str, f64)] = &[
     ("pillarbox_events_cache_total{outcome=\"hit\"}", 1.0),
 ];
 /// The first one needs two services whose counts differ; the tests of reconciliation check it. The others are measured
-/// every 30 seconds; the tests of the hub's retention check them.
-const CHECKED_ELSEWHERE: [&str; 4] =
-    ["pillarbox_reconcile_drift_total", "eventhub_pending_messages", "eventhub_dlq_size", "eventhub_stale_messages"];
+/// every 30 seconds; the tests of the hub's retention check them. Those of e-mails need a mail server; the tests of its
+/// replies check them.
+const CHECKED_ELSEWHERE: [&str; 10] = [
+    "pillarbox_reconcile_drift_total",
+    "eventhub_pending_messages",
+    "eventhub_dlq_size",
+    "eventhub_stale_messages",
+    "pillarbox_mail_queued",
+    "pillarbox_mail_oldest_seconds",
+    "pillarbox_mail_sent_total",
+    "pillarbox_mail_failures_total",
+    "pillarbox_mail_dead",
+    "pillarbox_mail_dead_total",
+];
 
 #[tokio::test]
 async fn every_metric_of_the_runbook_is_exported_and_moves() {

@@ -107,6 +107,7 @@ async fn a_caller_without_permission_is_refused_whatever_the_path_and_query() {
         "/admin/v1/keys?limit=x",
         "/admin/v1/keys?colour=red",
         "/admin/v1/log?limit=0",
+        "/admin/v1/mail?status=lost",
         "/hub/v1/events?limit=x",
         "/event/v1/audit?limit=x",
         "/join/v1/audit?actor=bob",
