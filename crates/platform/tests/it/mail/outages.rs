@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mailbox::database::migrations;
 use serde_json::json;
-use testkit::{Client, TestApp, TestDatabase, eventually};
+use testkit::{Client, FaultProxy, TestApp, TestDatabase, eventually};
 
 use super::fixture::{SmtpServer, addresses, request, send_to, statuses, verification, wait_for_status};
 use crate::hub::fixture::test_size;
@@ -87,6 +87,33 @@ async fn a_late_answer_never_counts_as_the_answer_to_another_mail() {
     request(db, &addresses(3).iter().map(|address| verification(address)).collect::<Vec<_>>()).await;
     wait_for_status(db, "dead", 4).await;
     assert_eq!(statuses(db).await.len(), 1, "an answer to another e-mail was counted as its own");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn an_outage_of_the_database_repeats_no_mail() {
+    let (database, server) = (TestDatabase::new(&migrations()).await, SmtpServer::start().await);
+    let (db, proxy) = (database.pool(), FaultProxy::in_front_of(&database.url()).await);
+    server.set_rules(&json!({"delay": 0.5}));
+    let app = TestApp::start_on(&proxy.url(&database.url()), |settings| {
+        send_to(&server)(settings);
+        // A claim whose answer was lost ends before the deadline of the test.
+        settings.mail.timeout_ms = 5_000;
+        settings.lease_ms = 2_000;
+    })
+    .await;
+    request(db, &addresses(30).iter().map(|address| verification(address)).collect::<Vec<_>>()).await;
+    eventually("transfers have begun", DEADLINE, async || server.mails().len() >= 5).await;
+    // The server answers while the results cannot be saved.
+    proxy.refuse();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(statuses(db).await.contains_key("queued"));
+    proxy.pass();
+    wait_for_status(db, "sent", 30).await;
+    let mut arrivals = server.arrivals();
+    assert_eq!(arrivals.len(), 30);
+    arrivals.retain(|_, count| *count > 1);
+    assert!(arrivals.is_empty(), "repeated: {arrivals:?}");
     app.stop().await;
 }
 
