@@ -165,7 +165,7 @@ pub enum Role {
     Consume,
     /// Creates hub messages from hub events.
     Fanout,
-    /// Sends hub messages to subscribers.
+    /// Sends hub messages to subscribers, and e-mails.
     Dispatch,
     /// Runs periodic tasks: partitions, retention, reconciliation.
     Maintain,

@@ -38,6 +38,7 @@ use mailbox::consumers::{Runtime, Subscription};
 use mailbox::database::Database;
 use mailbox::database::time::maintain;
 use mailbox::service::{Role, Roles, Service, ServiceContext};
+use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 
 pub use crate::settings::{MailSettings, Starttls};
@@ -135,7 +136,8 @@ fn outgoing(context: &ServiceContext, settings: &MailSettings) -> Result<Option<
         client,
         sender,
         backoff: Backoff::new(millis(settings.retry_first_ms), millis(settings.retry_max_ms)),
-        concurrency: settings.concurrency as usize,
+        slots: Arc::new(Semaphore::new(settings.concurrency as usize)),
+        claimed_max: 2 * settings.concurrency as usize,
         lease_time: context.lease_time,
     }))
 }

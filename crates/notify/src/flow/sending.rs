@@ -14,7 +14,7 @@ use kit::backoff::Backoff;
 use kit::boot_time::BootTime;
 use kit::worker::Round;
 use mailbox::database::{Database, cluster_identity};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -28,7 +28,7 @@ use crate::store;
 const CLAIM_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a process that stops waits for a transfer. The e-mail of an abandoned one is sent again by another process,
 /// with the same Message-ID.
-const STOP_TIME_MAX: Duration = Duration::from_secs(5);
+const STOP_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// The sender of one process.
 pub(crate) struct MailSender {
@@ -44,7 +44,10 @@ pub(crate) struct Outgoing {
     pub(crate) client: Arc<SmtpClient>,
     pub(crate) sender: Sender,
     pub(crate) backoff: Backoff,
-    pub(crate) concurrency: usize,
+    /// The room for concurrent transfers.
+    pub(crate) slots: Arc<Semaphore>,
+    /// The number of claimed e-mails: more than there are slots, so that no slot waits for the database.
+    pub(crate) claimed_max: usize,
     /// A transfer that has not begun within this time after its claim is left to the next owner of the claim.
     pub(crate) lease_time: Duration,
 }
@@ -89,9 +92,16 @@ impl MailSender {
         loop {
             self.save(work).await?;
             // A server that failed is tried with one e-mail at a time.
-            let limit = if work.server_failure.is_some() { 1 } else { self.outgoing.concurrency };
+            let limit = if work.server_failure.is_some() { 1 } else { self.outgoing.claimed_max };
             let free = limit.saturating_sub(work.in_flight.len());
-            if may_be_more && free > 0 && started.elapsed() < CLAIM_TIME_MAX && !self.stop.is_cancelled() {
+            // Many at a time, while enough of those that were claimed before wait for a slot.
+            let is_worthwhile = free * 4 >= limit;
+            if may_be_more
+                && free > 0
+                && is_worthwhile
+                && started.elapsed() < CLAIM_TIME_MAX
+                && !self.stop.is_cancelled()
+            {
                 let claimed = self.claim(work, free).await?;
                 may_be_more = claimed == free;
                 has_claimed |= claimed > 0;
@@ -156,8 +166,10 @@ impl MailSender {
 }
 
 impl Outgoing {
-    /// Tries to send an e-mail. Returns None if its lease may have expired, because the process was suspended.
+    /// Tries to send an e-mail when there is room. Returns None if its lease may have expired by then: transfers take very
+    /// long, or the process was suspended.
     async fn attempt(&self, mail: &ClaimedMail, latest_start: BootTime) -> Option<FinishedAttempt> {
+        let _slot = self.slots.acquire().await.ok()?;
         let attempt = if mail.is_expired() {
             Attempt::Expired
         } else {
@@ -184,7 +196,7 @@ impl Work {
                 }
                 self.unsaved.push(attempt);
             }
-            Ok(None) => tracing::warn!("the lease of an e-mail expired before it was sent; it is sent later"),
+            Ok(None) => tracing::debug!("the lease of an e-mail expired before it was sent; it is sent later"),
             Err(error) => tracing::error!(%error, "sending an e-mail failed; it is sent again when its lease expires"),
         }
     }

@@ -1,10 +1,12 @@
 //! Processes that share the queue, and one that is killed while it sends.
 
+use std::time::Duration;
+
 use mailbox::database::migrations;
 use serde_json::json;
 use testkit::{TestApp, TestDatabase, eventually};
 
-use super::fixture::{SmtpServer, addresses, request, send_to, verification, wait_for_status};
+use super::fixture::{SmtpServer, addresses, request, send_to, statuses, verification, wait_for_status};
 use crate::hub::fixture::test_size;
 use crate::server::process::{DataFolder, serve};
 use crate::support::DEADLINE;
@@ -15,7 +17,7 @@ const CONCURRENCY: usize = 10;
 async fn a_killed_process_repeats_only_the_mails_in_flight() {
     let (database, server) = (TestDatabase::new(&migrations()).await, SmtpServer::start().await);
     let (db, folder) = (database.pool(), DataFolder::new());
-    let count = test_size(200, 2_000);
+    let count = test_size(200, 1_000);
     server.set_rules(&json!({"delay": 0.05}));
     let (url, concurrency) = (server.url(), CONCURRENCY.to_string());
     let environment = [
@@ -46,6 +48,20 @@ async fn a_killed_process_repeats_only_the_mails_in_flight() {
 }
 
 #[tokio::test]
+async fn a_process_stops_although_the_mail_server_does_not_answer() {
+    let (database, server) = (TestDatabase::new(&migrations()).await, SmtpServer::start().await);
+    let db = database.pool();
+    server.set_rules(&json!({"delay": 60}));
+    let app = TestApp::start_with(&database, send_to(&server)).await;
+    request(db, &[verification("ada@example.org")]).await;
+    eventually("the transfer waits for its answer", DEADLINE, async || server.mails().len() == 1).await;
+    // The time limit of the transfer is 20 s.
+    let stopped = tokio::time::timeout(Duration::from_secs(12), app.stop()).await;
+    assert!(stopped.is_ok(), "the process waits for the mail server");
+    assert_eq!(statuses(db).await.get("queued"), Some(&1), "another process sends it when the lease expires");
+}
+
+#[tokio::test]
 async fn processes_that_share_the_queue_send_each_mail_once() {
     let (database, server) = (TestDatabase::new(&migrations()).await, SmtpServer::start().await);
     let db = database.pool();
@@ -64,6 +80,8 @@ async fn processes_that_share_the_queue_send_each_mail_once() {
     let attempts: i64 =
         sqlx::query_scalar("select sum(attempts) from pillarbox_notify.mail").fetch_one(db).await.unwrap();
     assert!(arrivals.is_empty(), "repeated: {arrivals:?}; {attempts} attempts were saved");
+    let rate = "select count(*) / extract(epoch from max(sent_at) - min(sent_at))::float8 from pillarbox_notify.mail";
+    println!("{} e-mails per second", sqlx::query_scalar::<_, f64>(rate).fetch_one(db).await.unwrap().round());
     for app in apps {
         app.stop().await;
     }
