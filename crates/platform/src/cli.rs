@@ -23,6 +23,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use identity::UserRole;
 use kit::auth::{Role, Tenant};
 use kit::config::{ENV_PREFIX, InvalidSetting, Sources};
 use kit::duration::{self, Unit};
@@ -129,6 +130,9 @@ enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Change accounts of users
+    #[command(subcommand)]
+    User(UserCommand),
     /// Post an event to the hub over HTTP
     Send(webhooks::Send),
     /// Receive webhooks on this machine, verify and print them
@@ -173,6 +177,18 @@ enum Command {
     },
     /// Print the OpenAPI description of the HTTP API
     Openapi,
+}
+
+#[derive(Subcommand)]
+enum UserCommand {
+    /// Set the role of a user; a user who is no longer an admin is signed out
+    SetRole {
+        /// The e-mail address of the user
+        email: String,
+        /// The role: admin or user
+        #[arg(value_name = "admin|user")]
+        role: UserRole,
+    },
 }
 
 #[derive(Subcommand)]
@@ -283,6 +299,7 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
         }
         Command::Key(KeyCommand::List { tenant, json }) => admin::list_keys(&settings, tenant, json).await?,
         Command::Key(KeyCommand::Revoke { id }) => admin::revoke_key(&settings, id).await?,
+        Command::User(UserCommand::SetRole { email, role }) => admin::set_role(&settings, &email, role).await?,
         Command::Tail { from_beginning, once, topic } => tail::tail(&settings, from_beginning, once, topic).await?,
         Command::Cursors(cursors) => cursors::run(&settings, cursors).await?,
         Command::Parked(command) => parked::run(&settings, command).await?,
