@@ -12,6 +12,7 @@ mod example_service;
 mod failover;
 mod guides;
 mod hub;
+mod identity;
 mod joins;
 mod log;
 mod operator;

@@ -11,6 +11,8 @@ use uuid::Uuid;
 
 use crate::hub::fixture::{post, subscribe};
 use crate::hub::rows::{insert_dead_letter, insert_event};
+use crate::identity::examples::prepare as prepare_identity;
+use crate::identity::fixture::unlimited;
 use crate::joins::fixture::{moderate, new_event, post_event_update, post_join_action, wait_until_known};
 use crate::server::api::operations;
 use crate::support::{DEADLINE, text, uuid_of};
@@ -26,7 +28,7 @@ struct Preparation<'a> {
 #[tokio::test]
 async fn every_operation_accepts_its_example() {
     let database = TestDatabase::new(&migrations()).await;
-    let app = TestApp::start(&database).await;
+    let app = TestApp::start_with(&database, unlimited).await;
     let receiver = Receiver::start().await;
     let description = app.anonymous().get("/openapi.json").await.json();
     insert_unused_consumer(database.pool()).await;
@@ -78,6 +80,9 @@ impl Preparation<'_> {
             "/hub/v1/messages" => {
                 let subscriber = subscribe(&admin, &self.receiver.url(), json!({})).await;
                 (admin, format!("{path}?subscriber_id={}", text(&subscriber["id"])))
+            }
+            path if path.starts_with("/identity/") || path.starts_with("/.well-known/") => {
+                prepare_identity(self.app, self.db, path).await
             }
             "/event/v1/audit" | "/join/v1/audit" => (admin, path.to_owned()),
             path if path.starts_with("/event/v1/") => {
