@@ -33,7 +33,7 @@ create table pillarbox_identity.session (
     -- The session ends then, however often it is used.
     expires_at   timestamptz not null
 );
-create index session_user on pillarbox_identity.session (user_id, created_at, id);
+create index session_of_user on pillarbox_identity.session (user_id, created_at, id);
 create index session_expiry on pillarbox_identity.session (expires_at);
 
 -- Every refresh token of a session, also the replaced ones: presenting one of them again reveals a theft.

@@ -180,7 +180,7 @@ mod tests {
     fn a_new_password_is_long_enough_and_not_guessable() {
         let check =
             |text: &str| new_password(&Secret::new(text.to_owned()), "lovelace@example.org", "Ada Lovelace").is_ok();
-        for good in ["correct horse", "ปลาว่ายน้ำในทะเล", "        x", "Tr0ub4dor&3", &"é".repeat(128)]
+        for good in ["correct horse", "ปลาว่ายน้ำในทะเล", "        x", "Tr0ub4dor&3", &"éa".repeat(64)]
         {
             assert!(check(good), "{good}");
         }

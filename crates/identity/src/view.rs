@@ -138,8 +138,6 @@ pub(crate) struct OpenIdConfiguration {
     pub(crate) issuer: String,
     /// The address of the public keys. It is relative to this server if `public_url` is not set.
     pub(crate) jwks_uri: String,
-    /// The algorithm of the signatures: `EdDSA` with Ed25519.
-    pub(crate) id_token_signing_alg_values_supported: [&'static str; 1],
     /// `public`: `sub` is the id of the user.
     pub(crate) subject_types_supported: [&'static str; 1],
     pub(crate) claims_supported: [&'static str; 8],

@@ -22,7 +22,7 @@ use crate::Identity;
 use crate::domain::{Account, Role, TokenKind};
 use crate::error::Error;
 use crate::store::accepted_request::{self, Requested};
-use crate::store::account as store;
+use crate::store::{account as store, one_time_token};
 use crate::view::Accepted;
 
 /// The pause before a request that failed is processed again, and the number that is processed at once.
@@ -121,9 +121,12 @@ fn new_account(email: String, (name, locale): (String, String), password_hash: S
 
 /// Verifies the address of the token's account. Fails if the token is not valid.
 pub(crate) async fn verify(tx: &mut Tx<'_>, digest: Option<[u8; 32]>, now: DateTime<Utc>) -> Result<(), Error> {
-    let token = digest.as_ref().ok_or(Error::TokenNotFound)?;
-    let consumed = crate::store::one_time_token::consume(tx, (TokenKind::Verification, token), now).await?;
-    let account = store::lock(tx, consumed.ok_or(Error::TokenNotFound)?).await?.ok_or(Error::TokenNotFound)?;
+    let digest = digest.ok_or(Error::TokenNotFound)?;
+    let token = (TokenKind::Verification, &digest);
+    let user = one_time_token::find(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
+    // The account first, as everywhere: two transactions that lock in another order can deadlock.
+    let account = store::lock(tx, user).await?.ok_or(Error::TokenNotFound)?;
+    one_time_token::consume(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
     let version = account.version + 1;
     store::update(tx, &Account { verified_at: Some(now), updated_at: now, version, ..account }).await?;
     Ok(())

@@ -36,7 +36,6 @@ async fn configuration(State(identity): State<Arc<Identity>>, _: Option<Caller>)
     Json(OpenIdConfiguration {
         issuer: identity.signer.issuer().to_owned(),
         jwks_uri: format!("{}{KEYS_PATH}", identity.public_url.as_deref().unwrap_or_default()),
-        id_token_signing_alg_values_supported: ["EdDSA"],
         subject_types_supported: ["public"],
         claims_supported: ["iss", "aud", "sub", "iat", "exp", "jti", "sid", "role"],
     })

@@ -114,7 +114,7 @@ async fn the_password_of_a_signed_in_user_cannot_be_guessed_without_limit() {
 }
 
 #[tokio::test]
-async fn e_mails_to_an_address_and_requests_of_a_network_are_limited() {
+async fn emails_to_an_address_and_requests_of_a_network_are_limited() {
     let fixture = Fixture::start_with(|settings| {
         (settings.emails_per_account_max, settings.email_requests_per_network_max) = (3, 10);
     })

@@ -60,7 +60,7 @@ async fn an_unknown_address_takes_as_long_as_a_wrong_password() {
 }
 
 #[tokio::test]
-async fn a_request_for_an_e_mail_takes_as_long_for_every_address() {
+async fn a_request_for_an_email_takes_as_long_for_every_address() {
     let fixture = Fixture::start_with(|settings| settings.emails_per_account_max = 1_000_000).await;
     let person = fixture.person("ada").await;
     let result = measure(
