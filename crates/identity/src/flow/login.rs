@@ -10,7 +10,7 @@ use kit::secret::Secret;
 use mailbox::idempotency::{StoreResponse, run_once};
 use uuid::Uuid;
 
-use super::throttle::{check, count, login_subjects};
+use super::throttle::{check, count_if_allowed, login_subjects};
 use super::{ClientInfo, EndedSessions, Tx};
 use crate::Identity;
 use crate::domain::{Account, Session};
@@ -93,11 +93,12 @@ async fn count_failure(identity: &Identity, subjects: &[Subject; 2]) -> Result<E
     metrics::counter!("pillarbox_identity_logins_total", "outcome" => "failure").increment(1);
     let now = identity.clock.now();
     let mut tx = identity.db.begin().await?;
-    // Concurrent attempts all passed the first check. Those above the limit learn nothing.
-    let checked = check(&mut tx, subjects, now).await;
-    count(&mut tx, subjects, now).await?;
-    tx.commit().await?;
-    Ok(checked.err().unwrap_or(Error::WrongCredentials))
+    // Concurrent attempts may all have passed the first check. Those above the limit learn nothing.
+    match count_if_allowed(&mut tx, subjects, now).await {
+        Ok(()) => tx.commit().await?,
+        Err(limited) => return Ok(limited),
+    }
+    Ok(Error::WrongCredentials)
 }
 
 /// Checks the password of a user who is signed in, for a change that needs it. Wrong ones count as failed sign-ins.

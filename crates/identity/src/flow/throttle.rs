@@ -44,7 +44,7 @@ pub(super) async fn check(db: &mut PgConnection, subjects: &[Subject; 2], now: D
 }
 
 /// Counts an attempt. Always in the order of the subjects, so that two transactions cannot deadlock.
-pub(super) async fn count(db: &mut PgConnection, subjects: &[Subject; 2], now: DateTime<Utc>) -> Result<(), Error> {
+async fn count(db: &mut PgConnection, subjects: &[Subject; 2], now: DateTime<Utc>) -> Result<(), Error> {
     for subject in subjects.iter().filter(|subject| subject.limit.attempts_max > 0) {
         store::count(db, subject, now).await?;
     }

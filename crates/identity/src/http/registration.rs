@@ -29,7 +29,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Identity>> {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = Registration, example = json!({"email": "ada@example.org", "password": "correct horse battery staple", "name": "Ada Lovelace"}))]
+#[schema(as = NewAccount, example = json!({"email": "ada@example.org", "password": "correct horse battery staple", "name": "Ada Lovelace"}))]
 struct Registration {
     #[schema(
         pattern = r"^\s*[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*@([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])\s*$",

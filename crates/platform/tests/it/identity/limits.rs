@@ -9,7 +9,7 @@ use super::fixture::{Fixture, PASSWORD};
 fn assert_limited(answer: &Response) {
     answer.assert_problem(429, "too-many-attempts");
     let seconds: u64 = answer.header("retry-after").parse().unwrap();
-    assert!((1..=2 * 15 * 60).contains(&seconds), "{seconds}");
+    assert!((1..=2 * 60 * 60).contains(&seconds), "{seconds}");
 }
 
 /// Forgets that the user has signed in from this network, as if the guesses came from elsewhere.
@@ -55,8 +55,7 @@ async fn concurrent_guesses_do_not_exceed_the_limit() {
     };
     let statuses = futures_util::future::join_all((0..60).map(guess)).await;
     let answered = statuses.iter().filter(|status| **status == 401).count();
-    // Guesses that are verified at the same instant may be counted together.
-    assert!((5..=9).contains(&answered), "{answered} of 60 guesses were answered");
+    assert_eq!(answered, 5, "of 60 guesses");
     fixture.app.stop().await;
 }
 
@@ -66,7 +65,7 @@ async fn a_stranger_does_not_lock_a_user_out_of_a_network_that_the_user_has_used
     let person = fixture.person("ada").await;
     // The limit of the account as strangers elsewhere reach it.
     let known = "with known as (delete from pillarbox_identity.known_network returning user_id, network)
-                 insert into pillarbox_identity.known_network select user_id, '\\x00', now() from known";
+                 insert into pillarbox_identity.known_network select user_id, '\\x00'::bytea, now() from known";
     let mine: Vec<u8> = sqlx::query_scalar("select network from pillarbox_identity.known_network")
         .fetch_one(fixture.db())
         .await
