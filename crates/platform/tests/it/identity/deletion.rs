@@ -38,7 +38,7 @@ async fn found_in(fixture: &Fixture, needle: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_deleted_account_leaves_nothing_but_its_id_in_the_audit_trail() {
+async fn nothing_but_its_id_in_the_audit_trail_remains_of_a_deleted_account() {
     let fixture = Fixture::start_with(|settings| {
         (settings.login_failures_max, settings.emails_per_account_max) = (100, 100);
     })

@@ -62,7 +62,7 @@ async fn a_repeat_within_the_grace_does_not_fork_the_session() {
 }
 
 #[tokio::test]
-async fn twenty_concurrent_exchanges_leave_one_valid_token() {
+async fn after_twenty_concurrent_exchanges_one_token_is_valid() {
     let fixture = Fixture::start_with(|settings| settings.refresh_grace_seconds = 60).await;
     let replica = fixture.replica().await;
     let person = fixture.person("ada").await;

@@ -44,7 +44,7 @@ fn assert_alike(what: &str, superiority: f64) {
 }
 
 #[tokio::test]
-async fn an_unknown_address_takes_as_long_as_a_wrong_password() {
+async fn the_time_of_an_answer_is_the_same_for_an_unknown_address_and_a_wrong_password() {
     let fixture = Fixture::start_with(|settings| {
         (settings.hash_memory_kib, settings.hash_iterations, settings.hash_threads) = (1_024, 1, 1);
         settings.login_failures_max = 1_000_000;
@@ -60,7 +60,7 @@ async fn an_unknown_address_takes_as_long_as_a_wrong_password() {
 }
 
 #[tokio::test]
-async fn a_request_for_an_email_takes_as_long_for_every_address() {
+async fn the_time_of_a_request_for_an_email_is_the_same_for_every_address() {
     let fixture = Fixture::start_with(|settings| settings.emails_per_account_max = 1_000_000).await;
     let person = fixture.person("ada").await;
     let result = measure(
