@@ -7,6 +7,7 @@ mod costs;
 mod feed;
 mod foundation;
 mod hub;
+mod identity;
 mod installation;
 mod joins;
 mod load;
@@ -75,6 +76,12 @@ enum Command {
         #[arg(long, default_value_t = 20_000)]
         count: usize,
     },
+    /// Sign-ins compared with Argon2 alone, and a page of the feed while many clients sign in
+    Identity {
+        /// Seconds of a run
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
     /// Serve the raw limit for HTTP (started as a separate process)
     #[command(hide = true)]
     RawServer,
@@ -102,6 +109,7 @@ async fn run(cli: Cli) -> Outcome<()> {
         Command::Relay { only } => relay::measure(&pillarbox, cli.pairs.get(), &only).await?,
         Command::Feed { only, events } => feed::measure(&pillarbox, cli.pairs.get(), &only, events).await?,
         Command::Joins { count } => joins::measure(&pillarbox, cli.pairs.get(), count).await?,
+        Command::Identity { seconds } => identity::measure(&pillarbox, cli.pairs.get(), seconds).await?,
         Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs.get(), &only, backlog).await?,
     };
     report.print();

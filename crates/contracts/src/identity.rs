@@ -20,3 +20,32 @@ pub const ACCOUNT_DELETED: &str = "account.deleted";
 pub struct AccountDeleted {
     pub user_id: Uuid,
 }
+
+/// A subscription to a paid plan was created, was cancelled, or has another status. The messages contain ids only, and no
+/// personal data.
+pub const SUBSCRIPTION_CREATED: &str = "subscription.created";
+pub const SUBSCRIPTION_CANCELLED: &str = "subscription.cancelled";
+pub const SUBSCRIPTION_STATUS_CHANGED: &str = "subscription.status_changed";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SubscriptionStatus {
+    Trialing,
+    Active,
+    PastDue,
+    Paused,
+    Cancelled,
+    Expired,
+}
+
+/// The payload of all messages about subscriptions.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SubscriptionChanged {
+    pub user_id: Uuid,
+    pub subscription_id: Uuid,
+    pub plan: String,
+    pub status: SubscriptionStatus,
+    /// Absent in `subscription.created`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous_status: Option<SubscriptionStatus>,
+}

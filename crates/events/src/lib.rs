@@ -1,7 +1,7 @@
 //! Events: created, published, found, canceled.
 //!
-//! Owns the schema `pillarbox_events`: events and the history of their statuses (the audit trail), cities with the number of their
-//! events, the scores of the trending feed, reconciliation runs, and the generations that validate cached pages.
+//! Owns the schema `pillarbox_events`: events and the history of their statuses (the audit trail), cities with the number
+//! of their events, the scores of the trending feed, reconciliation runs, and the generations that validate cached pages.
 //!
 //! Publishes messages of source `events` with the event's id as key: `event.published`, `event.updated`,
 //! `event.unpublished`, `event.canceled`, each with the current event and its version; for reconciliation
@@ -10,11 +10,11 @@
 //!
 //! Invariants: an event changes its status only along [`domain::Status::after`], one change at a time, and every change
 //! is recorded with its user. Only the owner changes and publishes an event; an admin may unpublish or cancel it, with a
-//! reason. Only the owner and admins see a draft. The change, its record and its message commit together. The count with the highest version wins, in whatever order counts arrive. An event
-//! that is read after a change has committed shows the change, in every process: its cache entry is validated against
-//! the database. So are feed pages and city suggestions, against the database that feeds are read from; a replica may
-//! lag. They also have numbers that no change invalidates: the participant counts of a feed page may be 15 s old, and
-//! the event counts of city suggestions 1 h.
+//! reason. Only the owner and admins see a draft. The change, its record and its message commit together. The count with
+//! the highest version wins, in whatever order counts arrive. An event that is read after a change has committed shows the
+//! change, in every process: its cache entry is validated against the database. So are feed pages and city suggestions,
+//! against the database that feeds are read from; a replica may lag. They also have numbers that no change invalidates: the
+//! participant counts of a feed page may be 15 s old, and the event counts of city suggestions 1 h.
 
 mod cache;
 mod coalesced_reads;
@@ -87,8 +87,9 @@ pub struct Events {
 
 impl Service for Events {
     const NAME: &'static str = "events";
-    const DESCRIPTION: &'static str = "Events. Anyone may read published events; everything else requires a user's token. Admins of the tenant `main`, with a \
-         token or an API key, may also unpublish and cancel events, and read the audit trail.";
+    const DESCRIPTION: &'static str = "Events. Anyone may read published events; everything else requires a user's token. \
+         Admins of the tenant `main`, with a token or an API key, may also unpublish and cancel events, and read the audit \
+         trail.";
     const WORK: &'static [(Role, &'static str)] = &[(Role::Consume, "events.counts")];
     const METRICS: &'static [MetricHelp] = &[
         ("pillarbox_events_cache_total", "Cache lookups by outcome; `away` means that Redis did not answer in time."),

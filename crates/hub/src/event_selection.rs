@@ -51,6 +51,8 @@ impl EventSelection {
         let is_main = message.tenant == Tenant::MAIN;
         match message.source.as_str() {
             source if source == EVENT_SOURCE.as_str() => true,
+            // Its payload is for the consumers of this installation only, whatever its topic.
+            _ if message.confidential_until().is_some() => false,
             // An exported type would be mistaken for a message of a service.
             source if source == SQL_SOURCE.as_str() => !is_main || !self.export.covers(&message.topic),
             // The messages of a service are events of the tenant that the services live in, whatever tenant they carry.

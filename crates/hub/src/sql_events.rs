@@ -10,7 +10,7 @@ use crate::domain::EventTypes;
 use crate::export::{EMAIL_PREFIX, TOPICS_MAX, binding_key};
 
 /// The source of messages that are posted in SQL.
-pub(crate) const SQL_SOURCE: Source = Source::new("sql");
+pub(crate) const SQL_SOURCE: Source = Source::new(contracts::SQL_SOURCE);
 
 /// Topics of messages that are posted in SQL, in the syntax of event types. E-mails are never among them.
 #[derive(Debug, Clone, Serialize, Deserialize)]

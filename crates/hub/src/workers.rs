@@ -56,20 +56,17 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
     Ok(Round::Idle)
 }
 
-/// Sets the gauges of pending and stale messages and dead letters. If they cannot be measured, they are unknown: a gauge that
-/// kept its last value would hide that messages wait.
+/// Sets the gauges of pending and stale messages and dead letters. Those that cannot be measured are unknown: a gauge that
+/// kept its last value would hide that messages wait. The measurements do not depend on each other.
 pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
-    let measuring = async {
-        let mut db = db.acquire().await?;
-        let (pending, dead) = maintenance::sizes(&mut db).await?;
-        Ok((pending, dead, maintenance::stale(&mut db, STALE_AFTER).await?))
-    };
-    let measured = step(db, "measure the hub", MEASURE_TIME_MAX, measuring).await;
-    let (pending, dead, stale) = measured.as_ref().map_or((f64::NAN, f64::NAN, f64::NAN), |(pending, dead, stale)| {
-        (*pending as f64, *dead as f64, *stale as f64)
-    });
+    let sizes = async { maintenance::sizes(&mut *db.acquire().await?).await };
+    let sizes = step(db, "measure the hub", MEASURE_TIME_MAX, sizes).await;
+    let (pending, dead) =
+        sizes.as_ref().map_or((f64::NAN, f64::NAN), |(pending, dead)| (*pending as f64, *dead as f64));
     metrics::gauge!("eventhub_pending_messages").set(pending);
     metrics::gauge!("eventhub_dlq_size").set(dead);
-    metrics::gauge!("eventhub_stale_messages").set(stale);
-    measured.map(|_| Round::Idle)
+    let stale = async { maintenance::stale(&mut *db.acquire().await?, STALE_AFTER).await };
+    let stale = step(db, "count stale messages", MEASURE_TIME_MAX, stale).await;
+    metrics::gauge!("eventhub_stale_messages").set(stale.as_ref().map_or(f64::NAN, |stale| *stale as f64));
+    sizes.and(stale).map(|_| Round::Idle)
 }

@@ -62,7 +62,7 @@ impl Service for Joins {
                                        the token of the event's owner, or the role `admin` in the tenant `main`.";
     const WORK: &'static [(Role, &'static str)] = &[(Role::Consume, "joins.events")];
     const METRICS: &'static [MetricHelp] = &[
-        ("pillarbox_joins_orders_total", "Commands that change registrations, such as joins."),
+        ("pillarbox_joins_commands_total", "Commands that change registrations, such as joins."),
         ("pillarbox_joins_batch_size", "Commands that are written in one transaction."),
     ];
     type Settings = ();

@@ -11,6 +11,6 @@ mod authenticator;
 mod caller;
 mod jwt;
 
-pub use self::authenticator::{Authenticator, KeyLookup, KeyStore, authenticate};
+pub use self::authenticator::{Authenticator, KeyLookup, KeyStore, authenticate, network};
 pub use self::caller::{Admin, Caller, Operator, Principal, Role, Tenant, User};
 pub use self::jwt::{InvalidIssuer, Issuer, SESSION_TOKEN_TTL_MAX, TokenSigner, TokenVerifier};

@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, StatusCode, header};
 use http_body_util::BodyExt;
+use hyper::body::Body as _;
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
@@ -221,19 +222,37 @@ where
     Ok((Json(parse_json(&body)?), Json(parse_json(&body)?)))
 }
 
-/// Every body of the API is an object. Serde would deserialize a list into a struct, field by field.
+/// Reads a JSON body that may be absent. Returns None if it has no bytes, whatever its framing and its content type.
+pub(crate) async fn optional_json(request: Request) -> Result<Option<Bytes>, Problem> {
+    let is_json = require_json(request.headers());
+    // A body of another type is refused before it is read, if it is known that there is one.
+    if request.body().size_hint().lower() > 0 {
+        is_json.clone()?;
+    }
+    let body = whole_body(request).await?;
+    if body.is_empty() {
+        return Ok(None);
+    }
+    is_json?;
+    object(body).map(Some)
+}
+
 async fn json_object(request: Request) -> Result<Bytes, Problem> {
-    let body = json_text(request).await?;
+    require_json(request.headers())?;
+    object(whole_body(request).await?)
+}
+
+/// Every body of the API is an object. Serde would deserialize a list into a struct, field by field.
+fn object(body: Bytes) -> Result<Bytes, Problem> {
     match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
         Some(b'[') => Err(Problem::validation(vec![FieldError::body("", "must be a JSON object")])),
         _ => Ok(body),
     }
 }
 
-async fn json_text(request: Request) -> Result<Bytes, Problem> {
+async fn whole_body(request: Request) -> Result<Bytes, Problem> {
     let body_limits = request.extensions().get::<BodyLimits>().cloned();
     let BodyLimits { limits, budget } = body_limits.unwrap_or_else(|| BodyLimits::new(RequestLimits::default()));
-    require_json(request.headers())?;
     let announced = announced_length(request.headers(), limits.body_bytes_max)?;
     let mut reservation = budget.start(request.extensions().get::<Caller>(), announced)?;
     let body = read_body(request.into_body(), limits, &mut reservation).await?;
@@ -277,7 +296,7 @@ fn too_large(bytes_max: usize) -> Problem {
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", detail)
 }
 
-fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     let text = std::str::from_utf8(body)
         .map_err(|error| malformed_json(format!("it is not UTF-8 at byte {}", error.valid_up_to())))?;
     if escapes_nul(text) {

@@ -5,14 +5,13 @@ use axum::RequestExt;
 use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use hyper::body::Body as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::auth::Caller;
-use crate::extract::{Json, single_header};
+use crate::extract::{Json, optional_json, parse_json, single_header};
 use crate::problem::{CONTENT_TYPE, FieldError, Location, Problem};
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
@@ -170,11 +169,11 @@ pub struct OptionalJsonBody<T>(pub T);
 
 impl<T: DeserializeOwned + Default + Send> Body for OptionalJsonBody<T> {
     async fn read(request: Request, with_value: bool) -> Result<(OptionalJsonBody<T>, Value), Problem> {
-        if request.body().is_end_stream() {
+        let Some(body) = optional_json(request).await? else {
             return Ok((OptionalJsonBody(T::default()), Value::Null));
-        }
-        let (JsonBody(body), value) = JsonBody::<Option<T>>::read(request, with_value).await?;
-        Ok((OptionalJsonBody(body.unwrap_or_default()), value))
+        };
+        let value = if with_value { parse_json(&body)? } else { Value::Null };
+        Ok((OptionalJsonBody(parse_json::<Option<T>>(&body)?.unwrap_or_default()), value))
     }
 }
 
@@ -308,6 +307,19 @@ mod tests {
             read.map(|mutation| mutation.body.0.reason).map_err(|problem| problem.status().as_u16())
         };
         assert_eq!(read(HttpBody::empty()).await, Ok(None));
+        // The end of a chunked body is not known before it is read.
+        let chunks = |chunks: &[&'static str]| {
+            let chunks = chunks.iter().map(|chunk| Ok::<_, std::io::Error>(*chunk));
+            HttpBody::from_stream(futures_util::stream::iter(chunks.collect::<Vec<_>>()))
+        };
+        assert_eq!(read(chunks(&[])).await, Ok(None));
+        assert_eq!(read(chunks(&[""])).await, Ok(None));
+        assert_eq!(read(chunks(&["{\"reason\":", "\"loud\"}"])).await, Ok(Some("loud".to_owned())));
+        let untyped = Request::post("/").body(chunks(&[])).unwrap();
+        assert!(Mutation::<OptionalJsonBody<Reason>>::from_request(untyped, &()).await.is_ok());
+        let untyped = Request::post("/").body(chunks(&["{}"])).unwrap();
+        let refused = Mutation::<OptionalJsonBody<Reason>>::from_request(untyped, &()).await.unwrap_err();
+        assert_eq!(refused.status().as_u16(), 415);
         assert_eq!(read(HttpBody::from("{}")).await, Ok(None));
         assert_eq!(read(HttpBody::from("null")).await, Ok(None));
         assert_eq!(read(HttpBody::from(r#"{"reason":"loud"}"#)).await, Ok(Some("loud".to_owned())));

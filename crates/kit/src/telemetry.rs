@@ -29,7 +29,7 @@ const DURATION_BUCKETS: [f64; 14] =
 const GAUGE_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// Targets that are never logged, because their events contain the payloads of messages.
-const SILENCED_TARGETS: [&str; 1] = ["lapin::returned_messages"];
+const SILENCED_TARGETS: [&str; 3] = ["lapin::returned_messages", "lapin::channels", "lapin::frames"];
 
 /// The trace exporter, which must be flushed before the process exits.
 pub struct Traces(Option<SdkTracerProvider>);

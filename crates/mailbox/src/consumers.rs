@@ -8,6 +8,7 @@
 mod commit;
 mod consumer;
 pub(crate) mod dead_letter_notice;
+pub(crate) mod filter_changes;
 mod handler;
 pub mod inbox;
 mod lease_clock;
@@ -28,7 +29,7 @@ mod unrouted_messages;
 pub use consumer::{Consumer, ConsumerKind, StartAt};
 pub use handler::{Handler, HandlerError, HandlerFuture, HandlerProcessor};
 pub use lease_clock::Lease;
-pub use leases::{Fence, ShardAssignment, has_unknown_workers};
+pub use leases::{Fence, ShardAssignment, existing_workers, has_unknown_workers};
 pub use local_handlers::{LocalDelivery, LocalHandlers};
 pub use processor::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
 pub use replica::{Replica, end_all_leases};

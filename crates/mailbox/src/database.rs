@@ -19,7 +19,7 @@ pub use dedicated_connection::{ConnectionGuard, DedicatedConnection};
 pub use errors::{is_connection_lost, is_data_error, is_transient, problem};
 pub use incarnation::Incarnation;
 pub use migrations::{
-    LockHolder, LockWait, MigrationError, migrate, migrate_reporting, migrations, missing_migrations,
+    LockHolder, LockWait, MigrationError, apply_migrations, migrate, migrate_reporting, migrations, missing_migrations,
 };
 pub use pool::{PoolLimits, ping, pool, pool_behind_pooler};
 pub use redacted_error::redacted_error;

@@ -11,6 +11,7 @@
 //! | execute many requests in one transaction        | [`batched_writes`]                                        |
 //! | reference log entries, and load them later      | [`log::LogRef`], [`operations::retention_hold`]           |
 //! | show the state                                  | [`operations::status`], [`operations::browse`]            |
+//! | post a secret, and remove it when it was used   | [`log::Post::confidential_until`], [`log::blank_key`]     |
 //! | retry or discard failed messages                | [`operations::parked`], [`operations::dead_letters`]      |
 //! | read again, reset, delete, recover              | [`operations::replays`], [`operations::cursors`], [`operations::recovery`] |
 //! | begin and commit a transaction                  | [`database::Database`]                                    |
@@ -25,8 +26,9 @@
 //!
 //! This crate owns the schema `pillarbox`:
 //! - `log`, `retention_hold`, `chosen_id`: the messages, the holds on old ones, and message ids that producers have chosen;
+//! - `confidential`: the messages whose payloads are to be blanked;
 //! - `cluster_identity`: in which cluster and database the log was written; `incarnation`: whether transactions may be lost;
-//! - `cursor`, `position`: the consumers, and how far they have read;
+//! - `cursor`, `position`, `filter_change`: the consumers, how far they have read, and which filters they had before;
 //! - `replica`, `shard_worker`, `lease`: the running processes, and the owner of each shard;
 //! - `inbox`, `inbox_foreign`: which messages a handler has already processed;
 //! - `parked`, `dead_letter`, `discarded`: the messages that failed; `unrouted`: those that no queue took;
@@ -36,7 +38,8 @@
 //!
 //! # Invariants
 //!
-//! - A log row is never updated. It is deleted only when retention drops its day.
+//! - A log row is never updated, except that the payload of a confidential message is blanked. It is deleted only when
+//!   retention drops its day.
 //! - A log row gets its transaction id before its id. [`log::Reader`] depends on it.
 //! - Messages are posted only by the functions `post*` of [`log`] and by the SQL function `pillarbox.post`. These set
 //!   `source`; a caller cannot.

@@ -3,6 +3,7 @@
 //! [`post()`] appends. A [`Reader`] reads from [`Snapshot`] to [`Snapshot`] and remembers a [`Position`] per shard. The
 //! watcher of a process polls for new snapshots and wakes its readers.
 
+mod confidential;
 mod filter;
 mod message;
 mod position;
@@ -13,6 +14,8 @@ mod watcher;
 mod window;
 
 pub use crate::database::snapshot::Snapshot;
+pub(crate) use confidential::blank;
+pub use confidential::{BLANKED, REDACTED, blank_key, is_confidential_topic};
 pub use filter::{Filter, MessagePattern};
 pub use message::{LogRef, Message, load_messages};
 pub use position::Position;

@@ -140,6 +140,11 @@ impl ServiceContext {
         Cipher::new(&self.master_keys[0], &self.master_keys[1..], purpose)
     }
 
+    /// A key of 32 bytes for digests that a copy of the database must not make guessable. Each purpose has its own key.
+    pub fn derived_key(&self, purpose: &str) -> [u8; 32] {
+        self.master_keys[0].derive(purpose)
+    }
+
     /// Runs a loop that ends by itself when the service is dropped, such as the loop of a batcher. The process waits for it
     /// when it stops.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -165,7 +170,7 @@ pub enum Role {
     Consume,
     /// Creates hub messages from hub events.
     Fanout,
-    /// Sends hub messages to subscribers.
+    /// Sends hub messages to subscribers, and e-mails.
     Dispatch,
     /// Runs periodic tasks: partitions, retention, reconciliation.
     Maintain,

@@ -19,6 +19,7 @@ use mailbox::consumers::{LocalHandlers, Replica, Runtime};
 use mailbox::database::Database;
 use mailbox::database::pooler::PoolerError;
 use mailbox::database::time::maintain;
+use mailbox::operations::confidential::Blanking;
 use mailbox::operations::maintenance;
 use mailbox::operations::status::LagGauges;
 use mailbox::service::{RedisAddress, Role, ServiceContext, cursor_key};
@@ -42,6 +43,8 @@ use crate::{api, keys};
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
 /// Time between two maintenance runs on the log: partitions and retention.
 const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
+/// Time between two checks whether the payloads of confidential messages are still needed.
+const BLANK_PAUSE: Duration = Duration::from_secs(2);
 /// Time between two measurements of the consumers' lag.
 const LAG_PAUSE: Duration = Duration::from_secs(5);
 /// Timeout of each step of a stop.
@@ -261,6 +264,7 @@ fn start_runtime(
     let roles = settings.roles();
     if roles.contains(Role::Maintain) {
         workers.start_log_maintenance(settings, pools.workers.clone());
+        workers.start_blanking(pools.workers.clone());
     }
     let replica = Replica::new(process_name(), settings.lease_time());
     // Commits over the pool for requests and over that for background work wake the same readers.
@@ -332,6 +336,11 @@ impl Workers {
         self.tasks.spawn(async move {
             worker.run(|| maintain(&db, maintenance::run_once(&db, retention, started_at.elapsed()))).await;
         });
+    }
+
+    fn start_blanking(&self, db: PgPool) {
+        let (worker, blanking) = (self.worker("blank", BLANK_PAUSE, false), Blanking::default());
+        self.tasks.spawn(async move { worker.run(|| maintain(&db, blanking.run_once(&db))).await });
     }
 
     fn start_lag_measurement(&self, db: PgPool) {

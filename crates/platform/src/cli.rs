@@ -23,6 +23,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use identity::UserRole;
 use kit::auth::{Role, Tenant};
 use kit::config::{ENV_PREFIX, InvalidSetting, Sources};
 use kit::duration::{self, Unit};
@@ -129,6 +130,9 @@ enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Change accounts of users
+    #[command(subcommand)]
+    User(UserCommand),
     /// Post an event to the hub over HTTP
     Send(webhooks::Send),
     /// Receive webhooks on this machine, verify and print them
@@ -157,12 +161,8 @@ enum Command {
     Replay(replay::Replay),
     /// Resume the consumers after the database was restored or copied
     Recover(replay::RecoverArgs),
-    /// Show whether the legacy exchange of dual publish has received everything that the new one has
-    Parity {
-        /// Exit with 1 if it has not
-        #[arg(long)]
-        check: bool,
-    },
+    /// Compare, event by event, what the new and the legacy exchange of dual publish have received
+    Parity(parity::Parity),
     /// Compare the counts of events with the registrations themselves, and repair differences
     Reconcile(reconcile::Reconcile),
     /// Show the server, its dependencies and the consumers; exit with 1 if something needs attention
@@ -173,6 +173,18 @@ enum Command {
     },
     /// Print the OpenAPI description of the HTTP API
     Openapi,
+}
+
+#[derive(Subcommand)]
+enum UserCommand {
+    /// Set the role of a user; a user who is no longer an admin is signed out
+    SetRole {
+        /// The e-mail address of the user
+        email: String,
+        /// The role: admin or user
+        #[arg(value_name = "admin|user")]
+        role: UserRole,
+    },
 }
 
 #[derive(Subcommand)]
@@ -283,13 +295,14 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
         }
         Command::Key(KeyCommand::List { tenant, json }) => admin::list_keys(&settings, tenant, json).await?,
         Command::Key(KeyCommand::Revoke { id }) => admin::revoke_key(&settings, id).await?,
+        Command::User(UserCommand::SetRole { email, role }) => admin::set_role(&settings, &email, role).await?,
         Command::Tail { from_beginning, once, topic } => tail::tail(&settings, from_beginning, once, topic).await?,
         Command::Cursors(cursors) => cursors::run(&settings, cursors).await?,
         Command::Parked(command) => parked::run(&settings, command).await?,
         Command::DeadLetters(command) => dead_letters::run(&settings, command).await?,
         Command::Replay(args) => replay::replay(&settings, args).await?,
         Command::Recover(args) => replay::recover(&settings, args).await?,
-        Command::Parity { check } => parity::run(&settings, check).await?,
+        Command::Parity(args) => parity::run(&settings, args).await?,
         Command::Reconcile(args) => return reconcile::run(&settings, args).await,
         Command::Status { json } => return status::run(&settings, json).await,
         Command::Send(send) => webhooks::send(&settings, send).await?,
@@ -297,6 +310,9 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// A variable that means the same as `PILLARBOX_RELAY__ENABLE_DUAL_PUBLISH`.
+const DUAL_PUBLISH_ALIAS: &str = "ENABLE_DUAL_PUBLISH";
 
 /// Loads and checks the settings. Fails with the name of the invalid setting.
 fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
@@ -308,6 +324,10 @@ fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
 }
 
 fn load_with(cli: &Cli, mut environment: Vec<(String, String)>) -> Result<Settings, InvalidSetting> {
+    // The name that the operators of the first such migration know. The name of the setting itself overrides it.
+    if let Some((_, value)) = environment.iter().find(|(name, _)| name == DUAL_PUBLISH_ALIAS) {
+        environment.insert(0, (format!("{ENV_PREFIX}RELAY__ENABLE_DUAL_PUBLISH"), value.clone()));
+    }
     // `--set` works like an environment variable that overrides the real ones: the same names, the same parsing.
     let from_set = cli
         .set

@@ -48,7 +48,8 @@ pub(crate) struct MessageView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     headers: Option<Box<RawValue>>,
-    /// The payload, exactly as it was posted.
+    /// The payload, exactly as it was posted. `{"redacted": true}` if it is confidential, and `{"blanked": true}` if it was
+    /// removed from the log.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
@@ -96,7 +97,7 @@ pub(crate) struct DeadLetterView {
 impl MessageView {
     /// With headers and payload.
     pub(crate) fn full(message: Message) -> MessageView {
-        let (headers, payload) = (Some(message.headers.clone()), Some(message.payload.clone()));
+        let (headers, payload) = (Some(message.headers.clone()), Some(message.shown_payload()));
         MessageView { headers, payload, ..MessageView::brief(message) }
     }
 

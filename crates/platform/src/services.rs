@@ -141,6 +141,8 @@ fn subscribe(settings: &Settings, runtime: &Runtime, bus: Option<&MessageBus>, s
             relay::bus::subscribe(runtime, &settings.relay, &bus.broker, &bus.signer, subscription);
         }
         // `Settings::check` refuses the RabbitMQ bus without a broker.
-        (Bus::Postgres, _) | (Bus::Rabbitmq, None) => runtime.subscribe(&subscription),
+        (Bus::Postgres, _) | (Bus::Rabbitmq, None) => {
+            runtime.subscribe(&relay::bus::with_intake_sources(&settings.relay, subscription));
+        }
     }
 }

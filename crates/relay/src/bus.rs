@@ -14,7 +14,7 @@ use mailbox::log::MessagePattern;
 use mailbox::operations::dead_letters;
 
 use crate::broker::Broker;
-use crate::intake_worker::{IntakeQueue, Trust, source_of};
+use crate::intake_worker::{IntakeFormat, IntakeQueue, Trust, source_of};
 use crate::relay::{RelaySettings, start_intake_with, start_topology_worker};
 use crate::route::DEAD_LETTERS;
 use crate::signature::MessageSigner;
@@ -44,12 +44,32 @@ pub fn subscribe(
     };
     start_intake_with(runtime, &IntakeQueue::new(&queue), broker, Some(trust));
     let matching = MessagePattern { sources: vec![source_of(&queue)], ..subscription.matching };
-    runtime.subscribe(&Subscription { matching, ..subscription });
+    runtime.subscribe(&with_intake_sources(settings, Subscription { matching, ..subscription }));
 }
+
+/// Returns the subscription with the queues that are read into the log for its consumer, in addition to its own messages:
+/// the consumer of e-mails also gets those of the old exchange. A message that arrives both ways has the same id, so it has
+/// one effect.
+pub fn with_intake_sources(settings: &RelaySettings, mut subscription: Subscription) -> Subscription {
+    // Without sources, the subscription accepts all of them anyway.
+    if subscription.consumer == EMAIL_CONSUMER && !subscription.matching.sources.is_empty() {
+        let of_emails = settings.intake.iter().filter(|queue| queue.format == IntakeFormat::Email);
+        subscription.matching.sources.extend(of_emails.map(|queue| source_of(&queue.queue)));
+    }
+    subscription
+}
+
+/// The consumer of e-recorded_emails, and its queue. The name of the queue is part of the agreement with the operators of the old one,
+/// `smtp_send_email`.
+const EMAIL_CONSUMER: &str = "notify.mail";
+const EMAIL_QUEUE: &str = "smtp_send_email_v2";
 
 /// Returns the name of a consumer's queue.
 fn queue_of(consumer: &str) -> String {
-    format!("pillarbox.{consumer}")
+    match consumer {
+        EMAIL_CONSUMER => EMAIL_QUEUE.to_owned(),
+        consumer => format!("pillarbox.{consumer}"),
+    }
 }
 
 /// Returns the consumer's queue, bound for its topics to all topic exchanges of the routes, and the queue for copies

@@ -8,6 +8,8 @@ pub(crate) const TENANT: &str = "pillarbox-tenant";
 pub(crate) const SOURCE: &str = "pillarbox-source";
 /// Proves that a relay of this installation has published the message: see [`MessageSigner`](crate::MessageSigner).
 pub(crate) const SIGNATURE: &str = "pillarbox-signature";
+/// When the payload of a confidential message expires. A reader that stores it blanks it then, too.
+pub(crate) const CONFIDENTIAL_UNTIL: &str = "pillarbox-confidential-until";
 /// The W3C trace context of the message.
 pub(crate) const TRACE: &str = "traceparent";
 

@@ -20,7 +20,7 @@ use kit::clock::Clock;
 use kit::worker::Round;
 use mailbox::consumers::{Runtime, inbox};
 use mailbox::database::{Database, is_data_error, redacted_error, step};
-use mailbox::log::{AggregateId, Post, PostError, Source, created_at, post_all};
+use mailbox::log::{AggregateId, Post, PostError, Source, created_at, is_confidential_topic, post_all};
 use mailbox::operations::dead_letters::{self, UnusableMessage};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -32,7 +32,7 @@ use crate::broker::{Broker, BrokerError};
 use crate::headers;
 use crate::intake::{Incoming, Intake};
 use crate::signature::{MessageSigner, SignedFields};
-use crate::stored_body::{store_body, without_nul};
+use crate::stored_body::{describe_body, store_body, without_nul};
 
 /// How long a round waits for a delivery. The worker can be stopped only between rounds.
 const DELIVERY_WAIT: Duration = Duration::from_millis(500);
@@ -45,6 +45,11 @@ const PREFETCH: u16 = 10;
 const AHEAD_MAX: TimeDelta = TimeDelta::days(1);
 const BEHIND_MAX: TimeDelta = TimeDelta::days(7);
 
+/// How long the payload of an e-mail is of use if its publisher does not tell.
+const CONFIDENTIAL_TIME: TimeDelta = TimeDelta::days(7);
+/// The topic of an e-mail from the old exchange whose publisher tells none: a fanout exchange needs no routing key.
+const EMAIL_TOPIC: &str = "email.requested";
+
 /// Settings of a queue that is read into the log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,6 +61,21 @@ pub struct IntakeQueue {
     /// The tenant of the messages.
     #[serde(default = "Tenant::main")]
     pub tenant: Tenant,
+    /// What the bodies are.
+    #[serde(default)]
+    pub format: IntakeFormat,
+}
+
+/// What the bodies of a queue are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IntakeFormat {
+    /// Our envelope, or any other JSON.
+    #[default]
+    Json,
+    /// E-mails, as on the old exchange: the object `data` of a request to send an e-mail. They are posted as such requests,
+    /// for the consumer of e-mails.
+    Email,
 }
 
 /// Which messages of the queue of a subscription are believed to be those of services.
@@ -82,7 +102,7 @@ fn default_prefetch() -> u16 {
 impl IntakeQueue {
     /// Returns the settings of a queue with the defaults of all other fields.
     pub fn new(queue: &str) -> IntakeQueue {
-        IntakeQueue { queue: queue.to_owned(), prefetch: PREFETCH, tenant: Tenant::main() }
+        IntakeQueue { queue: queue.to_owned(), prefetch: PREFETCH, tenant: Tenant::main(), format: IntakeFormat::Json }
     }
 
     /// Checks the values. Fails with the invalid one and the accepted values.
@@ -239,7 +259,11 @@ impl IntakeWorker {
         tracing::warn!(queue = self.settings.queue, error, "a message cannot be posted and becomes a dead letter");
         let mut headers: BTreeMap<String, String> =
             one.headers.iter().map(|(name, value)| (without_nul(name), without_nul(value))).collect();
-        let body = store_body(one, &mut headers).map_err(encode_error)?;
+        let body = match self.is_confidential(one) {
+            true => describe_body(one, &mut headers),
+            false => store_body(one, &mut headers),
+        };
+        let body = body.map_err(encode_error)?;
         let unusable = UnusableMessage {
             consumer: &self.source,
             source: &self.source,
@@ -289,7 +313,10 @@ impl IntakeWorker {
                 return Some(Parsed { ids: Vec::new(), post: Err(UNSIGNED.to_owned()) });
             }
         }
-        let envelope = serde_json::from_slice::<Envelope>(&one.body).ok();
+        let envelope = match self.settings.format {
+            IntakeFormat::Json => serde_json::from_slice::<Envelope>(&one.body).ok(),
+            IntakeFormat::Email => None,
+        };
         let mut ids: Vec<String> = one.message_id.iter().cloned().collect();
         // The event id is usually equal to the message id.
         let event_id = envelope.as_ref().map(|envelope| envelope.event_id.to_string());
@@ -297,7 +324,11 @@ impl IntakeWorker {
         for id in &mut ids {
             self.qualify(id, &sender);
         }
-        Some(Parsed { ids, post: self.post_of(one, envelope, &sender) })
+        let post = match self.settings.format {
+            IntakeFormat::Json => self.post_of(one, envelope, &sender),
+            IntakeFormat::Email => self.post_of_email(one, &sender),
+        };
+        Some(Parsed { ids, post })
     }
 
     /// Makes the ids of services and of strangers in one queue different, and those of different services.
@@ -340,8 +371,60 @@ impl IntakeWorker {
         post.key = one.headers.get(headers::KEY).cloned();
         post.trace = one.headers.get(headers::TRACE).and_then(|trace| trace.parse().ok());
         post.tenant = self.tenant_of(one, sender);
+        post.confidential_until = self.confidential_until(one, &post.topic);
         Ok(post)
     }
+
+    /// Returns the post of an e-mail from the old exchange: the same request that identity has posted, as far as the body and
+    /// the properties tell, and with the same id if our relay has published it.
+    fn post_of_email(&self, one: &Incoming, sender: &Sender<'_>) -> Result<Post, String> {
+        let data: Box<RawValue> =
+            serde_json::from_slice(&one.body).map_err(|error| format!("the body is not JSON: {error}"))?;
+        let (key, topic) =
+            (one.headers.get(headers::KEY), one.kind.as_deref().filter(|kind| is_confidential_topic(kind)));
+        let topic = topic.unwrap_or(EMAIL_TOPIC);
+        let user_id = match sender {
+            Sender::Service(_) => key.and_then(|key| key.parse().ok()),
+            Sender::Stranger => None,
+        };
+        let expires_at = one.headers.get(headers::CONFIDENTIAL_UNTIL).and_then(|until| until.parse().ok());
+        let idempotency_key = one.message_id.clone().unwrap_or_else(|| Uuid::now_v7().to_string());
+        let request = EmailRequest { idempotency_key, user_id, expires_at, data };
+        let event_id = one.message_id.as_deref().and_then(|id| id.parse().ok());
+        Ok(Post {
+            id: event_id.and_then(|event_id| self.log_id(event_id, sender)),
+            key: key.cloned(),
+            trace: one.headers.get(headers::TRACE).and_then(|trace| trace.parse().ok()),
+            tenant: self.tenant_of(one, sender),
+            confidential_until: self.confidential_until(one, topic),
+            ..Post::new(topic, to_raw_value(&request).map_err(|error| error.to_string())?)
+        })
+    }
+
+    /// Returns when the payload expires, if it is confidential. Relays of earlier versions and other programs do not tell.
+    fn confidential_until(&self, one: &Incoming, topic: &str) -> Option<DateTime<Utc>> {
+        let told = one.headers.get(headers::CONFIDENTIAL_UNTIL).and_then(|until| until.parse().ok());
+        told.or_else(|| is_confidential_topic(topic).then(|| self.clock.now() + CONFIDENTIAL_TIME))
+    }
+
+    /// Whether the body may be confidential, although the message cannot be posted.
+    fn is_confidential(&self, one: &Incoming) -> bool {
+        self.settings.format == IntakeFormat::Email
+            || is_confidential_topic(&one.routing_key)
+            || one.kind.as_deref().is_some_and(is_confidential_topic)
+            || one.headers.contains_key(headers::CONFIDENTIAL_UNTIL)
+    }
+}
+
+/// The JSON of [`contracts::email::EmailRequested`], with the e-mail as it arrived.
+#[derive(Serialize)]
+struct EmailRequest {
+    idempotency_key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user_id: Option<Uuid>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<DateTime<Utc>>,
+    data: Box<RawValue>,
 }
 
 impl Trust {

@@ -36,7 +36,7 @@ mod topology;
 pub use body_limit::{BODY_BYTES_MAX, OversizedBody};
 pub use broker::{Broker, BrokerError};
 pub use intake::{Incoming, Intake};
-pub use intake_worker::{IntakeQueue, source_of};
+pub use intake_worker::{IntakeFormat, IntakeQueue, source_of};
 pub use publish::{Outgoing, PublishOutcome, Publisher};
 pub use relay::{RelaySettings, start, start_intake};
 pub use route::{Format, Route};
@@ -47,6 +47,6 @@ pub use topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 pub const METRICS: &[kit::telemetry::MetricHelp] = &[
     ("pillarbox_relay_published_total", "Messages that RabbitMQ has confirmed, by route."),
     ("pillarbox_relay_returned_total", "Messages for which no queue is bound, by route."),
-    ("event_publish_duration_seconds", "Time from sending a batch to RabbitMQ until its last confirm."),
+    ("event_publish_duration_seconds", "Time from sending a message until the last confirm of its batch, by route."),
     ("pillarbox_intake_messages_total", "Messages that were read from a queue of RabbitMQ."),
 ];

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Mutex;
 
 use crate::broker::{Broker, BrokerError};
-use crate::intake_worker::{IntakeQueue, IntakeWorker, Trust};
+use crate::intake_worker::{IntakeFormat, IntakeQueue, IntakeWorker, Trust};
 use crate::route::Route;
 use crate::route_processor::RouteProcessor;
 use crate::signature::MessageSigner;
@@ -154,7 +154,15 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>, 
         runtime.consume(&Route::consumer(&routes, at), options, processor);
     }
     for queue in &settings.intake {
-        start_intake(runtime, queue, broker);
+        let trust = match queue.format {
+            IntakeFormat::Json => None,
+            // What our own relay has published to the old exchange has the id of its event. Programs that know nothing of
+            // signatures publish there, too.
+            IntakeFormat::Email => {
+                Some(Trust { sources: Vec::new(), signer: signer.clone(), accept_unsigned_until: None })
+            }
+        };
+        start_intake_with(runtime, queue, broker, trust);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Routes: the settings that say which messages of the log are published to which exchange, and in which format.
 
-use contracts::SERVICE_SOURCES;
+use contracts::{SERVICE_SOURCES, SQL_SOURCE};
 use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
 use mailbox::log::{Filter, MessagePattern};
 use serde::{Deserialize, Serialize};
@@ -52,17 +52,17 @@ pub enum Format {
     Envelope,
     /// The payload as it was posted, without an envelope.
     Bare,
+    /// The object `data` of the payload, byte for byte: an e-mail as the consumers of the old exchange know it.
+    Data,
 }
 
-/// The source of messages that are posted in SQL.
-const SQL: &str = "sql";
 /// The name of the route of e-mails, which dual publishing repeats.
 const EMAIL: &str = "email";
 
 /// The sources of a route whose settings list none. Not `hub`: the events of tenants are meant for their webhooks only. Not
 /// `amqp:...`: messages that came from the broker are not published to it again.
 fn default_sources() -> Vec<String> {
-    SERVICE_SOURCES.into_iter().chain([SQL]).map(str::to_owned).collect()
+    SERVICE_SOURCES.into_iter().chain([SQL_SOURCE]).map(str::to_owned).collect()
 }
 
 fn topic_as_key() -> String {
@@ -122,8 +122,8 @@ impl Route {
         ]
     }
 
-    /// The route of dual publishing: the messages of the route `email` go to their old fanout exchange too, with the bare
-    /// payload that its consumers expect.
+    /// The route of dual publishing: the messages of the route `email` go to their old fanout exchange too, with the e-mail
+    /// alone as the body, as its consumers expect it.
     pub(crate) fn legacy(routes: &[Route]) -> Route {
         let email = routes.iter().find(|route| route.name == EMAIL);
         Route {
@@ -131,7 +131,7 @@ impl Route {
             sources: email.map_or_else(default_sources, |email| email.sources.clone()),
             topics: vec!["email.#".to_owned()],
             routing_key: String::new(),
-            format: Format::Bare,
+            format: Format::Data,
             also: true,
             from_now: true,
             ..Route::new("legacy", "smtp_send_email_exc")

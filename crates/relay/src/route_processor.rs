@@ -1,5 +1,6 @@
 //! The processor of a route: publishes messages of the log to the route's exchange and waits for the confirms.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -8,7 +9,8 @@ use contracts::{Envelope, EventId, SCHEMA_VERSION};
 use kit::trace::TraceContext;
 use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
 use mailbox::log::Message;
-use serde_json::value::to_raw_value;
+use serde::Deserialize;
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::broker::{Broker, BrokerError};
 use crate::headers;
@@ -28,6 +30,14 @@ pub(crate) struct RouteProcessor {
     logged_unroutable: Arc<AtomicBool>,
 }
 
+/// The messages of a batch.
+struct Prepared {
+    /// Those that are published.
+    outgoing: Vec<Outgoing>,
+    /// For each message of the batch: the outcome if it is not published.
+    withheld: Vec<Option<Outcome>>,
+}
+
 impl RouteProcessor {
     pub(crate) fn new(
         route: Arc<Route>,
@@ -37,6 +47,33 @@ impl RouteProcessor {
     ) -> RouteProcessor {
         let publisher = Publisher::new(broker, route.exchange.clone(), route.required);
         RouteProcessor { route, publisher, signer, logged_unroutable }
+    }
+
+    /// Prepares the messages of a batch. Fails if one cannot be encoded, which never happens.
+    fn prepare(&self, items: &[&Delivery]) -> Result<Prepared, ConsumerError> {
+        let mut prepared =
+            Prepared { outgoing: Vec::with_capacity(items.len()), withheld: Vec::with_capacity(items.len()) };
+        let mut unfit_keys: HashSet<(&str, &str)> = HashSet::new();
+        for item in items {
+            let message = &item.message;
+            let key = message.key.as_deref().map(|key| (message.tenant.as_str(), key));
+            let withheld = match unfit_data(&self.route, message) {
+                // Its payload is blanked, and nobody on the broker knows the marker.
+                _ if message.is_blanked() => Some(withheld_outcome(item)),
+                _ if key.is_some_and(|key| unfit_keys.contains(&key)) => Some(Outcome::Blocked),
+                Some(error) => {
+                    unfit_keys.extend(key);
+                    Some(Outcome::Failed(error))
+                }
+                None => None,
+            };
+            if withheld.is_none() {
+                let outgoing = outgoing(&self.route, &self.signer, message);
+                prepared.outgoing.push(outgoing.map_err(|error| ConsumerError::Processing(error.to_string()))?);
+            }
+            prepared.withheld.push(withheld);
+        }
+        Ok(prepared)
     }
 
     /// Returns the outcome of one message for its consumer.
@@ -72,9 +109,10 @@ impl RouteProcessor {
 
 impl Processor for RouteProcessor {
     async fn process(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
-        let outgoing: Result<Vec<Outgoing>, _> =
-            items.iter().map(|item| outgoing(&self.route, &self.signer, &item.message)).collect();
-        let outgoing = outgoing.map_err(|error| ConsumerError::Processing(error.to_string()))?;
+        let Prepared { outgoing, withheld } = self.prepare(items)?;
+        if outgoing.is_empty() {
+            return Ok(BatchResult { outcomes: withheld.into_iter().flatten().collect(), tx: None });
+        }
         let started = Instant::now();
         // A process that was suspended must not publish what its successor has published before.
         let published = match self.publisher.publish_while(&outgoing, || context.has_valid_lease()).await {
@@ -87,10 +125,13 @@ impl Processor for RouteProcessor {
         let labels = [("route", self.route.name.clone())];
         metrics::counter!("pillarbox_relay_published_total", &labels).increment(count(PublishOutcome::Confirmed));
         metrics::counter!("pillarbox_relay_returned_total", &labels).increment(count(PublishOutcome::Unroutable));
-        metrics::histogram!("event_publish_duration_seconds", &labels).record_many(elapsed.as_secs_f64(), items.len());
+        metrics::histogram!("event_publish_duration_seconds", &labels)
+            .record_many(elapsed.as_secs_f64(), outgoing.len());
 
-        let outcomes = published.into_iter().zip(&outgoing).map(|(one, sent)| self.outcome(one, &sent.routing_key));
-        Ok(BatchResult { outcomes: outcomes.collect(), tx: None })
+        let mut published =
+            published.into_iter().zip(&outgoing).map(|(one, sent)| self.outcome(one, &sent.routing_key));
+        let outcomes = withheld.into_iter().filter_map(|outcome| outcome.or_else(|| published.next())).collect();
+        Ok(BatchResult { outcomes, tx: None })
     }
 }
 
@@ -99,6 +140,7 @@ fn outgoing(route: &Route, signer: &MessageSigner, message: &Message) -> Result<
     let trace = message.trace();
     let body = match route.format {
         Format::Bare => message.payload.get().as_bytes().to_vec(),
+        Format::Data => data_of(message).map_or_else(Vec::new, |data| data.get().as_bytes().to_vec()),
         Format::Envelope => envelope(message, trace)?,
     };
     let message_id = EventId(message.message_id).to_string();
@@ -116,6 +158,7 @@ fn outgoing(route: &Route, signer: &MessageSigner, message: &Message) -> Result<
     headers.push((headers::SOURCE, message.source.clone()));
     headers.extend(signature.map(|signature| (headers::SIGNATURE, signature)));
     headers.extend(trace.map(|trace| (headers::TRACE, trace.to_string())));
+    headers.extend(message.confidential_until().map(|until| (headers::CONFIDENTIAL_UNTIL, until.to_rfc3339())));
     let aggregate_type = message.aggregate_type.as_deref().unwrap_or_default().to_lowercase();
     Ok(Outgoing {
         message_id,
@@ -127,6 +170,33 @@ fn outgoing(route: &Route, signer: &MessageSigner, message: &Message) -> Result<
         timestamp: message.at,
         kind: message.topic.clone(),
     })
+}
+
+/// The outcome of a message that was blanked before this route has published it. It must not count as sent. In a replay, what
+/// happened to it before still counts.
+fn withheld_outcome(item: &Delivery) -> Outcome {
+    if item.is_replayed { Outcome::Done } else { Outcome::Unrouted }
+}
+
+/// Why the message does not fit the format of the route; None if it does. Such a message is parked and not skipped: a producer
+/// has posted what the consumers of this exchange cannot read, and somebody must see it.
+fn unfit_data(route: &Route, message: &Message) -> Option<String> {
+    match route.format {
+        Format::Envelope | Format::Bare => None,
+        Format::Data if data_of(message).is_some() => None,
+        Format::Data => Some("the payload has no object `data`, which is all that this route publishes".to_owned()),
+    }
+}
+
+/// The object `data` of the payload, as it was posted.
+fn data_of(message: &Message) -> Option<&RawValue> {
+    #[derive(Deserialize)]
+    struct Payload<'a> {
+        #[serde(borrow)]
+        data: &'a RawValue,
+    }
+    let payload: Payload<'_> = serde_json::from_str(message.payload.get()).ok()?;
+    Some(payload.data).filter(|data| data.get().starts_with('{'))
 }
 
 /// Returns the JSON of the envelope with the payload.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use contracts::MESSAGE_BYTES_MAX;
+use mailbox::log::REDACTED;
 use serde_json::value::{RawValue, to_raw_value};
 use sha2::{Digest, Sha256};
 
@@ -29,6 +30,20 @@ pub(crate) fn store_body(
     headers.insert(headers::BODY_BYTES.to_owned(), bytes.to_string());
     headers.insert(headers::BODY_SHA256.to_owned(), hexadecimal(&sha256));
     to_raw_value(stored)
+}
+
+/// Returns a marker instead of a body that may be confidential, and adds its size and digest to the headers.
+pub(crate) fn describe_body(
+    one: &Incoming,
+    headers: &mut BTreeMap<String, String>,
+) -> Result<Box<RawValue>, serde_json::Error> {
+    let (bytes, sha256) = match one.oversized {
+        Some(oversized) => (oversized.bytes, oversized.sha256),
+        None => (one.body.len() as u64, Sha256::digest(&one.body).into()),
+    };
+    headers.insert(headers::BODY_BYTES.to_owned(), bytes.to_string());
+    headers.insert(headers::BODY_SHA256.to_owned(), hexadecimal(&sha256));
+    RawValue::from_string(REDACTED.to_owned())
 }
 
 /// Returns the longest beginning of the text whose JSON has at most [`MESSAGE_BYTES_MAX`] bytes.

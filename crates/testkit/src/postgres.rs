@@ -113,9 +113,9 @@ async fn ensure_template(admin: &mut PgConnection, server: &str, migrator: &Migr
 
 async fn create_template(admin: &mut PgConnection, server: &str, name: &str, migrator: &Migrator) {
     execute(admin, format!("create database {name} template template0")).await;
-    let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options_of(server, name));
-    migrator.run(&pool).await.expect("the migrations run");
-    pool.close().await;
+    let mut db = PgConnection::connect_with(&options_of(server, name)).await.expect("a connection to the template");
+    mailbox::database::apply_migrations(migrator, &mut db).await.expect("the migrations run");
+    close(db).await;
     // The flag comes last: it distinguishes a complete template from an incomplete one.
     execute(admin, format!("alter database {name} with is_template true allow_connections false")).await;
 }

@@ -11,7 +11,7 @@ use kit::problem::Problem;
 use mailbox::idempotency::StoreResponse;
 use mailbox::log::{LogRef, Message as Logged, post};
 use mailbox::operations::browse::{self, LogPage, Selection};
-use mailbox::operations::status::message_statuses;
+use mailbox::operations::status::message_status;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -59,7 +59,9 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let messages = store::of_event(&mut db, tenant, log_ref, None).await?;
     let skipped = store::skipped(&mut db, tenant, log_ref).await?;
     // A message that was an event when it was fanned out remains one, whatever `hub.export` and `hub.sql_events` list now.
-    let is_selected = events_of_tenant(hub, tenant).matches(&event);
+    // And one that was none when fan-out passed it did not become one.
+    let is_selected =
+        events_of_tenant(hub, tenant).matches(&event) && browse::was_selected(&mut db, FAN_OUT, &event).await?;
     if messages.is_empty() && skipped.is_empty() && !is_selected {
         return Err(Error::NoEvent);
     }
@@ -79,9 +81,9 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
 
 /// Whether fan-out has processed the event.
 async fn fan_out_progress(db: &mut PgConnection, event: &Logged) -> Result<FanOutProgress, Error> {
-    let statuses = message_statuses(&mut *db, event).await?;
+    let status = message_status(&mut *db, event, FAN_OUT).await?;
     // Parked, dead and discarded events were not fanned out either; an operator decides about them.
-    let is_passed = statuses.iter().any(|status| status.consumer == FAN_OUT && status.status == PASSED);
+    let is_passed = status.is_some_and(|status| status.status == PASSED);
     Ok(match is_passed {
         false => FanOutProgress::Waiting,
         true if deferred_event::exists(db, event.id).await? => FanOutProgress::Deferred,
@@ -170,6 +172,7 @@ fn events_of_tenant(hub: &Hub, tenant: &Tenant) -> Selection {
     Selection {
         tenant: Some(tenant.as_str().to_owned()),
         filter: Some(hub.events.of_tenant(tenant).clone()),
+        consumer: Some(FAN_OUT.to_owned()),
         ..Selection::default()
     }
 }

@@ -32,6 +32,11 @@ use crate::view::{ChangeView, SubscriberWithSecret, SubscriberWithSecrets, TestR
 const OVERLAP_HOURS_DEFAULT: i64 = 24;
 const OVERLAP_HOURS_MAX: i64 = 168;
 
+/// The description of the header `Idempotency-Key` of changes.
+const KEY_OF_CHANGE: &str = "A repeat with the same key has no further effect. Unlike other responses, the status of a change \
+                             is not repeated: a repeat waits again, and is answered with 202 only if the change is still not \
+                             confirmed";
+
 pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new()
         .routes(routes!(list, create))
@@ -133,7 +138,7 @@ async fn show(
 #[utoipa::path(patch, path = "/hub/v1/subscribers/{id}", tag = "hub", request_body = ChangedSubscriberFields,
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
-        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
+        ("idempotency-key" = Option<String>, Header, description = KEY_OF_CHANGE)),
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
         description = "The version of the subscriber"))),
@@ -158,7 +163,7 @@ async fn update(
 #[utoipa::path(delete, path = "/hub/v1/subscribers/{id}", tag = "hub",
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
-        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
+        ("idempotency-key" = Option<String>, Header, description = KEY_OF_CHANGE)),
     security(("bearer" = [])),
     responses((status = 204, description = "The subscriber is deleted"),
         (status = 202, body = ChangeView,
@@ -184,7 +189,8 @@ async fn delete(
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
         ("idempotency-key" = Option<String>, Header,
-        description = "A repeat with the same key has no further effect, and does not show the secret again")),
+        description = "A repeat with the same key has no further effect, and does not show the secret again. It is \
+            answered with 409 already-answered, whether the first response was 200 or 202")),
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecret, headers(("etag" = String,
         description = "The version of the subscriber"))),
@@ -215,7 +221,7 @@ async fn rotate_secret(
 #[utoipa::path(post, path = "/hub/v1/subscribers/{id}/pause", tag = "hub",
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
-        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
+        ("idempotency-key" = Option<String>, Header, description = KEY_OF_CHANGE)),
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
         description = "The version of the subscriber"))),
@@ -240,7 +246,7 @@ async fn pause(
 #[utoipa::path(post, path = "/hub/v1/subscribers/{id}/resume", tag = "hub",
     params(("id" = Uuid, Path),
         ("if-match" = Option<String>, Header, description = "Fails with 412 unless this is the current ETag"),
-        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
+        ("idempotency-key" = Option<String>, Header, description = KEY_OF_CHANGE)),
     security(("bearer" = [])),
     responses((status = 200, body = SubscriberWithSecrets, headers(("etag" = String,
         description = "The version of the subscriber"))),

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::domain::{EventStatus, Outcome};
-use crate::hub_message::EventSnapshot;
+use crate::hub_message::{EVENT_SOURCE, EventSnapshot};
 use crate::store::message::{Message, Progress, Skipped};
 use crate::view::MessageId;
 
@@ -54,14 +54,18 @@ impl EventView {
     }
 
     /// The view of a single event.
+    ///
+    /// The payload of a confidential message is not shown, except to the tenant that has posted it to the hub itself.
     pub(crate) fn with_payload(logged: Logged) -> EventView {
+        let is_own = logged.source == EVENT_SOURCE.as_str();
+        let payload = if is_own { logged.payload.clone() } else { logged.shown_payload() };
         EventView {
             event_id: EventId(logged.message_id),
             event_type: logged.topic,
             source: logged.source,
             ordering_key: logged.key,
             received_at: logged.at,
-            payload: Some(logged.payload),
+            payload: Some(payload),
         }
     }
 }

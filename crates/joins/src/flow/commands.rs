@@ -65,7 +65,7 @@ impl BatchedWrite for RequestedCommands {
     }
 
     fn committed(&self, requests: &[CommandRequest], _: &[&CommandRequest]) {
-        metrics::counter!("pillarbox_joins_orders_total").increment(requests.len() as u64);
+        metrics::counter!("pillarbox_joins_commands_total").increment(requests.len() as u64);
         metrics::histogram!("pillarbox_joins_batch_size").record(requests.len() as f64);
     }
 }

@@ -91,8 +91,9 @@ fn client_name(request: &Request) -> String {
     peer.map_or_else(|| "unknown".to_owned(), |peer| format!("ip:{}", network(peer.0.ip())))
 }
 
-/// Returns the /64 network of an IPv6 address, because one host can use all addresses of its /64.
-fn network(address: IpAddr) -> IpAddr {
+/// Returns the network of a client, for limits: the address itself, or the /64 network of an IPv6 address, because one host
+/// can use all addresses of its /64.
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(v4) => IpAddr::V4(v4),
         IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) >> 64 << 64).into()),

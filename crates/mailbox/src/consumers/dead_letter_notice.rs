@@ -30,8 +30,8 @@ pub(crate) async fn post_notice(
     error: &str,
 ) -> sqlx::Result<()> {
     // The notice belongs to the tenant `main`, so it does not contain the payload of another tenant.
-    let payload = Some(message.payload.as_ref()).filter(|_| message.tenant == Tenant::main().as_str());
-    let notice = [payload, None].into_iter().find_map(|payload| {
+    let payload = Some(message.shown_payload()).filter(|_| message.tenant == Tenant::main().as_str());
+    let notice = [payload.as_deref(), None].into_iter().find_map(|payload| {
         let notice = DeadLetterNotice {
             consumer,
             attempts,

@@ -138,7 +138,7 @@ impl HandlerProcessor {
             }
             if let Outcome::Failed(error) = &outcome {
                 failures += usize::from(is_from_log);
-                last_error.clone_from(error);
+                last_error = delivery.message.hide_payload_in(error.clone());
                 failed_keys.extend(key);
             }
             outcomes.push(outcome);

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::lease_clock::Lease;
 use super::replica::Replica;
 use crate::database::{Incarnation, is_connection_lost};
-use crate::log::{SHARDS, Watcher};
+use crate::log::{Filter, SHARDS, Watcher};
 
 /// The shards of a process in work that is divided by shard but does not read the log.
 pub struct ShardAssignment {
@@ -78,7 +78,7 @@ impl ShardAssignment {
     pub async fn rebalance(&mut self, db: &mut PgConnection) -> sqlx::Result<Option<BTreeSet<i16>>> {
         if self.joined_in.is_none() {
             create(db, self.name).await?;
-            self.joined_in = Some(join(db, self.name, &mut self.owner, &self.replica).await?);
+            self.joined_in = Some(join(db, self.name, &mut self.owner, &self.replica, None).await?);
         }
         let lease = self.replica.lease();
         let shards = rebalance(db, self.name, (self.owner, &self.replica), false).await?;
@@ -135,6 +135,7 @@ pub(super) async fn create(db: &mut PgConnection, consumer: &str) -> sqlx::Resul
 }
 
 /// Adds a shard worker of this process to a consumer, under a new owner id, so that the fence of the old id stays invalid.
+/// `filter` is what it reads with, if it reads the log.
 /// Returns the incarnation of the database that the worker belongs to: its row is lost when the next one begins.
 /// The row of the old id is removed, because it may have been inserted although the response was lost: it would own shards
 /// that nobody reads.
@@ -143,13 +144,22 @@ pub(super) async fn join(
     consumer: &str,
     owner: &mut Uuid,
     replica: &Replica,
+    filter: Option<&Filter>,
 ) -> sqlx::Result<Incarnation> {
     let incarnation = Incarnation::current(db).await?;
     replica.heartbeat_on(db).await?;
     remove(db, consumer, *owner).await?;
     *owner = Uuid::now_v7();
-    let query = "insert into pillarbox.shard_worker (consumer, owner, replica) values ($1, $2, $3)";
-    sqlx::query(query).bind(consumer).bind(*owner).bind(replica.id()).execute(db).await?;
+    let query = "insert into pillarbox.shard_worker (consumer, owner, replica, filter)
+                 values ($1, $2, $3, nullif(md5(concat_ws(E'\\n', $4::text, $5::text)), md5('')))";
+    sqlx::query(query)
+        .bind(consumer)
+        .bind(*owner)
+        .bind(replica.id())
+        .bind(filter.map(Filter::included))
+        .bind(filter.and_then(Filter::excluded))
+        .execute(db)
+        .await?;
     Ok(incarnation)
 }
 
@@ -257,6 +267,17 @@ pub async fn has_unknown_workers(db: &mut PgConnection, consumer: &str, lease_ti
                        and not exists (select from pillarbox.shard_worker
                                        where shard_worker.consumer = $1 and shard_worker.replica = replica.id))";
     sqlx::query_scalar(query).bind(consumer).bind(lease_time.as_millis() as i64).fetch_one(db).await
+}
+
+/// Returns which of these owners are workers of the consumer, and whether they are live: their process sends heartbeats.
+pub async fn existing_workers(
+    db: &mut PgConnection,
+    consumer: &str,
+    owners: &[Uuid],
+) -> sqlx::Result<Vec<(Uuid, bool)>> {
+    let query = "select owner, exists (select from pillarbox.replica where id = shard_worker.replica and until > now())
+                 from pillarbox.shard_worker where consumer = $1 and owner = any($2)";
+    sqlx::query_as(query).bind(consumer).bind(owners).fetch_all(db).await
 }
 
 async fn release(db: &mut PgConnection, consumer: &str, owner: Uuid, shards: &[i16]) -> sqlx::Result<()> {

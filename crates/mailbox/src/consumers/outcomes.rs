@@ -5,12 +5,17 @@ use std::collections::{HashMap, HashSet};
 use chrono::{DateTime, Utc};
 use sqlx::{Postgres, Transaction};
 
+use super::consumer::{Consumer, ConsumerKind};
 use super::dead_letter_notice;
 use super::parked_messages::{self, Key, NewParked};
 use super::processor::{Delivery, Origin, Outcome};
 use super::retry::RetryPolicy;
 use super::unrouted_messages;
 use crate::database::one_line;
+use crate::log::Message;
+
+/// The error of a message that cannot be parked, because another one with the same id is.
+const ID_IN_USE: &str = "another message with the same id is parked: retry this one when that one is done";
 
 /// A message to park.
 struct ToPark<'a> {
@@ -41,6 +46,7 @@ struct ToGiveUp<'a> {
 /// The outcomes of a batch, collected to be saved in one transaction.
 pub(super) struct Outcomes<'a> {
     consumer: &'a str,
+    kind: ConsumerKind,
     retry: RetryPolicy,
     now: DateTime<Utc>,
     to_park: Vec<ToPark<'a>>,
@@ -52,8 +58,8 @@ pub(super) struct Outcomes<'a> {
     discarded: Vec<i64>,
     /// Log ids of messages that no queue took.
     unrouted: Vec<i64>,
-    /// Log ids of messages that may have been processed before. Their former outcome no longer counts.
-    repeated: Vec<i64>,
+    /// Messages that a route may have published before. Whether a queue took them then no longer counts.
+    republished: Vec<&'a Message>,
     /// Keys whose parked messages have changed, with their shards.
     changed_keys: HashMap<Key, i16>,
     counts: HashMap<&'static str, u64>,
@@ -67,9 +73,10 @@ pub(super) struct KeyState {
 }
 
 impl<'a> Outcomes<'a> {
-    pub(super) fn new(consumer: &'a str, retry: RetryPolicy, now: DateTime<Utc>) -> Outcomes<'a> {
+    pub(super) fn new(consumer: &'a Consumer, retry: RetryPolicy, now: DateTime<Utc>) -> Outcomes<'a> {
         Outcomes {
-            consumer,
+            consumer: &consumer.name,
+            kind: consumer.kind,
             retry,
             now,
             to_park: Vec::new(),
@@ -78,7 +85,7 @@ impl<'a> Outcomes<'a> {
             finished: Vec::new(),
             discarded: Vec::new(),
             unrouted: Vec::new(),
-            repeated: Vec::new(),
+            republished: Vec::new(),
             changed_keys: HashMap::new(),
             counts: HashMap::new(),
         }
@@ -92,8 +99,9 @@ impl<'a> Outcomes<'a> {
         let was_parked = parked_id.is_some();
         // Whether the key is blocked can change if the message was parked before, or is parked now.
         let changes_key = was_parked || matches!(outcome, Outcome::Failed(_) | Outcome::Blocked);
-        if matches!(outcome, Outcome::Done | Outcome::Unrouted) && (was_parked || delivery.is_replayed) {
-            self.repeated.push(delivery.message.id);
+        let is_published = self.kind == ConsumerKind::Relay && matches!(outcome, Outcome::Done | Outcome::Unrouted);
+        if is_published && (was_parked || delivery.is_replayed) {
+            self.republished.push(&delivery.message);
         }
         if outcome == Outcome::Unrouted {
             self.unrouted.push(delivery.message.id);
@@ -112,7 +120,10 @@ impl<'a> Outcomes<'a> {
                 }
                 "behind"
             }
-            Outcome::Failed(error) => self.add_failure(delivery, parked_id, attempts + 1, one_line(&error)),
+            Outcome::Failed(error) => {
+                let error = one_line(&delivery.message.hide_payload_in(error));
+                self.add_failure(delivery, parked_id, attempts + 1, error)
+            }
         };
         *self.counts.entry(label).or_default() += 1;
         if changes_key && let Some(key) = delivery.message.ordering_key() {
@@ -165,7 +176,7 @@ impl<'a> Outcomes<'a> {
             && self.finished.is_empty()
             && self.discarded.is_empty()
             && self.unrouted.is_empty()
-            && self.repeated.is_empty()
+            && self.republished.is_empty()
             && self.changed_keys.is_empty()
     }
 
@@ -182,7 +193,10 @@ impl<'a> Outcomes<'a> {
                 last_error: parked.error.as_deref(),
             })
             .collect();
-        parked_messages::insert(tx, self.consumer, &to_park).await?;
+        for new in parked_messages::insert(tx, self.consumer, &to_park).await? {
+            parked_messages::insert_dead_letter(tx, self.consumer, new, ID_IN_USE).await?;
+            dead_letter_notice::post_notice(tx, self.consumer, new.message, new.attempts, ID_IN_USE).await?;
+        }
         for ToRetry { parked_id, attempts, next_at, error } in &self.to_retry {
             parked_messages::retry_at(tx, *parked_id, *attempts, *next_at, error).await?;
         }
@@ -202,7 +216,7 @@ impl<'a> Outcomes<'a> {
         if !self.finished.is_empty() || !self.discarded.is_empty() {
             parked_messages::delete(tx, &self.finished, &self.discarded).await?;
         }
-        unrouted_messages::replace(tx, self.consumer, &self.repeated, &self.unrouted).await?;
+        unrouted_messages::replace(tx, self.consumer, &self.republished, &self.unrouted).await?;
         if self.changed_keys.is_empty() {
             return Ok(Vec::new());
         }

@@ -27,14 +27,19 @@ pub(super) struct NewParked<'a> {
     pub(super) last_error: Option<&'a str>,
 }
 
-/// Parks the messages, in this order. Returns how many of them were not parked yet.
-pub(super) async fn insert(tx: &mut PgConnection, consumer: &str, new: &[NewParked<'_>]) -> sqlx::Result<u64> {
+/// Parks the messages, in this order, unless they are parked already. Returns those that cannot be parked, because another
+/// message with the same id is parked, or is parked now.
+pub(super) async fn insert<'n>(
+    tx: &mut PgConnection,
+    consumer: &str,
+    new: &'n [NewParked<'n>],
+) -> sqlx::Result<Vec<&'n NewParked<'n>>> {
     if new.is_empty() {
-        return Ok(0);
+        return Ok(Vec::new());
     }
     let text = |of: fn(&Message) -> Option<&str>| new.iter().map(|parked| of(parked.message)).collect::<Vec<_>>();
     let aggregate_id = |parked: &NewParked<'_>| parked.message.aggregate_id.as_ref().map(AggregateId::to_json);
-    sqlx::query(
+    let inserted = sqlx::query(
         "insert into pillarbox.parked (consumer, shard, run, attempts, next_at, last_error, log_id, message_id, source,
              tenant, topic, key, aggregate_type, aggregate_id, headers, payload, at)
          select $1, shard, run, attempts, next_at, last_error, log_id, message_id, source, tenant, topic, key,
@@ -64,9 +69,34 @@ pub(super) async fn insert(tx: &mut PgConnection, consumer: &str, new: &[NewPark
     .bind(text(|message| Some(message.headers.get())))
     .bind(text(|message| Some(message.payload.get())))
     .bind(new.iter().map(|parked| parked.message.at).collect::<Vec<_>>())
-    .execute(tx)
-    .await
-    .map(|inserted| inserted.rows_affected())
+    .execute(&mut *tx)
+    .await?
+    .rows_affected();
+    match inserted == new.len() as u64 {
+        true => Ok(Vec::new()),
+        false => with_id_of_another(tx, consumer, new).await,
+    }
+}
+
+/// Returns the messages whose id is that of another parked message. An id identifies a message; but nothing in the log
+/// enforces it, and a message must not be lost because of another one.
+async fn with_id_of_another<'n>(
+    db: &mut PgConnection,
+    consumer: &str,
+    new: &'n [NewParked<'n>],
+) -> sqlx::Result<Vec<&'n NewParked<'n>>> {
+    let query = "select new.n from unnest($2::uuid[], $3::integer[], $4::bigint[]) with ordinality
+                                   as new (message_id, run, log_id, n)
+                 join pillarbox.parked on consumer = $1 and parked.message_id = new.message_id and parked.run = new.run
+                 where parked.log_id <> new.log_id order by new.n";
+    let numbers: Vec<i64> = sqlx::query_scalar(query)
+        .bind(consumer)
+        .bind(new.iter().map(|parked| parked.message.message_id).collect::<Vec<_>>())
+        .bind(new.iter().map(|parked| parked.run).collect::<Vec<_>>())
+        .bind(new.iter().map(|parked| parked.message.id).collect::<Vec<_>>())
+        .fetch_all(db)
+        .await?;
+    Ok(numbers.into_iter().filter_map(|number| new.get(number as usize - 1)).collect())
 }
 
 /// Returns the keys of these shards that have parked messages. Later messages of these keys must wait.
@@ -211,16 +241,47 @@ pub(super) async fn give_up(tx: &mut PgConnection, id: i64, attempts: i32, error
 /// Makes a message that was not parked a dead letter. Returns false and changes nothing if it is parked, as a replayed
 /// message can be: its parked copy decides.
 pub(super) async fn give_up_new(tx: &mut PgConnection, consumer: &str, new: NewParked<'_>) -> sqlx::Result<bool> {
-    let (message_id, run, attempts) = (new.message.message_id, new.run, new.attempts);
-    let error = new.last_error.unwrap_or_default();
-    if insert(tx, consumer, &[new]).await? == 0 {
+    let query = "select exists (select from pillarbox.parked
+                                where consumer = $1 and message_id = $2 and run = $3 and log_id = $4)";
+    let query = sqlx::query_scalar(query).bind(consumer).bind(new.message.message_id).bind(new.run);
+    if query.bind(new.message.id).fetch_one(&mut *tx).await? {
         return Ok(false);
     }
-    let query = "select id from pillarbox.parked where consumer = $1 and message_id = $2 and run = $3";
-    let query = sqlx::query_scalar(query).bind(consumer).bind(message_id).bind(run);
-    let id = query.fetch_one(&mut *tx).await?;
-    give_up(tx, id, attempts, error).await?;
+    insert_dead_letter(tx, consumer, &new, new.last_error.unwrap_or_default()).await?;
     Ok(true)
+}
+
+/// Inserts a dead letter of a message that is not parked.
+pub(super) async fn insert_dead_letter(
+    tx: &mut PgConnection,
+    consumer: &str,
+    NewParked { message, run, attempts, .. }: &NewParked<'_>,
+    error: &str,
+) -> sqlx::Result<()> {
+    let query = format!(
+        "insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, {CONTENT})
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13::json, $14::jsonb, $15::json, $16)"
+    );
+    sqlx::query(sqlx::AssertSqlSafe(query))
+        .bind(consumer)
+        .bind(message.shard)
+        .bind(run)
+        .bind(attempts)
+        .bind(error)
+        .bind(message.id)
+        .bind(message.message_id)
+        .bind(&message.source)
+        .bind(&message.tenant)
+        .bind(&message.topic)
+        .bind(&message.key)
+        .bind(&message.aggregate_type)
+        .bind(message.aggregate_id.as_ref().map(AggregateId::to_json))
+        .bind(message.headers.get())
+        .bind(message.payload.get())
+        .bind(message.at)
+        .execute(tx)
+        .await
+        .map(drop)
 }
 
 /// Makes the first message of each of these keys due now, unless it already has a time.

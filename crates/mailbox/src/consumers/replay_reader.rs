@@ -22,6 +22,8 @@ pub(super) struct ReplayShard {
     last_id: i64,
     /// No message of the range has this id or a higher one. None: not determined yet, or the log ends within the range.
     until_id: Option<i64>,
+    /// The former filter of the consumer, if the replay skips what it matches: what it includes and what it excludes.
+    former: Option<(String, Option<String>)>,
     pub(super) done: bool,
 }
 
@@ -32,7 +34,7 @@ pub(super) async fn unfinished(
     shards: &[i16],
 ) -> sqlx::Result<Vec<ReplayShard>> {
     let rows = sqlx::query(
-        "select replay.id, run, shard, from_at, to_at, last_id, until_id
+        "select replay.id, run, shard, from_at, to_at, last_id, until_id, former_included, former_excluded
          from pillarbox.replay join pillarbox.replay_shard on replay_shard.replay = replay.id
          where consumer = $1 and shard = any($2) and not done order by replay.id, shard",
     )
@@ -49,6 +51,10 @@ pub(super) async fn unfinished(
             to: Row::try_get(row, "to_at")?,
             last_id: Row::try_get(row, "last_id")?,
             until_id: Row::try_get(row, "until_id")?,
+            former: match Row::try_get(row, "former_included")? {
+                Some(included) => Some((included, Row::try_get(row, "former_excluded")?)),
+                None => None,
+            },
             done: false,
         })
     };
@@ -72,7 +78,9 @@ impl ReplayShard {
         }
         let rows = sqlx::query(
             "select *, pillarbox.subject(source, topic, aggregate_type) ~ $6
-                       and ($7::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $7) as matches
+                       and ($7::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $7)
+                       and ($13::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $13
+                            or pillarbox.subject(source, topic, aggregate_type) ~ $14) is true as matches
              from pillarbox.log
              where shard = $1 and id > $2 and id < $11 and at >= $3 and at < $4
                and exists (select from pillarbox.replay_shard as active where active.replay = $12 and active.shard = $1)
@@ -95,6 +103,8 @@ impl ReplayShard {
         .bind(self.until_id.unwrap_or(i64::MAX))
         // The row of the shard is deleted when an operator cancels the replay.
         .bind(self.replay)
+        .bind(self.former.as_ref().map(|(included, _)| included))
+        .bind(self.former.as_ref().and_then(|(_, excluded)| excluded.as_ref()))
         .fetch_all(db)
         .await?;
         let mut messages = Vec::new();

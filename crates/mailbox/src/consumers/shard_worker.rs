@@ -13,7 +13,7 @@ use kit::worker::Round;
 use uuid::Uuid;
 
 use super::commit::{commit, commit_deferred};
-use super::consumer::{self, Consumer};
+use super::consumer::{self, Consumer, ConsumerState};
 use super::local_handlers::LocalWorkerHandle;
 use super::outcomes::Outcomes;
 use super::owned_shards::OwnedShards;
@@ -21,7 +21,7 @@ use super::processor::{BatchResult, ConsumerError, Delivery, Origin, Outcome, Pr
 use super::replay_reader::ReplayShard;
 use super::replica::Replica;
 use super::retry::RetryPolicy;
-use super::{leases, parked_messages};
+use super::{filter_changes, leases, parked_messages};
 use crate::database::{Database, Incarnation, cluster_identity, is_connection_lost};
 use crate::log::{Reader, Watcher};
 
@@ -217,10 +217,13 @@ impl<P: Processor> ShardWorker<P> {
         if cluster_identity::is_restored(&mut db).await? {
             return Err(ConsumerError::Restored);
         }
-        match consumer::is_lapsed(&mut db, consumer).await? {
-            Some(false) => {}
-            Some(true) => return Err(ConsumerError::Lapsed(consumer.clone())),
+        match consumer::state(&mut db, consumer).await? {
             None => return Err(ConsumerError::Dropped),
+            Some(ConsumerState { is_lapsed: true, .. }) => return Err(ConsumerError::Lapsed(consumer.clone())),
+            Some(ConsumerState { needs_replay: true, .. }) => {
+                filter_changes::request_replays(&mut db, consumer, &self.consumer.filter, &self.replica).await?;
+            }
+            Some(_) => {}
         }
         let (worker, undivided) = ((*owner, &*self.replica), self.options.in_log_order);
         let Some(owned) = leases::rebalance(&mut db, consumer, worker, undivided).await? else {
@@ -238,8 +241,8 @@ impl<P: Processor> ShardWorker<P> {
             return Err(ConsumerError::Restored);
         }
         self.consumer.register(pool).await?;
-        let mut db = pool.acquire().await?;
-        self.registered_in = Some(leases::join(&mut db, consumer, owner, &self.replica).await?);
+        let (mut db, filter) = (pool.acquire().await?, Some(&self.consumer.filter));
+        self.registered_in = Some(leases::join(&mut db, consumer, owner, &self.replica, filter).await?);
         Ok(())
     }
 
@@ -356,7 +359,7 @@ impl<P: Processor> ShardWorker<P> {
             ));
         }
         let mut results = result.outcomes.into_iter();
-        let mut outcomes = Outcomes::new(&self.context.consumer, self.options.retry, self.clock.now());
+        let mut outcomes = Outcomes::new(&self.consumer, self.options.retry, self.clock.now());
         for delivery in &deliveries {
             let outcome = match delivery.origin {
                 Origin::Parked { discarded: true, .. } => Some(Outcome::Done),

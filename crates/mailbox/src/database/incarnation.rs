@@ -20,7 +20,9 @@ impl Incarnation {
         }
         let begin = "insert into pillarbox.incarnation default values on conflict (only_one) do nothing";
         if sqlx::query(begin).execute(&mut *db).await?.rows_affected() == 1 {
-            tracing::info!("the database has a new incarnation: nothing that was remembered from before is used");
+            tracing::info!(
+                "this database is new, or its server was not shut down cleanly: all processes read their state from it again"
+            );
         }
         // Another process may have been faster.
         Ok(Incarnation(sqlx::query_scalar(find).fetch_one(db).await?))

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use sqlx::migrate::{Migrate, MigrateError, Migration, MigrationType, Migrator};
@@ -15,8 +15,12 @@ use super::pool::SEARCH_PATH;
 const MIGRATIONS: &[(i64, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/migrations.rs"));
 /// Our name in `pg_stat_activity` during a migration.
 const APPLICATION: &str = "pillarbox migrate";
-/// PostgreSQL's code for a statement that exceeded `lock_timeout`.
-const LOCK_NOT_AVAILABLE: &str = "55P03";
+/// The pause between two attempts to get the lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+/// PostgreSQL's code for a statement that was ended because of a deadlock.
+const DEADLOCK: &str = "40P01";
+/// How often a migration without a transaction is tried if it ends in a deadlock.
+const TRIES_MAX: u32 = 10;
 
 /// The database was not migrated.
 #[derive(Debug, thiserror::Error)]
@@ -121,28 +125,90 @@ pub async fn migrate_reporting(
     let mut migrations = migrations();
     // The connection holds the lock already; its end releases the lock, also after a failure.
     migrations.set_locking(false);
-    migrations.run(&mut connection).await?;
+    apply_migrations(&migrations, &mut connection).await?;
     connection.close().await?;
     Ok(missing)
 }
 
-/// Acquires the lock of migrations for the session. Any login of the database can hold it, so the wait is limited. The
-/// limit does not apply to the migrations, which may have to wait for the end of long queries.
+/// Applies those of these migrations that are missing. sqlx sends a whole file as one command, which PostgreSQL executes in a
+/// transaction; so a migration that begins with `-- no-transaction` is executed here, one statement at a time. It must not
+/// matter if some of its statements are executed again.
+pub async fn apply_migrations(migrations: &Migrator, db: &mut PgConnection) -> Result<(), MigrationError> {
+    for migration in migrations.iter().filter(|migration| migration.no_tx) {
+        // Not `run_to`: its future is not `Send` for a borrowed connection.
+        migrations.run_direct(Some(migration.version - 1), db, false).await?;
+        let applied = db.list_applied_migrations(&migrations.table_name).await?;
+        if applied.iter().any(|applied| applied.version == migration.version) {
+            continue;
+        }
+        execute_statements(migration, db).await?;
+        // Only records it.
+        db.skip(&migrations.table_name, migration).await?;
+    }
+    Ok(migrations.run_direct(None, db, false).await?)
+}
+
+/// Executes the statements of a migration. An index that is built while its table can be written waits for all other
+/// transactions, also for that of a process of an earlier version which waits for the lock of migrations: PostgreSQL then
+/// ends one of the two.
+async fn execute_statements(migration: &Migration, db: &mut PgConnection) -> Result<(), MigrateError> {
+    let mut tries = 0;
+    'again: loop {
+        tries += 1;
+        for statement in statements(migration.sql.as_str()) {
+            match sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *db).await {
+                Ok(_) => {}
+                Err(error) if tries < TRIES_MAX && is_deadlock(&error) => continue 'again,
+                Err(error) => return Err(MigrateError::ExecuteMigration(error, migration.version)),
+            }
+        }
+        return Ok(());
+    }
+}
+
+fn is_deadlock(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == DEADLOCK)
+}
+
+/// Splits SQL into its statements, without comments. Bodies in `$$` are not split.
+fn statements(sql: &str) -> Vec<String> {
+    let uncommented: Vec<&str> = sql.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
+    let (mut statements, mut current) = (Vec::new(), String::new());
+    for (at, part) in uncommented.join("\n").split("$$").enumerate() {
+        let is_body = at % 2 == 1;
+        if at > 0 {
+            current.push_str("$$");
+        }
+        let mut pieces = if is_body { vec![part] } else { part.split(';').collect() };
+        let last = pieces.pop().unwrap_or_default();
+        for piece in pieces {
+            current.push_str(piece);
+            statements.push(std::mem::take(&mut current));
+        }
+        current.push_str(last);
+    }
+    statements.push(current);
+    statements.retain(|statement| !statement.trim().is_empty());
+    statements
+}
+
+/// Acquires the lock of migrations for the session. Any login of the database can hold it, so the wait is limited. It waits
+/// between statements and not in one: whoever waits in a statement has a snapshot, and an index that the holder of the lock
+/// builds while its table can be written waits for the end of all older snapshots.
 async fn lock(db: &mut PgConnection, wait: LockWait, report: impl Fn(&LockHolder)) -> Result<(), MigrationError> {
-    let limit = format!("set lock_timeout = {}", wait.report_after.as_millis());
-    sqlx::raw_sql(AssertSqlSafe(limit)).execute(&mut *db).await?;
+    let name: String = sqlx::query_scalar("select current_database()").fetch_one(&mut *db).await?;
     let mut last_holder = None;
     for _ in 0..wait.reports_max {
-        match db.lock().await {
-            Ok(()) => {
-                sqlx::raw_sql("reset lock_timeout").execute(db).await?;
+        let began = Instant::now();
+        while began.elapsed() < wait.report_after {
+            let query = "select pg_try_advisory_lock($1)";
+            if sqlx::query_scalar(query).bind(lock_key(&name)).fetch_one(&mut *db).await? {
                 return Ok(());
             }
-            Err(error) if is_lock_timeout(&error) => {}
-            Err(error) => return Err(error.into()),
+            tokio::time::sleep(LOCK_PAUSE.min(wait.report_after)).await;
         }
         // None: the holder has released the lock in the meantime.
-        last_holder = lock_holder(db).await?;
+        last_holder = lock_holder(db, &name).await?;
         last_holder.iter().for_each(&report);
     }
     let waited = wait.report_after * wait.reports_max;
@@ -152,13 +218,7 @@ async fn lock(db: &mut PgConnection, wait: LockWait, report: impl Fn(&LockHolder
     })
 }
 
-fn is_lock_timeout(error: &MigrateError) -> bool {
-    let MigrateError::Execute(error) = error else { return false };
-    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == LOCK_NOT_AVAILABLE)
-}
-
-async fn lock_holder(db: &mut PgConnection) -> sqlx::Result<Option<LockHolder>> {
-    let name: String = sqlx::query_scalar("select current_database()").fetch_one(&mut *db).await?;
+async fn lock_holder(db: &mut PgConnection, database: &str) -> sqlx::Result<Option<LockHolder>> {
     // PostgreSQL shows a key of 64 bits as two numbers of 32 bits.
     type Row = (i32, Option<String>, Option<String>, Option<String>, Option<DateTime<Utc>>);
     let found: Option<Row> = sqlx::query_as(
@@ -168,7 +228,7 @@ async fn lock_holder(db: &mut PgConnection) -> sqlx::Result<Option<LockHolder>> 
            and l.database = (select oid from pg_database where datname = current_database())
            and (l.classid::bigint << 32) | l.objid::bigint = $1",
     )
-    .bind(lock_key(&name))
+    .bind(lock_key(database))
     .fetch_optional(db)
     .await?;
     Ok(found.map(|(pid, role, application, client, connected_since)| LockHolder {
@@ -204,4 +264,20 @@ async fn missing_in(db: &mut PgConnection) -> Result<Vec<i64>, sqlx::Error> {
     };
     let needed = migrations();
     Ok(needed.iter().map(|migration| migration.version).filter(|version| !applied.contains(version)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_migration_is_split_into_statements() {
+        let sql = "-- no-transaction\n-- a; b\ndrop index a; -- now;\ncreate index a\n    on t (x);\n\n\
+                   do $$\nbegin\n    analyze t;\nend\n$$;\nselect 1";
+        let found: Vec<String> = statements(sql).iter().map(|one| one.trim().replace('\n', " ")).collect();
+        assert_eq!(
+            found,
+            ["drop index a", "create index a     on t (x)", "do $$ begin     analyze t; end $$", "select 1"]
+        );
+    }
 }

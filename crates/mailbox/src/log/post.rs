@@ -2,17 +2,18 @@
 
 use std::borrow::Cow;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 use contracts::MESSAGE_BYTES_MAX;
 use kit::auth::Tenant;
 use kit::problem::Problem;
 use kit::trace::TraceContext;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
+use super::confidential;
 use crate::database::{ConnectionGuard, problem};
 
 /// The longest topic, in characters.
@@ -129,11 +130,17 @@ impl Post {
         self
     }
 
-    /// Marks the payload as confidential: no view of an operator and no log line shows it, no webhook gets it, and the log
-    /// loses it when every consumer has processed it, at the latest at this time.
+    /// Marks the payload as confidential: no view of an operator and no log line shows it, no webhook gets it, and it is blanked
+    /// in the log when every consumer has processed it, at the latest at this time.
     pub fn confidential_until(mut self, time: DateTime<Utc>) -> Post {
         self.confidential_until = Some(time);
         self
+    }
+
+    /// The headers of the message, if they differ from those of its batch, which has the trace of the current task.
+    fn explicit_headers(&self, current: Option<TraceContext>) -> Option<String> {
+        let is_own = self.trace.is_some() || self.confidential_until.is_some();
+        is_own.then(|| headers_of(self.trace.or(current), self.confidential_until).to_string())
     }
 
     /// Checks the message. Fails with the field that is invalid and the values that it accepts.
@@ -205,35 +212,63 @@ async fn insert<'m>(
     let messages = Vec::from_iter(messages);
     messages.iter().try_for_each(|message| message.check())?;
     let ids: Vec<Uuid> = messages.iter().map(|message| message.id.unwrap_or_else(Uuid::now_v7)).collect();
-    let headers_of = |trace: TraceContext| json!({"traceparent": trace.to_string()});
     // Bound once as JSON, so that PostgreSQL does not parse it again for every message.
-    let current = TraceContext::current().map_or_else(|| json!({}), headers_of);
-    let explicit_headers = |message: &&Post| message.trace.map(|trace| headers_of(trace).to_string());
-    let explicit_headers: Vec<Option<String>> = messages.iter().map(explicit_headers).collect();
+    let trace = TraceContext::current();
+    let explicit_headers: Vec<Option<String>> =
+        messages.iter().map(|message| message.explicit_headers(trace)).collect();
     let column = |of: fn(&Post) -> Option<&str>| messages.iter().copied().map(of).collect::<Vec<_>>();
-    sqlx::query(
-        "insert into pillarbox.log
-             (shard, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload)
-         select pillarbox.shard_of(m.tenant, coalesce(m.key, m.message_id::text)), m.message_id, $1,
-                m.tenant, m.topic, m.key, m.aggregate_type, m.aggregate_id::json,
-                coalesce(m.headers::jsonb, $2), m.payload::json
-         from unnest($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[])
-              with ordinality as m (message_id, tenant, topic, key, aggregate_type, aggregate_id, payload, headers, n)
-         order by m.n",
-    )
-    .bind(source.as_str())
-    .bind(current)
-    .bind(&ids)
-    .bind(column(|message| Some(message.tenant.as_str())))
-    .bind(column(|message| Some(&message.topic)))
-    .bind(column(|message| message.key.as_deref()))
-    .bind(column(|message| message.aggregate_type.as_deref()))
-    .bind(messages.iter().map(|message| message.aggregate_id.as_ref().map(AggregateId::to_json)).collect::<Vec<_>>())
-    .bind(column(|message| Some(message.payload.get())))
-    .bind(explicit_headers)
-    .execute(db)
-    .await?;
+    let expiries: Vec<Option<DateTime<Utc>>> = messages.iter().map(|message| message.confidential_until).collect();
+    let has_confidential = expiries.iter().any(Option::is_some);
+    let query = match has_confidential {
+        true => sqlx::query(sqlx::AssertSqlSafe(format!("with posted as ({INSERT} {RECORD_CONFIDENTIAL}"))),
+        false => sqlx::query(INSERT),
+    };
+    let query = query
+        .bind(source.as_str())
+        .bind(headers_of(trace, None))
+        .bind(&ids)
+        .bind(column(|message| Some(message.tenant.as_str())))
+        .bind(column(|message| Some(&message.topic)))
+        .bind(column(|message| message.key.as_deref()))
+        .bind(column(|message| message.aggregate_type.as_deref()))
+        .bind(
+            messages.iter().map(|message| message.aggregate_id.as_ref().map(AggregateId::to_json)).collect::<Vec<_>>(),
+        )
+        .bind(column(|message| Some(message.payload.get())))
+        .bind(explicit_headers);
+    let query = if has_confidential { query.bind(expiries) } else { query };
+    query.execute(db).await?;
     Ok(ids)
+}
+
+const INSERT: &str = "
+    insert into pillarbox.log
+        (shard, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, payload)
+    select pillarbox.shard_of(m.tenant, coalesce(m.key, m.message_id::text)), m.message_id, $1,
+           m.tenant, m.topic, m.key, m.aggregate_type, m.aggregate_id::json,
+           coalesce(m.headers::jsonb, $2), m.payload::json
+    from unnest($3::uuid[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[])
+         with ordinality as m (message_id, tenant, topic, key, aggregate_type, aggregate_id, payload, headers, n)
+    order by m.n";
+
+/// The end of a statement that also records which of the messages are confidential. It is one statement, because
+/// [`post_alone`] has no transaction around it, and only for batches with such a message.
+const RECORD_CONFIDENTIAL: &str = "returning id, shard, at, message_id, tenant, key)
+    insert into pillarbox.confidential (log_id, shard, at, message_id, tenant, key, until)
+    select posted.id, posted.shard, posted.at, posted.message_id, posted.tenant, posted.key, expiring.until
+    from posted join unnest($3::uuid[], $11::timestamptz[]) as expiring (message_id, until)
+      on expiring.message_id = posted.message_id
+    where expiring.until is not null";
+
+fn headers_of(trace: Option<TraceContext>, confidential_until: Option<DateTime<Utc>>) -> Value {
+    let mut headers = json!({});
+    if let Some(trace) = trace {
+        headers["traceparent"] = trace.to_string().into();
+    }
+    if let Some(until) = confidential_until {
+        headers[confidential::HEADER] = until.to_rfc3339_opts(SecondsFormat::Micros, true).into();
+    }
+    headers
 }
 
 #[cfg(test)]

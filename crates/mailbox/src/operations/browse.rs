@@ -35,12 +35,14 @@ pub struct Selection {
     pub source: Option<String>,
     /// The messages that a consumer with this filter reads.
     pub filter: Option<Filter>,
+    /// Not the messages that this consumer has passed when it had another filter, which did not match them.
+    pub consumer: Option<String>,
     pub from: Option<DateTime<Utc>>,
     pub to: Option<DateTime<Utc>>,
 }
 
 impl Selection {
-    /// Whether the selection contains this message.
+    /// Whether the selection contains this message. What its consumer has read with another filter is not checked.
     pub fn matches(&self, message: &Message) -> bool {
         let is_under = |topic: &String| {
             message.topic.strip_prefix(topic.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -160,6 +162,19 @@ pub async fn load_names(db: &mut PgConnection, refs: &[LogRef]) -> sqlx::Result<
     rows.iter().map(name).collect()
 }
 
+/// Whether a consumer that has passed the message had a filter that matches it then. Its current filter is not checked.
+pub async fn was_selected(db: &mut PgConnection, consumer: &str, message: &Message) -> sqlx::Result<bool> {
+    sqlx::query_scalar("select pillarbox.was_selected($1, $2, $3, $4, $5, $6)")
+        .bind(consumer)
+        .bind(&message.source)
+        .bind(&message.topic)
+        .bind(&message.aggregate_type)
+        .bind(message.shard)
+        .bind(message.at)
+        .fetch_one(db)
+        .await
+}
+
 /// Returns the newest `limit` selected messages with an id from `low` to below `high`.
 async fn between(
     db: &mut PgConnection,
@@ -177,6 +192,7 @@ async fn between(
                and ($6::timestamptz is null or at >= $6) and ($7::timestamptz is null or at < $7)
                and ($9::text is null or pillarbox.subject(source, topic, aggregate_type) ~ $9)
                and ($10::text is null or pillarbox.subject(source, topic, aggregate_type) !~ $10)
+               and ($11::text is null or pillarbox.was_selected($11, source, topic, aggregate_type, log.shard, at))
              order by id desc limit $8
          ) found order by found.id desc limit $8",
     )
@@ -190,6 +206,7 @@ async fn between(
     .bind(limit)
     .bind(selection.filter.as_ref().map(Filter::included))
     .bind(selection.filter.as_ref().and_then(Filter::excluded))
+    .bind(&selection.consumer)
     .fetch_all(db)
     .await?;
     rows.iter().map(Message::from_log_row).collect()

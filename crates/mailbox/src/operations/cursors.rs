@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, PgPool};
 
 use super::replays;
-use crate::consumers::{parked_messages, positions};
+use crate::consumers::{filter_changes, parked_messages, positions};
 use crate::log::Snapshot;
 
 /// Makes a consumer continue from now, and with `from` also replay the messages since then. Its shard workers start
@@ -25,12 +25,9 @@ pub async fn reset_in(
     from: Option<DateTime<Utc>>,
     now: &Snapshot,
 ) -> sqlx::Result<bool> {
-    let query = "update pillarbox.cursor set lapsed_at = null, since = now() where consumer = $1";
-    if sqlx::query(query).bind(consumer).execute(&mut *tx).await?.rows_affected() == 0 {
+    if !begin_reset(tx, consumer).await? {
         return Ok(false);
     }
-    // Without its row, no shard worker can commit a position that it read before the reset.
-    sqlx::query("delete from pillarbox.shard_worker where consumer = $1").bind(consumer).execute(&mut *tx).await?;
     positions::append_after(tx, consumer, now).await?;
     if let Some(from) = from {
         let request = replays::Request {
@@ -42,6 +39,92 @@ pub async fn reset_in(
         replays::request_in(tx, &request).await?;
     }
     Ok(true)
+}
+
+/// Returns false if there is no such consumer.
+async fn begin_reset(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<bool> {
+    let query = "update pillarbox.cursor set lapsed_at = null, since = now() where consumer = $1";
+    if sqlx::query(query).bind(consumer).execute(&mut *tx).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
+    // Without its row, no shard worker can commit a position that it read before the reset.
+    sqlx::query("delete from pillarbox.shard_worker where consumer = $1").bind(consumer).execute(tx).await?;
+    Ok(true)
+}
+
+/// The result of moving a consumer to the position of another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MoveResult {
+    Moved,
+    /// There is no consumer with this name.
+    NotFound(String),
+    /// A running process works for this consumer.
+    InUse(String),
+    /// The other consumer has passed these many messages without having processed them: they are parked.
+    OtherHasParked(i64),
+    /// The consumer has read this many messages that the other one has not, counted up to 1,000.
+    IsAhead(i64),
+}
+
+/// Makes a consumer continue exactly where another one has stopped, so that it takes over: what the other one has processed it
+/// does not get, and everything else it does. Changes nothing unless no process runs either of them.
+pub async fn continue_like_in(tx: &mut PgConnection, consumer: &str, other: &str) -> sqlx::Result<MoveResult> {
+    for name in [consumer, other] {
+        let exists = "select exists (select from pillarbox.cursor where consumer = $1)";
+        if !sqlx::query_scalar::<_, bool>(exists).bind(name).fetch_one(&mut *tx).await? {
+            return Ok(MoveResult::NotFound(name.to_owned()));
+        }
+        if is_in_use(tx, name).await? {
+            return Ok(MoveResult::InUse(name.to_owned()));
+        }
+    }
+    let parked = "select count(*) from pillarbox.parked where consumer = $1";
+    let parked: i64 = sqlx::query_scalar(parked).bind(other).fetch_one(&mut *tx).await?;
+    let ahead: i64 = sqlx::query_scalar(COUNT_AHEAD).bind(consumer).bind(other).fetch_one(&mut *tx).await?;
+    match (parked, ahead) {
+        (1.., _) => return Ok(MoveResult::OtherHasParked(parked)),
+        (_, 1..) => return Ok(MoveResult::IsAhead(ahead)),
+        (_, _) => {}
+    }
+    begin_reset(tx, consumer).await?;
+    let copy = "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
+                select $1, array[shard], array[last_id], old, old_id, old_at, new, new_id, new_at
+                from pillarbox.shards() as slot (shard) cross join lateral pillarbox.latest_position($2, shard)";
+    sqlx::query(copy).bind(consumer).bind(other).execute(tx).await?;
+    Ok(MoveResult::Moved)
+}
+
+/// The number of messages for both consumers that the first one has read and the second one has not.
+const COUNT_AHEAD: &str = "
+    select count(*) from (
+        select from pillarbox.cursor as one cross join pillarbox.cursor as other
+        cross join pillarbox.shards() as slot (shard)
+        cross join lateral pillarbox.latest_position(one.consumer, slot.shard) as read
+        cross join lateral pillarbox.latest_position(other.consumer, slot.shard) as unread
+        cross join lateral (
+            select log.id, log.xid, pillarbox.subject(log.source, log.topic, log.aggregate_type) as subject
+            from pillarbox.log where log.shard = slot.shard and log.id > unread.old_id
+            union all
+            -- Those that committed late have lower ids.
+            select log.id, log.xid, pillarbox.subject(log.source, log.topic, log.aggregate_type)
+            from pg_snapshot_xip(unread.old) as open (xid)
+            join pillarbox.log on log.xid = open.xid and log.shard = slot.shard and log.id <= unread.old_id
+        ) message
+        where one.consumer = $1 and other.consumer = $2
+          and message.subject ~ one.included and (one.excluded is null or message.subject !~ one.excluded)
+          and message.subject ~ other.included and (other.excluded is null or message.subject !~ other.excluded)
+          and (pg_visible_in_snapshot(message.xid, read.old)
+               or (pg_visible_in_snapshot(message.xid, read.new) and message.id <= read.last_id))
+          and not (pg_visible_in_snapshot(message.xid, unread.old)
+                   or (pg_visible_in_snapshot(message.xid, unread.new) and message.id <= unread.last_id))
+        limit 1000) as ahead";
+
+/// Whether a running process works for the consumer.
+async fn is_in_use(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<bool> {
+    let query =
+        "select exists (select from pillarbox.shard_worker join pillarbox.replica on replica.id = shard_worker.replica
+                                where shard_worker.consumer = $1 and replica.until > now())";
+    sqlx::query_scalar(query).bind(consumer).fetch_one(tx).await
 }
 
 /// The result of deleting a consumer.
@@ -64,14 +147,7 @@ pub async fn delete(db: &PgPool, consumer: &str) -> sqlx::Result<DeleteResult> {
 
 /// The same in the caller's transaction.
 pub async fn delete_in(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<DeleteResult> {
-    let in_use: bool = sqlx::query_scalar(
-        "select exists (select from pillarbox.shard_worker join pillarbox.replica on replica.id = shard_worker.replica
-                        where shard_worker.consumer = $1 and replica.until > now())",
-    )
-    .bind(consumer)
-    .fetch_one(&mut *tx)
-    .await?;
-    if in_use {
+    if is_in_use(tx, consumer).await? {
         return Ok(DeleteResult::InUse);
     }
     let query = "delete from pillarbox.cursor where consumer = $1";
@@ -87,6 +163,7 @@ pub async fn delete_in(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<De
     ] {
         sqlx::query(statement).bind(consumer).execute(&mut *tx).await?;
     }
+    filter_changes::delete(tx, consumer).await?;
     parked_messages::give_up_all(tx, Some(consumer), "its consumer was dropped").await?;
     Ok(DeleteResult::Deleted)
 }

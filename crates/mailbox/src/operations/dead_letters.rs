@@ -59,6 +59,10 @@ const IS_SELECTED: &str = "
     and ($5::timestamptz is null or died_at >= $5) and ($6::timestamptz is null or died_at < $6)
     and ($7::bigint is null or id <= $7)";
 
+/// Whether `other` is another message with the same id. A consumer has at most one of them parked.
+const HAS_SAME_ID: &str = "other.consumer = dead_letter.consumer and other.message_id = dead_letter.message_id
+    and other.run = dead_letter.run and other.log_id <> dead_letter.log_id";
+
 /// Returns the selected dead letters with an id above `after`, oldest first.
 pub async fn list(
     db: impl PgExecutor<'_>,
@@ -75,12 +79,14 @@ pub async fn list(
 }
 
 /// Parks up to `limit` dead letters again, oldest first, with all their retries. Returns how many. Skips those whose
-/// consumer does not exist.
+/// consumer does not exist, and those whose id is that of another message that is parked, or is retried first.
 pub async fn retry(db: impl PgExecutor<'_>, selection: &Selection, limit: i64) -> sqlx::Result<u64> {
     let query = format!(
         "with selected as (
              select id from pillarbox.dead_letter
              where {IS_SELECTED} and exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
+               and not exists (select from pillarbox.parked as other where {HAS_SAME_ID})
+               and not exists (select from pillarbox.dead_letter as other where {HAS_SAME_ID} and other.id < dead_letter.id)
              order by id limit $8 for update skip locked
          ), removed as (delete from pillarbox.dead_letter using selected where dead_letter.id = selected.id returning dead_letter.*),
          parked as (

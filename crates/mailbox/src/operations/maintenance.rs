@@ -63,6 +63,7 @@ pub async fn run_once(db: &PgPool, retention: Retention, running_for: Duration) 
         .max(delete_foreign_inbox(&mut db, inbox_until).await?)
         .max(delete_discarded(&mut db, inbox_until).await?)
         .max(delete_chosen_ids(&mut db, inbox_until).await?);
+    delete_filter_changes(&mut db, inbox_until).await?;
     Ok(if deleted == DELETE_MAX as u64 { Round::Busy } else { Round::Idle })
 }
 
@@ -225,10 +226,18 @@ async fn drop_unrouted_days(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx
     sqlx::query(query).bind(until).bind(DELETE_MAX).execute(db).await.map(drop)
 }
 
-/// Deletes ids that producers have chosen, and whose messages the log no longer has.
+/// Deletes ids that producers have chosen, and whose messages the log no longer has. An id is not free while a consumer knows
+/// it: the consumer would take a new message with this id for the old one.
 async fn delete_chosen_ids(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<u64> {
-    let query = "delete from pillarbox.chosen_id where message_id in
-                     (select message_id from pillarbox.chosen_id where at < $1 order by at limit $2)";
+    let query = "delete from pillarbox.chosen_id where message_id in (
+                     select message_id from pillarbox.chosen_id as chosen
+                     where at < $1
+                       and not exists (select from pillarbox.dead_letter where dead_letter.message_id = chosen.message_id)
+                       and not exists (select from pillarbox.cursor join pillarbox.parked using (consumer)
+                                       where parked.message_id = chosen.message_id)
+                       and not exists (select from pillarbox.cursor join pillarbox.inbox_foreign using (consumer)
+                                       where inbox_foreign.message_id = chosen.message_id || '/0')
+                     order by at limit $2)";
     Ok(sqlx::query(query).bind(before).bind(DELETE_MAX).execute(db).await?.rows_affected())
 }
 
@@ -243,6 +252,12 @@ async fn delete_discarded(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx:
                      (select consumer, message_id from pillarbox.discarded where discarded_at < $1
                       order by discarded_at limit $2)";
     Ok(sqlx::query(query).bind(before).bind(DELETE_MAX).execute(db).await?.rows_affected())
+}
+
+/// Deletes the former filters of consumers that have not read with them since `before`.
+async fn delete_filter_changes(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+    let query = "delete from pillarbox.filter_change where read_to < $1 and replay_from is null";
+    sqlx::query(query).bind(before).execute(db).await.map(drop)
 }
 
 fn days(count: u32) -> chrono::Duration {

@@ -38,6 +38,7 @@ pub async fn recover_in(tx: &mut PgConnection, recovery: Recovery) -> sqlx::Resu
          delete from pillarbox.replica;
          delete from pillarbox.replay_shard;
          delete from pillarbox.replay;
+         update pillarbox.filter_change set replay_from = null where replay_from is not null;
          update pillarbox.lease set owner = null, epoch = epoch + 1;
          update pillarbox.cursor set lapsed_at = null;
          insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)

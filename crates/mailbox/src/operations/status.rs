@@ -142,15 +142,33 @@ pub struct MessageStatus {
     pub last_error: Option<String>,
 }
 
+/// Returns the status of a message for one consumer; None if its filter does not match the message.
+pub async fn message_status(
+    db: impl PgExecutor<'_>,
+    message: &Message,
+    consumer: &str,
+) -> sqlx::Result<Option<MessageStatus>> {
+    Ok(statuses(db, message, Some(consumer)).await?.pop())
+}
+
 /// Returns the status of a message for each consumer whose filter it matches.
 pub async fn message_statuses(db: impl PgExecutor<'_>, message: &Message) -> sqlx::Result<Vec<MessageStatus>> {
+    statuses(db, message, None).await
+}
+
+async fn statuses(
+    db: impl PgExecutor<'_>,
+    message: &Message,
+    consumer: Option<&str>,
+) -> sqlx::Result<Vec<MessageStatus>> {
     let rows = sqlx::query(
         "select consumer, status, sent_at, attempts, next_retry_at, last_error from pillarbox.outbox_status
-         where shard = $1 and log_id = $2 and created_at = $3 order by consumer",
+         where shard = $1 and log_id = $2 and created_at = $3 and ($4::text is null or consumer = $4) order by consumer",
     )
     .bind(message.shard)
     .bind(message.id)
     .bind(message.at)
+    .bind(consumer)
     .fetch_all(db)
     .await?;
     let status = |row| -> sqlx::Result<MessageStatus> {

@@ -1,8 +1,9 @@
-//! `migrate`, `token` and `key`.
+//! `migrate`, `token`, `key` and `user`.
 
 use std::time::Duration;
 
 use chrono::Utc;
+use identity::{SetRoleError, UserRole};
 use kit::auth::{Role, Tenant, TokenSigner};
 use mailbox::database::{self, LockHolder, LockWait};
 use uuid::Uuid;
@@ -113,5 +114,20 @@ pub(super) async fn list_keys(settings: &Settings, tenant: Option<Tenant>, json:
 pub(super) async fn revoke_key(settings: &Settings, id: Uuid) -> Result<(), Failure> {
     flow::revoke(&connect(settings)?, id, None).await?;
     print_line(&format!("Key {id} is revoked; all servers refuse it within 2 s."))?;
+    Ok(())
+}
+
+/// Sets the role of a user. Fails if no account has the address.
+pub(super) async fn set_role(settings: &Settings, email: &str, role: UserRole) -> Result<(), Failure> {
+    let id = identity::set_role(&connect(settings)?, email, role).await.map_err(|error| match error {
+        SetRoleError::Database(cause) => Failure::Database(cause),
+        other => Failure::Other(other.to_string()),
+    })?;
+    print_line(&match role {
+        UserRole::Admin => format!("User {id} is an admin; sign in again, or refresh the tokens, to use the role."),
+        UserRole::User => {
+            format!("User {id} is no admin, and is signed out; tokens of the former role end within 5 min.")
+        }
+    })?;
     Ok(())
 }

@@ -4,6 +4,7 @@ use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use mailbox::database::time as database_time;
 use mailbox::log::Snapshot;
+use mailbox::operations::cursors::{self, MoveResult};
 use mailbox::operations::status;
 
 use super::installation::{connect, require_same_time};
@@ -36,6 +37,9 @@ enum Command {
         /// Read again what was posted since and has not taken effect: RFC 3339, or a duration before now (30m, 2h, 7d)
         #[arg(long, value_name = "TIME", value_parser = time::parse)]
         from: Option<DateTime<Utc>>,
+        /// Continue exactly where this consumer has stopped; no process may run either of them
+        #[arg(long, value_name = "CONSUMER", conflicts_with = "from")]
+        like: Option<String>,
         /// Confirm that unread messages are skipped
         #[arg(long)]
         yes: bool,
@@ -52,7 +56,8 @@ pub(super) async fn run(settings: &Settings, cursors: Cursors) -> Result<(), Fai
     match cursors.command {
         None => list(settings, cursors.json).await,
         Some(Command::List { json }) => list(settings, json || cursors.json).await,
-        Some(Command::Reset { name, from, yes }) => reset(settings, &name, from, yes).await,
+        Some(Command::Reset { name, like: Some(other), .. }) => continue_like(settings, &name, &other).await,
+        Some(Command::Reset { name, from, yes, like: None }) => reset(settings, &name, from, yes).await,
         Some(Command::Drop { name }) => drop_consumer(settings, &name).await,
     }
 }
@@ -102,6 +107,30 @@ async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes
         }
     })?;
     Ok(())
+}
+
+async fn continue_like(settings: &Settings, name: &str, other: &str) -> Result<(), Failure> {
+    let mut tx = connect(settings)?.begin().await?;
+    let refusal = match cursors::continue_like_in(&mut tx, name, other).await? {
+        MoveResult::Moved => {
+            tx.commit().await?;
+            return Ok(print_line(&format!("{name} continues exactly where {other} has stopped."))?);
+        }
+        MoveResult::NotFound(name) => format!("there is no consumer {name}; `pillarbox cursors` lists the consumers"),
+        MoveResult::InUse(name) => format!(
+            "consumer {name} is in use: stop its processes, or start them without it, so that neither position changes \
+             meanwhile"
+        ),
+        MoveResult::OtherHasParked(count) => format!(
+            "{count} messages of {other} are parked: it has passed them without having processed them, so nobody would; \
+             retry or discard them first"
+        ),
+        MoveResult::IsAhead(count) => format!(
+            "{name} has read {count} messages that {other} has not, so nobody or both would process them; start {other} \
+             until it has read them"
+        ),
+    };
+    Err(Failure::Other(refusal))
 }
 
 async fn drop_consumer(settings: &Settings, name: &str) -> Result<(), Failure> {

@@ -1,25 +1,93 @@
-//! `parity`: compares the two routes of dual publish.
+//! `parity`: compares the two routes of dual publish, event by event.
 
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use clap::Args;
+use contracts::EventId;
+use mailbox::database::time as database_time;
+use mailbox::operations::parity::{self, Comparison, MessageState};
 use mailbox::operations::status::{self, ConsumerStatus};
+use serde::Serialize;
+use sqlx::PgConnection;
+use uuid::Uuid;
 
 use super::Failure;
 use super::installation::connect;
 use super::table::{self, print_line};
+use crate::operator::time;
 use crate::settings::Settings;
 
 /// The two routes of dual publish, which send the same messages: to the new exchange, and to the legacy exchange.
 const NEW: &str = "relay.email";
 const LEGACY: &str = "relay.legacy";
+/// Where the new consumer of e-mails records them, by event. Only the database of the service notify has it.
+const RECORDS: &str = "pillarbox_notify.mail";
 
-/// Prints whether the legacy exchange has received everything that the new one has. Fails with
-/// `is_check` if it has not, and if the database cannot be reached.
-pub(super) async fn run(settings: &Settings, is_check: bool) -> Result<(), Failure> {
-    let consumers = status::consumers(&connect(settings)?).await?;
+/// The range without `--from`.
+const RANGE: TimeDelta = TimeDelta::days(7);
+/// How many events the text names.
+const NAMED_MAX: usize = 20;
+
+#[derive(Args)]
+pub(super) struct Parity {
+    /// Exit with 1 if an event is missing on one side
+    #[arg(long)]
+    check: bool,
+    /// Events that were posted at this time or later: RFC 3339, or a duration before now (30m, 2h, 7d). Default: 7d
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
+    from: Option<DateTime<Utc>>,
+    /// Events that were posted before this time. Default: now
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
+    to: Option<DateTime<Utc>>,
+    /// Print the events that are missing on one side, as lines of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What has happened to an event on both sides.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct Pair {
+    /// Absent: the event is not for this route.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    new: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    legacy: Option<String>,
+    /// Whether the new consumer has a record of it. Absent: its records are not in this database.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recorded: Option<bool>,
+}
+
+/// An event that is missing on one side.
+#[derive(Debug, Serialize)]
+struct Missing {
+    event_id: EventId,
+    at: DateTime<Utc>,
+    #[serde(flatten)]
+    pair: Pair,
+}
+
+/// The result of a comparison.
+#[derive(Debug, Default)]
+struct Found {
+    counts: BTreeMap<Pair, u64>,
+    missing: Vec<Missing>,
+}
+
+/// Prints what the two exchanges have received. Fails with `--check` if an event is missing on one side, or if there is nothing
+/// to compare, and if the database cannot be reached.
+pub(super) async fn run(settings: &Settings, args: Parity) -> Result<(), Failure> {
+    let pool = connect(settings)?;
+    let consumers = status::consumers(&pool).await?;
     let of = |name: &str| consumers.iter().find(|consumer| consumer.consumer == name);
     let result = match (of(NEW), of(LEGACY)) {
         (Some(new), Some(legacy)) => {
-            print_parity(new, legacy)?;
-            compare(new, legacy)
+            let found = compare(&mut *pool.acquire().await?, &args).await?;
+            match args.json {
+                true => found.missing.iter().try_for_each(table::print_json)?,
+                false => print_parity(new, legacy, &found)?,
+            }
+            found.verdict()
         }
         (_, None) => {
             Err("relay.legacy is not registered: dual publish was never enabled here, or the consumer was dropped.\n\
@@ -30,9 +98,10 @@ pub(super) async fn run(settings: &Settings, is_check: bool) -> Result<(), Failu
                                 nothing to compare."
             .to_owned()),
     };
-    match (result, is_check) {
-        (Err(text), true) => return Err(Failure::Other(text)),
-        (Ok(text) | Err(text), _) => print_line(&text)?,
+    match (result, args.check, args.json) {
+        (Err(text), true, _) => return Err(Failure::Other(text)),
+        (_, _, true) => return Ok(()),
+        (Ok(text) | Err(text), ..) => print_line(&text)?,
     }
     if of(LEGACY).is_some_and(|legacy| legacy.workers.is_empty()) && of(NEW).is_some() {
         print_line(
@@ -43,25 +112,109 @@ pub(super) async fn run(settings: &Settings, is_check: bool) -> Result<(), Failu
     Ok(())
 }
 
-/// Fails with a description of what the legacy exchange lacks.
-fn compare(new: &ConsumerStatus, legacy: &ConsumerStatus) -> Result<String, String> {
-    match (new.read_to - legacy.read_to, legacy.parked + legacy.dead) {
-        (..=0, 0) => Ok("The legacy exchange has received everything that the new one has.".to_owned()),
-        (..=0, stuck) => {
-            Err(format!("The legacy exchange is not behind, but {stuck} of its messages are parked or dead."))
+async fn compare(db: &mut PgConnection, args: &Parity) -> sqlx::Result<Found> {
+    let now = database_time::now(db).await?;
+    let to = args.to.unwrap_or(now);
+    let range = (args.from.unwrap_or(to - RANGE), to);
+    let mut comparison = Comparison::new(db, &[NEW, LEGACY], range).await?;
+    let mut result = Found::default();
+    while let Some(states) = comparison.next(db).await? {
+        let ids: Vec<Uuid> = states.iter().map(|state| state.message_id).collect();
+        let recorded = parity::recorded(db, RECORDS, &ids).await?;
+        let mut events: BTreeMap<i64, Missing> = BTreeMap::new();
+        for MessageState { log_id, message_id, at, consumer, state } in states {
+            let recorded = recorded.as_ref().map(|recorded| recorded.contains(&message_id));
+            let pair = Pair { new: None, legacy: None, recorded };
+            let event = events.entry(log_id).or_insert(Missing { event_id: EventId(message_id), at, pair });
+            match consumer.as_str() {
+                NEW => event.pair.new = Some(state),
+                _ => event.pair.legacy = Some(state),
+            }
         }
-        (behind, stuck) => {
-            Err(format!("The legacy exchange is behind by {behind} messages of the log; {stuck} are parked or dead."))
+        events.into_values().for_each(|event| result.add(event));
+    }
+    Ok(result)
+}
+
+impl Found {
+    fn add(&mut self, event: Missing) {
+        *self.counts.entry(event.pair.clone()).or_default() += 1;
+        if event.pair.is_missing() {
+            self.missing.push(event);
         }
+    }
+
+    /// Fails with a description of what is missing.
+    fn verdict(&self) -> Result<String, String> {
+        if self.missing.is_empty() {
+            return Ok("The legacy exchange has received everything that the new one has, and vice versa.".to_owned());
+        }
+        let side = |state: &Option<String>| state.as_deref().unwrap_or("not for it").to_owned();
+        let line = |event: &Missing| {
+            format!("\n  {}  new: {}  legacy: {}", event.event_id, side(&event.pair.new), side(&event.pair.legacy))
+        };
+        let named: String = self.missing.iter().take(NAMED_MAX).map(line).collect();
+        let rest = match self.missing.len().saturating_sub(NAMED_MAX) {
+            0 => String::new(),
+            rest => format!("\n  and {rest} more: --json lists all of them"),
+        };
+        Err(format!("{} events are missing on one side:{named}{rest}", self.missing.len()))
     }
 }
 
-fn print_parity(new: &ConsumerStatus, legacy: &ConsumerStatus) -> std::io::Result<()> {
+impl Pair {
+    /// Whether one side has received the event and the other has not. A route that has skipped an event did not exist when it was
+    /// posted, or was reset by an operator: that is no difference.
+    fn is_missing(&self) -> bool {
+        let is = |side: &Option<String>, states: &[&str]| side.as_deref().is_some_and(|state| states.contains(&state));
+        let (received, lacking) = (["sent"], ["pending", "parked", "dead", "discarded", "unrouted"]);
+        (is(&self.new, &received) && is(&self.legacy, &lacking))
+            || (is(&self.legacy, &received) && is(&self.new, &lacking))
+    }
+}
+
+fn print_parity(new: &ConsumerStatus, legacy: &ConsumerStatus, found: &Found) -> std::io::Result<()> {
     let row = |consumer: &ConsumerStatus| {
         let lag = [consumer.read_to, consumer.lag_messages, consumer.parked, consumer.dead].map(|n| n.to_string());
         let [read_to, lag_messages, parked, dead] = lag;
         let name = consumer.consumer.clone();
         [name, read_to, format!("{:.1}", consumer.lag_seconds), lag_messages, parked, dead]
     };
-    table::print(["CONSUMER", "READ_TO", "LAG_S", "LAG", "PARKED", "DEAD"], &[row(new), row(legacy)])
+    table::print(["CONSUMER", "READ_TO", "LAG_S", "LAG", "PARKED", "DEAD"], &[row(new), row(legacy)])?;
+    print_line("")?;
+    let text = |side: &Option<String>| side.clone().unwrap_or_else(|| "-".to_owned());
+    let recorded = |recorded: Option<bool>| recorded.map_or("-", |is| if is { "yes" } else { "no" }).to_owned();
+    let count = |(pair, count): (&Pair, &u64)| {
+        [count.to_string(), text(&pair.new), text(&pair.legacy), recorded(pair.recorded)]
+    };
+    let rows: Vec<[String; 4]> = found.counts.iter().map(count).collect();
+    table::print(["EVENTS", "NEW", "LEGACY", "RECORDED"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_missing_if_only_one_side_has_received_it() {
+        let pair = |new: &str, legacy: &str| {
+            let side = |state: &str| (state != "-").then(|| state.to_owned());
+            Pair { new: side(new), legacy: side(legacy), recorded: None }
+        };
+        for (new, legacy, expected) in [
+            ("sent", "sent", false),
+            ("pending", "pending", false),
+            ("sent", "skipped", false),
+            ("sent", "-", false),
+            ("sent", "pending", true),
+            ("pending", "sent", true),
+            ("sent", "parked", true),
+            ("parked", "sent", true),
+            ("sent", "unrouted", true),
+            ("sent", "discarded", true),
+            ("dead", "pending", false),
+        ] {
+            assert_eq!(pair(new, legacy).is_missing(), expected, "{new} {legacy}");
+        }
+    }
 }

@@ -234,3 +234,36 @@ fn options_accept_durations_and_short_addresses() {
     let error = load("", &[], &["--listen", "example.com"]).unwrap_err();
     assert!(error.contains("localhost:8080"), "{error}");
 }
+
+#[test]
+fn the_alias_of_dual_publishing_is_overridden_by_the_name_of_the_setting() {
+    let (alias, name) = ("ENABLE_DUAL_PUBLISH", "PILLARBOX_RELAY__ENABLE_DUAL_PUBLISH");
+    let set = ["--set", "relay.enable_dual_publish=false"];
+    for (variables, arguments, expected) in [
+        (vec![], &[][..], false),
+        (vec![(alias, "true")], &[], true),
+        (vec![(alias, "true"), (name, "false")], &[], false),
+        (vec![(name, "true"), (alias, "false")], &[], true),
+        (vec![(alias, "true")], &set, false),
+    ] {
+        let settings = load("", &variables, arguments).unwrap();
+        assert_eq!(value_of(&settings, "relay.enable_dual_publish"), json!(expected), "{variables:?} {arguments:?}");
+    }
+    let error = load("", &[(alias, "perhaps")], &[]).unwrap_err();
+    assert!(error.contains("relay.enable_dual_publish"), "{error}");
+}
+
+#[test]
+fn the_alert_rules_use_metrics_that_exist() {
+    let rules = include_str!("../../../../docs/alerts.yml");
+    let known: BTreeSet<&str> = relay::METRICS.iter().chain(mailbox::METRICS).map(|(name, _)| *name).collect();
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let expressions = rules.lines().filter(|line| line.contains("_seconds"));
+    let used: BTreeSet<&str> = expressions
+        .flat_map(|line| line.split(|c| !is_part(c)))
+        .filter(|word| word.starts_with("event_") || word.starts_with("pillarbox_"))
+        .map(|word| word.strip_suffix("_bucket").unwrap_or(word))
+        .collect();
+    assert!(used.contains("event_publish_duration_seconds") && used.is_subset(&known), "{used:?}");
+    assert!(rules.contains("histogram_quantile(0.99, ") && rules.contains(") > 0.1"), "p99 above 100 ms");
+}

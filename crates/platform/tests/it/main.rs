@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test fails")]
 
+mod accounts;
+mod confidential;
 mod consumers;
 mod days;
 mod events;
@@ -12,8 +14,10 @@ mod example_service;
 mod failover;
 mod guides;
 mod hub;
+mod identity;
 mod joins;
 mod log;
+mod mail;
 mod operator;
 mod parity;
 mod relay;

@@ -50,11 +50,20 @@ fn a_migration_uses_one_schema() {
 
 #[test]
 fn a_migration_lets_the_previous_binary_run() {
-    let contracting = |(path, text): &(String, String)| {
+    assert_none(each_migration(migration::contractions));
+}
+
+#[test]
+fn a_migration_builds_no_index_while_writes_wait() {
+    assert_none(each_migration(migration::blocking_indexes));
+}
+
+fn each_migration(check: fn(&str, &str) -> Vec<String>) -> Vec<String> {
+    let found = |(path, text): &(String, String)| {
         let name = path.rsplit('/').next().unwrap_or_default();
-        migration::contractions(name, text).into_iter().map(|found| format!("{path}: {found}")).collect::<Vec<_>>()
+        check(name, text).into_iter().map(|found| format!("{path}: {found}")).collect::<Vec<_>>()
     };
-    assert_none(texts("migrations", ".sql").iter().flat_map(contracting).collect());
+    texts("migrations", ".sql").iter().flat_map(found).collect()
 }
 
 #[test]

@@ -8,9 +8,13 @@ const KINDS: [&str; 8] = ["table", "view", "function", "procedure", "type", "seq
 const FILLERS: [&str; 11] =
     ["or", "replace", "unlogged", "materialized", "recursive", "constraint", "unique", "if", "not", "exists", "only"];
 
+/// The first line of a migration that is executed one statement at a time, without a transaction.
+const NO_TRANSACTION: &str = "-- no-transaction";
+
 pub(crate) fn outside_its_schema(text: &str) -> Vec<String> {
-    let Some(declared) = text.lines().next().and_then(|line| line.strip_prefix("-- schema: ")) else {
-        return vec!["the first line must be `-- schema: NAME`".to_owned()];
+    let first = text.lines().find(|line| *line != NO_TRANSACTION);
+    let Some(declared) = first.and_then(|line| line.strip_prefix("-- schema: ")) else {
+        return vec![format!("the first line, or the one after `{NO_TRANSACTION}`, must be `-- schema: NAME`")];
     };
     let words = words(text);
     let mut violations = Vec::new();
@@ -57,6 +61,56 @@ pub(crate) fn contractions(name: &str, text: &str) -> Vec<String> {
     let found = CONTRACTING.iter().filter(|words_of| words.windows(words_of.len()).any(|window| window == **words_of));
     let advice = "the previous binary may need it; expand first, or explain it in a line that starts with";
     found.map(|words| format!("`{}`: {advice} `{CONTRACTION}`", words.join(" "))).collect()
+}
+
+/// The last migration that may have built an index while writes to its table waited.
+const LAST_BLOCKING: u32 = 13;
+
+/// The indexes that a migration builds while all writes to their table wait: those of a table that it has not created
+/// itself, unless they are built concurrently. That is not possible in a transaction. `name` is the name of its file.
+pub(crate) fn blocking_indexes(name: &str, text: &str) -> Vec<String> {
+    let version: u32 = name.split('_').next().and_then(|number| number.parse().ok()).unwrap_or(u32::MAX);
+    if version <= LAST_BLOCKING {
+        return Vec::new();
+    }
+    let words = words(text);
+    let statements: Vec<&[String]> = words.split(|word| word == ";").collect();
+    let table_of = |statement: &[String], verb: &str, kind: &str| {
+        let mut rest = statement.iter().map(String::as_str).filter(|word| !FILLERS.contains(word));
+        (rest.next() == Some(verb) && rest.next() == Some(kind)).then(|| rest.next().unwrap_or_default().to_owned())
+    };
+    let created: Vec<String> = statements.iter().filter_map(|one| table_of(one, "create", "table")).collect();
+    let mut violations = Vec::new();
+    for (at, statement) in statements.iter().enumerate() {
+        let has = |wanted: &str| statement.iter().any(|word| word == wanted);
+        let builds_constraint = has("unique") || (has("primary") && has("key"));
+        if table_of(statement, "alter", "table").is_some_and(|table| builds_constraint && !created.contains(&table)) {
+            violations.push(format!("`{}` builds an index while writes wait", statement.join(" ")));
+        }
+        let Some(index) = table_of(statement, "create", "index") else { continue };
+        let mut after_on = statement.iter().map(String::as_str).skip_while(|word| *word != "on").skip(1);
+        let table = after_on.find(|word| *word != "only").unwrap_or_default();
+        let name = if index == "concurrently" { name_after(statement, "concurrently") } else { index.clone() };
+        let is_dropped_before = at > 0
+            && statements[at - 1].starts_with(&["drop", "index", "concurrently", "if", "exists"].map(str::to_owned))
+            && statements[at - 1].last().is_some_and(|dropped| dropped.ends_with(&format!(".{name}")));
+        match (text.starts_with(NO_TRANSACTION), index == "concurrently") {
+            _ if created.iter().any(|created| created == table) => {}
+            (true, true) if is_dropped_before => {}
+            (true, true) => violations.push(format!("`{name}`: drop an index of an interrupted build before it")),
+            _ => violations.push(format!(
+                "`{name}` is built while writes to `{table}` wait: use `create index concurrently`, in a file that begins \
+                 with `{NO_TRANSACTION}`"
+            )),
+        }
+    }
+    violations
+}
+
+/// The first word after `word` that is no filler.
+fn name_after(statement: &[String], word: &str) -> String {
+    let mut rest = statement.iter().skip_while(|one| *one != word).skip(1);
+    rest.find(|one| !FILLERS.contains(&one.as_str())).cloned().unwrap_or_default()
 }
 
 /// The names in a statement that depend on the search path.
@@ -125,6 +179,31 @@ mod samples {
             let explained = format!("-- contracts: unused since 0.3\n{contraction}");
             assert_eq!(contractions("0006_a.sql", &explained), [""; 0]);
         }
+    }
+
+    #[test]
+    fn an_index_of_an_existing_table_is_built_concurrently() {
+        let drop = "drop index concurrently if exists pillarbox_a.t_at;";
+        let concurrently = "create index concurrently t_at on pillarbox_a.t (at);";
+        let own = "create table pillarbox_a.t (at int); create index t_at on pillarbox_a.t (at);";
+        let without_transaction = format!("{NO_TRANSACTION}\n{FIRST_LINE}{drop} {concurrently}");
+        for good in [own, &without_transaction, "alter table pillarbox_a.t add column x int;"] {
+            assert_eq!(blocking_indexes("0014_a.sql", good), [""; 0], "{good}");
+        }
+        for bad in [
+            "create index t_at on pillarbox_a.t (at);",
+            "create unique index if not exists t_at on only pillarbox_a.t (at);",
+            "create table pillarbox_a.o (at int); create index t_at on pillarbox_a.t (at);",
+            "alter table pillarbox_a.t add column x int unique;",
+            "alter table only pillarbox_a.t add constraint t_x primary key (x);",
+            concurrently,
+            &format!("{NO_TRANSACTION}\n{FIRST_LINE}{concurrently}"),
+            &format!("{NO_TRANSACTION}\n{FIRST_LINE}create index t_at on pillarbox_a.t (at);"),
+        ] {
+            assert_eq!(blocking_indexes("0014_a.sql", bad).len(), 1, "{bad}");
+            assert_eq!(blocking_indexes("0013_a.sql", bad), [""; 0], "an earlier migration");
+        }
+        assert_eq!(outside_its_schema(&without_transaction), [""; 0]);
     }
 
     #[test]

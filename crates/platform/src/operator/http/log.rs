@@ -56,6 +56,7 @@ async fn list(
         tenant: filters.tenant.map(String::from),
         source: filters.source,
         filter: None,
+        consumer: None,
         from: filters.from,
         to: filters.to,
     };

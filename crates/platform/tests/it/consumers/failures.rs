@@ -258,3 +258,58 @@ async fn a_message_that_is_too_slow_twice_is_parked_and_stops_no_other() {
     let errors: Vec<String> = sqlx::query_scalar(parked).fetch_all(db).await.unwrap();
     assert!(errors.len() == 1 && errors[0].contains("its processing takes too long"), "{errors:?}");
 }
+
+/// Posts a copy of the only message of the log under the same id, with another key and number. Nothing does that; but if it
+/// happens, no message may vanish.
+async fn post_with_the_same_id(db: &sqlx::PgPool, key: &str, number: i64) {
+    let query = "insert into pillarbox.log (shard, message_id, source, tenant, topic, key, payload)
+                 select pillarbox.shard_of(tenant, $1), message_id, source, tenant, topic, $1, to_json($2)
+                 from pillarbox.log where topic = 'test.posted' limit 1";
+    sqlx::query(query).bind(key).bind(number).execute(db).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_message_that_fails_while_another_one_with_its_id_is_parked_becomes_a_dead_letter() {
+    let database = database().await;
+    let db = database.pool();
+    let consumer = FailingConsumer::with_slow_retries(db);
+    post_numbers(db, Some("first"), [-1]).await;
+    wait_for_count(db, "parked", 1).await;
+    post_with_the_same_id(db, "second", -2).await;
+    wait_for_count(db, "dead_letter", 1).await;
+    let statuses = async || -> Vec<(String, String)> {
+        let query =
+            "select log.payload::text, status from pillarbox.outbox_status join pillarbox.log on log.id = log_id
+                     where consumer = 'effects' order by log_id";
+        sqlx::query_as(query).fetch_all(db).await.unwrap()
+    };
+    let expected = [("-1", "parked"), ("-2", "dead")].map(|(number, status)| (number.to_owned(), status.to_owned()));
+    assert_eq!(statuses().await, expected);
+    let announced = "select count(*) from pillarbox.log where topic = 'dead_letter.effects'";
+    assert_eq!(sqlx::query_scalar::<_, i64>(announced).fetch_one(db).await.unwrap(), 1);
+    // As long as the other one is parked, it stays where it is.
+    assert_eq!(dead_letters::retry(db, &Selection::default(), 10).await.unwrap(), 0);
+    let dead = dead_letters::list(db, &Selection::default(), None, 10).await.unwrap();
+    assert_eq!((dead[0].message.payload.get(), dead[0].message.key.as_deref()), ("-2", Some("second")));
+    assert!(dead[0].last_error.contains("same id"), "{}", dead[0].last_error);
+    // A dead letter of the same message has no second one.
+    consumer.process.stop().await;
+    sqlx::query("delete from pillarbox.parked").execute(db).await.unwrap();
+    assert_eq!(dead_letters::retry(db, &Selection::default(), 10).await.unwrap(), 1);
+    assert_eq!((count(db, "parked").await, count(db, "dead_letter").await), (1, 0));
+}
+
+#[tokio::test]
+async fn without_retries_two_messages_with_the_same_id_are_two_dead_letters() {
+    let database = database().await;
+    let db = database.pool();
+    let consumer = FailingConsumer::without_retries(db);
+    post_numbers(db, Some("first"), [-1]).await;
+    wait_for_count(db, "dead_letter", 1).await;
+    post_with_the_same_id(db, "second", -2).await;
+    wait_for_count(db, "dead_letter", 2).await;
+    consumer.process.stop().await;
+    // A retry parks one of them, and does not delete the other.
+    assert_eq!(dead_letters::retry(db, &Selection::default(), 10).await.unwrap(), 1);
+    assert_eq!((count(db, "parked").await, count(db, "dead_letter").await), (1, 1));
+}

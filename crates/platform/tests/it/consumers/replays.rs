@@ -4,7 +4,7 @@ use chrono::Utc;
 use mailbox::operations::replays;
 
 use crate::consumers::support::{
-    Process, database, effects, numbers, post_numbers, recorder, wait_for_effects, wait_for_replays,
+    Process, count, database, effects, numbers, post_numbers, recorder, wait_for_effects, wait_for_replays,
 };
 
 #[tokio::test]
@@ -67,4 +67,23 @@ async fn a_replay_covers_the_part_of_an_open_window_that_was_read() {
     wait_for_replays(db).await;
     process.stop().await;
     assert_eq!(numbers(db).await, [1, 2, 3, 1, 2, 3]);
+}
+
+#[tokio::test]
+async fn a_replay_of_a_handler_does_not_search_the_messages_that_no_queue_took() {
+    let database = database().await;
+    let db = database.pool();
+    post_numbers(db, Some("k"), 1..=3).await;
+    let process = Process::start(db, recorder());
+    wait_for_effects(db, 3).await;
+    // Only routes have such rows. If a handler had one, its replay would not delete it.
+    let row = "insert into pillarbox.unrouted (consumer, log_id) select 'effects', id from pillarbox.log";
+    sqlx::query(row).execute(db).await.unwrap();
+    let (from, to) = (Utc::now() - chrono::Duration::hours(1), Utc::now() + chrono::Duration::hours(1));
+    let request = replays::Request { consumer: "effects".to_owned(), from, to, again: true };
+    replays::request(db, &request).await.unwrap();
+    wait_for_effects(db, 6).await;
+    wait_for_replays(db).await;
+    process.stop().await;
+    assert_eq!(count(db, "unrouted").await, 3);
 }

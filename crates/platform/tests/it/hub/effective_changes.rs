@@ -183,6 +183,20 @@ async fn a_change_waits_for_the_dispatchers_of_other_processes_but_not_for_a_sus
     assert_eq!(registered().await, 0, "a dispatcher that stops is not waited for");
 }
 
+/// Inserts what a failover leaves of a process that is still connected to the old server: its last heartbeat, and no fence row.
+async fn insert_process_before_a_failover(db: &sqlx::PgPool) -> uuid::Uuid {
+    let replica = uuid::Uuid::now_v7();
+    sqlx::query("update pillarbox.incarnation set since = now()").execute(db).await.unwrap();
+    let insert = "insert into pillarbox.replica (id, name, until) select $1, 'other', now() + interval '10 s'";
+    sqlx::query(insert).bind(replica).execute(db).await.unwrap();
+    replica
+}
+
+/// The lease of that process ends.
+async fn end_lease(db: &sqlx::PgPool, replica: uuid::Uuid) {
+    sqlx::query("update pillarbox.replica set until = now() where id = $1").bind(replica).execute(db).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_change_waits_for_a_process_that_may_not_have_noticed_a_failover() {
     let fixture = Fixture::start_with(|settings| settings.hub.change_wait_ms = 2_000).await;
@@ -190,15 +204,32 @@ async fn a_change_waits_for_a_process_that_may_not_have_noticed_a_failover() {
     let subscriber = subscribe(&fixture.manager, &receiver.url(), json!({})).await;
     let pause = format!("{}/pause", subscriber_path(&subscriber));
     assert_eq!(fixture.manager.send(Method::POST, &pause, None).await.status, 200);
-    // What a failover leaves of a process that is still connected to the old server: its last heartbeat, and no fence row.
-    let replica = uuid::Uuid::now_v7();
-    sqlx::query("update pillarbox.incarnation set since = now()").execute(db).await.unwrap();
-    let insert = "insert into pillarbox.replica (id, name, until) select $1, 'other', now() + interval '10 s'";
-    sqlx::query(insert).bind(replica).execute(db).await.unwrap();
+    let replica = insert_process_before_a_failover(db).await;
     let answer = fixture.manager.send(Method::POST, &pause, None).await;
     assert_eq!((answer.status, &answer.json()["effective"]), (202, &json!(false)), "{answer:?}");
-    // Its lease has ended.
-    sqlx::query("update pillarbox.replica set until = now() where id = $1").bind(replica).execute(db).await.unwrap();
+    end_lease(db, replica).await;
     assert_eq!(fixture.manager.send(Method::POST, &pause, None).await.status, 200);
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_repeat_with_the_same_key_waits_again_and_the_description_says_so() {
+    let fixture = Fixture::start_with(|settings| settings.hub.change_wait_ms = 200).await;
+    let (db, receiver) = (fixture.database.pool(), Receiver::start().await);
+    let subscriber = subscribe(&fixture.manager, &receiver.url(), json!({})).await;
+    let pause = format!("{}/pause", subscriber_path(&subscriber));
+    let replica = insert_process_before_a_failover(db).await;
+    let with_key = fixture.manager.with_header("idempotency-key", "k");
+    assert_eq!(with_key.send(Method::POST, &pause, None).await.status, 202);
+    assert_eq!(with_key.send(Method::POST, &pause, None).await.status, 202);
+    end_lease(db, replica).await;
+    let repeated = with_key.send(Method::POST, &pause, None).await;
+    assert_eq!((repeated.status, repeated.header("idempotent-replayed")), (200, "true"), "{repeated:?}");
+    let document = fixture.app.anonymous().get("/openapi.json").await.json();
+    for (path, method) in [("", "patch"), ("", "delete"), ("/pause", "post"), ("/resume", "post")] {
+        let parameters = &document["paths"][format!("/hub/v1/subscribers/{{id}}{path}")][method]["parameters"];
+        let key = parameters.as_array().unwrap().iter().find(|one| one["name"] == "idempotency-key").unwrap();
+        assert!(text(&key["description"]).contains("202"), "{method} {path}: {key}");
+    }
     fixture.app.stop().await;
 }

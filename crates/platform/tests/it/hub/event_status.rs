@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use testkit::{Client, Receiver, Reply, TestApp, eventually};
 
-use crate::hub::fixture::{post, subscribe};
+use crate::hub::fixture::{Fixture, post, subscribe};
 use crate::hub::rows::start_api_only;
 use crate::support::{DEADLINE, caller};
 
@@ -46,4 +46,17 @@ async fn an_event_that_nobody_subscribed_to_differs_from_one_that_is_not_fanned_
     outcomes.sort_unstable();
     assert_eq!(outcomes, ["dead", "delivered"]);
     app.stop().await;
+}
+
+#[tokio::test]
+async fn the_status_of_an_event_does_not_depend_on_other_consumers() {
+    let fixture = Fixture::start().await;
+    let event = post(&fixture.manager, "test.posted", json!({}), None).await;
+    wait_for_status(&fixture.manager, &event, "completed").await;
+    // The status of the message for this consumer cannot be determined.
+    let broken = "insert into pillarbox.cursor (consumer, kind, included) values ('broken', 'handler', '(')";
+    sqlx::query(broken).execute(fixture.database.pool()).await.unwrap();
+    let shown = fixture.manager.get(&format!("/hub/v1/events/{event}")).await;
+    assert_eq!((shown.status, &shown.json()["status"]), (200, &json!("completed")), "{shown:?}");
+    fixture.app.stop().await;
 }

@@ -1,9 +1,6 @@
 //! The operator's commands, run as typed.
 
-use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
 use mailbox::database::cluster_identity;
-use mailbox::log::Filter;
-use mailbox::operations::cursors;
 use serde_json::Value;
 use testkit::{TestDatabase, eventually};
 
@@ -219,25 +216,4 @@ async fn status_reports_a_restored_database_and_recover_resumes() {
     assert!(status.contains("pillarbox cursors reset effects"), "{status}");
     cli.ok("cursors reset effects --yes").await;
     cli.ok("status").await;
-}
-
-#[tokio::test]
-async fn parity_reports_whether_the_legacy_exchange_is_complete() {
-    let database = database().await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
-    assert!(cli.ok("parity").await.contains("relay.legacy is not registered"));
-    let register = async |consumer: &str, start: StartAt| {
-        let cursor =
-            Consumer { name: consumer.to_owned(), kind: ConsumerKind::Relay, filter: Filter::everything(), start };
-        cursor.register(db).await.unwrap();
-    };
-    register("relay.legacy", StartAt::Beginning).await;
-    assert!(cli.ok("parity").await.contains("relay.email is not registered"));
-    post_numbers(db, None, 1..=3).await;
-    register("relay.email", StartAt::Now).await;
-    let output = cli.ok("parity").await;
-    assert!(output.contains("behind by 3 messages") && output.contains("No process runs relay.legacy"), "{output}");
-    cursors::reset(db, "relay.legacy", None).await.unwrap();
-    let output = cli.ok("parity").await;
-    assert!(output.contains("has received everything that the new one has"), "{output}");
 }

@@ -69,7 +69,15 @@ const EFFECTS: &[(&str, Effect)] = &[
     ("recover --from 2h", Makes("exists (select from pillarbox.cluster_identity where restored_at is null)")),
     ("recover --skip", Makes("(select count(*) from pillarbox.dead_letter) = 3")),
     ("parity", Prints("relay.legacy")),
-    ("parity --check", Prints("relay.legacy")),
+    ("parity --check --from 7d", Prints("relay.legacy")),
+    (
+        "cursors reset notify.mail --like relay.legacy",
+        Makes("(select since > created_at from pillarbox.cursor where consumer = 'notify.mail')"),
+    ),
+    (
+        "cursors reset relay.legacy --like notify.mail",
+        Makes("(select since > created_at from pillarbox.cursor where consumer = 'relay.legacy')"),
+    ),
     ("cursors drop relay.legacy", Makes("not exists (select from pillarbox.cursor where consumer = 'relay.legacy')")),
 ];
 
@@ -112,7 +120,7 @@ async fn runbook_database(is_restored: bool) -> TestDatabase {
     let database = database().await;
     let db = database.pool();
     post_numbers(db, Some("k"), [1, 2, 3]).await;
-    for consumer in ["relay.default", "relay.email", "relay.legacy", "joins.events"] {
+    for consumer in ["relay.default", "relay.email", "relay.legacy", "joins.events", "notify.mail"] {
         let (kind, filter) = (ConsumerKind::Relay, Filter::everything());
         let cursor = Consumer { name: consumer.to_owned(), kind, filter, start: StartAt::Beginning };
         cursor.register(db).await.unwrap();

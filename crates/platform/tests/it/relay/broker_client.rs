@@ -92,6 +92,14 @@ impl BrokerClient {
             .unwrap();
     }
 
+    pub(crate) async fn delete_exchange(&self, name: &str) {
+        self.channel.exchange_delete(name.into(), Default::default()).await.unwrap();
+    }
+
+    pub(crate) async fn delete_queue(&self, name: &str) {
+        self.channel.queue_delete(name.into(), Default::default()).await.unwrap();
+    }
+
     /// Waits until the queue exists.
     pub(crate) async fn wait_for_queue(&self, queue: &str) {
         testkit::eventually(queue, TIMEOUT, async || {

@@ -4,11 +4,14 @@
 pub(crate) mod broker_client;
 mod bus;
 mod default_routes;
+mod dual_publish;
 mod faults;
 mod intake;
 mod intake_ids;
+mod migration_plan;
 mod oversized;
 mod publishing;
+mod route_changes;
 mod signatures;
 pub(crate) mod support;
 mod suspended_relay;

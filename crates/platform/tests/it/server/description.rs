@@ -11,6 +11,7 @@ use tokio::process::Command;
 use uuid::Uuid;
 
 use crate::hub::fixture::test_size;
+use crate::identity::fixture::{person, unlimited};
 use crate::support::caller;
 
 const SCHEMATHESIS: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/schemathesis/bin/schemathesis");
@@ -32,13 +33,16 @@ struct Run {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_api_and_its_description_agree_for_every_caller() {
     let database = TestDatabase::new(&migrations()).await;
-    let app = TestApp::start(&database).await;
+    let app = TestApp::start_with(&database, unlimited).await;
+    let member = person(&app, database.pool(), "member").await;
     let (all, random) = ("coverage,fuzzing", "fuzzing");
     let run = |name, caller, paths, phases, examples| Run { name, caller, paths, phases, examples };
     let runs = [
         run("an admin", app.admin(), "^/(admin|events|healthz|readyz|metrics)", all, test_size(5, 300)),
         run("a manager", caller(&app, "manage", "acme").await, "^/hub/", all, test_size(5, 300)),
         run("a user", app.user(Uuid::now_v7(), None), "^/(event|join)/", all, test_size(5, 300)),
+        // Without the routes that end the session of the caller.
+        run("a member", member.client, r"^/(identity/v1/(?!logout|sessions)|\.well-known)", all, test_size(5, 300)),
         run("nobody", app.anonymous(), "^/", random, test_size(2, 100)),
     ];
     let seed = std::env::var("PBX_SEED").unwrap_or_else(|_| SEED.to_owned());

@@ -11,6 +11,8 @@ use uuid::Uuid;
 
 use crate::hub::fixture::{post, subscribe};
 use crate::hub::rows::{insert_dead_letter, insert_event};
+use crate::identity::examples::prepare as prepare_identity;
+use crate::identity::fixture::unlimited;
 use crate::joins::fixture::{moderate, new_event, post_event_update, post_join_action, wait_until_known};
 use crate::server::api::operations;
 use crate::support::{DEADLINE, text, uuid_of};
@@ -26,7 +28,7 @@ struct Preparation<'a> {
 #[tokio::test]
 async fn every_operation_accepts_its_example() {
     let database = TestDatabase::new(&migrations()).await;
-    let app = TestApp::start(&database).await;
+    let app = TestApp::start_with(&database, unlimited).await;
     let receiver = Receiver::start().await;
     let description = app.anonymous().get("/openapi.json").await.json();
     insert_unused_consumer(database.pool()).await;
@@ -78,6 +80,9 @@ impl Preparation<'_> {
             "/hub/v1/messages" => {
                 let subscriber = subscribe(&admin, &self.receiver.url(), json!({})).await;
                 (admin, format!("{path}?subscriber_id={}", text(&subscriber["id"])))
+            }
+            path if path.starts_with("/identity/") || path.starts_with("/.well-known/") => {
+                prepare_identity(self.app, self.db, path).await
             }
             "/event/v1/audit" | "/join/v1/audit" => (admin, path.to_owned()),
             path if path.starts_with("/event/v1/") => {
@@ -172,6 +177,7 @@ impl Preparation<'_> {
             path if path.starts_with("/admin/v1/dead-letters/{id}") => {
                 insert_failed(self.db, "dead_letter", ", last_error").await
             }
+            "/admin/v1/mail/{id}/retry" => insert_dead_email(self.db).await,
             "/admin/v1/replays/{id}" => {
                 let replay = json!({"consumer": "joins.events", "from": "2026-01-01T00:00:00Z"});
                 admin.post("/admin/v1/replays", replay).await.json()["id"].to_string()
@@ -197,6 +203,16 @@ async fn insert_failed(db: &PgPool, table: &str, column: &str) -> String {
          select 'failing', 0, 0, 1, 1, gen_random_uuid(), 'old', 'main', 'test.old', '{{}}', '1', now(){value} returning id"
     );
     let id: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(insert)).fetch_one(db).await.unwrap();
+    id.to_string()
+}
+
+/// Inserts an e-mail that was given up. Returns its id.
+async fn insert_dead_email(db: &PgPool) -> String {
+    let insert = "insert into pillarbox_notify.mail (message_id, source, idempotency_key, recipient, template, locale, subject,
+                      text, html, status, next_attempt_at, give_up_at, created_at)
+                  select id, 'identity', id, 'ada@example.org', 'verification', 'en', 's', 't', 'h', 'dead', now(), now(), now()
+                  from gen_random_uuid() as new (id) returning mail.id";
+    let id: i64 = sqlx::query_scalar(insert).fetch_one(db).await.unwrap();
     id.to_string()
 }
 

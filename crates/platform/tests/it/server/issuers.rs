@@ -103,6 +103,20 @@ async fn an_issuer_cannot_speak_for_the_users_of_another() {
 }
 
 #[tokio::test]
+async fn a_user_whose_subject_is_no_uuid_creates_events_under_a_stable_id() {
+    let partner = Partner::new("https://one.example");
+    let (_database, app) = start(&[&partner]).await;
+    let first = publish_event(&partner.user(&app, "auth0|5f7c8ec7"), meetup()).await;
+    let second = publish_event(&partner.user(&app, "auth0|5f7c8ec7"), meetup()).await;
+    let other = publish_event(&partner.user(&app, "auth0|another"), meetup()).await;
+    assert_eq!(first["owner_id"], second["owner_id"], "another token of the user has the same id");
+    assert_ne!(first["owner_id"], other["owner_id"]);
+    // Such a user has no account here.
+    partner.user(&app, "auth0|5f7c8ec7").get("/identity/v1/me").await.assert_problem(403, "forbidden");
+    app.stop().await;
+}
+
+#[tokio::test]
 async fn the_role_of_a_token_counts_only_if_its_issuer_is_trusted_for_roles() {
     let (one, mut two) = (Partner::new("https://one.example"), Partner::new("https://two.example"));
     two.settings.trust_roles = true;

@@ -8,6 +8,7 @@ use testkit::{Client, Response, TestApp, TestDatabase};
 use uuid::Uuid;
 
 use crate::events::fixture::{create_event, meetup};
+use crate::identity::fixture::{person, unlimited};
 use crate::joins::fixture::{new_event, post_event_update, wait_until_known};
 use crate::server::api::operations;
 use crate::support::text;
@@ -66,17 +67,24 @@ struct Target<'a> {
 #[tokio::test]
 async fn a_malformed_part_is_named_with_what_it_accepts() {
     let database = TestDatabase::new(&migrations()).await;
-    let app = TestApp::start(&database).await;
+    let app = TestApp::start_with(&database, unlimited).await;
     let description = app.anonymous().get("/openapi.json").await.json();
     let owner = Uuid::now_v7();
     let event = new_event(owner, 5);
     post_event_update(database.pool(), &event).await;
     wait_until_known(database.pool(), &event).await;
     let made = create_event(&app.user(owner, None), meetup()).await;
+    // Not the account of the examples, some of which delete it.
+    let member = person(&app, database.pool(), "member").await;
     let mut refused = 0;
     for (method, path, operation) in operations(&app.anonymous()).await {
         let is_for_users = (path.starts_with("/event/") || path.starts_with("/join/")) && !path.ends_with("/audit");
-        let client = if is_for_users { app.user(owner, None) } else { app.admin() };
+        let is_for_operators = path.starts_with("/identity/v1/users") || path.ends_with("/status");
+        let client = match path.starts_with("/identity/") && !is_for_operators {
+            true => member.client.clone(),
+            false if is_for_users => app.user(owner, None),
+            false => app.admin(),
+        };
         let client = client.with_header("x-forwarded-for", "test");
         let path = path.replace("/join/v1/events/{id}", &format!("/join/v1/events/{}", event.event_id));
         // These routes read their body only for a caller who may act on the event.

@@ -39,9 +39,20 @@ const SAMPLES: &[(&str, f64)] = &[
     ("pillarbox_events_cache_total{outcome=\"hit\"}", 1.0),
 ];
 /// The first one needs two services whose counts differ; the tests of reconciliation check it. The others are measured
-/// every 30 seconds; the tests of the hub's retention check them.
-const CHECKED_ELSEWHERE: [&str; 4] =
-    ["pillarbox_reconcile_drift_total", "eventhub_pending_messages", "eventhub_dlq_size", "eventhub_stale_messages"];
+/// every 30 seconds; the tests of the hub's retention check them. Those of e-mails need a mail server; the tests of its
+/// replies check them.
+const CHECKED_ELSEWHERE: [&str; 10] = [
+    "pillarbox_reconcile_drift_total",
+    "eventhub_pending_messages",
+    "eventhub_dlq_size",
+    "eventhub_stale_messages",
+    "pillarbox_mail_queued",
+    "pillarbox_mail_oldest_seconds",
+    "pillarbox_mail_sent_total",
+    "pillarbox_mail_failures_total",
+    "pillarbox_mail_dead",
+    "pillarbox_mail_dead_total",
+];
 
 #[tokio::test]
 async fn every_metric_of_the_runbook_is_exported_and_moves() {
@@ -131,4 +142,27 @@ async fn cause_everything(admin: &Client, db: &PgPool, amqp: &BrokerClient) {
     for _ in 0..2 {
         assert_eq!(admin.send(Method::GET, "/event/v1/events", None).await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn a_gauge_that_cannot_be_measured_is_unknown_and_the_others_are_not() {
+    let database = TestDatabase::new(&mailbox::database::migrations()).await;
+    // Only the number of stale messages is read from this table.
+    let hide = "alter table pillarbox_hub.attempt rename to hidden";
+    sqlx::query(hide).execute(database.pool()).await.unwrap();
+    let app = testkit::TestApp::start_with(&database, |settings| {
+        settings.roles = vec![pillarbox::settings::Role::Api, pillarbox::settings::Role::Maintain];
+    })
+    .await;
+    eventually("the gauges are set", SOON, async || {
+        let exported = app.anonymous().get("/metrics").await.text;
+        let [pending, dead, stale] = ["pending_messages", "dlq_size", "stale_messages"]
+            .map(|name| value(&exported, &format!("eventhub_{name}")).map(|value| value.to_string()));
+        match [pending.as_deref(), dead.as_deref(), stale.as_deref()] {
+            [Some("0"), Some("0"), Some("NaN")] => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    app.stop().await;
 }

@@ -1,0 +1,86 @@
+//! An account, its role and its sessions.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// The role of a user.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = UserRole)]
+#[strum(serialize_all = "lowercase", const_into_str, parse_err_ty = String, parse_err_fn = unknown_role)]
+pub enum Role {
+    /// Uses only their own resources.
+    User,
+    /// Operates the installation.
+    Admin,
+}
+
+fn unknown_role(_: &str) -> String {
+    "must be user or admin".to_owned()
+}
+
+impl Role {
+    /// The role in the tokens of the user.
+    pub(crate) fn in_token(self) -> Option<kit::auth::Role> {
+        match self {
+            Role::User => None,
+            Role::Admin => Some(kit::auth::Role::Admin),
+        }
+    }
+}
+
+/// The account of a user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Account {
+    pub(crate) id: Uuid,
+    /// Normalised.
+    pub(crate) email: String,
+    pub(crate) name: String,
+    pub(crate) locale: String,
+    pub(crate) role: Role,
+    /// A PHC string.
+    pub(crate) password_hash: String,
+    pub(crate) verified_at: Option<DateTime<Utc>>,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) updated_at: DateTime<Utc>,
+    pub(crate) version: i64,
+}
+
+/// A session as it is created.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Session {
+    pub(crate) id: Uuid,
+    pub(crate) user_id: Uuid,
+    pub(crate) user_agent: Option<String>,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) expires_at: DateTime<Utc>,
+}
+
+/// A session as its user sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SessionView {
+    pub(crate) session: Session,
+    pub(crate) last_used_at: DateTime<Utc>,
+}
+
+/// The purpose of a token that is sent by e-mail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(crate) enum TokenKind {
+    Verification,
+    PasswordReset,
+}

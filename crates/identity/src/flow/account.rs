@@ -1,0 +1,129 @@
+//! Changing and deleting accounts.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use contracts::identity::{ACCOUNT_DELETED, AccountDeleted, SUBSCRIPTION_CANCELLED};
+use http::StatusCode;
+use kit::auth::{Principal, Tenant};
+use kit::etag::IfMatch;
+use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::problem::Problem;
+use kit::secret::Secret;
+use mailbox::database::Database;
+use mailbox::idempotency::{StoreResponse, run_once};
+use mailbox::log::{Post, blank_key, post};
+use serde_json::value::to_raw_value;
+use uuid::Uuid;
+
+use super::email::MESSAGE_SOURCE;
+use super::login::confirm_password;
+use super::{ClientInfo, EndedSessions, Tx, subscription};
+use crate::Identity;
+use crate::domain::{Account, Status};
+use crate::error::Error;
+use crate::secrets::DigestKey;
+use crate::store::audit::{self, AuditAction};
+use crate::store::{accepted_request, account as store, expiry, session, subscription as subscriptions, throttle};
+
+/// The fields that a user changes; absent ones stay.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) name: Option<String>,
+    pub(crate) locale: Option<String>,
+}
+
+/// Changes the name or the locale. Returns the old account if nothing differs. Fails if the account has changed since
+/// `if_match`.
+pub(crate) async fn update(
+    tx: &mut Tx<'_>,
+    user: Uuid,
+    changes: Changes,
+    if_match: &IfMatch,
+    now: DateTime<Utc>,
+) -> Result<Account, Error> {
+    let old = store::lock(tx, user).await?.ok_or(Error::SessionEnded)?;
+    if_match.check(old.version, old.updated_at).map_err(Error::PreconditionFailed)?;
+    let name = changes.name.unwrap_or_else(|| old.name.clone());
+    let locale = changes.locale.unwrap_or_else(|| old.locale.clone());
+    if (&name, &locale) == (&old.name, &old.locale) {
+        return Ok(old);
+    }
+    let new = Account { name, locale, updated_at: now, version: old.version + 1, ..old };
+    store::update(tx, &new).await?;
+    Ok(new)
+}
+
+/// Deletes the account of a user who is signed in and knows the password.
+pub(crate) async fn delete(
+    identity: &Arc<Identity>,
+    account: Account,
+    password: Secret<String>,
+    client: &ClientInfo,
+    request: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    confirm_password(identity, &account, password, client).await?;
+    let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
+    let ends = ended.clone();
+    let deleted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
+        Box::pin(async move {
+            let actor = Principal::User(account.id).to_string();
+            let current = store::lock(tx, account.id).await.map_err(Error::from)?.ok_or(Error::SessionEnded)?;
+            erase(tx, &owner.digests, &current, (AuditAction::Deleted, &actor), &ends, now).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    });
+    let response = deleted.await?;
+    ended.apply(&identity.tokens);
+    Ok(response)
+}
+
+/// Deletes a locked account and everything that belongs to it, and tells the other services. An audit entry with the id
+/// remains.
+async fn erase(
+    tx: &mut Tx<'_>,
+    digests: &DigestKey,
+    account: &Account,
+    (action, actor): (AuditAction, &str),
+    ended: &EndedSessions,
+    now: DateTime<Utc>,
+) -> Result<(), Error> {
+    for live in subscriptions::lock_live(tx, account.id).await? {
+        let cancelled = live.change_to(Status::Cancelled, now)?;
+        subscription::post_change(tx, SUBSCRIPTION_CANCELLED, &cancelled, Some(live.status)).await?;
+    }
+    ended.add(session::delete_of_user(tx, account.id, None).await?);
+    let mut subjects = vec![digests.of_email(&account.email)];
+    for network in throttle::known_networks(tx, account.id).await? {
+        let network = network.try_into().unwrap_or([0; 32]);
+        subjects.push(digests.of_email_in(&account.email, &network));
+    }
+    throttle::delete(tx, &subjects).await?;
+    accepted_request::delete_of_email(tx, &account.email).await?;
+    store::delete(tx, account.id).await?;
+    audit::insert(tx, account.id, (action, actor), now).await?;
+    // The e-mails that wait to be sent contain the address.
+    let key = account.id.to_string();
+    blank_key(tx, &Tenant::main(), &key, "the account was deleted").await?;
+    let payload = to_raw_value(&AccountDeleted { user_id: account.id })?;
+    post(tx, &MESSAGE_SOURCE, &Post::new(ACCOUNT_DELETED, payload).with_key(key)).await?;
+    Ok(())
+}
+
+/// Deletes accounts that were created before this time and never verified. Returns how many.
+pub(crate) async fn erase_unverified(
+    db: &Database,
+    digests: &DigestKey,
+    (before, now): (DateTime<Utc>, DateTime<Utc>),
+    limit: i64,
+) -> Result<usize, Error> {
+    let (mut tx, ended) = (db.begin().await?, EndedSessions::default());
+    let ids = expiry::unverified(&mut tx, before, limit).await?;
+    for id in &ids {
+        if let Some(account) = store::lock(&mut tx, *id).await? {
+            erase(&mut tx, digests, &account, (AuditAction::Expired, "system"), &ended, now).await?;
+        }
+    }
+    tx.commit().await?;
+    Ok(ids.len())
+}

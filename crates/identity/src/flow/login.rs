@@ -1,0 +1,179 @@
+//! Signing in.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use http::StatusCode;
+use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::problem::Problem;
+use kit::secret::Secret;
+use mailbox::idempotency::{StoreResponse, run_once};
+use uuid::Uuid;
+
+use super::throttle::{check, count_if_allowed, login_subjects};
+use super::{ClientInfo, EndedSessions, Tx};
+use crate::Identity;
+use crate::domain::{Account, Session};
+use crate::error::Error;
+use crate::secrets::NewToken;
+use crate::store::throttle::Subject;
+use crate::store::{account as store, session};
+use crate::view::Tokens;
+
+/// The number of sessions that a user may have. The oldest ones end.
+const SESSIONS_MAX: i64 = 100;
+
+/// An address and a password, both normalised.
+pub(crate) struct Credentials {
+    pub(crate) email: String,
+    pub(crate) password: Secret<String>,
+}
+
+/// Verified credentials, to be used in the transaction that follows.
+struct VerifiedLogin {
+    account: Account,
+    /// The hash with the current parameters, if the stored one has others.
+    new_hash: Option<String>,
+    subjects: [Subject; 2],
+    network: [u8; 32],
+    user_agent: Option<String>,
+}
+
+/// Signs in. An unknown address, a wrong password and the time that both take cannot be told apart: the same statements run,
+/// and a hash of the same cost is computed. Fails if the credentials are wrong, a limit is reached, or the address is not
+/// verified.
+pub(crate) async fn login(
+    identity: &Arc<Identity>,
+    credentials: Credentials,
+    client: ClientInfo,
+    request: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    let verified = verify(identity, credentials, client).await?;
+    let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
+    let ends = ended.clone();
+    let signed_in = run_once(&identity.db, request.as_ref(), StoreResponse::WithoutBody, |tx| {
+        Box::pin(async move {
+            let tokens = start_session(&owner, tx, verified, &ends, now).await?;
+            let next_step = "sign in again with a new Idempotency-Key";
+            Ok(StoredResponse::json(StatusCode::OK, &tokens).shown_once(next_step))
+        })
+    });
+    let response = signed_in.await?;
+    ended.apply(&identity.tokens);
+    metrics::counter!("pillarbox_identity_logins_total", "outcome" => "success").increment(1);
+    Ok(response)
+}
+
+async fn verify(identity: &Identity, credentials: Credentials, client: ClientInfo) -> Result<VerifiedLogin, Error> {
+    let Credentials { email, password } = credentials;
+    let network = identity.digests.of_network(client.network);
+    let (found, subjects) = {
+        let mut db = identity.db.acquire().await?;
+        let found = store::find_for_login(&mut db, &email, &network).await?;
+        let is_known = found.as_ref().is_some_and(|(_, is_known)| *is_known);
+        let subjects = login_subjects(identity, &email, &network, is_known);
+        check(&mut db, &subjects, identity.clock.now()).await?;
+        (found.map(|(account, _)| account), subjects)
+    };
+    let stored = found.as_ref().map(|account| account.password_hash.as_str());
+    let verified = identity.hashes.verify(password.clone(), stored).await?;
+    let Some(account) = found.filter(|_| verified.is_correct) else {
+        return Err(count_failure(identity, &subjects).await.unwrap_or_else(|error| error));
+    };
+    // Without a new hash the old one stays valid, so a full queue is no reason to refuse the user.
+    let new_hash = match verified.is_outdated {
+        true => identity.hashes.hash(password).await.ok(),
+        false => None,
+    };
+    Ok(VerifiedLogin { account, new_hash, subjects, network, user_agent: client.user_agent })
+}
+
+/// Counts a failed sign-in. Returns the error for the caller.
+async fn count_failure(identity: &Identity, subjects: &[Subject; 2]) -> Result<Error, Error> {
+    metrics::counter!("pillarbox_identity_logins_total", "outcome" => "failure").increment(1);
+    let now = identity.clock.now();
+    let mut tx = identity.db.begin().await?;
+    // Concurrent attempts may all have passed the first check. Those above the limit learn nothing.
+    match count_if_allowed(&mut tx, subjects, now).await {
+        Ok(()) => tx.commit().await?,
+        Err(limited) => return Ok(limited),
+    }
+    Ok(Error::WrongCredentials)
+}
+
+/// Checks the password of a user who is signed in, for a change that needs it. Wrong ones count as failed sign-ins.
+pub(super) async fn confirm_password(
+    identity: &Identity,
+    account: &Account,
+    password: Secret<String>,
+    client: &ClientInfo,
+) -> Result<(), Error> {
+    let network = identity.digests.of_network(client.network);
+    // The session proves that the user is known, so failures elsewhere do not matter.
+    let subjects = login_subjects(identity, &account.email, &network, true);
+    check(&mut *identity.db.acquire().await?, &subjects, identity.clock.now()).await?;
+    let verified = identity.hashes.verify(password, Some(&account.password_hash)).await?;
+    if verified.is_correct {
+        return Ok(());
+    }
+    match count_failure(identity, &subjects).await? {
+        Error::WrongCredentials => Err(Error::WrongPassword),
+        limited => Err(limited),
+    }
+}
+
+async fn start_session(
+    identity: &Identity,
+    tx: &mut Tx<'_>,
+    verified: VerifiedLogin,
+    ended: &EndedSessions,
+    now: DateTime<Utc>,
+) -> Result<Tokens, Error> {
+    let VerifiedLogin { account, new_hash, subjects, network, user_agent } = verified;
+    // A correct guess among many concurrent ones: the others have been counted by now.
+    check(tx, &subjects, now).await?;
+    let current = store::lock(tx, account.id).await?.ok_or(Error::WrongCredentials)?;
+    // The password was changed while it was verified, which has ended all sessions.
+    if current.password_hash != account.password_hash {
+        return Err(Error::WrongCredentials);
+    }
+    if current.verified_at.is_none() {
+        return Err(Error::NotVerified);
+    }
+    if let Some(password_hash) = new_hash {
+        store::update(tx, &Account { password_hash, ..current.clone() }).await?;
+    }
+    let expires_at = now + TimeDelta::days(i64::from(identity.settings.session_days));
+    let session = Session { id: Uuid::now_v7(), user_id: current.id, user_agent, created_at: now, expires_at };
+    session::insert(tx, &session).await?;
+    let token = NewToken::generate();
+    session::insert_token(tx, session.id, (&token.digest, None), token_expiry(identity, &session, now)).await?;
+    ended.add(session::delete_oldest(tx, current.id, SESSIONS_MAX).await?);
+    store::remember_network(tx, current.id, &network, now).await?;
+    tokens(identity, &current, session.id, token, now)
+}
+
+/// When a new refresh token expires: not after its session.
+pub(super) fn token_expiry(identity: &Identity, session: &Session, now: DateTime<Utc>) -> DateTime<Utc> {
+    session.expires_at.min(now + TimeDelta::days(i64::from(identity.settings.refresh_token_days)))
+}
+
+/// Signs the access token of a session.
+pub(super) fn tokens(
+    identity: &Identity,
+    account: &Account,
+    session: Uuid,
+    refresh_token: NewToken,
+    now: DateTime<Utc>,
+) -> Result<Tokens, Error> {
+    let seconds = identity.settings.access_token_seconds;
+    let ttl = std::time::Duration::from_secs(u64::from(seconds));
+    let signed = identity.signer.sign_for_session(account.id, account.role.in_token(), session, now, ttl);
+    let access_token = signed.map_err(|_| Error::Unsignable)?;
+    Ok(Tokens {
+        access_token: Secret::new(access_token),
+        refresh_token: refresh_token.text,
+        token_type: "Bearer",
+        expires_in: seconds,
+    })
+}

@@ -1,0 +1,113 @@
+//! Changing and resetting passwords.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use http::StatusCode;
+use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::problem::Problem;
+use kit::secret::Secret;
+use mailbox::idempotency::{StoreResponse, run_once};
+use uuid::Uuid;
+
+use super::email::{Notice, send_notice};
+use super::login::confirm_password;
+use super::{ClientInfo, EndedSessions, Tx};
+use crate::Identity;
+use crate::domain::{Account, TokenKind};
+use crate::error::Error;
+use crate::fields::{Checks, new_password};
+use crate::store::{account as store, one_time_token, session};
+
+/// The current and the new password of a request.
+pub(crate) struct PasswordChange {
+    pub(crate) current: Secret<String>,
+    pub(crate) new: Secret<String>,
+}
+
+/// Changes the password of a user who is signed in, and ends all their other sessions. Fails if the current password is
+/// wrong, or the new one is not acceptable.
+pub(crate) async fn change(
+    identity: &Arc<Identity>,
+    (account, session): (Account, Uuid),
+    change: PasswordChange,
+    client: &ClientInfo,
+    request: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    let new = checked(&change.new, &account)?;
+    confirm_password(identity, &account, change.current, client).await?;
+    let password_hash = identity.hashes.hash(new).await.map_err(Error::from)?;
+    let (ended, now) = (EndedSessions::default(), identity.clock.now());
+    let ends = ended.clone();
+    let changed = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
+        Box::pin(async move {
+            let current = store::lock(tx, account.id).await.map_err(Error::from)?.ok_or(Error::SessionEnded)?;
+            // Another change of the password came first.
+            if current.password_hash != account.password_hash {
+                return Err(Error::WrongPassword.into());
+            }
+            save(tx, current, password_hash, now).await?;
+            ends.add(session::delete_of_user(tx, account.id, Some(session)).await.map_err(Error::from)?);
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    });
+    let response = changed.await?;
+    ended.apply(&identity.tokens);
+    Ok(response)
+}
+
+/// Sets a new password with the token of an e-mail, and ends all sessions of the user. The token also proves that the user
+/// reads the address. Fails if the token is not valid, or the password is not acceptable.
+pub(crate) async fn reset(
+    identity: &Arc<Identity>,
+    digest: Option<[u8; 32]>,
+    new: Secret<String>,
+    request: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    // The same work for every token: hash first.
+    let password = checked_alone(&new)?;
+    let password_hash = identity.hashes.hash(password.clone()).await.map_err(Error::from)?;
+    let (ended, now) = (EndedSessions::default(), identity.clock.now());
+    let ends = ended.clone();
+    let reset = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
+        Box::pin(async move {
+            let token = digest.ok_or(Error::TokenNotFound)?;
+            let token = (TokenKind::PasswordReset, &token);
+            let user = one_time_token::find(tx, token, now).await.map_err(Error::from)?.ok_or(Error::TokenNotFound)?;
+            // The account first, as everywhere: two transactions that lock in another order can deadlock.
+            let account = store::lock(tx, user).await.map_err(Error::from)?.ok_or(Error::TokenNotFound)?;
+            checked(&new, &account)?;
+            let consumed = one_time_token::consume(tx, token, now).await.map_err(Error::from)?;
+            consumed.ok_or(Error::TokenNotFound)?;
+            let verified_at = account.verified_at.or(Some(now));
+            save(tx, Account { verified_at, ..account }, password_hash, now).await?;
+            ends.add(session::delete_of_user(tx, user, None).await.map_err(Error::from)?);
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    });
+    let response = reset.await?;
+    ended.apply(&identity.tokens);
+    Ok(response)
+}
+
+/// Saves the hash and tells the user. Tokens that were sent before are no longer valid.
+async fn save(tx: &mut Tx<'_>, account: Account, password_hash: String, now: DateTime<Utc>) -> Result<(), Error> {
+    let version = account.version + 1;
+    let changed = Account { password_hash, updated_at: now, version, ..account };
+    store::update(tx, &changed).await?;
+    one_time_token::delete_of_user(tx, changed.id).await?;
+    send_notice(tx, &changed, Notice::PasswordChanged, now).await
+}
+
+fn checked(password: &Secret<String>, account: &Account) -> Result<Secret<String>, Error> {
+    let mut checks = Checks::default();
+    let checked = checks.check("/new_password", new_password(password, &account.email, &account.name));
+    checks.finish(checked).map_err(Error::Invalid)
+}
+
+/// Checks a new password before it is known whose it is.
+fn checked_alone(password: &Secret<String>) -> Result<Secret<String>, Error> {
+    let mut checks = Checks::default();
+    let checked = checks.check("/new_password", new_password(password, "", ""));
+    checks.finish(checked).map_err(Error::Invalid)
+}

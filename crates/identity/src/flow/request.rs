@@ -1,0 +1,133 @@
+//! Requests for an address whose answer must not reveal whether the address has an account: registration, and requests for
+//! e-mails with a token.
+//!
+//! A request does the same for every address: it counts against the limits and stores what was requested. What to do is
+//! decided after the answer, by a task that the request spawns, or by the worker of any process if that one has ended.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use http::StatusCode;
+use kit::idempotency::{RequestIdentity, StoredResponse};
+use kit::problem::Problem;
+use kit::worker::Round;
+use mailbox::database::Database;
+use mailbox::idempotency::{StoreResponse, run_once};
+use uuid::Uuid;
+
+use super::email::{Notice, send_notice, send_token};
+use super::throttle::{count_if_allowed, email_subjects};
+use super::{ClientInfo, Tx};
+use crate::Identity;
+use crate::domain::{Account, Role, TokenKind};
+use crate::error::Error;
+use crate::store::accepted_request::{self, Requested};
+use crate::store::{account as store, one_time_token};
+use crate::view::Accepted;
+
+/// The pause before a request that failed is processed again, and the number that is processed at once.
+const RETRY_PAUSE: TimeDelta = TimeDelta::seconds(10);
+const BATCH: i64 = 50;
+
+/// Accepts a request. Fails if a limit is reached.
+pub(crate) async fn accept(
+    identity: &Arc<Identity>,
+    (email, requested): (String, Requested),
+    client: &ClientInfo,
+    request: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    let (id, now) = (Uuid::now_v7(), identity.clock.now());
+    let subjects = email_subjects(identity, &email, &identity.digests.of_network(client.network));
+    let accepted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
+        Box::pin(async move {
+            count_if_allowed(tx, &subjects, now).await?;
+            accepted_request::insert(tx, id, (&email, &requested), now).await.map_err(Error::from)?;
+            Ok(StoredResponse::json(StatusCode::ACCEPTED, &Accepted::default()))
+        })
+    });
+    let response = accepted.await?;
+    if !response.is_replayed() {
+        let identity = identity.clone();
+        identity.tasks.clone().spawn(async move {
+            if let Err(error) = process(&identity, &identity.db, id).await {
+                tracing::warn!(%error, "an accepted request could not be processed yet");
+            }
+        });
+    }
+    Ok(response)
+}
+
+/// Processes requests that are due: those of processes that have ended, and those that failed.
+pub(crate) async fn process_due(identity: &Identity, db: &Database) -> Result<Round, Error> {
+    let now = identity.clock.now();
+    let again_at = now + RETRY_PAUSE;
+    // The task of a new request is probably at work.
+    let due = accepted_request::due(&mut *db.acquire().await?, now - TimeDelta::seconds(2), again_at, BATCH).await?;
+    for id in &due {
+        if let Err(error) = process(identity, db, *id).await {
+            tracing::warn!(%error, "an accepted request could not be processed yet");
+        }
+    }
+    Ok(if due.is_empty() { Round::Idle } else { Round::Busy })
+}
+
+/// Processes one request, unless it has been.
+async fn process(identity: &Identity, db: &Database, id: Uuid) -> Result<(), Error> {
+    let mut tx = db.begin().await?;
+    let Some((email, requested)) = accepted_request::claim(&mut tx, id).await? else { return Ok(()) };
+    let now = identity.clock.now();
+    let found = store::lock_by_email(&mut tx, &email).await?;
+    match (requested, found) {
+        (Requested::Registration { name, locale, password_hash }, found) => {
+            let new = new_account(email, (name, locale), password_hash, now);
+            register(identity, &mut tx, new, found).await?;
+        }
+        (Requested::Verification, Some(account)) if account.verified_at.is_none() => {
+            send_token(identity, &mut tx, &account, TokenKind::Verification, now).await?;
+        }
+        (Requested::PasswordReset, Some(account)) => {
+            send_token(identity, &mut tx, &account, TokenKind::PasswordReset, now).await?;
+        }
+        (Requested::Verification | Requested::PasswordReset, _) => {}
+    }
+    tx.commit().await?;
+    Ok(())
+}
+
+/// Creates the account; tells the owner of an existing one. Until an address is verified, the latest registration counts:
+/// whoever registered a foreign address first must not choose the password of its owner.
+async fn register(identity: &Identity, tx: &mut Tx<'_>, new: Account, mut found: Option<Account>) -> Result<(), Error> {
+    let now = new.created_at;
+    if found.is_none() && !store::insert(tx, &new).await? {
+        // Another registration has just been committed.
+        found = store::lock_by_email(tx, &new.email).await?;
+    }
+    match found {
+        None => send_token(identity, tx, &new, TokenKind::Verification, now).await,
+        Some(account) if account.verified_at.is_some() => send_notice(tx, &account, Notice::AccountExists, now).await,
+        Some(account) => {
+            let renewed = Account { id: account.id, version: account.version + 1, ..new };
+            store::update(tx, &renewed).await?;
+            send_token(identity, tx, &renewed, TokenKind::Verification, now).await
+        }
+    }
+}
+
+fn new_account(email: String, (name, locale): (String, String), password_hash: String, now: DateTime<Utc>) -> Account {
+    let (id, role) = (Uuid::now_v7(), Role::User);
+    let (verified_at, created_at, updated_at, version) = (None, now, now, 1);
+    Account { id, email, name, locale, role, password_hash, verified_at, created_at, updated_at, version }
+}
+
+/// Verifies the address of the token's account. Fails if the token is not valid.
+pub(crate) async fn verify(tx: &mut Tx<'_>, digest: Option<[u8; 32]>, now: DateTime<Utc>) -> Result<(), Error> {
+    let digest = digest.ok_or(Error::TokenNotFound)?;
+    let token = (TokenKind::Verification, &digest);
+    let user = one_time_token::find(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
+    // The account first, as everywhere: two transactions that lock in another order can deadlock.
+    let account = store::lock(tx, user).await?.ok_or(Error::TokenNotFound)?;
+    one_time_token::consume(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
+    let version = account.version + 1;
+    store::update(tx, &Account { verified_at: Some(now), updated_at: now, version, ..account }).await?;
+    Ok(())
+}

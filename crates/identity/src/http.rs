@@ -1,0 +1,140 @@
+//! The HTTP API, under `/identity/v1`. What concerns an account requires a [`Member`]; registration, sign-in and requests
+//! for e-mails require no caller.
+
+mod account;
+mod discovery;
+mod password;
+mod registration;
+mod sessions;
+mod subscriptions;
+mod users;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use http::header::USER_AGENT;
+use kit::auth::{Caller, network};
+use kit::openapi::{self, RouteProblem};
+use kit::problem::Problem;
+use kit::serve::Peer;
+use utoipa_axum::router::OpenApiRouter;
+use uuid::Uuid;
+
+use crate::Identity;
+use crate::domain::Account;
+use crate::error::Error;
+use crate::flow::{ClientInfo, session};
+
+/// The description of the header `Idempotency-Key` in the OpenAPI document.
+const IDEMPOTENCY_KEY: &str = "A repeated request with the same key has no further effect and gets the same response";
+/// The same for responses that are not stored, because they contain a secret or personal data.
+const IDEMPOTENCY_KEY_ONCE: &str = "A repeated request with the same key has no further effect; its response is 409, because the first one is not stored";
+const USER_AGENT_CHARS_MAX: usize = 200;
+
+const ONCE: &str = "the first request succeeded, and the secret in its response is shown only once: sign in again";
+const LATER: &str = "too many attempts: try again later";
+const NO_TOKEN: &str = "this token is unknown, was used or has expired: request a new one";
+const BUSY: &str = "too many sign-ins and registrations at once";
+
+/// The problems of the service's own errors, for the OpenAPI document.
+const PROBLEMS: &[RouteProblem] = &[
+    ("POST /identity/v1/register", 429, "too-many-attempts", LATER),
+    ("POST /identity/v1/verify/resend", 429, "too-many-attempts", LATER),
+    ("POST /identity/v1/verify", 404, "token-not-found", NO_TOKEN),
+    ("POST /identity/v1/login", 401, "wrong-credentials", "the e-mail address or the password is wrong"),
+    (
+        "POST /identity/v1/login",
+        403,
+        "email-not-verified",
+        "the e-mail address is not verified yet: open the link in the e-mail",
+    ),
+    ("POST /identity/v1/login", 409, "already-answered", ONCE),
+    ("POST /identity/v1/login", 429, "too-many-attempts", LATER),
+    ("POST /identity/v1/login", 503, "overloaded", BUSY),
+    (
+        "POST /identity/v1/refresh",
+        401,
+        "invalid-refresh-token",
+        "this refresh token is unknown or has expired: sign in again",
+    ),
+    (
+        "POST /identity/v1/refresh",
+        401,
+        "refresh-token-reused",
+        "this refresh token was used before, so the session has ended: sign in again",
+    ),
+    ("POST /identity/v1/refresh", 409, "already-answered", ONCE),
+    ("PATCH /identity/v1/me", 409, "already-answered", ONCE),
+    ("DELETE /identity/v1/me", 403, "wrong-password", "the password is wrong"),
+    ("DELETE /identity/v1/me", 429, "too-many-attempts", LATER),
+    ("DELETE /identity/v1/sessions/{id}", 404, "session-not-found", "this session does not exist"),
+    ("POST /identity/v1/password/change", 403, "wrong-password", "the password is wrong"),
+    ("POST /identity/v1/password/change", 429, "too-many-attempts", LATER),
+    ("POST /identity/v1/password/forgot", 429, "too-many-attempts", LATER),
+    ("POST /identity/v1/password/reset", 404, "token-not-found", NO_TOKEN),
+    ("PUT /identity/v1/users/{id}/role", 404, "user-not-found", "this user does not exist"),
+    (
+        "POST /identity/v1/subscriptions",
+        409,
+        "subscription-exists",
+        "there is a subscription to this plan already: cancel it first",
+    ),
+    (
+        "POST /identity/v1/subscriptions",
+        409,
+        "too-many-subscriptions",
+        "a user has at most 20 subscriptions that have not ended",
+    ),
+    ("* /identity/v1/subscriptions/{id}*", 404, "subscription-not-found", "this subscription does not exist"),
+    (
+        "POST /identity/v1/subscriptions/{id}/*",
+        409,
+        "transition-refused",
+        "a subscription that is expired cannot become active",
+    ),
+];
+
+pub(crate) fn router() -> OpenApiRouter<Arc<Identity>> {
+    let mut router = OpenApiRouter::new()
+        .merge(registration::router())
+        .merge(sessions::router())
+        .merge(account::router())
+        .merge(password::router())
+        .merge(users::router())
+        .merge(subscriptions::router())
+        .merge(discovery::router());
+    openapi::document(router.get_openapi_mut(), PROBLEMS);
+    router
+}
+
+/// A user with an account and a live session. As the first extractor of a handler it rejects other callers before anything
+/// else of the request is read. It checks in the database, so a session that was ended in any process is refused at once.
+struct Member {
+    account: Account,
+    session: Uuid,
+}
+
+impl FromRequestParts<Arc<Identity>> for Member {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, identity: &Arc<Identity>) -> Result<Member, Problem> {
+        let caller = <Caller as FromRequestParts<Arc<Identity>>>::from_request_parts(parts, identity).await?;
+        let (Some(user), Some(session)) = (caller.user_id(), caller.session) else {
+            return Err(Error::NoAccount.into());
+        };
+        Ok(Member { account: session::find_account(identity, user, session).await?, session })
+    }
+}
+
+impl FromRequestParts<Arc<Identity>> for ClientInfo {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Identity>) -> Result<ClientInfo, Infallible> {
+        let peer = parts.extensions.get::<Peer>();
+        let user_agent = parts.headers.get(USER_AGENT).and_then(|value| value.to_str().ok());
+        let shown = |text: &str| text.chars().take(USER_AGENT_CHARS_MAX).collect::<String>();
+        Ok(ClientInfo { network: peer.map(|peer| network(peer.0.ip())), user_agent: user_agent.map(shown) })
+    }
+}

@@ -1,0 +1,103 @@
+//! Changing and resetting passwords.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use kit::auth::Caller;
+use kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use kit::problem::Problem;
+use kit::secret::Secret;
+use serde::Deserialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::registration::Address;
+use super::{IDEMPOTENCY_KEY, Member};
+use crate::Identity;
+use crate::error::Error;
+use crate::fields::{self, Checks};
+use crate::flow::password::{self as flow, PasswordChange};
+use crate::flow::{ClientInfo, request};
+use crate::secrets::token_digest;
+use crate::store::accepted_request::Requested;
+use crate::view::Accepted;
+
+pub(super) fn router() -> OpenApiRouter<Arc<Identity>> {
+    OpenApiRouter::new().routes(routes!(change)).routes(routes!(forgot)).routes(routes!(reset))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = PasswordChange, example = json!({"current_password": "correct horse battery staple", "new_password": "four other random words"}))]
+struct Change {
+    #[schema(value_type = String, min_length = 1, max_length = 128)]
+    current_password: Secret<String>,
+    /// Any characters. Common passwords, and those that contain the address or are the name, are refused.
+    #[schema(value_type = String, min_length = 8, max_length = 128)]
+    new_password: Secret<String>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = PasswordReset, example = json!({"token": "CCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCCC", "new_password": "four other random words"}))]
+struct Reset {
+    /// The token of the e-mail.
+    #[schema(value_type = String, pattern = "^[A-Za-z0-9_-]{43}$")]
+    token: Secret<String>,
+    /// Any characters. Common passwords, and those that contain the address or are the name, are refused.
+    #[schema(value_type = String, min_length = 8, max_length = 128)]
+    new_password: Secret<String>,
+}
+
+/// Change your password
+///
+/// All other sessions end.
+#[utoipa::path(post, path = "/identity/v1/password/change", tag = "identity", request_body = Change,
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
+    security(("bearer" = [])),
+    responses((status = 204, description = "The password is changed"), (status = 403, description = "The current password is wrong")))]
+async fn change(
+    State(identity): State<Arc<Identity>>,
+    Member { account, session }: Member,
+    client: ClientInfo,
+    Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Change>>,
+) -> Result<StoredResponse, Problem> {
+    let mut checks = Checks::default();
+    let current = checks.check("/current_password", fields::password(&body.current_password));
+    let new = checks.check("/new_password", fields::new_password(&body.new_password, &account.email, &account.name));
+    let change = || Some(PasswordChange { current: current?, new: new? });
+    let change = checks.finish(change()).map_err(Error::Invalid)?;
+    flow::change(&identity, (account, session), change, &client, identity.digests.sealed(request)).await
+}
+
+/// Request an e-mail with a token for a new password
+///
+/// The answer is the same for every address. The previous token is no longer valid.
+#[utoipa::path(post, path = "/identity/v1/password/forgot", tag = "identity", request_body = Address,
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
+    security((), ("bearer" = [])), responses((status = 202, body = Accepted)))]
+async fn forgot(
+    State(identity): State<Arc<Identity>>,
+    _: Option<Caller>,
+    client: ClientInfo,
+    Mutation { body: JsonBody(body), identity: key }: Mutation<JsonBody<Address>>,
+) -> Result<StoredResponse, Problem> {
+    request::accept(&identity, (body.checked()?, Requested::PasswordReset), &client, identity.digests.sealed(key)).await
+}
+
+/// Set a new password
+///
+/// With the token of the e-mail, which can be used once. All sessions of the user end.
+#[utoipa::path(post, path = "/identity/v1/password/reset", tag = "identity", request_body = Reset,
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
+    security((), ("bearer" = [])),
+    responses((status = 204, description = "The password is changed: the user can sign in with it"), (status = 404, description = "The token is not valid")))]
+async fn reset(
+    State(identity): State<Arc<Identity>>,
+    _: Option<Caller>,
+    Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Reset>>,
+) -> Result<StoredResponse, Problem> {
+    let digest = token_digest(&body.token);
+    flow::reset(&identity, digest, body.new_password, identity.digests.sealed(request)).await
+}

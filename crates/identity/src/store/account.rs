@@ -1,0 +1,149 @@
+//! Accounts, and the networks that they are known to use.
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, PgConnection, Row};
+use uuid::Uuid;
+
+use crate::domain::{Account, Role};
+
+const COLUMNS: &str = "account.id, account.email, account.name, account.locale, account.role, account.password_hash,
+    account.verified_at, account.created_at, account.updated_at, account.version";
+/// The number of networks that are remembered for each account.
+const NETWORKS_MAX: i64 = 20;
+
+/// Finds an account for a sign-in, and whether the user has signed in from this network before.
+pub(crate) async fn find_for_login(
+    db: &mut PgConnection,
+    email: &str,
+    network: &[u8; 32],
+) -> sqlx::Result<Option<(Account, bool)>> {
+    let query = format!(
+        "select {COLUMNS}, exists (select from pillarbox_identity.known_network known
+                                   where known.user_id = account.id and known.network = $2) as is_known
+         from pillarbox_identity.account where email = $1"
+    );
+    let row = sqlx::query(AssertSqlSafe(query)).bind(email).bind(network.as_slice()).fetch_optional(db).await?;
+    row.map(|row| Ok((account_of(&row)?, row.try_get("is_known")?))).transpose()
+}
+
+/// Finds the account of a live session.
+pub(crate) async fn find_by_session(
+    db: &mut PgConnection,
+    (user_id, session_id): (Uuid, Uuid),
+    now: DateTime<Utc>,
+) -> sqlx::Result<Option<Account>> {
+    let query = format!(
+        "select {COLUMNS} from pillarbox_identity.account
+         join pillarbox_identity.session on session.user_id = account.id
+         where account.id = $1 and session.id = $2 and session.expires_at > $3"
+    );
+    let row = sqlx::query(AssertSqlSafe(query)).bind(user_id).bind(session_id).bind(now).fetch_optional(db).await?;
+    row.as_ref().map(account_of).transpose()
+}
+
+/// Finds an account and locks its row until the end of the transaction.
+pub(crate) async fn lock(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Account>> {
+    let query = format!("select {COLUMNS} from pillarbox_identity.account where id = $1 for update");
+    let row = sqlx::query(AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
+    row.as_ref().map(account_of).transpose()
+}
+
+pub(crate) async fn lock_by_email(db: &mut PgConnection, email: &str) -> sqlx::Result<Option<Account>> {
+    let query = format!("select {COLUMNS} from pillarbox_identity.account where email = $1 for update");
+    let row = sqlx::query(AssertSqlSafe(query)).bind(email).fetch_optional(db).await?;
+    row.as_ref().map(account_of).transpose()
+}
+
+/// The accounts whose address begins with `prefix`, newest first, before `before`.
+pub(crate) async fn list(
+    db: &mut PgConnection,
+    prefix: Option<&str>,
+    (before, limit): (Option<Uuid>, u32),
+) -> sqlx::Result<Vec<Account>> {
+    // The end of the range of all texts with the prefix, in the collation "C".
+    let end = prefix.map(|prefix| format!("{prefix}\u{10ffff}"));
+    let query = format!(
+        "select {COLUMNS} from pillarbox_identity.account
+         where ($1::text is null or (email >= $1 and email < $2)) and ($3::uuid is null or id < $3)
+         order by id desc limit $4"
+    );
+    let rows = sqlx::query(AssertSqlSafe(query))
+        .bind(prefix)
+        .bind(end)
+        .bind(before)
+        .bind(i64::from(limit))
+        .fetch_all(db)
+        .await?;
+    rows.iter().map(account_of).collect()
+}
+
+/// Inserts an account. Returns false if its address has one already.
+pub(crate) async fn insert(db: &mut PgConnection, new: &Account) -> sqlx::Result<bool> {
+    let statement = "insert into pillarbox_identity.account
+             (id, email, name, locale, role, password_hash, verified_at, created_at, updated_at, version)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict (email) do nothing";
+    save(db, new, statement).await
+}
+
+pub(crate) async fn update(db: &mut PgConnection, changed: &Account) -> sqlx::Result<bool> {
+    let statement = "update pillarbox_identity.account
+         set name = $3, locale = $4, role = $5, password_hash = $6, verified_at = $7, created_at = $8, updated_at = $9,
+             version = $10
+         where id = $1 and email = $2";
+    save(db, changed, statement).await
+}
+
+async fn save(db: &mut PgConnection, account: &Account, statement: &'static str) -> sqlx::Result<bool> {
+    let done = sqlx::query(statement)
+        .bind(account.id)
+        .bind(&account.email)
+        .bind(&account.name)
+        .bind(&account.locale)
+        .bind(account.role.into_str())
+        .bind(&account.password_hash)
+        .bind(account.verified_at)
+        .bind(account.created_at)
+        .bind(account.updated_at)
+        .bind(account.version)
+        .execute(db)
+        .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Deletes the account with its sessions, tokens, networks and subscriptions.
+pub(crate) async fn delete(db: &mut PgConnection, id: Uuid) -> sqlx::Result<()> {
+    sqlx::query("delete from pillarbox_identity.account where id = $1").bind(id).execute(db).await.map(drop)
+}
+
+/// Remembers that a user has signed in from this network, and the latest ones only.
+pub(crate) async fn remember_network(
+    db: &mut PgConnection,
+    user_id: Uuid,
+    network: &[u8; 32],
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let insert = "insert into pillarbox_identity.known_network (user_id, network, last_used_at) values ($1, $2, $3)
+                  on conflict (user_id, network) do update set last_used_at = excluded.last_used_at";
+    sqlx::query(insert).bind(user_id).bind(network.as_slice()).bind(now).execute(&mut *db).await?;
+    let delete = "delete from pillarbox_identity.known_network where user_id = $1 and network in
+             (select network from pillarbox_identity.known_network where user_id = $1
+              order by last_used_at desc, network offset $2)";
+    sqlx::query(delete).bind(user_id).bind(NETWORKS_MAX).execute(db).await.map(drop)
+}
+
+fn account_of(row: &PgRow) -> sqlx::Result<Account> {
+    let role: &str = row.try_get("role")?;
+    Ok(Account {
+        id: row.try_get("id")?,
+        email: row.try_get("email")?,
+        name: row.try_get("name")?,
+        locale: row.try_get("locale")?,
+        role: role.parse::<Role>().map_err(|error| sqlx::Error::Decode(error.into()))?,
+        password_hash: row.try_get("password_hash")?,
+        verified_at: row.try_get("verified_at")?,
+        created_at: row.try_get("created_at")?,
+        updated_at: row.try_get("updated_at")?,
+        version: row.try_get("version")?,
+    })
+}

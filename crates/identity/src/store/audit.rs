@@ -1,0 +1,25 @@
+//! What was done with accounts.
+
+use chrono::{DateTime, Utc};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+/// What was done with an account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(crate) enum AuditAction {
+    Deleted,
+    Expired,
+    RoleGranted,
+    RoleWithdrawn,
+}
+
+pub(crate) async fn insert(
+    db: &mut PgConnection,
+    user_id: Uuid,
+    (action, actor): (AuditAction, &str),
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let query = "insert into pillarbox_identity.audit (at, user_id, action, actor) values ($1, $2, $3, $4)";
+    sqlx::query(query).bind(now).bind(user_id).bind(action.into_str()).bind(actor).execute(db).await.map(drop)
+}

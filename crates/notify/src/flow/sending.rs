@@ -1,0 +1,239 @@
+//! The sender: claims due e-mails, sends them, and saves the results.
+//!
+//! No transaction is open during a transfer. A claim is a lease: the e-mails of a process that ends become due again when
+//! it expires. So an e-mail is sent again if its process ends after the server has accepted it and before that is saved.
+//!
+//! A transfer is a task of its own. If a round is given up, because the database does not respond, its transfers end
+//! normally, and the next round saves their results.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kit::backoff::Backoff;
+use kit::boot_time::BootTime;
+use kit::worker::Round;
+use mailbox::database::{Database, cluster_identity};
+use tokio::sync::{Mutex, Semaphore};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::compose::Sender;
+use crate::domain::{Attempt, AttemptResult, ClaimedMail, Status};
+use crate::error::SendingError;
+use crate::smtp::SmtpClient;
+use crate::store;
+
+/// A round claims no more e-mails after this time, so that the worker can stop.
+const CLAIM_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long a process that stops waits for a transfer. The e-mail of an abandoned one is sent again by another process,
+/// with the same Message-ID.
+const STOP_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// The sender of one process.
+pub(crate) struct MailSender {
+    db: Database,
+    outgoing: Outgoing,
+    stop: CancellationToken,
+    work: Mutex<Work>,
+}
+
+/// How e-mails are sent.
+#[derive(Clone)]
+pub(crate) struct Outgoing {
+    pub(crate) client: Arc<SmtpClient>,
+    pub(crate) sender: Sender,
+    pub(crate) backoff: Backoff,
+    /// The room for concurrent transfers.
+    pub(crate) slots: Arc<Semaphore>,
+    /// The number of claimed e-mails: more than there are slots, so that no slot waits for the database.
+    pub(crate) claimed_max: usize,
+    /// A transfer that has not begun within this time after its claim is left to the next owner of the claim.
+    pub(crate) lease_time: Duration,
+}
+
+#[derive(Default)]
+struct Work {
+    in_flight: JoinSet<Option<FinishedAttempt>>,
+    unsaved: Vec<FinishedAttempt>,
+    /// Why the server cannot be used; None if the last attempt has reached it.
+    server_failure: Option<String>,
+}
+
+struct FinishedAttempt {
+    result: AttemptResult,
+    template: String,
+    kind: AttemptKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+enum AttemptKind {
+    Accepted,
+    Deferred,
+    Refused,
+    Server,
+    Expired,
+}
+
+impl MailSender {
+    pub(crate) fn new(db: Database, outgoing: Outgoing, stop: CancellationToken) -> MailSender {
+        MailSender { db, outgoing, stop, work: Mutex::default() }
+    }
+
+    /// Sends the e-mails that are due, many at a time. Fails if the server cannot be used; then only one e-mail was tried.
+    pub(crate) async fn round(&self) -> Result<Round, SendingError> {
+        // A copy of the database must not send what the original sends.
+        if cluster_identity::is_restored(&mut *self.db.acquire().await?).await? {
+            return Ok(Round::Idle);
+        }
+        let work = &mut *self.work.lock().await;
+        let (started, mut has_claimed, mut may_be_more) = (Instant::now(), false, true);
+        loop {
+            self.save(work).await?;
+            // A server that failed is tried with one e-mail at a time.
+            let limit = if work.server_failure.is_some() { 1 } else { self.outgoing.claimed_max };
+            let free = limit.saturating_sub(work.in_flight.len());
+            // Many at a time, while enough of those that were claimed before wait for a slot.
+            let is_worthwhile = free * 4 >= limit;
+            if may_be_more
+                && free > 0
+                && is_worthwhile
+                && started.elapsed() < CLAIM_TIME_MAX
+                && !self.stop.is_cancelled()
+            {
+                let claimed = self.claim(work, free).await?;
+                may_be_more = claimed == free;
+                has_claimed |= claimed > 0;
+            }
+            let first = tokio::select! {
+                finished = work.in_flight.join_next() => finished,
+                () = self.stopped_for_long() => None,
+            };
+            let Some(first) = first else { break };
+            let mut finished = vec![first];
+            while let Some(next) = work.in_flight.try_join_next() {
+                finished.push(next);
+            }
+            for attempt in finished {
+                work.finish(attempt);
+            }
+            may_be_more &= work.server_failure.is_none();
+        }
+        self.save(work).await?;
+        match (&work.server_failure, has_claimed) {
+            (Some(error), true) => Err(SendingError::Server(error.clone())),
+            (Some(_), false) | (None, false) => {
+                self.outgoing.client.close_idle();
+                Ok(Round::Idle)
+            }
+            (None, true) => Ok(Round::Busy),
+        }
+    }
+
+    /// Waits until the process has been stopping for some time.
+    async fn stopped_for_long(&self) {
+        self.stop.cancelled().await;
+        tokio::time::sleep(STOP_TIME_MAX).await;
+    }
+
+    /// Claims e-mails and begins their transfers. Returns how many were claimed.
+    async fn claim(&self, work: &mut Work, limit: usize) -> Result<usize, SendingError> {
+        let latest_start = BootTime::now() + self.outgoing.lease_time;
+        let lease = self.outgoing.lease_time + self.outgoing.client.send_time_max();
+        let claimed = store::claim(&mut *self.db.acquire().await?, limit, lease).await?;
+        let count = claimed.len();
+        for mail in claimed {
+            let outgoing = self.outgoing.clone();
+            work.in_flight.spawn(async move { outgoing.attempt(&mail, latest_start).await });
+        }
+        Ok(count)
+    }
+
+    /// Saves the results of attempts. If that fails, they are saved by the next round.
+    async fn save(&self, work: &mut Work) -> Result<(), SendingError> {
+        if work.unsaved.is_empty() {
+            return Ok(());
+        }
+        let results: Vec<AttemptResult> = work.unsaved.iter().map(|attempt| attempt.result.clone()).collect();
+        let changed = store::save_results(&mut *self.db.acquire().await?, &results).await?;
+        let changed: HashSet<i64> = changed.into_iter().collect();
+        for attempt in work.unsaved.drain(..).filter(|attempt| changed.contains(&attempt.result.id)) {
+            attempt.report();
+        }
+        Ok(())
+    }
+}
+
+impl Outgoing {
+    /// Tries to send an e-mail when there is room. Returns None if its lease may have expired by then: transfers take very
+    /// long, or the process was suspended.
+    async fn attempt(&self, mail: &ClaimedMail, latest_start: BootTime) -> Option<FinishedAttempt> {
+        let _slot = self.slots.acquire().await.ok()?;
+        let attempt = if mail.is_expired() {
+            Attempt::Expired
+        } else {
+            match self.sender.compose(mail) {
+                Err(error) => Attempt::Refused(error),
+                Ok(_) if BootTime::now() >= latest_start => return None,
+                Ok(composed) => self.client.send(&composed).await,
+            }
+        };
+        let kind = AttemptKind::from(&attempt);
+        let result = mail.after(attempt, self.backoff, rand::random());
+        Some(FinishedAttempt { result, template: mail.template.clone(), kind })
+    }
+}
+
+impl Work {
+    fn finish(&mut self, attempt: Result<Option<FinishedAttempt>, tokio::task::JoinError>) {
+        match attempt {
+            Ok(Some(attempt)) => {
+                match attempt.kind {
+                    AttemptKind::Server => self.server_failure.clone_from(&attempt.result.error),
+                    AttemptKind::Accepted | AttemptKind::Deferred | AttemptKind::Refused => self.server_failure = None,
+                    AttemptKind::Expired => {}
+                }
+                self.unsaved.push(attempt);
+            }
+            Ok(None) => tracing::debug!("the lease of an e-mail expired before it was sent; it is sent later"),
+            Err(error) => tracing::error!(%error, "sending an e-mail failed; it is sent again when its lease expires"),
+        }
+    }
+}
+
+impl From<&Attempt> for AttemptKind {
+    fn from(attempt: &Attempt) -> AttemptKind {
+        match attempt {
+            Attempt::Accepted(_) => AttemptKind::Accepted,
+            Attempt::Deferred(_) => AttemptKind::Deferred,
+            Attempt::Refused(_) => AttemptKind::Refused,
+            Attempt::ServerFailed(_) => AttemptKind::Server,
+            Attempt::Expired => AttemptKind::Expired,
+        }
+    }
+}
+
+impl FinishedAttempt {
+    /// Counts the attempt. Neither the address nor the server's reply is logged: both are personal data.
+    fn report(self) {
+        match self.kind {
+            AttemptKind::Accepted => metrics::counter!("pillarbox_mail_sent_total").increment(1),
+            AttemptKind::Deferred | AttemptKind::Refused | AttemptKind::Server => {
+                let kind = <&str>::from(self.kind);
+                metrics::counter!("pillarbox_mail_failures_total", "kind" => kind).increment(1);
+            }
+            AttemptKind::Expired => {}
+        }
+        if self.result.status == Status::Dead {
+            metrics::counter!("pillarbox_mail_dead_total").increment(1);
+            let kind = <&str>::from(self.kind);
+            tracing::warn!(
+                mail = self.result.id,
+                template = self.template,
+                kind,
+                "an e-mail is dead; GET /admin/v1/mail?status=dead shows the reason"
+            );
+        }
+    }
+}

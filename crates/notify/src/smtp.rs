@@ -1,0 +1,284 @@
+//! The client of the mail server: connections, encryption, login, and what its replies mean.
+//!
+//! Connections are reused, but only after a transfer that succeeded. lettre's own pool also returns a connection whose
+//! transfer was abandoned; the next e-mail would then read the reply to the previous one.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kit::config::InvalidSetting;
+use kit::secret::Secret;
+use lettre::transport::smtp::Error;
+use lettre::transport::smtp::authentication::{Credentials, DEFAULT_MECHANISMS};
+use lettre::transport::smtp::client::{AsyncSmtpConnection, Certificate, TlsParameters};
+use lettre::transport::smtp::extension::ClientId;
+use tokio::time::timeout;
+use url::{Host, Url};
+
+use crate::compose::Composed;
+use crate::domain::Attempt;
+use crate::settings::{MailSettings, Starttls};
+
+/// Time limit for a new connection (TCP, greeting, encryption and login), unless that of a transfer is shorter.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
+/// Time limit for the test of a connection that was idle, unless that of a transfer is shorter.
+const TEST_TIME_MAX: Duration = Duration::from_secs(2);
+/// A connection that was idle for longer is closed.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
+/// Many servers limit the e-mails of a connection.
+const MAILS_PER_CONNECTION_MAX: u32 = 50;
+/// Replies that refuse us and not the e-mail: the service closes, or the login is missing or wrong.
+const SERVER_CODES: [u16; 6] = [421, 454, 530, 534, 535, 538];
+
+pub(crate) struct SmtpClient {
+    host: String,
+    port: u16,
+    hello: ClientId,
+    encryption: Encryption,
+    credentials: Option<Credentials>,
+    transfer_time_max: Duration,
+    idle_max: usize,
+    idle: Mutex<Vec<Connection>>,
+}
+
+enum Encryption {
+    PlainText,
+    Starttls(TlsParameters),
+    /// From the first byte.
+    Tls(TlsParameters),
+}
+
+struct Connection {
+    smtp: AsyncSmtpConnection,
+    mails: u32,
+    used_at: Instant,
+}
+
+impl SmtpClient {
+    /// Connects when it first sends. Fails if the address or a certificate is invalid.
+    pub(crate) fn new(
+        url: &Secret<String>,
+        settings: &MailSettings,
+        domain: &str,
+    ) -> Result<SmtpClient, InvalidSetting> {
+        // The parser's error may quote the password.
+        let invalid = || InvalidSetting::new("smtp_url", "must be an address such as smtp://user:password@host:587");
+        let url = Url::parse(url.reveal()).map_err(|_| invalid())?;
+        // `smtp` is no special scheme of URLs, so the host is parsed again as one of the internet.
+        let host =
+            Host::parse(url.host_str().filter(|host| !host.is_empty()).ok_or_else(invalid)?).map_err(|_| invalid())?;
+        let name = host.to_string().trim_matches(['[', ']']).to_owned();
+        let is_tls = match url.scheme() {
+            "smtp" => false,
+            "smtps" => true,
+            _ => return Err(invalid()),
+        };
+        let tls = || tls_parameters(&name, settings.ca_file.as_deref());
+        let encryption = match (is_tls, settings.starttls) {
+            (true, _) => Encryption::Tls(tls()?),
+            (false, Starttls::Never) => Encryption::PlainText,
+            (false, Starttls::Auto) if is_loopback(&host) => Encryption::PlainText,
+            (false, Starttls::Auto | Starttls::Required) => Encryption::Starttls(tls()?),
+        };
+        Ok(SmtpClient {
+            port: url.port().unwrap_or(if is_tls { 465 } else { 587 }),
+            host: name,
+            hello: ClientId::Domain(domain.to_owned()),
+            encryption,
+            credentials: credentials(&url).ok_or_else(invalid)?,
+            transfer_time_max: Duration::from_millis(u64::from(settings.timeout_ms)),
+            idle_max: settings.concurrency as usize,
+            idle: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Sends an e-mail.
+    pub(crate) async fn send(&self, mail: &Composed) -> Attempt {
+        let mut connection = match self.connection().await {
+            Ok(connection) => connection,
+            Err(error) => return Attempt::ServerFailed(error),
+        };
+        // A connection whose transfer fails or is abandoned is closed, because its state is unknown.
+        match timeout(self.transfer_time_max, connection.smtp.send(&mail.envelope, &mail.bytes)).await {
+            Err(_) => Attempt::Deferred(format!("no reply within {} ms", self.transfer_time_max.as_millis())),
+            Ok(Err(error)) => failure(&error),
+            Ok(Ok(reply)) => {
+                connection.mails += 1;
+                connection.used_at = Instant::now();
+                self.reuse(connection);
+                let text = reply.message().collect::<Vec<_>>().join(" ");
+                Attempt::Accepted(format!("{} {text}", reply.code()))
+            }
+        }
+    }
+
+    /// The longest time that [`SmtpClient::send`] takes.
+    pub(crate) fn send_time_max(&self) -> Duration {
+        self.test_time_max() + self.connect_time_max() + self.transfer_time_max
+    }
+
+    /// Closes connections that nobody has used for some time.
+    pub(crate) fn close_idle(&self) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|connection| connection.used_at.elapsed() < IDLE_TIME_MAX);
+    }
+
+    /// Returns a connection that works. Fails with the reason why the server cannot be used.
+    async fn connection(&self) -> Result<Connection, String> {
+        if let Some(mut connection) = self.idle_connection() {
+            if timeout(self.test_time_max(), connection.smtp.test_connected()).await == Ok(true) {
+                return Ok(connection);
+            }
+            // Probably the others are closed as well, and each test takes its time.
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        let time_max = self.connect_time_max();
+        match timeout(time_max, self.connect()).await {
+            Ok(Ok(smtp)) => Ok(Connection { smtp, mails: 0, used_at: Instant::now() }),
+            Ok(Err(error)) => Err(describe(&error)),
+            Err(_) => Err(format!("no connection within {} ms", time_max.as_millis())),
+        }
+    }
+
+    fn test_time_max(&self) -> Duration {
+        TEST_TIME_MAX.min(self.transfer_time_max)
+    }
+
+    fn connect_time_max(&self) -> Duration {
+        CONNECT_TIME_MAX.min(self.transfer_time_max)
+    }
+
+    async fn connect(&self) -> Result<AsyncSmtpConnection, Error> {
+        let tls = match &self.encryption {
+            Encryption::Tls(tls) => Some(tls.clone()),
+            Encryption::Starttls(_) | Encryption::PlainText => None,
+        };
+        let server = (self.host.as_str(), self.port);
+        let mut smtp =
+            AsyncSmtpConnection::connect_tokio1(server, Some(self.connect_time_max()), &self.hello, tls, None).await?;
+        if let Encryption::Starttls(tls) = &self.encryption {
+            smtp.starttls(tls.clone(), &self.hello).await?;
+        }
+        if let Some(credentials) = &self.credentials {
+            smtp.auth(DEFAULT_MECHANISMS, credentials).await?;
+        }
+        Ok(smtp)
+    }
+
+    fn idle_connection(&self) -> Option<Connection> {
+        self.close_idle();
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn reuse(&self, connection: Connection) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if connection.mails < MAILS_PER_CONNECTION_MAX && idle.len() < self.idle_max {
+            idle.push(connection);
+        }
+    }
+}
+
+/// What a failed transfer means. The connection worked before it, so without a reply of the server the e-mail itself may
+/// be the cause: it waits for its own retry.
+fn failure(error: &Error) -> Attempt {
+    let text = describe(error);
+    match error.status().map(u16::from) {
+        Some(code) if SERVER_CODES.contains(&code) => Attempt::ServerFailed(text),
+        Some(_) if error.is_permanent() => Attempt::Refused(text),
+        // This client knows that the server cannot accept the e-mail: its address needs SMTPUTF8.
+        None if error.is_client() => Attempt::Refused(text),
+        Some(_) | None => Attempt::Deferred(text),
+    }
+}
+
+/// The text of an error with its causes.
+fn describe(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        let detail = error.to_string();
+        if !text.contains(&detail) {
+            text = format!("{text}: {detail}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+fn tls_parameters(host: &str, ca_file: Option<&Path>) -> Result<TlsParameters, InvalidSetting> {
+    let mut tls = TlsParameters::builder(host.to_owned());
+    if let Some(file) = ca_file {
+        let invalid = |error: &dyn std::fmt::Display| {
+            InvalidSetting::new("mail.ca_file", format!("must be a PEM file with certificates: {error}"))
+        };
+        let pem = std::fs::read(file).map_err(|error| invalid(&error))?;
+        if !String::from_utf8_lossy(&pem).contains("-----BEGIN CERTIFICATE-----") {
+            return Err(invalid(&"it contains no certificate"));
+        }
+        tls = tls.add_root_certificate(Certificate::from_pem(&pem).map_err(|error| invalid(&error))?);
+    }
+    tls.build_rustls().map_err(|error| InvalidSetting::new("smtp_url", format!("TLS cannot be used: {error}")))
+}
+
+/// The credentials in the address; inner None if there are none, outer None if they are invalid.
+fn credentials(url: &Url) -> Option<Option<Credentials>> {
+    if url.username().is_empty() && url.password().is_none() {
+        return Some(None);
+    }
+    let user = percent_decoded(url.username())?;
+    let password = percent_decoded(url.password().unwrap_or_default())?;
+    Some(Some(Credentials::new(user, password)))
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    // A query decodes in the same way, except that `+` is a blank there.
+    let query = format!("v={}", text.replace('+', "%2B").replace('&', "%26"));
+    let mut pairs = url::form_urlencoded::parse(query.as_bytes());
+    pairs.next().map(|(_, value)| value.into_owned()).filter(|value| !value.contains('\u{fffd}'))
+}
+
+fn is_loopback(host: &Host<String>) -> bool {
+    match host {
+        Host::Domain(name) => name == "localhost",
+        Host::Ipv4(address) => IpAddr::from(*address).is_loopback(),
+        Host::Ipv6(address) => IpAddr::from(*address).is_loopback(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(url: &str, starttls: Starttls) -> Result<SmtpClient, InvalidSetting> {
+        let settings = MailSettings { starttls, ..MailSettings::default() };
+        SmtpClient::new(&Secret::new(url.to_owned()), &settings, "example.org")
+    }
+
+    #[test]
+    fn another_machine_gets_nothing_in_plain_text_unless_that_is_configured() {
+        let is_plain = |url: &str, starttls| matches!(client(url, starttls).unwrap().encryption, Encryption::PlainText);
+        for url in ["smtp://localhost:25", "smtp://127.0.0.1", "smtp://[::1]:25"] {
+            assert!(is_plain(url, Starttls::Auto), "{url}");
+            assert!(!is_plain(url, Starttls::Required), "{url}");
+        }
+        for url in ["smtp://mail.example.org", "smtp://10.0.0.1", "smtp://localhost.example.org", "smtps://localhost"] {
+            assert!(!is_plain(url, Starttls::Auto), "{url}");
+        }
+        assert!(is_plain("smtp://mail.example.org", Starttls::Never));
+        assert!(!is_plain("smtps://mail.example.org", Starttls::Never));
+    }
+
+    #[test]
+    fn an_address_has_defaults_and_decoded_credentials() {
+        let found = client("smtps://ada%40example.org:p%2Bw%26+d@mail.example.org", Starttls::Auto).unwrap();
+        assert_eq!((found.host.as_str(), found.port), ("mail.example.org", 465));
+        assert_eq!(found.credentials, Some(Credentials::new("ada@example.org".to_owned(), "p+w&+d".to_owned())));
+        assert_eq!(client("smtp://mail.example.org", Starttls::Auto).unwrap().port, 587);
+        for url in ["mail.example.org", "http://mail.example.org", "smtp://", "smtp://hunter2:hunter2@"] {
+            let error = client(url, Starttls::Auto).err().unwrap().to_string();
+            assert!(error.contains("smtp_url") && !error.contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! SQL of the notify service. Every function joins the caller's transaction.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, QueryBuilder, Row};
+use uuid::Uuid;
+
+use crate::domain::{AttemptResult, ClaimedMail, NewMail, Status};
+
+/// An e-mail as the list shows it.
+#[derive(Debug)]
+pub(crate) struct MailRecord {
+    pub(crate) id: i64,
+    pub(crate) recipient: String,
+    pub(crate) subject: String,
+    pub(crate) text: Option<String>,
+    pub(crate) html: Option<String>,
+    pub(crate) status: Status,
+    pub(crate) template: String,
+    pub(crate) locale: String,
+    pub(crate) attempts: i32,
+    pub(crate) last_error: Option<String>,
+    pub(crate) smtp_reply: Option<String>,
+    pub(crate) next_attempt_at: DateTime<Utc>,
+    pub(crate) expires_at: Option<DateTime<Utc>>,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) sent_at: Option<DateTime<Utc>>,
+}
+
+/// Selects e-mails; a None field matches all.
+#[derive(Debug, Default)]
+pub(crate) struct MailFilter {
+    pub(crate) recipient: Option<String>,
+    pub(crate) status: Option<Status>,
+    pub(crate) template: Option<String>,
+}
+
+/// Inserts e-mails, except those that exist and those of deleted accounts. Bodies are stored if the status has them.
+pub(crate) async fn insert(db: &mut PgConnection, mails: &[NewMail]) -> sqlx::Result<()> {
+    let body = |mail: &NewMail, text: &str| mail.status.has_bodies().then(|| text.to_owned());
+    sqlx::query(
+        "insert into pillarbox_notify.mail (message_id, source, idempotency_key, user_id, recipient, template, locale,
+             subject, text, html, status, next_attempt_at, give_up_at, expires_at, created_at)
+         select new.*, new.created_at from unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[],
+             $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[],
+             $14::timestamptz[]) as new (message_id, source, idempotency_key, user_id, recipient, template, locale,
+             subject, text, html, status, created_at, give_up_at, expires_at)
+         where not exists (select from pillarbox_notify.deleted_account deleted where deleted.user_id = new.user_id)
+         on conflict do nothing",
+    )
+    .bind(mails.iter().map(|mail| mail.message_id).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.source.clone()).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.idempotency_key.clone()).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.user_id).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.recipient.clone()).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.template.clone()).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.content.locale.clone()).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.content.subject.clone()).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| body(mail, &mail.content.text)).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| body(mail, &mail.content.html)).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| <&str>::from(mail.status)).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.created_at).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.give_up_at).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.expires_at).collect::<Vec<_>>())
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// Claims the e-mails that are due for longest, for the time of the lease. Rows that another process is claiming are
+/// skipped.
+pub(crate) async fn claim(db: &mut PgConnection, limit: usize, lease: Duration) -> sqlx::Result<Vec<ClaimedMail>> {
+    let rows = sqlx::query(
+        "with due as materialized (
+             select id from pillarbox_notify.mail where status = 'queued' and next_attempt_at <= statement_timestamp()
+             order by next_attempt_at limit $3 for update skip locked
+         )
+         update pillarbox_notify.mail mail set claim = $1, next_attempt_at = statement_timestamp() + $2
+         from due where mail.id = due.id
+         returning mail.*, statement_timestamp() as now",
+    )
+    .bind(Uuid::new_v4())
+    .bind(TimeDelta::from_std(lease).unwrap_or(TimeDelta::MAX))
+    .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+    .fetch_all(db)
+    .await?;
+    rows.iter().map(claimed_mail).collect()
+}
+
+/// Saves the results of attempts. A failure is saved only while the claim of the attempt is valid, and a success in any
+/// case: the e-mail has been sent, whoever has claimed it since. Returns the ids of the e-mails that changed.
+pub(crate) async fn save_results(db: &mut PgConnection, results: &[AttemptResult]) -> sqlx::Result<Vec<i64>> {
+    let pause = |result: &AttemptResult| TimeDelta::from_std(result.pause).unwrap_or(TimeDelta::MAX);
+    let has_bodies = |result: &AttemptResult| result.status.has_bodies();
+    sqlx::query_scalar(
+        "update pillarbox_notify.mail mail set
+             status = result.status,
+             text = case when result.has_bodies then mail.text end,
+             html = case when result.has_bodies then mail.html end,
+             attempts = mail.attempts + result.counts::int,
+             next_attempt_at = statement_timestamp() + result.pause,
+             claim = null,
+             last_error = case when result.status = 'sent' then null else coalesce(result.error, mail.last_error) end,
+             smtp_reply = result.reply,
+             sent_at = case when result.status = 'sent' then statement_timestamp() end
+         from unnest($1::bigint[], $2::uuid[], $3::text[], $4::bool[], $5::bool[], $6::interval[], $7::text[], $8::text[])
+             as result (id, claim, status, counts, has_bodies, pause, reply, error)
+         where mail.id = result.id and mail.status = 'queued'
+             and (mail.claim = result.claim or result.status = 'sent')
+         returning mail.id",
+    )
+    .bind(results.iter().map(|result| result.id).collect::<Vec<_>>())
+    .bind(results.iter().map(|result| result.claim).collect::<Vec<_>>())
+    .bind(results.iter().map(|result| <&str>::from(result.status)).collect::<Vec<_>>())
+    .bind(results.iter().map(|result| result.counts).collect::<Vec<_>>())
+    .bind(results.iter().map(has_bodies).collect::<Vec<_>>())
+    .bind(results.iter().map(pause).collect::<Vec<_>>())
+    .bind(results.iter().map(|result| result.reply.clone()).collect::<Vec<_>>())
+    .bind(results.iter().map(|result| result.error.clone()).collect::<Vec<_>>())
+    .fetch_all(db)
+    .await
+}
+
+/// Returns e-mails, newest first, before the id `before`.
+pub(crate) async fn list(
+    db: &mut PgConnection,
+    filter: &MailFilter,
+    before: Option<i64>,
+    limit: u32,
+) -> sqlx::Result<Vec<MailRecord>> {
+    let mut query = QueryBuilder::new("select * from pillarbox_notify.mail where true");
+    if let Some(recipient) = &filter.recipient {
+        query.push(" and lower(recipient) = lower(").push_bind(recipient).push(")");
+    }
+    if let Some(status) = filter.status {
+        query.push(" and status = ").push_bind(<&str>::from(status));
+    }
+    if let Some(template) = &filter.template {
+        query.push(" and template = ").push_bind(template);
+    }
+    if let Some(before) = before {
+        query.push(" and id < ").push_bind(before);
+    }
+    query.push(" order by id desc limit ").push_bind(i64::from(limit));
+    let rows = query.build().fetch_all(db).await?;
+    rows.iter().map(mail_record).collect()
+}
+
+/// Locks an e-mail. Returns its status and whether its bodies exist; None if there is no such e-mail.
+pub(crate) async fn lock(db: &mut PgConnection, id: i64) -> sqlx::Result<Option<(Status, bool)>> {
+    let query = "select status, text is not null and html is not null as has_bodies from pillarbox_notify.mail
+                 where id = $1 for update";
+    let row = sqlx::query(query).bind(id).fetch_optional(db).await?;
+    row.map(|row| Ok((status_of(&row)?, row.try_get("has_bodies")?))).transpose()
+}
+
+/// Queues an e-mail again. It is due now.
+pub(crate) async fn queue_again(db: &mut PgConnection, id: i64, retry_time: TimeDelta) -> sqlx::Result<()> {
+    let query =
+        "update pillarbox_notify.mail set status = 'queued', attempts = 0, next_attempt_at = statement_timestamp(),
+                     give_up_at = statement_timestamp() + $2
+                 where id = $1";
+    sqlx::query(query).bind(id).bind(retry_time).execute(db).await.map(drop)
+}
+
+/// Deletes every e-mail of these users, and records that their accounts are deleted.
+pub(crate) async fn delete_accounts(db: &mut PgConnection, users: &[Uuid]) -> sqlx::Result<()> {
+    let record = "insert into pillarbox_notify.deleted_account (user_id, deleted_at)
+                  select distinct user_id, statement_timestamp() from unnest($1::uuid[]) as deleted (user_id)
+                  order by user_id on conflict do nothing";
+    sqlx::query(record).bind(users).execute(&mut *db).await?;
+    let delete = "delete from pillarbox_notify.mail where user_id = any($1)";
+    sqlx::query(delete).bind(users).execute(db).await.map(drop)
+}
+
+/// Deletes the e-mails of accounts that were deleted within `recent`: a request may have been processed at the same time as
+/// the deletion.
+pub(crate) async fn delete_of_deleted_accounts(db: &mut PgConnection, recent: TimeDelta) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox_notify.mail mail using pillarbox_notify.deleted_account deleted
+                 where deleted.deleted_at > statement_timestamp() - $1 and mail.user_id = deleted.user_id";
+    Ok(sqlx::query(query).bind(recent).execute(db).await?.rows_affected())
+}
+
+/// Erases the bodies of up to `limit` e-mails that have expired; of these, queued ones become expired. Claimed ones are left
+/// to their sender. Returns how many changed.
+pub(crate) async fn expire(db: &mut PgConnection, limit: i64) -> sqlx::Result<u64> {
+    let query = "update pillarbox_notify.mail set text = null, html = null,
+                     status = case when status = 'queued' then 'expired' else status end
+                 where id in (
+                     select id from pillarbox_notify.mail
+                     where status in ('queued', 'dead') and text is not null and expires_at <= statement_timestamp()
+                         and (claim is null or next_attempt_at <= statement_timestamp())
+                     limit $1 for update skip locked
+                 )";
+    Ok(sqlx::query(query).bind(limit).execute(db).await?.rows_affected())
+}
+
+/// Deletes up to `limit` e-mails that are not queued and older than `age`. Returns how many.
+pub(crate) async fn delete_older(db: &mut PgConnection, age: TimeDelta, limit: i64) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox_notify.mail where id in (
+                     select id from pillarbox_notify.mail
+                     where status <> 'queued' and created_at < statement_timestamp() - $1 limit $2
+                 )";
+    Ok(sqlx::query(query).bind(age).bind(limit).execute(db).await?.rows_affected())
+}
+
+/// Deletes captured e-mails that are older than `age` or not among the newest `count`, up to `limit` of them. Returns how
+/// many.
+pub(crate) async fn delete_captured(
+    db: &mut PgConnection,
+    age: TimeDelta,
+    count: i64,
+    limit: i64,
+) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox_notify.mail where id in (
+                     select id from pillarbox_notify.mail
+                     where status = 'captured' and (created_at < statement_timestamp() - $1 or id <= (
+                         select id from pillarbox_notify.mail where status = 'captured'
+                         order by id desc offset $2 limit 1
+                     ))
+                     order by id limit $3
+                 )";
+    Ok(sqlx::query(query).bind(age).bind(count).bind(limit).execute(db).await?.rows_affected())
+}
+
+/// The state of the queue. Counts stop at a maximum, so that the cost does not grow with a backlog.
+#[derive(Debug)]
+pub(crate) struct QueueState {
+    pub(crate) queued: i64,
+    pub(crate) dead: i64,
+    pub(crate) oldest_seconds: f64,
+}
+
+pub(crate) async fn queue_state(db: &mut PgConnection, count_max: i64) -> sqlx::Result<QueueState> {
+    let query = "select
+         (select count(*) from (select from pillarbox_notify.mail where status = 'queued' limit $1) queued) as queued,
+         (select count(*) from (select from pillarbox_notify.mail where status = 'dead' limit $1) dead) as dead,
+         coalesce((select extract(epoch from statement_timestamp() - min(created_at))::float8
+                   from pillarbox_notify.mail where status = 'queued'), 0) as oldest_seconds";
+    let row = sqlx::query(query).bind(count_max).fetch_one(db).await?;
+    Ok(QueueState {
+        queued: row.try_get("queued")?,
+        dead: row.try_get("dead")?,
+        oldest_seconds: row.try_get("oldest_seconds")?,
+    })
+}
+
+fn claimed_mail(row: &PgRow) -> sqlx::Result<ClaimedMail> {
+    Ok(ClaimedMail {
+        id: row.try_get("id")?,
+        claim: row.try_get("claim")?,
+        message_id: row.try_get("message_id")?,
+        recipient: row.try_get("recipient")?,
+        template: row.try_get("template")?,
+        subject: row.try_get("subject")?,
+        text: row.try_get("text")?,
+        html: row.try_get("html")?,
+        attempts: row.try_get::<i32, _>("attempts")?.unsigned_abs(),
+        created_at: row.try_get("created_at")?,
+        give_up_at: row.try_get("give_up_at")?,
+        expires_at: row.try_get("expires_at")?,
+        now: row.try_get("now")?,
+    })
+}
+
+fn mail_record(row: &PgRow) -> sqlx::Result<MailRecord> {
+    Ok(MailRecord {
+        id: row.try_get("id")?,
+        recipient: row.try_get("recipient")?,
+        subject: row.try_get("subject")?,
+        text: row.try_get("text")?,
+        html: row.try_get("html")?,
+        status: status_of(row)?,
+        template: row.try_get("template")?,
+        locale: row.try_get("locale")?,
+        attempts: row.try_get("attempts")?,
+        last_error: row.try_get("last_error")?,
+        smtp_reply: row.try_get("smtp_reply")?,
+        next_attempt_at: row.try_get("next_attempt_at")?,
+        expires_at: row.try_get("expires_at")?,
+        created_at: row.try_get("created_at")?,
+        sent_at: row.try_get("sent_at")?,
+    })
+}
+
+fn status_of(row: &PgRow) -> sqlx::Result<Status> {
+    row.try_get::<&str, _>("status")?.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))
+}

@@ -1,0 +1,264 @@
+//! The templates of e-mails: built in, or from a folder.
+//!
+//! A template is three files, `<template>.<locale>.subject`, `.txt` and `.html`. HTML is escaped; an unknown variable is an
+//! error. All templates are rendered with examples at the start, so that an invalid one stops the start and not an e-mail.
+//!
+//! Invariants: a subject is one line, and no variable contains a line break, so a variable can neither add a header nor
+//! pretend to be another part of the text. No error quotes a variable.
+
+mod built_in;
+mod folder;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
+
+use self::built_in::{BUILT_IN, TEMPLATES};
+use crate::domain::Content;
+
+/// The locale that every template has.
+const LOCALE_DEFAULT: &str = "en";
+/// The parts of a template.
+const PARTS: [&str; 3] = ["subject", "txt", "html"];
+/// The template that the HTML parts extend.
+const LAYOUT: &str = "layout.html";
+/// The variables that exist in every template, with the values that they are checked with. Other variables exist if the
+/// request has them.
+const VARIABLES: [(&str, &str); 4] = [
+    ("name", "Ada <Lovelace>"),
+    ("token", "0123456789abcdef"),
+    ("link", "https://example.org/verify?token=0123456789abcdef"),
+    ("expires_in_hours", "24"),
+];
+/// Variables that a request may omit; they are empty then.
+const OPTIONAL: [&str; 3] = ["name", "link", "expires_in_hours"];
+
+/// The longest subject, in characters; a longer one is cut.
+const SUBJECT_CHARS_MAX: usize = 200;
+/// The largest text or HTML, in bytes.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+
+pub(crate) struct Templates {
+    environment: Environment<'static>,
+    /// The locales of each template.
+    locales: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// Why an e-mail cannot be rendered. The text contains no variable.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RenderError {
+    #[error("the template does not exist")]
+    UnknownTemplate,
+    #[error("{file}, line {line}: {kind}")]
+    Failed { file: String, line: usize, kind: String },
+    #[error("the variable link is neither empty nor an address that starts with https:// or http://")]
+    InvalidLink,
+    #[error("{file}: the subject is empty")]
+    EmptySubject { file: String },
+    #[error("{file}: more than {BODY_BYTES_MAX} bytes")]
+    TooLarge { file: String },
+}
+
+/// An invalid template: its file, its line if there is one, and what is wrong.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}{}: {detail}", .line.map(|line| format!(", line {line}")).unwrap_or_default())]
+pub(crate) struct InvalidTemplate {
+    file: String,
+    line: Option<usize>,
+    detail: String,
+}
+
+impl InvalidTemplate {
+    fn new(file: impl Into<String>, detail: impl ToString) -> InvalidTemplate {
+        InvalidTemplate { file: file.into(), line: None, detail: detail.to_string() }
+    }
+}
+
+impl Templates {
+    /// The built-in templates, replaced and completed by those of `folder`. Fails with the first one that is invalid.
+    pub(crate) fn load(folder: Option<&Path>) -> Result<Templates, InvalidTemplate> {
+        let mut files: BTreeMap<String, String> =
+            BUILT_IN.iter().map(|(name, source)| ((*name).to_owned(), (*source).to_owned())).collect();
+        if let Some(folder) = folder {
+            files.extend(folder::read(folder)?);
+        }
+        let mut templates = Templates { environment: environment(), locales: BTreeMap::new() };
+        for (file, source) in files {
+            if let Some((template, locale, _)) = parts_of(&file) {
+                templates.locales.entry(template.to_owned()).or_default().insert(locale.to_owned());
+            }
+            let added = templates.environment.add_template_owned(file.clone(), source);
+            added.map_err(|error| invalid(&file, &error))?;
+        }
+        templates.check()?;
+        Ok(templates)
+    }
+
+    /// Renders a template in the first locale that it has: `pt-BR`, then `pt`, then `en`.
+    pub(crate) fn render(
+        &self,
+        template: &str,
+        locale: &str,
+        variables: &BTreeMap<String, String>,
+    ) -> Result<Content, RenderError> {
+        let locales = self.locales.get(template).ok_or(RenderError::UnknownTemplate)?;
+        let locale = fallbacks(locale).find(|locale| locales.contains(locale)).ok_or(RenderError::UnknownTemplate)?;
+        let mut values: BTreeMap<String, String> =
+            OPTIONAL.iter().map(|name| ((*name).to_owned(), String::new())).collect();
+        values.extend(variables.iter().map(|(name, value)| (name.clone(), without_control(value))));
+        let link = values.get("link").map(String::as_str).unwrap_or_default();
+        if !link.is_empty() && !link.starts_with("https://") && !link.starts_with("http://") {
+            return Err(RenderError::InvalidLink);
+        }
+        let values = Value::from(values);
+        let part = |part: &str| self.render_part(&format!("{template}.{locale}.{part}"), &values);
+        let subject = one_line(&part("subject")?);
+        if subject.is_empty() {
+            return Err(RenderError::EmptySubject { file: format!("{template}.{locale}.subject") });
+        }
+        Ok(Content { subject, text: part("txt")?, html: part("html")?, locale })
+    }
+
+    fn render_part(&self, file: &str, values: &Value) -> Result<String, RenderError> {
+        let rendered = self.environment.get_template(file).and_then(|template| template.render(values));
+        let text = rendered.map_err(|error| {
+            let (file, line) = origin(file, &error);
+            RenderError::Failed { file, line: line.unwrap_or(0), kind: innermost(&error).kind().to_string() }
+        })?;
+        if text.len() > BODY_BYTES_MAX {
+            return Err(RenderError::TooLarge { file: file.to_owned() });
+        }
+        Ok(text)
+    }
+
+    /// Checks that every template is complete, and that those with known variables render with examples.
+    fn check(&self) -> Result<(), InvalidTemplate> {
+        for (template, locales) in &self.locales {
+            if !locales.contains(LOCALE_DEFAULT) {
+                let file = format!("{template}.{LOCALE_DEFAULT}.txt");
+                return Err(InvalidTemplate::new(file, "is missing: every template needs the locale en"));
+            }
+            for locale in locales {
+                for part in PARTS {
+                    let file = format!("{template}.{locale}.{part}");
+                    if self.environment.get_template(&file).is_err() {
+                        let detail = format!("is missing: a template has the parts {}", PARTS.join(", "));
+                        return Err(InvalidTemplate::new(file, detail));
+                    }
+                }
+                // The variables of other templates are not known here.
+                if TEMPLATES.contains(&template.as_str()) {
+                    self.check_rendering(template, locale)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_rendering(&self, template: &str, locale: &str) -> Result<(), InvalidTemplate> {
+        for omitted in [&[][..], &OPTIONAL] {
+            let examples = VARIABLES.iter().filter(|(name, _)| !omitted.contains(name));
+            let examples: BTreeMap<String, String> =
+                examples.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            self.render(template, locale, &examples).map_err(|error| match error {
+                RenderError::Failed { file, line, kind } => InvalidTemplate { file, line: Some(line), detail: kind },
+                RenderError::EmptySubject { file } => InvalidTemplate::new(file, "the subject is empty"),
+                RenderError::TooLarge { file } => InvalidTemplate::new(file, "the example is too large"),
+                RenderError::UnknownTemplate | RenderError::InvalidLink => InvalidTemplate::new(template, error),
+            })?;
+        }
+        for part in PARTS {
+            self.check_variables(&format!("{template}.{locale}.{part}"))?;
+        }
+        Ok(())
+    }
+
+    /// Finds unknown variables in branches that no example reaches.
+    fn check_variables(&self, file: &str) -> Result<(), InvalidTemplate> {
+        let Ok(template) = self.environment.get_template(file) else { return Ok(()) };
+        let globals: BTreeSet<&str> = self.environment.globals().map(|(name, _)| name).collect();
+        let is_known = |name: &str| globals.contains(name) || VARIABLES.iter().any(|(known, _)| *known == name);
+        let mut unknown: Vec<String> = template.undeclared_variables(false).into_iter().collect();
+        unknown.retain(|name| !is_known(name));
+        unknown.sort();
+        let Some(name) = unknown.first() else { return Ok(()) };
+        let line = template.source().lines().position(|line| line.contains(name.as_str())).map(|at| at + 1);
+        let known = VARIABLES.map(|(known, _)| known).join(", ");
+        let detail = format!("the variable {name} does not exist; the variables are {known}");
+        Err(InvalidTemplate { file: file.to_owned(), line, detail })
+    }
+}
+
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_auto_escape_callback(|file| match file.ends_with(".html") {
+        true => AutoEscape::Html,
+        false => AutoEscape::None,
+    });
+    environment
+}
+
+/// Splits the name of a file into template, locale and part. None if it is the name of no template.
+fn parts_of(file: &str) -> Option<(&str, &str, &str)> {
+    let mut parts = file.split('.');
+    let (template, locale, part) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_name = |text: &str, other: char| {
+        let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == other;
+        (1..=64).contains(&text.len()) && text.chars().all(is_valid)
+    };
+    let is_template = is_name(template, '_') && is_name(locale, '-') && PARTS.contains(&part);
+    (is_template && parts.next().is_none()).then_some((template, locale, part))
+}
+
+/// The locales to try, in this order: `pt-br`, `pt`, `en`. An invalid locale leads to `en`.
+fn fallbacks(locale: &str) -> impl Iterator<Item = String> {
+    let locale = locale.replace('_', "-").to_ascii_lowercase();
+    let mut tries = vec![locale.clone()];
+    tries.extend(locale.rmatch_indices('-').map(|(at, _)| locale[..at].to_owned()));
+    tries.push(LOCALE_DEFAULT.to_owned());
+    tries.into_iter()
+}
+
+/// Replaces line breaks, other control characters, and characters that change the direction of the text, with blanks.
+fn without_control(value: &str) -> String {
+    let is_control = |c: char| {
+        c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    value.chars().map(|c| if is_control(c) { ' ' } else { c }).collect()
+}
+
+/// The subject as one line. `=?` begins an encoded word, which a mailbox would decode, also into line breaks.
+fn one_line(text: &str) -> String {
+    let is_blank = |c: char| c.is_whitespace() || c.is_control();
+    let words: Vec<&str> = text.split(is_blank).filter(|word| !word.is_empty()).collect();
+    words.join(" ").replace("=?", "= ?").chars().take(SUBJECT_CHARS_MAX).collect()
+}
+
+/// The cause of an error in a block or an included file.
+fn innermost(error: &minijinja::Error) -> &minijinja::Error {
+    let mut innermost = error;
+    while matches!(innermost.kind(), ErrorKind::EvalBlock | ErrorKind::BadInclude)
+        && let Some(cause) = std::error::Error::source(innermost).and_then(|cause| cause.downcast_ref())
+    {
+        innermost = cause;
+    }
+    innermost
+}
+
+/// The file and the line of an error.
+fn origin(file: &str, error: &minijinja::Error) -> (String, Option<usize>) {
+    let error = innermost(error);
+    (error.name().unwrap_or(file).to_owned(), error.line())
+}
+
+/// For an error at the start. Its detail quotes the template only: there are no variables yet.
+fn invalid(file: &str, error: &minijinja::Error) -> InvalidTemplate {
+    let (file, line) = origin(file, error);
+    let detail = error.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
+    InvalidTemplate { file, line, detail: format!("{}{detail}", error.kind()) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! The deletion of an account.
+
+use contracts::identity::{ACCOUNT_DELETED, SUBSCRIPTION_CANCELLED};
+use hyper::Method;
+use serde_json::{Value, json};
+
+use super::fixture::{Fixture, PASSWORD, sign_in};
+
+/// The tables and columns of all schemas of the installation that contain the text, except the log.
+async fn found_in(fixture: &Fixture, needle: &str) -> Vec<String> {
+    let tables: Vec<(String, String)> = sqlx::query_as(
+        "select table_schema::text, table_name::text from information_schema.tables
+         where table_schema like 'pillarbox%' and table_type = 'BASE TABLE' and table_name not like 'log%'
+           and table_schema <> 'pillarbox_notify'",
+    )
+    .fetch_all(fixture.db())
+    .await
+    .unwrap();
+    assert!(tables.len() > 20, "{}", tables.len());
+    let mut found = Vec::new();
+    for (schema, table) in tables {
+        // Also bytes as text: stored responses are bytea.
+        let query = format!(
+            "select count(*) from \"{schema}\".\"{table}\" as t
+             where t::text ilike $1 or t::text ilike '%' || encode($2::bytea, 'hex') || '%'"
+        );
+        let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
+            .bind(format!("%{needle}%"))
+            .bind(needle.as_bytes())
+            .fetch_one(fixture.db())
+            .await
+            .unwrap();
+        if count > 0 {
+            found.push(format!("{schema}.{table}"));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn nothing_but_its_id_in_the_audit_trail_remains_of_a_deleted_account() {
+    let fixture = Fixture::start_with(|settings| {
+        (settings.login_failures_max, settings.emails_per_account_max) = (100, 100);
+    })
+    .await;
+    let (person, other) = (fixture.person("countess").await, fixture.person("other").await);
+    let elsewhere = sign_in(&fixture.app, person.id, &person.email, PASSWORD).await;
+    fixture.login(&person.email, "a wrong password").await;
+    fixture.post("password/forgot", json!({"email": person.email})).await;
+    fixture.wait_until_processed().await;
+    // Responses with personal data, and of requests with a password, that are stored for repeats.
+    let keyed = |key: &str| person.client.with_header("idempotency-key", key);
+    let renamed =
+        keyed("a").send(Method::PATCH, "/identity/v1/me", Some(json!({"name": "Countess of Lovelace"}))).await;
+    assert_eq!(renamed.status, 200);
+    let subscribed = keyed("b").post("/identity/v1/subscriptions", json!({"plan": "pro"})).await;
+    assert_eq!(subscribed.status, 201, "{subscribed:?}");
+    let ended = person.post("subscriptions", json!({"plan": "basic"})).await.json();
+    let path = format!("subscriptions/{}/cancel", ended["id"].as_str().unwrap());
+    assert_eq!(person.send(Method::POST, &path, None).await.status, 200);
+    assert!(!found_in(&fixture, "countess").await.is_empty(), "the search finds something before");
+
+    let wrong = json!({"password": "a wrong password"});
+    person.send(Method::DELETE, "me", Some(wrong)).await.assert_problem(403, "wrong-password");
+    let deleted = keyed("c").send(Method::DELETE, "/identity/v1/me", Some(json!({"password": PASSWORD}))).await;
+    assert_eq!(deleted.status, 204, "{deleted:?}");
+    for client in [&person, &elsewhere] {
+        client.get("me").await.assert_problem(401, "unauthorized");
+        client.client.get("/event/v1/me/events").await.assert_problem(401, "unauthorized");
+        fixture.refresh(&client.refresh_token).await.assert_problem(401, "invalid-refresh-token");
+    }
+    fixture.login(&person.email, PASSWORD).await.assert_problem(401, "wrong-credentials");
+
+    assert_eq!(found_in(&fixture, "countess").await, Vec::<String>::new());
+    let with_id = found_in(&fixture, &person.id.to_string()).await;
+    let expected = |table: &String| table == "pillarbox_identity.audit" || table == "pillarbox.idempotency";
+    assert!(with_id.contains(&"pillarbox_identity.audit".to_owned()) && with_id.iter().all(expected), "{with_id:?}");
+    let of_other = "select count(*) from pillarbox_identity.throttle where kind = 'login.account'";
+    // The failure after the deletion counts against the address, as for any address without an account.
+    assert_eq!(fixture.count(of_other).await, 1);
+
+    assert_eq!(fixture.messages(ACCOUNT_DELETED).await, [json!({"user_id": person.id})]);
+    let cancelled = fixture.messages(SUBSCRIPTION_CANCELLED).await;
+    let plans: Vec<&Value> = cancelled.iter().map(|message| &message["plan"]).collect();
+    assert_eq!(plans, [&json!("basic"), &json!("pro")], "the live one is cancelled with a message");
+    let order: Vec<String> = sqlx::query_scalar(
+        "select topic from pillarbox.log where source = 'identity' and key = $1 order by id desc limit 2",
+    )
+    .bind(person.id.to_string())
+    .fetch_all(fixture.db())
+    .await
+    .unwrap();
+    assert_eq!(order, [ACCOUNT_DELETED, SUBSCRIPTION_CANCELLED]);
+    assert_eq!(other.get("me").await.status, 200);
+    // The address is free again.
+    assert_eq!(fixture.person("countess").await.get("me").await.status, 200);
+    fixture.app.stop().await;
+}

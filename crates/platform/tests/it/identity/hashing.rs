@@ -1,0 +1,74 @@
+//! Hashes of passwords: overload, and new parameters.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use serde_json::json;
+use testkit::TestApp;
+
+use super::fixture::{Fixture, unlimited};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overload_of_sign_ins_is_refused_and_stalls_no_other_route() {
+    let fixture = Fixture::start_with(|settings| {
+        // About 40 ms for each hash.
+        (settings.hash_memory_kib, settings.hash_iterations) = (19_456, 2);
+        (settings.hash_queue_max, settings.hash_threads) = (8, 1);
+    })
+    .await;
+    let user = fixture.app.user(uuid::Uuid::now_v7(), None);
+    let logins = join_all((0..200).map(|number| {
+        let fixture = &fixture;
+        async move { fixture.login(&format!("user{number}@example.org"), "a wrong password").await }
+    }));
+    let others = async {
+        let mut slowest = Duration::ZERO;
+        for _ in 0..20 {
+            let began = Instant::now();
+            assert_eq!(user.get("/event/v1/me/events").await.status, 200);
+            slowest = slowest.max(began.elapsed());
+        }
+        slowest
+    };
+    let (logins, slowest) = tokio::join!(logins, others);
+    let of = |status: u16| logins.iter().filter(|answer| answer.status == status).count();
+    assert_eq!(of(401) + of(503), 200);
+    assert!(of(503) > 100, "{} were refused", of(503));
+    assert!(of(401) >= 9, "{} were answered", of(401));
+    let refused = logins.iter().find(|answer| answer.status == 503).unwrap();
+    refused.assert_problem(503, "overloaded");
+    assert_eq!(refused.header("retry-after"), "1");
+    assert!(slowest < Duration::from_secs(2), "another route took {slowest:?}");
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_password_is_hashed_again_when_its_user_signs_in_after_the_parameters_changed() {
+    let fixture = Fixture::start().await;
+    let person = fixture.person("ada").await;
+    let hash = async || -> String {
+        sqlx::query_scalar("select password_hash from pillarbox_identity.account")
+            .fetch_one(fixture.db())
+            .await
+            .unwrap()
+    };
+    let old = hash().await;
+    assert!(old.starts_with("$argon2id$v=19$m=8,t=1,p=1$"), "{old}");
+    fixture.login(&person.email, super::fixture::PASSWORD).await;
+    assert_eq!(hash().await, old, "nothing has changed");
+    let stronger = TestApp::start_with(&fixture.database, |settings| {
+        unlimited(settings);
+        (settings.identity.hash_memory_kib, settings.identity.hash_iterations) = (64, 2);
+    })
+    .await;
+    let wrong = json!({"email": person.email, "password": "a wrong password"});
+    stronger.anonymous().post("/identity/v1/login", wrong).await.assert_problem(401, "wrong-credentials");
+    assert_eq!(hash().await, old);
+    super::fixture::sign_in(&stronger, person.id, &person.email, super::fixture::PASSWORD).await;
+    let new = hash().await;
+    assert!(new.starts_with("$argon2id$v=19$m=64,t=2,p=1$"), "{new}");
+    assert_eq!(fixture.login(&person.email, super::fixture::PASSWORD).await.status, 200);
+    assert_eq!(person.get("me").await.status, 200, "the sessions continue");
+    stronger.stop().await;
+    fixture.app.stop().await;
+}

@@ -1,0 +1,138 @@
+//! Limits on sign-ins and e-mails, shared by all processes.
+
+use hyper::Method;
+use serde_json::json;
+use testkit::Response;
+
+use super::fixture::{Fixture, PASSWORD};
+
+fn assert_limited(answer: &Response) {
+    answer.assert_problem(429, "too-many-attempts");
+    let seconds: u64 = answer.header("retry-after").parse().unwrap();
+    assert!((1..=2 * 60 * 60).contains(&seconds), "{seconds}");
+}
+
+/// Forgets that the user has signed in from this network, as if the guesses came from elsewhere.
+async fn from_elsewhere(fixture: &Fixture) {
+    fixture.execute("delete from pillarbox_identity.known_network").await;
+}
+
+#[tokio::test]
+async fn guesses_for_an_address_are_limited_in_all_processes_whether_it_has_an_account_or_not() {
+    let fixture = Fixture::start_with(|settings| settings.login_failures_max = 5).await;
+    let replica = fixture.replica().await;
+    let person = fixture.person("ada").await;
+    from_elsewhere(&fixture).await;
+    for email in [person.email.as_str(), "nobody@example.org"] {
+        let mut statuses = Vec::new();
+        for guess in 0..8 {
+            let app = if guess % 2 == 0 { &fixture.app } else { &replica };
+            let body = json!({"email": email, "password": format!("guess {guess}")});
+            let answer = app.anonymous().post("/identity/v1/login", body).await;
+            if answer.status == 429 {
+                assert_limited(&answer);
+            }
+            statuses.push(answer.status);
+        }
+        assert_eq!(statuses, [401, 401, 401, 401, 401, 429, 429, 429], "{email}");
+    }
+    assert_limited(&fixture.login(&person.email, PASSWORD).await);
+    // Refused attempts are not counted, so the window passes.
+    let counted = "select sum(attempts)::bigint from pillarbox_identity.throttle where kind = 'login.account'";
+    assert_eq!(fixture.count(counted).await, 10);
+    fixture.execute("update pillarbox_identity.throttle set window_no = window_no - 2").await;
+    assert_eq!(fixture.login(&person.email, PASSWORD).await.status, 200);
+    replica.stop().await;
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn concurrent_guesses_do_not_exceed_the_limit() {
+    let fixture = Fixture::start_with(|settings| settings.login_failures_max = 5).await;
+    let guess = |number: usize| {
+        let fixture = &fixture;
+        async move { fixture.login("nobody@example.org", &format!("guess {number}")).await.status }
+    };
+    let statuses = futures_util::future::join_all((0..60).map(guess)).await;
+    let answered = statuses.iter().filter(|status| **status == 401).count();
+    assert_eq!(answered, 5, "of 60 guesses");
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_stranger_does_not_lock_a_user_out_of_a_network_that_the_user_has_used() {
+    let fixture = Fixture::start_with(|settings| settings.login_failures_max = 5).await;
+    let person = fixture.person("ada").await;
+    // The limit of the account as strangers elsewhere reach it.
+    let known = "with known as (delete from pillarbox_identity.known_network returning user_id, network)
+                 insert into pillarbox_identity.known_network select user_id, '\\x00'::bytea, now() from known";
+    let mine: Vec<u8> = sqlx::query_scalar("select network from pillarbox_identity.known_network")
+        .fetch_one(fixture.db())
+        .await
+        .unwrap();
+    fixture.execute(known).await;
+    for guess in 0..6 {
+        fixture.login(&person.email, &format!("guess {guess}")).await;
+    }
+    assert_limited(&fixture.login(&person.email, PASSWORD).await);
+    let restore = "update pillarbox_identity.known_network set network = $1";
+    sqlx::query(restore).bind(mine).execute(fixture.db()).await.unwrap();
+    assert_eq!(fixture.login(&person.email, PASSWORD).await.status, 200);
+    // Guesses from there are limited as well.
+    for guess in 0..5 {
+        fixture.login(&person.email, &format!("guess {guess}")).await.assert_problem(401, "wrong-credentials");
+    }
+    assert_limited(&fixture.login(&person.email, PASSWORD).await);
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn guesses_of_a_network_are_limited_over_all_addresses() {
+    let fixture = Fixture::start_with(|settings| settings.login_failures_per_network_max = 6).await;
+    for guess in 0..6 {
+        let email = format!("user{guess}@example.org");
+        fixture.login(&email, "a wrong password").await.assert_problem(401, "wrong-credentials");
+    }
+    assert_limited(&fixture.login("another@example.org", "a wrong password").await);
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn the_password_of_a_signed_in_user_cannot_be_guessed_without_limit() {
+    let fixture = Fixture::start_with(|settings| settings.login_failures_max = 3).await;
+    let person = fixture.person("ada").await;
+    for guess in 0..3 {
+        let body = json!({"password": format!("guess {guess}")});
+        person.send(Method::DELETE, "me", Some(body)).await.assert_problem(403, "wrong-password");
+    }
+    assert_limited(&person.send(Method::DELETE, "me", Some(json!({"password": PASSWORD}))).await);
+    let change = json!({"current_password": PASSWORD, "new_password": "four other random words"});
+    assert_limited(&person.post("password/change", change).await);
+    assert_eq!(person.get("me").await.status, 200);
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn emails_to_an_address_and_requests_of_a_network_are_limited() {
+    let fixture = Fixture::start_with(|settings| {
+        (settings.emails_per_account_max, settings.email_requests_per_network_max) = (3, 10);
+    })
+    .await;
+    let person = fixture.person("ada").await; // one e-mail
+    for email in [person.email.as_str(), "nobody@example.org"] {
+        let mut statuses = Vec::new();
+        for path in ["password/forgot", "verify/resend", "password/forgot", "verify/resend"] {
+            statuses.push(fixture.post(path, json!({"email": email})).await.status);
+        }
+        let allowed = statuses.iter().filter(|status| **status == 202).count();
+        assert_eq!(allowed, if email == person.email { 2 } else { 3 }, "{email}: {statuses:?}");
+        assert_limited(&fixture.register(email, PASSWORD).await);
+    }
+    // Six requests of this network were counted.
+    for number in 0..4 {
+        assert_eq!(fixture.register(&format!("user{number}@example.org"), PASSWORD).await.status, 202);
+    }
+    assert_limited(&fixture.register("another@example.org", PASSWORD).await);
+    fixture.wait_until_processed().await;
+    fixture.app.stop().await;
+}

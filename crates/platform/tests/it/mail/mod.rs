@@ -1,0 +1,10 @@
+//! E-mails: requests in the log, templates, and a real mail server that fails in many ways.
+
+mod captured;
+mod crashes;
+pub(crate) mod fixture;
+mod hostile_input;
+mod outages;
+mod replies;
+mod starting;
+mod transport;
