@@ -19,10 +19,13 @@ create table pillarbox.confidential (
 );
 -- For account deletion: everything of one key.
 create index confidential_key on pillarbox.confidential (tenant, key) where key is not null;
+-- Expired payloads are blanked first, however many messages wait for a consumer that is stuck.
+create index confidential_until on pillarbox.confidential (until) where blanked_at is null;
 
 -- What these messages still wait for: the consumers that have yet to read them, live or in a replay, or that have parked them or
--- given them up (a dead letter can be retried). A consumer that has lapsed or that no process runs counts as well. The cost
--- depends on the number of messages and consumers, not on the size of the log.
+-- given them up (a dead letter can be retried). A consumer that has lapsed or that no process runs counts as well. A message
+-- that no consumer matches waits for one that is registered later; its row here has no consumer. The cost depends on the number
+-- of messages and consumers, not on the size of the log.
 create function pillarbox.confidential_pending(ids bigint[])
 returns table (log_id bigint, message_id uuid, consumer text, state text)
 language sql stable
@@ -53,6 +56,14 @@ as $$
                        or pg_visible_in_snapshot(matching.xid, matching.old)
                        or (pg_visible_in_snapshot(matching.xid, matching.new) and matching.log_id <= matching.last_id), false)
     union all
+    select wanted.log_id, wanted.message_id, null, 'unread'
+    from wanted
+    where wanted.subject is not null and not exists (select from matching where matching.log_id = wanted.log_id)
+    union all
+    -- The filter of a route has changed, and its replay is not requested yet.
+    select wanted.log_id, wanted.message_id, changed.consumer, 'replay'
+    from wanted join pillarbox.filter_change as changed on changed.replay_from <= wanted.at
+    union all
     select matching.log_id, matching.message_id, matching.consumer, 'replay'
     from matching
     where exists (
@@ -78,7 +89,7 @@ language sql
 as $$
     insert into pillarbox.discarded (consumer, message_id, attempts, last_error)
     select distinct pending.consumer, pending.message_id, 0, reason from pillarbox.confidential_pending(ids) as pending
-    where reason is not null and pending.state in ('unread', 'parked')
+    where reason is not null and pending.consumer is not null and pending.state in ('unread', 'parked')
     on conflict do nothing;
 
     update pillarbox.log set payload = '{"blanked":true}' from pillarbox.confidential

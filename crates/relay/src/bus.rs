@@ -59,7 +59,7 @@ pub fn with_intake_sources(settings: &RelaySettings, mut subscription: Subscript
     subscription
 }
 
-/// The consumer of e-recorded_emails, and its queue. The name of the queue is part of the agreement with the operators of the old one,
+/// The consumer of e-mails, and its queue. The name of the queue is part of the agreement with the operators of the old one,
 /// `smtp_send_email`.
 const EMAIL_CONSUMER: &str = "notify.mail";
 const EMAIL_QUEUE: &str = "smtp_send_email_v2";

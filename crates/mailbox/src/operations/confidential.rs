@@ -2,8 +2,8 @@
 //! case when it has expired.
 //!
 //! A consumer that is behind, has lapsed or is not run has not processed a message, and neither has one that has parked it, has
-//! given it up, or is to read it in a replay. Only the messages in `pillarbox.confidential` are checked, some in each round, so
-//! the cost depends neither on the size of the log nor on how many messages wait for a consumer that is stuck.
+//! given it up, or is to read it in a replay. Only the messages in `pillarbox.confidential` are checked, some in each round and
+//! those that have expired first, so the cost depends neither on the size of the log nor on how many messages wait for a consumer that is stuck.
 //!
 //! The disk is another matter: the former version of a row stays in the files of PostgreSQL until it is vacuumed, and in its WAL
 //! and in backups for as long as these are retained.
@@ -38,6 +38,12 @@ struct Candidate {
     is_blanked: bool,
 }
 
+impl Candidate {
+    fn new((log_id, is_expired, is_blanked): (i64, bool, bool)) -> Candidate {
+        Candidate { log_id, is_expired, is_blanked }
+    }
+}
+
 /// What a message waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pending {
@@ -62,10 +68,13 @@ impl Blanking {
     /// Checks the next messages. Returns `Busy` if there is more to blank.
     pub async fn run_once(&self, db: &PgPool) -> sqlx::Result<Round> {
         let mut tx = db.begin().await?;
-        let candidates = candidates(&mut tx, self.after.load(Ordering::Relaxed)).await?;
+        let mut candidates = candidates(&mut tx, self.after.load(Ordering::Relaxed)).await?;
         let is_last_page = candidates.len() < PAGE as usize;
         let last = candidates.last().map_or(0, |candidate| candidate.log_id);
         self.after.store(if is_last_page { 0 } else { last }, Ordering::Relaxed);
+        candidates.extend(expired(&mut tx).await?);
+        candidates.sort_unstable_by_key(|candidate| candidate.log_id);
+        candidates.dedup_by_key(|candidate| candidate.log_id);
         // Positions of another cluster mean nothing here, and the operator may still need all data.
         if candidates.is_empty() || cluster_identity::is_restored(&mut tx).await? {
             return Ok(Round::Idle);
@@ -83,11 +92,18 @@ impl Blanking {
 
 /// The next messages after `after`, locked, so that the processes with the role `maintain` do not do the same work.
 async fn candidates(tx: &mut PgConnection, after: i64) -> sqlx::Result<Vec<Candidate>> {
-    let query = "select log_id, until <= now() as is_expired, blanked_at is not null as is_blanked
+    let query = "select log_id, until <= now(), blanked_at is not null
                  from pillarbox.confidential where log_id > $1 order by log_id limit $2 for update skip locked";
-    let rows: Vec<(i64, bool, bool)> = sqlx::query_as(query).bind(after).bind(PAGE).fetch_all(tx).await?;
-    let candidate = |(log_id, is_expired, is_blanked)| Candidate { log_id, is_expired, is_blanked };
-    Ok(rows.into_iter().map(candidate).collect())
+    let rows = sqlx::query_as(query).bind(after).bind(PAGE).fetch_all(tx).await?;
+    Ok(rows.into_iter().map(Candidate::new).collect())
+}
+
+/// Messages that have expired and are not blanked yet, locked.
+async fn expired(tx: &mut PgConnection) -> sqlx::Result<Vec<Candidate>> {
+    let query = "select log_id, true, false from pillarbox.confidential
+                 where until <= now() and blanked_at is null order by until limit $1 for update skip locked";
+    let rows = sqlx::query_as(query).bind(PAGE).fetch_all(tx).await?;
+    Ok(rows.into_iter().map(Candidate::new).collect())
 }
 
 async fn pending(tx: &mut PgConnection, candidates: &[Candidate]) -> sqlx::Result<HashMap<i64, Pending>> {
@@ -123,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_payload_stays_until_nobody_needs_it_or_it_has_expired() {
-        let candidate = |log_id, is_expired, is_blanked| Candidate { log_id, is_expired, is_blanked };
+        let candidate = |log_id, is_expired, is_blanked| Candidate::new((log_id, is_expired, is_blanked));
         let candidates = [
             candidate(1, false, false),
             candidate(2, false, false),

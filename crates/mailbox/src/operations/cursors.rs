@@ -62,8 +62,13 @@ pub enum MoveResult {
     InUse(String),
     /// The other consumer has passed these many messages without having processed them: they are parked.
     OtherHasParked(i64),
+    /// The other consumer has lapsed, or has yet to finish a replay: its position does not tell what it has processed.
+    OtherIsIncomplete,
     /// The consumer has read this many messages that the other one has not, counted up to 1,000.
     IsAhead(i64),
+    /// This many messages, counted up to 1,000, are for the consumer and not for the other one. The consumer has not read them and
+    /// would skip them.
+    WouldSkip(i64),
 }
 
 /// Makes a consumer continue exactly where another one has stopped, so that it takes over: what the other one has processed it
@@ -80,11 +85,20 @@ pub async fn continue_like_in(tx: &mut PgConnection, consumer: &str, other: &str
     }
     let parked = "select count(*) from pillarbox.parked where consumer = $1";
     let parked: i64 = sqlx::query_scalar(parked).bind(other).fetch_one(&mut *tx).await?;
-    let ahead: i64 = sqlx::query_scalar(COUNT_AHEAD).bind(consumer).bind(other).fetch_one(&mut *tx).await?;
-    match (parked, ahead) {
-        (1.., _) => return Ok(MoveResult::OtherHasParked(parked)),
-        (_, 1..) => return Ok(MoveResult::IsAhead(ahead)),
-        (_, _) => {}
+    if parked > 0 {
+        return Ok(MoveResult::OtherHasParked(parked));
+    }
+    if is_incomplete(tx, other).await? {
+        return Ok(MoveResult::OtherIsIncomplete);
+    }
+    let ahead = count_between(tx, (consumer, other), "one", "other", &format!("{FOR_ONE} and {FOR_OTHER}")).await?;
+    if ahead > 0 {
+        return Ok(MoveResult::IsAhead(ahead));
+    }
+    let skipped =
+        count_between(tx, (consumer, other), "other", "one", &format!("{FOR_ONE} and not ({FOR_OTHER})")).await?;
+    if skipped > 0 {
+        return Ok(MoveResult::WouldSkip(skipped));
     }
     begin_reset(tx, consumer).await?;
     let copy = "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
@@ -94,30 +108,52 @@ pub async fn continue_like_in(tx: &mut PgConnection, consumer: &str, other: &str
     Ok(MoveResult::Moved)
 }
 
-/// The number of messages for both consumers that the first one has read and the second one has not.
-const COUNT_AHEAD: &str = "
-    select count(*) from (
-        select from pillarbox.cursor as one cross join pillarbox.cursor as other
-        cross join pillarbox.shards() as slot (shard)
-        cross join lateral pillarbox.latest_position(one.consumer, slot.shard) as read
-        cross join lateral pillarbox.latest_position(other.consumer, slot.shard) as unread
-        cross join lateral (
-            select log.id, log.xid, pillarbox.subject(log.source, log.topic, log.aggregate_type) as subject
-            from pillarbox.log where log.shard = slot.shard and log.id > unread.old_id
-            union all
-            -- Those that committed late have lower ids.
-            select log.id, log.xid, pillarbox.subject(log.source, log.topic, log.aggregate_type)
-            from pg_snapshot_xip(unread.old) as open (xid)
-            join pillarbox.log on log.xid = open.xid and log.shard = slot.shard and log.id <= unread.old_id
-        ) message
-        where one.consumer = $1 and other.consumer = $2
-          and message.subject ~ one.included and (one.excluded is null or message.subject !~ one.excluded)
-          and message.subject ~ other.included and (other.excluded is null or message.subject !~ other.excluded)
-          and (pg_visible_in_snapshot(message.xid, read.old)
-               or (pg_visible_in_snapshot(message.xid, read.new) and message.id <= read.last_id))
-          and not (pg_visible_in_snapshot(message.xid, unread.old)
-                   or (pg_visible_in_snapshot(message.xid, unread.new) and message.id <= unread.last_id))
-        limit 1000) as ahead";
+/// Whether the position of a consumer does not tell what it has processed.
+async fn is_incomplete(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<bool> {
+    let query = "select exists (select from pillarbox.cursor where consumer = $1 and lapsed_at is not null)
+                     or exists (select from pillarbox.filter_change where consumer = $1 and replay_from is not null)
+                     or exists (select from pillarbox.replay join pillarbox.replay_shard on replay_shard.replay = replay.id
+                                where replay.consumer = $1 and not replay_shard.done)";
+    sqlx::query_scalar(query).bind(consumer).fetch_one(tx).await
+}
+
+/// Conditions on a message: it matches the filter of the one consumer, and of the other.
+const FOR_ONE: &str = "subject ~ one.included and (one.excluded is null or subject !~ one.excluded)";
+const FOR_OTHER: &str = "subject ~ other.included and (other.excluded is null or subject !~ other.excluded)";
+
+/// Returns the number of messages that `reader` has read and `behind` has not, of those that meet the condition, counted up to
+/// 1,000. Both are `one` or `other`. Reads what `behind` has not read.
+async fn count_between(
+    tx: &mut PgConnection,
+    (one, other): (&str, &str),
+    reader: &str,
+    behind: &str,
+    condition: &str,
+) -> sqlx::Result<i64> {
+    let query = format!(
+        "select count(*) from (
+             select from pillarbox.cursor as one cross join pillarbox.cursor as other
+             cross join pillarbox.shards() as slot (shard)
+             cross join lateral pillarbox.latest_position({reader}.consumer, slot.shard) as read
+             cross join lateral pillarbox.latest_position({behind}.consumer, slot.shard) as unread
+             cross join lateral (
+                 select log.id, log.xid, pillarbox.subject(log.source, log.topic, log.aggregate_type) as subject
+                 from pillarbox.log where log.shard = slot.shard and log.id > unread.old_id
+                 union all
+                 -- Those that committed late have lower ids.
+                 select log.id, log.xid, pillarbox.subject(log.source, log.topic, log.aggregate_type)
+                 from pg_snapshot_xip(unread.old) as open (xid)
+                 join pillarbox.log on log.xid = open.xid and log.shard = slot.shard and log.id <= unread.old_id
+             ) message
+             where one.consumer = $1 and other.consumer = $2 and {condition}
+               and (pg_visible_in_snapshot(message.xid, read.old)
+                    or (pg_visible_in_snapshot(message.xid, read.new) and message.id <= read.last_id))
+               and not (pg_visible_in_snapshot(message.xid, unread.old)
+                        or (pg_visible_in_snapshot(message.xid, unread.new) and message.id <= unread.last_id))
+             limit 1000) as found"
+    );
+    sqlx::query_scalar(sqlx::AssertSqlSafe(query)).bind(one).bind(other).fetch_one(tx).await
+}
 
 /// Whether a running process works for the consumer.
 async fn is_in_use(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<bool> {

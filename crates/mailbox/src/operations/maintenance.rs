@@ -113,6 +113,7 @@ async fn drop_log_days(db: &mut PgConnection, retention: Retention, now: DateTim
     let query = format!(
         "select least($1, (select min(old_at) - interval '1 hour' from ({LIVE_POSITIONS}) as live),
                       (select min(greatest(from_at, $2)) - interval '1 hour' from pillarbox.retention_hold),
+                      (select min(greatest(replay_from, $2)) - interval '1 hour' from pillarbox.filter_change),
                       (select min(from_at) - interval '1 hour' from pillarbox.replay
                        where exists (select from pillarbox.replay_shard where replay = replay.id and not done)))"
     );

@@ -139,3 +139,31 @@ async fn a_parked_or_dead_message_can_be_retried_until_it_expires() {
     blank(db).await;
     assert_eq!(count(db, "confidential").await, 0, "nobody can store another copy");
 }
+
+#[tokio::test]
+async fn a_payload_waits_for_a_consumer_that_is_not_registered_yet() {
+    let database = email_database().await;
+    let (db, handler) = (database.pool(), Arc::new(EmailHandler::default()));
+    let first = post_email(db, &email("u1", "s3cret-first")).await;
+    blank(db).await;
+    assert!(occurrences(&database, "s3cret-first") > 0, "its consumer may be registered later");
+    let process = email_process(db, &handler, fast_options());
+    wait_for_emails(db, 1).await;
+    assert_eq!(recorded_emails(db).await, [first]);
+    // A route whose filter has changed is to read it again, as soon as no process has the former filter.
+    let change = "insert into pillarbox.filter_change (consumer, read_to, included, replay_from)
+                  values ('relay.email', now(), '^$', now() - interval '1 hour')";
+    sqlx::query(change).execute(db).await.unwrap();
+    blank(db).await;
+    assert!(occurrences(&database, "s3cret-first") > 0, "a replay will be requested");
+    sqlx::query("update pillarbox.filter_change set replay_from = null").execute(db).await.unwrap();
+    blank(db).await;
+    assert_eq!(occurrences(&database, "s3cret-first"), 0);
+    process.stop().await;
+    // Nobody ever reads the second one.
+    cursors::delete(db, "notify.mail").await.unwrap();
+    post_email(db, &email("u1", "s3cret-second")).await;
+    expire_all(db).await;
+    blank(db).await;
+    assert_eq!(occurrences(&database, "s3cret-second"), 0, "an expired payload does not wait");
+}

@@ -1,4 +1,4 @@
-//! Dual publishing: both exchanges receive the same e-recorded_emails, and both consumers of an e-mail have one effect.
+//! Dual publishing: both exchanges receive the same e-mails, and both consumers of an e-mail have one effect.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
