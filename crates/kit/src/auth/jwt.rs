@@ -33,8 +33,8 @@ use crate::secret::MasterKey;
 /// tokens.
 const TYPE: &str = "at+jwt";
 const ISSUER: &str = "pillarbox";
-/// Allowance for clock skew between issuer and verifier, in seconds. The tokens of this installation expire without it,
-/// because its processes follow the database's clock.
+/// Allowance for clock skew between issuer and verifier, in seconds. The tokens of sessions expire without it, because the
+/// process that signs them and those that verify them follow the database's clock.
 const LEEWAY_SECONDS: i64 = 30;
 
 /// The longest lifetime of a token of this installation.
@@ -238,8 +238,9 @@ pub struct TokenVerifier {
     local_issuers: Arc<[String]>,
     local_keys: RwLock<LocalKeys>,
     external_keys: Vec<TrustedKey>,
+    /// The time by which the tokens of sessions expire.
     clock: Clock,
-    /// The time by which the tokens of other issuers expire.
+    /// The time by which tokens expire that were signed elsewhere: by other issuers, and by `pillarbox token`.
     issuer_clock: Clock,
     cache: TokenCache,
 }
@@ -272,7 +273,7 @@ impl TokenVerifier {
         })
     }
 
-    /// Sets the clock by which the tokens of other issuers expire: they are other machines.
+    /// Sets the clock by which tokens without a session expire: they were signed on other machines.
     pub fn with_issuer_clock(mut self, clock: Clock) -> TokenVerifier {
         self.issuer_clock = clock;
         self
@@ -286,11 +287,10 @@ impl TokenVerifier {
 
     /// Returns the user of a valid token. Fails with 401.
     pub fn verify(&self, token: &str) -> Result<Caller, Problem> {
-        let now = self.clock.now();
-        if let Some(caller) = self.cache.find(token, now.timestamp()) {
+        if let Some(caller) = self.cache.find(token, |session| self.time_for(session)) {
             return Ok(caller);
         }
-        let (caller, invalid_from) = self.verify_signature(token, now)?;
+        let (caller, invalid_from) = self.verify_signature(token)?;
         if self.cache.has_ended(&caller) {
             return Err(Problem::unauthorized("the session of this token has ended: sign in again"));
         }
@@ -322,25 +322,31 @@ impl TokenVerifier {
     }
 
     /// Returns the user of a valid token and the second from which it is no longer valid. Fails with 401.
-    fn verify_signature(&self, token: &str, now: DateTime<Utc>) -> Result<(Caller, i64), Problem> {
+    fn verify_signature(&self, token: &str) -> Result<(Caller, i64), Problem> {
         let invalid = || Problem::unauthorized("this token is not valid");
         let header = jsonwebtoken::decode_header(token).map_err(|_| invalid())?;
-        let local_keys = self.local_keys(now);
+        let local_keys = self.local_keys(self.clock.now());
         let keys = local_keys.iter().chain(&self.external_keys);
         for trusted in keys.filter(|trusted| trusted.may_have_signed(&header)) {
             let Some(claims) = trusted.key.signed_claims(token) else { continue };
             if !trusted.issuers.contains(&claims.iss) || !claims.aud.includes(&trusted.audience) {
                 continue;
             }
-            let now = if trusted.is_local() { now } else { self.issuer_clock.now() };
-            let invalid_from = trusted.check_times(&claims, now.timestamp())?;
+            let session = claims.sid.as_str().filter(|_| trusted.is_local()).and_then(|session| session.parse().ok());
+            let leeway = if session.is_some() { 0 } else { LEEWAY_SECONDS };
+            let invalid_from = trusted.check_times(&claims, self.time_for(session), leeway)?;
             let user = trusted.user_id(&claims.sub)?;
             let role = claims.role.as_str().filter(|_| trusted.trust_roles).and_then(|role| role.parse().ok());
-            let session = claims.sid.as_str().filter(|_| trusted.is_local()).and_then(|session| session.parse().ok());
             let caller = Caller { principal: Principal::User(user), tenant: Tenant::main(), role, session };
             return Ok((caller, invalid_from));
         }
         Err(invalid())
+    }
+
+    /// Returns the time by which a token of this session, or without a session, expires, in seconds since 1970.
+    fn time_for(&self, session: Option<Uuid>) -> i64 {
+        let clock = if session.is_some() { &self.clock } else { &self.issuer_clock };
+        clock.now().timestamp()
     }
 
     /// Returns the keys of this installation that are trusted at this time.
@@ -379,13 +385,12 @@ impl TrustedKey {
 
     /// Returns the second from which the token is no longer valid. Fails with 401 unless it is valid now. A token of another issuer must also have `iat`, and must not be
     /// valid for longer than the installation accepts: a token cannot be revoked here.
-    fn check_times(&self, claims: &Claims, now: i64) -> Result<i64, Problem> {
+    fn check_times(&self, claims: &Claims, now: i64, leeway: i64) -> Result<i64, Problem> {
         let (issued_at, expires_at) = match (claims.iat, claims.exp) {
             (Some(issued_at), Some(expires_at)) => (issued_at, expires_at),
             (None, Some(expires_at)) if self.is_local() => (0, expires_at),
             _ => return Err(Problem::unauthorized("this token has no `iat` or no `exp` claim: it must have both")),
         };
-        let leeway = if self.is_local() { 0 } else { LEEWAY_SECONDS };
         let invalid_from = expires_at.saturating_add(leeway);
         if now >= invalid_from {
             return Err(Problem::unauthorized("this token has expired"));

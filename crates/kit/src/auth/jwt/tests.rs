@@ -161,6 +161,34 @@ fn the_token_of_an_ended_session_is_refused_also_if_it_was_verified_before() {
 }
 
 #[test]
+fn a_token_expires_by_the_clock_of_those_who_sign_it() {
+    let (master, database_clock, machine_clock) = (MasterKey::generate(), clock(), clock());
+    let verifier = verifier(&master, &database_clock).with_issuer_clock(machine_clock.clone());
+    let (signer, user, now) = (TokenSigner::new(&master), Uuid::now_v7(), machine_clock.now());
+    let of_command = signer.sign(user, None, now, MINUTE).unwrap();
+    let of_session = signer.sign_for_session(user, None, Uuid::now_v7(), now, MINUTE).unwrap();
+    assert!(verifier.verify(&of_command).is_ok() && verifier.verify(&of_session).is_ok());
+    database_clock.advance(MINUTE);
+    assert!(verifier.verify(&of_command).is_ok(), "a command signs by the clock of its machine");
+    assert!(verifier.verify(&of_session).is_err(), "identity signs by the database's clock");
+    machine_clock.advance(MINUTE + Duration::from_secs(31));
+    assert!(verifier.verify(&of_command).is_err());
+}
+
+#[test]
+fn a_local_token_for_another_audience_is_rejected() {
+    let (master, clock) = (MasterKey::generate(), clock());
+    let key = key_now(&master, &clock);
+    let header = format!(r#"{{"alg":"EdDSA","typ":"at+jwt","kid":"{}"}}"#, key_id(&key.verifying_key()));
+    let claims = |audience: &str| {
+        let (sub, now) = (Uuid::now_v7(), clock.now().timestamp());
+        format!(r#"{{"iss":"pillarbox","aud":"{audience}","sub":"{sub}","iat":{now},"exp":{}}}"#, now + 60)
+    };
+    let is_accepted = |audience| verifier(&master, &clock).verify(&signed(&header, &claims(audience), &key)).is_ok();
+    assert!(is_accepted("pillarbox") && !is_accepted("other"));
+}
+
+#[test]
 fn the_token_of_a_session_is_valid_for_five_minutes_at_most() {
     let (master, clock) = (MasterKey::generate(), clock());
     let day = Duration::from_secs(24 * 3600);

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use uuid::Uuid;
 
@@ -39,16 +40,19 @@ impl TokenCache {
             verified: Cache::builder().max_capacity(TOKENS_MAX).time_to_live(REMEMBERED).build(),
             ended_sessions: Cache::builder()
                 .max_capacity(ENDED_SESSIONS_MAX)
+                // The newest entry is always accepted.
+                .eviction_policy(EvictionPolicy::lru())
                 // A token may have been signed in the moment before its session ended.
                 .time_to_live(SESSION_TOKEN_TTL_MAX + Duration::from_secs(60))
                 .build(),
         }
     }
 
-    /// Returns the caller of a remembered token that is still valid.
-    pub(super) fn find(&self, token: &str, now: i64) -> Option<Caller> {
-        let found = self.verified.get(&digest(token)).filter(|token| now < token.invalid_from)?;
-        (!self.has_ended(&found.caller)).then_some(found.caller)
+    /// Returns the caller of a remembered token that is still valid. `time_for` returns the time by which the token of a
+    /// session, or one without a session, expires.
+    pub(super) fn find(&self, token: &str, time_for: impl Fn(Option<Uuid>) -> i64) -> Option<Caller> {
+        let VerifiedToken { caller, invalid_from } = self.verified.get(&digest(token))?;
+        (time_for(caller.session) < invalid_from && !self.has_ended(&caller)).then_some(caller)
     }
 
     pub(super) fn insert(&self, token: &str, caller: Caller, invalid_from: i64) {
