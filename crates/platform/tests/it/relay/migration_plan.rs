@@ -80,6 +80,18 @@ impl Installation {
         match words.as_slice() {
             [variables @ .., "pillarbox", "serve"] => self.restart(variables).await,
             ["pillarbox", ..] => drop(Cli::new(&self.database).ok(&words[1..].join(" ")).await),
+            // Bound by a key that nobody uses: the next command of the plan binds it.
+            ["rabbitmqadmin", "declare", "queue", "name=smtp_send_email_v2", ..] => {
+                self.amqp.queue("smtp_send_email_v2", "smap.events", "unused").await;
+            }
+            [
+                "rabbitmqadmin",
+                "declare",
+                "binding",
+                "source=smap.events",
+                "destination=smtp_send_email_v2",
+                "routing_key=email.#",
+            ] => self.amqp.bind("smtp_send_email_v2", "smap.events", "email.#").await,
             ["rabbitmqadmin", "delete", "queue", "name=smtp_send_email"] => {
                 self.amqp.delete_queue("smtp_send_email").await
             }
@@ -170,7 +182,6 @@ async fn the_plan_of_the_runbook_sends_every_email_once() {
     sqlx::query("create table email_record (message_id uuid, is_shadow boolean)").execute(&db).await.unwrap();
     declare_old_exchange(&amqp).await;
     amqp.exchange("smap.events", ExchangeKind::Topic).await;
-    amqp.queue("somebody", "smap.events", "email.#").await;
     let sent_by_old = start_old_program(&vhost.amqp_url()).await;
     let (amqp_url, folder) = (vhost.amqp_url(), DataFolder::new());
     let mut installation = Installation { database, amqp, amqp_url, folder, relay: None, is_dual: false, mail: None };
@@ -187,13 +198,16 @@ async fn the_plan_of_the_runbook_sends_every_email_once() {
     let plan = async {
         // The old program's former producer is switched off when dual publishing runs, so nothing is posted before.
         let first = commands("Week 1");
-        installation.run(first[0]).await;
+        let start = first.iter().position(|line| line.ends_with("serve")).unwrap();
+        for line in &first[..=start] {
+            installation.run(line).await;
+        }
         eventually("the legacy route exists", TIMEOUT, async || {
             let query = "select exists (select from pillarbox.cursor where consumer = 'relay.legacy')";
             sqlx::query_scalar::<_, bool>(query).fetch_one(&db).await.unwrap()
         })
         .await;
-        first
+        first[start..].to_vec()
     };
     let first = plan.await;
     let weeks = async {
