@@ -13,6 +13,9 @@ create table pillarbox_identity.account (
     role          text        not null default 'user' check (role in ('user', 'admin')),
     -- A PHC string with its own parameters.
     password_hash text        not null,
+    -- The address was registered more than once before it was verified, so it is not known whose password counts: no
+    -- password matches the hash until the user sets one with a token of an e-mail.
+    needs_password boolean    not null default false,
     -- Null until the user has proved to read the address.
     verified_at   timestamptz,
     created_at    timestamptz not null,
@@ -36,7 +39,7 @@ create table pillarbox_identity.session (
 create index session_of_user on pillarbox_identity.session (user_id, created_at, id);
 create index session_expiry on pillarbox_identity.session (expires_at);
 
--- Every refresh token of a session, also the replaced ones: presenting one of them again reveals a theft.
+-- The current refresh token of a session and the latest replaced ones: presenting one of them again reveals a theft.
 create table pillarbox_identity.refresh_token (
     digest      bytea       primary key check (length(digest) = 32),
     session_id  uuid        not null references pillarbox_identity.session on delete cascade,
@@ -47,8 +50,9 @@ create table pillarbox_identity.refresh_token (
     replaced_at timestamptz
 );
 create unique index refresh_token_current on pillarbox_identity.refresh_token (session_id) where replaced_at is null;
-create index refresh_token_session on pillarbox_identity.refresh_token (session_id);
-create index refresh_token_expiry on pillarbox_identity.refresh_token (expires_at);
+create index refresh_token_session on pillarbox_identity.refresh_token (session_id, replaced_at);
+-- Replaced tokens stay until their session ends.
+create index refresh_token_expiry on pillarbox_identity.refresh_token (expires_at) where replaced_at is null;
 
 -- Tokens that are sent by e-mail. A new one replaces the previous one of its kind.
 create table pillarbox_identity.one_time_token (
@@ -88,7 +92,7 @@ create table pillarbox_identity.known_network (
 );
 create index known_network_expiry on pillarbox_identity.known_network (last_used_at);
 
--- Counts of attempts, shared by all processes. The subject is a keyed digest of an address or a network.
+-- Counts of attempts, shared by all processes. The subject is a keyed digest of an address, a user or a network.
 create table pillarbox_identity.throttle (
     kind       text    not null,
     subject    bytea   not null,

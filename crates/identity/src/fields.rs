@@ -109,8 +109,13 @@ pub(crate) fn new_password(text: &Secret<String>, email: &str, name: &str) -> Re
     Ok(password)
 }
 
+/// Normalises and checks a name. It is part of e-mails, also to addresses that somebody else has registered, so it must not
+/// be a link.
 pub(crate) fn name(text: &str) -> Result<String, FieldErrors> {
     printable(text, NAME_CHARS_MAX).map_err(error)?;
+    if text.contains("://") {
+        return Err(error("must not contain a link: remove ://"));
+    }
     Ok(text.trim().nfc().collect())
 }
 
@@ -209,6 +214,14 @@ mod tests {
         let normalised = |text: &str| password(&Secret::new(text.to_owned())).unwrap().reveal().clone();
         assert_eq!(normalised("cafe\u{301} \u{ff11}\u{ff12}"), normalised("caf\u{e9} 12"));
         assert_ne!(normalised("Password"), normalised("password"));
+    }
+
+    #[test]
+    fn a_name_is_one_line_without_a_link() {
+        assert_eq!(name(" Ada King: Countess / Lovelace ").unwrap(), "Ada King: Countess / Lovelace");
+        for bad in ["", " ", "https://example.org", "Ada, see ftp://example.org", "Ada\r\nBcc: x", "Ada\u{1b}[2J"] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl HashPool {
             let queue = queue.clone();
             std::thread::Builder::new().name("password-hash".to_owned()).spawn(move || queue.work())?;
         }
-        let dummy = to_phc(&params, &random::<SALT_BYTES>(), &random());
+        let dummy = unusable(&params);
         Ok(HashPool { queue, params, dummy })
     }
 
@@ -88,6 +88,11 @@ impl HashPool {
         let salt = random::<SALT_BYTES>();
         let hash = self.compute(password, salt.to_vec(), self.params.clone()).await?;
         Ok(to_phc(&self.params, &salt, &hash))
+    }
+
+    /// Returns a PHC string that no password has, with the current parameters: comparing with it costs as much as usual.
+    pub(crate) fn unusable(&self) -> String {
+        unusable(&self.params)
     }
 
     /// Compares a password with a PHC string. None is compared with a hash that no password has: a sign-in without an
@@ -199,6 +204,10 @@ fn to_phc(params: &Params, salt: &[u8], hash: &[u8; HASH_BYTES]) -> String {
     let (memory, iterations, parallelism) = (params.m_cost(), params.t_cost(), params.p_cost());
     let [salt, hash] = [salt, hash].map(|bytes| BASE64_STANDARD_NO_PAD.encode(bytes));
     format!("$argon2id$v=19$m={memory},t={iterations},p={parallelism}${salt}${hash}")
+}
+
+fn unusable(params: &Params) -> String {
+    to_phc(params, &random::<SALT_BYTES>(), &random())
 }
 
 /// Parses a PHC string of Argon2id, version 19. None if it is something else.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use http::header::USER_AGENT;
-use kit::auth::{Caller, network};
+use kit::auth::{Caller, Operator, network};
 use kit::openapi::{self, RouteProblem};
 use kit::problem::Problem;
 use kit::serve::Peer;
@@ -23,7 +23,7 @@ use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use crate::Identity;
-use crate::domain::Account;
+use crate::domain::{Account, Role};
 use crate::error::Error;
 use crate::flow::{ClientInfo, session};
 
@@ -71,6 +71,7 @@ const PROBLEMS: &[RouteProblem] = &[
     ("DELETE /identity/v1/me", 429, "too-many-attempts", LATER),
     ("DELETE /identity/v1/sessions/{id}", 404, "session-not-found", "this session does not exist"),
     ("POST /identity/v1/password/change", 403, "wrong-password", "the password is wrong"),
+    ("POST /identity/v1/password/change", 409, "already-answered", ONCE),
     ("POST /identity/v1/password/change", 429, "too-many-attempts", LATER),
     ("POST /identity/v1/password/forgot", 429, "too-many-attempts", LATER),
     ("POST /identity/v1/password/reset", 404, "token-not-found", NO_TOKEN),
@@ -125,6 +126,25 @@ impl FromRequestParts<Arc<Identity>> for Member {
             return Err(Error::NoAccount.into());
         };
         Ok(Member { account: session::find_account(identity, user, session).await?, session })
+    }
+}
+
+/// An operator. The account of one who has signed in must still be an admin, and the session must live, according to the
+/// database: a token outlives the role that it was signed with, and must not serve to restore it.
+struct CurrentOperator(Caller);
+
+impl FromRequestParts<Arc<Identity>> for CurrentOperator {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, identity: &Arc<Identity>) -> Result<CurrentOperator, Problem> {
+        let Operator(caller) = Operator::from_request_parts(parts, identity).await?;
+        if caller.session.is_some() {
+            let Member { account, .. } = Member::from_request_parts(parts, identity).await?;
+            if account.role != Role::Admin {
+                return Err(Problem::forbidden("only operators may do this: admins of the tenant main"));
+            }
+        }
+        Ok(CurrentOperator(caller))
     }
 }
 

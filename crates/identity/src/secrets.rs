@@ -7,6 +7,7 @@ use kit::idempotency::RequestIdentity;
 use kit::secret::{Secret, digest};
 use rand::RngCore;
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 /// The length of a token as text: 32 bytes in base64.
 const TOKEN_CHARS: usize = 43;
@@ -51,6 +52,10 @@ impl DigestKey {
     /// The digest of an address together with a network.
     pub(crate) fn of_email_in(&self, email: &str, network: &[u8; 32]) -> [u8; 32] {
         self.digest("email in network", &[email.as_bytes(), network])
+    }
+
+    pub(crate) fn of_user(&self, id: Uuid) -> [u8; 32] {
+        self.digest("user", &[id.as_bytes()])
     }
 
     pub(crate) fn of_network(&self, network: Option<IpAddr>) -> [u8; 32] {

@@ -24,6 +24,15 @@ impl Default for Accepted {
     }
 }
 
+/// The answer to the verification of an address.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AddressVerification)]
+pub(crate) struct Verification {
+    /// Whether the user must set a password with the token of another e-mail before signing in, because the address was
+    /// registered more than once.
+    pub(crate) password_reset_required: bool,
+}
+
 /// The tokens of a session. The refresh token can be used once.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = SessionTokens)]

@@ -54,6 +54,8 @@ pub(crate) struct Account {
     pub(crate) role: Role,
     /// A PHC string.
     pub(crate) password_hash: String,
+    /// Whether no password matches the hash, because the address was registered more than once before it was verified.
+    pub(crate) needs_password: bool,
     pub(crate) verified_at: Option<DateTime<Utc>>,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) updated_at: DateTime<Utc>,

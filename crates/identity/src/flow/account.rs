@@ -18,7 +18,8 @@ use uuid::Uuid;
 
 use super::email::MESSAGE_SOURCE;
 use super::login::confirm_password;
-use super::{ClientInfo, EndedSessions, Tx, subscription};
+use super::throttle::{CONFIRM_USER, EMAIL_ACCOUNT, LOGIN_ACCOUNT};
+use super::{EndedSessions, Tx, subscription};
 use crate::Identity;
 use crate::domain::{Account, Status};
 use crate::error::Error;
@@ -59,10 +60,9 @@ pub(crate) async fn delete(
     identity: &Arc<Identity>,
     account: Account,
     password: Secret<String>,
-    client: &ClientInfo,
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
-    confirm_password(identity, &account, password, client).await?;
+    confirm_password(identity, &account, password).await?;
     let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
     let ends = ended.clone();
     let deleted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
@@ -92,13 +92,13 @@ async fn erase(
         let cancelled = live.change_to(Status::Cancelled, now)?;
         subscription::post_change(tx, SUBSCRIPTION_CANCELLED, &cancelled, Some(live.status)).await?;
     }
-    ended.add(session::delete_of_user(tx, account.id, None).await?);
-    let mut subjects = vec![digests.of_email(&account.email)];
+    ended.add(session::delete_of_user(tx, account.id).await?);
+    let mut subjects = vec![digests.of_email(&account.email), digests.of_user(account.id)];
     for network in throttle::known_networks(tx, account.id).await? {
         let network = network.try_into().unwrap_or([0; 32]);
         subjects.push(digests.of_email_in(&account.email, &network));
     }
-    throttle::delete(tx, &subjects).await?;
+    throttle::delete(tx, &[LOGIN_ACCOUNT, EMAIL_ACCOUNT, CONFIRM_USER], &subjects).await?;
     accepted_request::delete_of_email(tx, &account.email).await?;
     store::delete(tx, account.id).await?;
     audit::insert(tx, account.id, (action, actor), now).await?;

@@ -10,7 +10,7 @@ use kit::secret::Secret;
 use mailbox::idempotency::{StoreResponse, run_once};
 use uuid::Uuid;
 
-use super::throttle::{check, count_if_allowed, login_subjects};
+use super::throttle::{check, confirmation_subject, count_if_allowed, login_subjects};
 use super::{ClientInfo, EndedSessions, Tx};
 use crate::Identity;
 use crate::domain::{Account, Session};
@@ -89,7 +89,7 @@ async fn verify(identity: &Identity, credentials: Credentials, client: ClientInf
 }
 
 /// Counts a failed sign-in. Returns the error for the caller.
-async fn count_failure(identity: &Identity, subjects: &[Subject; 2]) -> Result<Error, Error> {
+async fn count_failure<const COUNT: usize>(identity: &Identity, subjects: &[Subject; COUNT]) -> Result<Error, Error> {
     metrics::counter!("pillarbox_identity_logins_total", "outcome" => "failure").increment(1);
     let now = identity.clock.now();
     let mut tx = identity.db.begin().await?;
@@ -101,16 +101,14 @@ async fn count_failure(identity: &Identity, subjects: &[Subject; 2]) -> Result<E
     Ok(Error::WrongCredentials)
 }
 
-/// Checks the password of a user who is signed in, for a change that needs it. Wrong ones count as failed sign-ins.
+/// Checks the password of a user who is signed in, for a change that needs it. Wrong ones count against a limit of
+/// the user.
 pub(super) async fn confirm_password(
     identity: &Identity,
     account: &Account,
     password: Secret<String>,
-    client: &ClientInfo,
 ) -> Result<(), Error> {
-    let network = identity.digests.of_network(client.network);
-    // The session proves that the user is known, so failures elsewhere do not matter.
-    let subjects = login_subjects(identity, &account.email, &network, true);
+    let subjects = confirmation_subject(identity, account.id);
     check(&mut *identity.db.acquire().await?, &subjects, identity.clock.now()).await?;
     let verified = identity.hashes.verify(password, Some(&account.password_hash)).await?;
     if verified.is_correct {
@@ -134,7 +132,7 @@ async fn start_session(
     check(tx, &subjects, now).await?;
     let current = store::lock(tx, account.id).await?.ok_or(Error::WrongCredentials)?;
     // The password was changed while it was verified, which has ended all sessions.
-    if current.password_hash != account.password_hash {
+    if current.password_hash != account.password_hash || current.needs_password {
         return Err(Error::WrongCredentials);
     }
     if current.verified_at.is_none() {
@@ -143,14 +141,25 @@ async fn start_session(
     if let Some(password_hash) = new_hash {
         store::update(tx, &Account { password_hash, ..current.clone() }).await?;
     }
+    store::remember_network(tx, current.id, &network, now).await?;
+    open_session(identity, tx, &current, (user_agent, now), ended).await
+}
+
+/// Creates a session of a locked account, with its first tokens.
+pub(super) async fn open_session(
+    identity: &Identity,
+    tx: &mut Tx<'_>,
+    account: &Account,
+    (user_agent, now): (Option<String>, DateTime<Utc>),
+    ended: &EndedSessions,
+) -> Result<Tokens, Error> {
     let expires_at = now + TimeDelta::days(i64::from(identity.settings.session_days));
-    let session = Session { id: Uuid::now_v7(), user_id: current.id, user_agent, created_at: now, expires_at };
+    let session = Session { id: Uuid::now_v7(), user_id: account.id, user_agent, created_at: now, expires_at };
     session::insert(tx, &session).await?;
     let token = NewToken::generate();
     session::insert_token(tx, session.id, (&token.digest, None), token_expiry(identity, &session, now)).await?;
-    ended.add(session::delete_oldest(tx, current.id, SESSIONS_MAX).await?);
-    store::remember_network(tx, current.id, &network, now).await?;
-    tokens(identity, &current, session.id, token, now)
+    ended.add(session::delete_oldest(tx, account.id, SESSIONS_MAX).await?);
+    tokens(identity, account, session.id, token, now)
 }
 
 /// When a new refresh token expires: not after its session.

@@ -8,16 +8,16 @@ use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
 use kit::secret::Secret;
 use mailbox::idempotency::{StoreResponse, run_once};
-use uuid::Uuid;
 
 use super::email::{Notice, send_notice};
-use super::login::confirm_password;
+use super::login::{confirm_password, open_session};
+use super::throttle::LOGIN_ACCOUNT;
 use super::{ClientInfo, EndedSessions, Tx};
 use crate::Identity;
 use crate::domain::{Account, TokenKind};
 use crate::error::Error;
 use crate::fields::{Checks, new_password};
-use crate::store::{account as store, one_time_token, session};
+use crate::store::{account as store, one_time_token, session, throttle};
 
 /// The current and the new password of a request.
 pub(crate) struct PasswordChange {
@@ -25,30 +25,33 @@ pub(crate) struct PasswordChange {
     pub(crate) new: Secret<String>,
 }
 
-/// Changes the password of a user who is signed in, and ends all their other sessions. Fails if the current password is
+/// Changes the password of a user who is signed in. All their sessions end, and a new one begins: whoever has copied a
+/// refresh token cannot use it afterwards. Fails if the current password is
 /// wrong, or the new one is not acceptable.
 pub(crate) async fn change(
     identity: &Arc<Identity>,
-    (account, session): (Account, Uuid),
+    account: Account,
     change: PasswordChange,
-    client: &ClientInfo,
+    client: ClientInfo,
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let new = checked(&change.new, &account)?;
-    confirm_password(identity, &account, change.current, client).await?;
+    confirm_password(identity, &account, change.current).await?;
     let password_hash = identity.hashes.hash(new).await.map_err(Error::from)?;
-    let (ended, now) = (EndedSessions::default(), identity.clock.now());
+    let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
     let ends = ended.clone();
-    let changed = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
+    let changed = run_once(&identity.db, request.as_ref(), StoreResponse::WithoutBody, |tx| {
         Box::pin(async move {
             let current = store::lock(tx, account.id).await.map_err(Error::from)?.ok_or(Error::SessionEnded)?;
             // Another change of the password came first.
             if current.password_hash != account.password_hash {
                 return Err(Error::WrongPassword.into());
             }
-            save(tx, current, password_hash, now).await?;
-            ends.add(session::delete_of_user(tx, account.id, Some(session)).await.map_err(Error::from)?);
-            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+            let saved = save(tx, current, password_hash, now).await?;
+            ends.add(session::delete_of_user(tx, account.id).await.map_err(Error::from)?);
+            let tokens = open_session(&owner, tx, &saved, (client.user_agent, now), &ends).await?;
+            let next_step = "sign in with the new password";
+            Ok(StoredResponse::json(StatusCode::OK, &tokens).shown_once(next_step))
         })
     });
     let response = changed.await?;
@@ -57,21 +60,27 @@ pub(crate) async fn change(
 }
 
 /// Sets a new password with the token of an e-mail, and ends all sessions of the user. The token also proves that the user
-/// reads the address. Fails if the token is not valid, or the password is not acceptable.
+/// reads the address, and that the client's network is one of theirs. Fails if the token is not valid, or the password is not acceptable.
 pub(crate) async fn reset(
     identity: &Arc<Identity>,
     digest: Option<[u8; 32]>,
     new: Secret<String>,
+    client: &ClientInfo,
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
-    // The same work for every token: hash first.
     let password = checked_alone(&new)?;
-    let password_hash = identity.hashes.hash(password.clone()).await.map_err(Error::from)?;
-    let (ended, now) = (EndedSessions::default(), identity.clock.now());
+    // Without a valid token no hash is computed: anybody could occupy the threads. The transaction refuses the request, unless
+    // it is a repeat.
+    let password_hash = match is_valid(identity, digest).await? {
+        true => Some(identity.hashes.hash(password).await.map_err(Error::from)?),
+        false => None,
+    };
+    let network = identity.digests.of_network(client.network);
+    let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
     let ends = ended.clone();
     let reset = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
-            let token = digest.ok_or(Error::TokenNotFound)?;
+            let (token, password_hash) = digest.zip(password_hash).ok_or(Error::TokenNotFound)?;
             let token = (TokenKind::PasswordReset, &token);
             let user = one_time_token::find(tx, token, now).await.map_err(Error::from)?.ok_or(Error::TokenNotFound)?;
             // The account first, as everywhere: two transactions that lock in another order can deadlock.
@@ -80,8 +89,9 @@ pub(crate) async fn reset(
             let consumed = one_time_token::consume(tx, token, now).await.map_err(Error::from)?;
             consumed.ok_or(Error::TokenNotFound)?;
             let verified_at = account.verified_at.or(Some(now));
-            save(tx, Account { verified_at, ..account }, password_hash, now).await?;
-            ends.add(session::delete_of_user(tx, user, None).await.map_err(Error::from)?);
+            let saved = save(tx, Account { verified_at, ..account }, password_hash, now).await?;
+            ends.add(session::delete_of_user(tx, user).await.map_err(Error::from)?);
+            forgive(&owner, tx, &saved, &network, now).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
         })
     });
@@ -90,13 +100,36 @@ pub(crate) async fn reset(
     Ok(response)
 }
 
+/// Whether the token can be used now.
+async fn is_valid(identity: &Identity, digest: Option<[u8; 32]>) -> Result<bool, Error> {
+    let Some(digest) = digest else { return Ok(false) };
+    let mut db = identity.db.acquire().await?;
+    Ok(one_time_token::find(&mut db, (TokenKind::PasswordReset, &digest), identity.clock.now()).await?.is_some())
+}
+
+/// Forgets the failed sign-ins of a user who has proved to read the address, and remembers the network. Otherwise strangers
+/// who guess passwords would lock out the user who has just set a new one.
+async fn forgive(
+    identity: &Identity,
+    tx: &mut Tx<'_>,
+    account: &Account,
+    network: &[u8; 32],
+    now: DateTime<Utc>,
+) -> Result<(), Error> {
+    let (everywhere, here) =
+        (identity.digests.of_email(&account.email), identity.digests.of_email_in(&account.email, network));
+    throttle::delete(tx, &[LOGIN_ACCOUNT], &[everywhere, here]).await?;
+    Ok(store::remember_network(tx, account.id, network, now).await?)
+}
+
 /// Saves the hash and tells the user. Tokens that were sent before are no longer valid.
-async fn save(tx: &mut Tx<'_>, account: Account, password_hash: String, now: DateTime<Utc>) -> Result<(), Error> {
+async fn save(tx: &mut Tx<'_>, account: Account, password_hash: String, now: DateTime<Utc>) -> Result<Account, Error> {
     let version = account.version + 1;
-    let changed = Account { password_hash, updated_at: now, version, ..account };
+    let changed = Account { password_hash, needs_password: false, updated_at: now, version, ..account };
     store::update(tx, &changed).await?;
     one_time_token::delete_of_user(tx, changed.id).await?;
-    send_notice(tx, &changed, Notice::PasswordChanged, now).await
+    send_notice(tx, &changed, Notice::PasswordChanged, now).await?;
+    Ok(changed)
 }
 
 fn checked(password: &Secret<String>, account: &Account) -> Result<Secret<String>, Error> {

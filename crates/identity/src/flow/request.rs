@@ -10,13 +10,14 @@ use chrono::{DateTime, TimeDelta, Utc};
 use http::StatusCode;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
+use kit::secret::Secret;
 use kit::worker::Round;
 use mailbox::database::Database;
 use mailbox::idempotency::{StoreResponse, run_once};
 use uuid::Uuid;
 
 use super::email::{Notice, send_notice, send_token};
-use super::throttle::{count_if_allowed, email_subjects};
+use super::throttle::{check, count_if_allowed, email_subjects};
 use super::{ClientInfo, Tx};
 use crate::Identity;
 use crate::domain::{Account, Role, TokenKind};
@@ -29,10 +30,52 @@ use crate::view::Accepted;
 const RETRY_PAUSE: TimeDelta = TimeDelta::seconds(10);
 const BATCH: i64 = 50;
 
-/// Accepts a request. Fails if a limit is reached.
+/// The checked fields of a registration.
+pub(crate) struct NewUser {
+    pub(crate) email: String,
+    pub(crate) name: String,
+    pub(crate) locale: String,
+    pub(crate) password: Secret<String>,
+}
+
+/// Accepts a registration. Fails if a limit is reached.
+pub(crate) async fn accept_registration(
+    identity: &Arc<Identity>,
+    new: NewUser,
+    client: &ClientInfo,
+    request: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    let NewUser { email, name, locale, password } = new;
+    let subjects = email_subjects(identity, &email, &identity.digests.of_network(client.network));
+    let mut db = identity.db.acquire().await.map_err(Error::from)?;
+    let allowed = check(&mut db, &subjects, identity.clock.now()).await;
+    drop(db);
+    // Above the limits no hash is computed: anybody could occupy the threads. Below them always, and before anything is known
+    // about the address.
+    let requested = match allowed {
+        Ok(()) => {
+            let password_hash = identity.hashes.hash(password).await.map_err(Error::from)?;
+            Ok(Requested::Registration { name, locale, password_hash })
+        }
+        Err(limited) => Err(limited),
+    };
+    accept_if(identity, (email, requested), client, request).await
+}
+
+/// Accepts a request for an e-mail. Fails if a limit is reached.
 pub(crate) async fn accept(
     identity: &Arc<Identity>,
     (email, requested): (String, Requested),
+    client: &ClientInfo,
+    request: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    accept_if(identity, (email, Ok(requested)), client, request).await
+}
+
+/// Accepts what is requested, or fails with the error instead, unless the request is a repeat of one that was accepted.
+async fn accept_if(
+    identity: &Arc<Identity>,
+    (email, requested): (String, Result<Requested, Error>),
     client: &ClientInfo,
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
@@ -40,6 +83,7 @@ pub(crate) async fn accept(
     let subjects = email_subjects(identity, &email, &identity.digests.of_network(client.network));
     let accepted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
+            let requested = requested?;
             count_if_allowed(tx, &subjects, now).await?;
             accepted_request::insert(tx, id, (&email, &requested), now).await.map_err(Error::from)?;
             Ok(StoredResponse::json(StatusCode::ACCEPTED, &Accepted::default()))
@@ -94,8 +138,8 @@ async fn process(identity: &Identity, db: &Database, id: Uuid) -> Result<(), Err
     Ok(())
 }
 
-/// Creates the account; tells the owner of an existing one. Until an address is verified, the latest registration counts:
-/// whoever registered a foreign address first must not choose the password of its owner.
+/// Creates the account; tells the owner of an existing one. If the address is registered again before it is verified, nobody
+/// knows which registration is the owner's, so none of them decides the password: the owner sets one after the verification.
 async fn register(identity: &Identity, tx: &mut Tx<'_>, new: Account, mut found: Option<Account>) -> Result<(), Error> {
     let now = new.created_at;
     if found.is_none() && !store::insert(tx, &new).await? {
@@ -106,21 +150,45 @@ async fn register(identity: &Identity, tx: &mut Tx<'_>, new: Account, mut found:
         None => send_token(identity, tx, &new, TokenKind::Verification, now).await,
         Some(account) if account.verified_at.is_some() => send_notice(tx, &account, Notice::AccountExists, now).await,
         Some(account) => {
-            let renewed = Account { id: account.id, version: account.version + 1, ..new };
-            store::update(tx, &renewed).await?;
-            send_token(identity, tx, &renewed, TokenKind::Verification, now).await
+            let contested = Account {
+                password_hash: identity.hashes.unusable(),
+                needs_password: true,
+                // The new token must not outlive the account.
+                created_at: now,
+                updated_at: now,
+                version: account.version + 1,
+                ..account
+            };
+            store::update(tx, &contested).await?;
+            send_token(identity, tx, &contested, TokenKind::Verification, now).await
         }
     }
 }
 
 fn new_account(email: String, (name, locale): (String, String), password_hash: String, now: DateTime<Utc>) -> Account {
-    let (id, role) = (Uuid::now_v7(), Role::User);
-    let (verified_at, created_at, updated_at, version) = (None, now, now, 1);
-    Account { id, email, name, locale, role, password_hash, verified_at, created_at, updated_at, version }
+    Account {
+        id: Uuid::now_v7(),
+        email,
+        name,
+        locale,
+        role: Role::User,
+        password_hash,
+        needs_password: false,
+        verified_at: None,
+        created_at: now,
+        updated_at: now,
+        version: 1,
+    }
 }
 
-/// Verifies the address of the token's account. Fails if the token is not valid.
-pub(crate) async fn verify(tx: &mut Tx<'_>, digest: Option<[u8; 32]>, now: DateTime<Utc>) -> Result<(), Error> {
+/// Verifies the address of the token's account. Returns whether the user must set a password, for which an e-mail is
+/// requested. Fails if the token is not valid.
+pub(crate) async fn verify(
+    identity: &Identity,
+    tx: &mut Tx<'_>,
+    digest: Option<[u8; 32]>,
+    now: DateTime<Utc>,
+) -> Result<bool, Error> {
     let digest = digest.ok_or(Error::TokenNotFound)?;
     let token = (TokenKind::Verification, &digest);
     let user = one_time_token::find(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
@@ -128,6 +196,10 @@ pub(crate) async fn verify(tx: &mut Tx<'_>, digest: Option<[u8; 32]>, now: DateT
     let account = store::lock(tx, user).await?.ok_or(Error::TokenNotFound)?;
     one_time_token::consume(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
     let version = account.version + 1;
-    store::update(tx, &Account { verified_at: Some(now), updated_at: now, version, ..account }).await?;
-    Ok(())
+    let verified = Account { verified_at: Some(now), updated_at: now, version, ..account };
+    store::update(tx, &verified).await?;
+    if verified.needs_password {
+        send_token(identity, tx, &verified, TokenKind::PasswordReset, now).await?;
+    }
+    Ok(verified.needs_password)
 }

@@ -39,7 +39,7 @@ pub(crate) async fn set(
         Role::User => AuditAction::RoleWithdrawn,
     };
     if role == Role::User {
-        ended.add(session::delete_of_user(tx, user, None).await?);
+        ended.add(session::delete_of_user(tx, user).await?);
     }
     audit::insert(tx, user, (action, actor), now).await?;
     store::update(tx, &Account { role, updated_at: now, version: account.version + 1, ..account }).await?;

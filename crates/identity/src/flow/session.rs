@@ -117,6 +117,6 @@ pub(crate) async fn end(tx: &mut Tx<'_>, user: Uuid, session: Uuid, ended: &Ende
 
 /// Ends all sessions of a user.
 pub(crate) async fn end_all(tx: &mut Tx<'_>, user: Uuid, ended: &EndedSessions) -> Result<(), Error> {
-    ended.add(store::delete_of_user(tx, user, None).await?);
+    ended.add(store::delete_of_user(tx, user).await?);
     Ok(())
 }

@@ -23,7 +23,6 @@ use crate::Identity;
 use crate::domain::Account;
 use crate::error::Error;
 use crate::fields::{self, Checks};
-use crate::flow::ClientInfo;
 use crate::flow::account::{self as flow, Changes};
 use crate::view::AccountView;
 
@@ -107,13 +106,12 @@ async fn update(
 async fn delete(
     State(identity): State<Arc<Identity>>,
     Member { account, .. }: Member,
-    client: ClientInfo,
     Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Deletion>>,
 ) -> Result<StoredResponse, Problem> {
     let mut checks = Checks::default();
     let password = checks.check("/password", fields::password(&body.password));
     let password = checks.finish(password).map_err(Error::Invalid)?;
-    flow::delete(&identity, account, password, &client, identity.digests.sealed(request)).await
+    flow::delete(&identity, account, password, identity.digests.sealed(request)).await
 }
 
 fn tag(account: &Account) -> HeaderValue {

@@ -13,7 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::registration::Address;
-use super::{IDEMPOTENCY_KEY, Member};
+use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ONCE, Member};
 use crate::Identity;
 use crate::error::Error;
 use crate::fields::{self, Checks};
@@ -21,7 +21,7 @@ use crate::flow::password::{self as flow, PasswordChange};
 use crate::flow::{ClientInfo, request};
 use crate::secrets::token_digest;
 use crate::store::accepted_request::Requested;
-use crate::view::Accepted;
+use crate::view::{Accepted, Tokens};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Identity>> {
     OpenApiRouter::new().routes(routes!(change)).routes(routes!(forgot)).routes(routes!(reset))
@@ -52,14 +52,14 @@ struct Reset {
 
 /// Change your password
 ///
-/// All other sessions end.
+/// All sessions end, and a new one begins: use the tokens of the answer.
 #[utoipa::path(post, path = "/identity/v1/password/change", tag = "identity", request_body = Change,
-    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ONCE)),
     security(("bearer" = [])),
-    responses((status = 204, description = "The password is changed"), (status = 403, description = "The current password is wrong")))]
+    responses((status = 200, body = Tokens), (status = 403, description = "The current password is wrong")))]
 async fn change(
     State(identity): State<Arc<Identity>>,
-    Member { account, session }: Member,
+    Member { account, .. }: Member,
     client: ClientInfo,
     Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Change>>,
 ) -> Result<StoredResponse, Problem> {
@@ -68,7 +68,7 @@ async fn change(
     let new = checks.check("/new_password", fields::new_password(&body.new_password, &account.email, &account.name));
     let change = || Some(PasswordChange { current: current?, new: new? });
     let change = checks.finish(change()).map_err(Error::Invalid)?;
-    flow::change(&identity, (account, session), change, &client, identity.digests.sealed(request)).await
+    flow::change(&identity, account, change, client, identity.digests.sealed(request)).await
 }
 
 /// Request an e-mail with a token for a new password
@@ -96,8 +96,9 @@ async fn forgot(
 async fn reset(
     State(identity): State<Arc<Identity>>,
     _: Option<Caller>,
+    client: ClientInfo,
     Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Reset>>,
 ) -> Result<StoredResponse, Problem> {
     let digest = token_digest(&body.token);
-    flow::reset(&identity, digest, body.new_password, identity.digests.sealed(request)).await
+    flow::reset(&identity, digest, body.new_password, &client, identity.digests.sealed(request)).await
 }

@@ -18,10 +18,11 @@ use super::IDEMPOTENCY_KEY;
 use crate::Identity;
 use crate::error::Error;
 use crate::fields::{self, Checks, LOCALE_DEFAULT};
-use crate::flow::{ClientInfo, request as flow};
+use crate::flow::ClientInfo;
+use crate::flow::request::{self as flow, NewUser};
 use crate::secrets::token_digest;
 use crate::store::accepted_request::Requested;
-use crate::view::Accepted;
+use crate::view::{Accepted, Verification};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Identity>> {
     OpenApiRouter::new().routes(routes!(register)).routes(routes!(verify)).routes(routes!(resend))
@@ -79,8 +80,8 @@ struct Token {
 /// Register an account
 ///
 /// The answer is the same whether or not the address has an account. A new account gets an e-mail with a token for
-/// `/identity/v1/verify`; the owner of an existing account is told by e-mail. Until an address is verified, the latest
-/// registration counts.
+/// `/identity/v1/verify`; the owner of an existing account is told by e-mail. If an address is registered again before it is
+/// verified, no registration decides the password: the user sets one after the verification.
 #[utoipa::path(post, path = "/identity/v1/register", tag = "identity", request_body = Registration,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security((), ("bearer" = [])), responses((status = 202, body = Accepted)))]
@@ -97,31 +98,29 @@ async fn register(
     let locale = checks.check("/locale", fields::locale(locale));
     let (known_email, known_name) = (email.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default());
     let password = checks.check("/password", fields::new_password(&body.password, known_email, known_name));
-    let all = || Some((email?, name?, locale?, password?));
-    let (email, name, locale, password) = checks.finish(all()).map_err(Error::Invalid)?;
-    // Always, and before anything is known about the address.
-    let password_hash = identity.hashes.hash(password).await.map_err(Error::from)?;
-    let request = identity.digests.sealed(request);
-    flow::accept(&identity, (email, Requested::Registration { name, locale, password_hash }), &client, request).await
+    let new = || Some(NewUser { email: email?, name: name?, locale: locale?, password: password? });
+    let new = checks.finish(new()).map_err(Error::Invalid)?;
+    flow::accept_registration(&identity, new, &client, identity.digests.sealed(request)).await
 }
 
 /// Verify an address
 ///
-/// With the token of the e-mail, which can be used once.
+/// With the token of the e-mail, which can be used once. If the address was registered more than once, no password is valid
+/// yet: `password_reset_required` is true, and an e-mail with a token for `/identity/v1/password/reset` is on its way.
 #[utoipa::path(post, path = "/identity/v1/verify", tag = "identity", request_body = Token,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security((), ("bearer" = [])),
-    responses((status = 204, description = "The address is verified: the user can sign in"), (status = 404, description = "The token is not valid")))]
+    responses((status = 200, body = Verification), (status = 404, description = "The token is not valid")))]
 async fn verify(
     State(identity): State<Arc<Identity>>,
     _: Option<Caller>,
     Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Token>>,
 ) -> Result<StoredResponse, Problem> {
-    let (digest, now) = (token_digest(&body.token), identity.clock.now());
+    let (owner, digest, now) = (identity.clone(), token_digest(&body.token), identity.clock.now());
     run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
-            flow::verify(tx, digest, now).await?;
-            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+            let password_reset_required = flow::verify(&owner, tx, digest, now).await?;
+            Ok(StoredResponse::json(StatusCode::OK, &Verification { password_reset_required }))
         })
     })
     .await

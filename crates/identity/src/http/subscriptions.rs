@@ -9,7 +9,7 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use http::HeaderValue;
-use kit::auth::{Caller, Operator};
+use kit::auth::Caller;
 use kit::etag::{self, IfMatch, IfNoneMatch};
 use kit::extract::{Json, Path};
 use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
@@ -22,9 +22,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{IDEMPOTENCY_KEY, Member};
+use super::{CurrentOperator, IDEMPOTENCY_KEY, Member};
 use crate::Identity;
-use crate::domain::{Status, Subscription};
+use crate::domain::{Role, Status, Subscription};
 use crate::error::Error;
 use crate::fields::{self, Checks};
 use crate::flow::subscription::{self as flow, Actor};
@@ -62,12 +62,12 @@ impl FromRequestParts<Arc<Identity>> for Permitted {
 
     async fn from_request_parts(parts: &mut Parts, identity: &Arc<Identity>) -> Result<Permitted, Problem> {
         let caller = <Caller as FromRequestParts<Arc<Identity>>>::from_request_parts(parts, identity).await?;
-        // The session of an operator with an account must be alive, too.
+        // The session of an operator with an account must be alive, too, and the account still an admin's.
         if caller.session.is_none() && caller.is_operator() {
             return Ok(Permitted(Actor::Operator));
         }
         let member = Member::from_request_parts(parts, identity).await?;
-        match caller.is_operator() {
+        match caller.is_operator() && member.account.role == Role::Admin {
             true => Ok(Permitted(Actor::Operator)),
             false => Ok(Permitted(Actor::User(member.account.id))),
         }
@@ -165,7 +165,7 @@ async fn cancel(
         (status = 412, description = "The subscription has changed since the given ETag")))]
 async fn set_status(
     State(identity): State<Arc<Identity>>,
-    Operator(_): Operator,
+    CurrentOperator(_): CurrentOperator,
     Path(id): Path<Uuid>,
     if_match: IfMatch,
     Mutation { body: JsonBody(NewStatus { status }), identity: request }: Mutation<JsonBody<NewStatus>>,

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use kit::auth::Operator;
 use kit::extract::Path;
 use kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use kit::page::{Listing, Page, PageScope};
@@ -16,7 +15,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::IDEMPOTENCY_KEY;
+use super::{CurrentOperator, IDEMPOTENCY_KEY};
 use crate::Identity;
 use crate::domain::Role;
 use crate::flow::{EndedSessions, role as flow};
@@ -48,7 +47,7 @@ struct NewRole {
     responses((status = 200, body = Page<AccountView>)))]
 async fn list(
     State(identity): State<Arc<Identity>>,
-    Operator(_): Operator,
+    CurrentOperator(_): CurrentOperator,
     Listing { filters, limit, cursor }: Listing<UserFilters>,
 ) -> Result<Page<AccountView>, Problem> {
     let scope = PageScope::global(&identity.cursor_key, "identity users", &filters);
@@ -68,7 +67,7 @@ async fn list(
     responses((status = 200, body = RoleView), (status = 404, description = "The user does not exist")))]
 async fn set_role(
     State(identity): State<Arc<Identity>>,
-    Operator(caller): Operator,
+    CurrentOperator(caller): CurrentOperator,
     Path(id): Path<Uuid>,
     Mutation { body: JsonBody(NewRole { role }), identity: request }: Mutation<JsonBody<NewRole>>,
 ) -> Result<StoredResponse, Problem> {

@@ -66,13 +66,12 @@ pub(crate) async fn due(
     sqlx::query_scalar(query).bind(now).bind(again_at).bind(limit).fetch_all(db).await
 }
 
-/// Deletes the requests of an address.
+/// Deletes the requests of an address, except those that are being processed: they wait for the account, which the caller has
+/// locked, so waiting for them would be a deadlock. They find no account afterwards.
 pub(crate) async fn delete_of_email(db: &mut PgConnection, email: &str) -> sqlx::Result<()> {
-    sqlx::query("delete from pillarbox_identity.accepted_request where email = $1")
-        .bind(email)
-        .execute(db)
-        .await
-        .map(drop)
+    let query = "delete from pillarbox_identity.accepted_request where id in
+                     (select id from pillarbox_identity.accepted_request where email = $1 for update skip locked)";
+    sqlx::query(query).bind(email).execute(db).await.map(drop)
 }
 
 fn request_of(row: &PgRow) -> sqlx::Result<(String, Requested)> {

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::domain::{Account, Role};
 
 const COLUMNS: &str = "account.id, account.email, account.name, account.locale, account.role, account.password_hash,
-    account.verified_at, account.created_at, account.updated_at, account.version";
+    account.needs_password, account.verified_at, account.created_at, account.updated_at, account.version";
 /// The number of networks that are remembered for each account.
 const NETWORKS_MAX: i64 = 20;
 
@@ -81,15 +81,15 @@ pub(crate) async fn list(
 /// Inserts an account. Returns false if its address has one already.
 pub(crate) async fn insert(db: &mut PgConnection, new: &Account) -> sqlx::Result<bool> {
     let statement = "insert into pillarbox_identity.account
-             (id, email, name, locale, role, password_hash, verified_at, created_at, updated_at, version)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) on conflict (email) do nothing";
+             (id, email, name, locale, role, password_hash, verified_at, created_at, updated_at, version, needs_password)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) on conflict (email) do nothing";
     save(db, new, statement).await
 }
 
 pub(crate) async fn update(db: &mut PgConnection, changed: &Account) -> sqlx::Result<bool> {
     let statement = "update pillarbox_identity.account
          set name = $3, locale = $4, role = $5, password_hash = $6, verified_at = $7, created_at = $8, updated_at = $9,
-             version = $10
+             version = $10, needs_password = $11
          where id = $1 and email = $2";
     save(db, changed, statement).await
 }
@@ -106,6 +106,7 @@ async fn save(db: &mut PgConnection, account: &Account, statement: &'static str)
         .bind(account.created_at)
         .bind(account.updated_at)
         .bind(account.version)
+        .bind(account.needs_password)
         .execute(db)
         .await?;
     Ok(done.rows_affected() > 0)
@@ -141,6 +142,7 @@ fn account_of(row: &PgRow) -> sqlx::Result<Account> {
         locale: row.try_get("locale")?,
         role: role.parse::<Role>().map_err(|error| sqlx::Error::Decode(error.into()))?,
         password_hash: row.try_get("password_hash")?,
+        needs_password: row.try_get("needs_password")?,
         verified_at: row.try_get("verified_at")?,
         created_at: row.try_get("created_at")?,
         updated_at: row.try_get("updated_at")?,

@@ -5,15 +5,14 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 /// Each deletes up to $2 rows that expired before $1.
-const DELETIONS: [&str; 5] = [
+const DELETIONS: [&str; 4] = [
     "delete from pillarbox_identity.session where id in
          (select id from pillarbox_identity.session where expires_at <= $1 order by expires_at limit $2)",
-    // A session without a token that could be exchanged has ended.
+    // A session without a token that could be exchanged has ended. Replaced tokens are deleted with their session only: a
+    // copy that is presented late reveals a theft as well.
     "delete from pillarbox_identity.session where id in
          (select session_id from pillarbox_identity.refresh_token
           where replaced_at is null and expires_at <= $1 order by expires_at limit $2)",
-    "delete from pillarbox_identity.refresh_token where digest in
-         (select digest from pillarbox_identity.refresh_token where expires_at <= $1 order by expires_at limit $2)",
     "delete from pillarbox_identity.one_time_token where digest in
          (select digest from pillarbox_identity.one_time_token where expires_at <= $1 order by expires_at limit $2)",
     "delete from pillarbox_identity.throttle where (kind, subject, window_no) in

@@ -7,6 +7,9 @@ use uuid::Uuid;
 
 use crate::domain::{PresentedToken, Session, SessionView};
 
+/// The number of replaced tokens that are remembered for each session.
+const REPLACED_MAX: i64 = 1_000;
+
 pub(crate) async fn insert(db: &mut PgConnection, new: &Session) -> sqlx::Result<()> {
     let query = "insert into pillarbox_identity.session (id, user_id, user_agent, created_at, last_used_at, expires_at)
                  values ($1, $2, $3, $4, $4, $5)";
@@ -30,15 +33,10 @@ pub(crate) async fn delete_oldest(db: &mut PgConnection, user_id: Uuid, sessions
     sqlx::query_scalar(query).bind(user_id).bind(sessions_max).fetch_all(db).await
 }
 
-/// Deletes the sessions of a user, except one. Returns their ids.
-pub(crate) async fn delete_of_user(
-    db: &mut PgConnection,
-    user_id: Uuid,
-    except: Option<Uuid>,
-) -> sqlx::Result<Vec<Uuid>> {
-    let query =
-        "delete from pillarbox_identity.session where user_id = $1 and ($2::uuid is null or id <> $2) returning id";
-    sqlx::query_scalar(query).bind(user_id).bind(except).fetch_all(db).await
+/// Deletes the sessions of a user. Returns their ids.
+pub(crate) async fn delete_of_user(db: &mut PgConnection, user_id: Uuid) -> sqlx::Result<Vec<Uuid>> {
+    let query = "delete from pillarbox_identity.session where user_id = $1 returning id";
+    sqlx::query_scalar(query).bind(user_id).fetch_all(db).await
 }
 
 /// Deletes a session of the user. Returns false if there is none.
@@ -100,11 +98,15 @@ pub(crate) async fn find_token(
     .transpose()
 }
 
-/// Replaces the current token of a session.
+/// Replaces the current token of a session, and forgets the oldest ones.
 pub(crate) async fn replace_current(db: &mut PgConnection, session_id: Uuid, now: DateTime<Utc>) -> sqlx::Result<()> {
     let query = "update pillarbox_identity.refresh_token set replaced_at = $2
                  where session_id = $1 and replaced_at is null";
     sqlx::query(query).bind(session_id).bind(now).execute(&mut *db).await?;
+    let query = "delete from pillarbox_identity.refresh_token where session_id = $1 and replaced_at <=
+                     (select replaced_at from pillarbox_identity.refresh_token
+                      where session_id = $1 and replaced_at is not null order by replaced_at desc offset $2 limit 1)";
+    sqlx::query(query).bind(session_id).bind(REPLACED_MAX).execute(&mut *db).await?;
     let query = "update pillarbox_identity.session set last_used_at = $2 where id = $1";
     sqlx::query(query).bind(session_id).bind(now).execute(db).await.map(drop)
 }

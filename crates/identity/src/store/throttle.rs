@@ -64,10 +64,11 @@ pub(crate) async fn count(db: &mut PgConnection, subject: &Subject, now: DateTim
         .map(drop)
 }
 
-/// Deletes the counts of these subjects.
-pub(crate) async fn delete(db: &mut PgConnection, digests: &[[u8; 32]]) -> sqlx::Result<()> {
+/// Deletes the counts of these kinds and subjects. The kinds are the first column of the primary key.
+pub(crate) async fn delete(db: &mut PgConnection, kinds: &[&str], digests: &[[u8; 32]]) -> sqlx::Result<()> {
     let digests: Vec<&[u8]> = digests.iter().map(<[u8; 32]>::as_slice).collect();
-    sqlx::query("delete from pillarbox_identity.throttle where subject = any($1)")
+    sqlx::query("delete from pillarbox_identity.throttle where kind = any($1) and subject = any($2)")
+        .bind(kinds)
         .bind(digests)
         .execute(db)
         .await

@@ -96,3 +96,27 @@ async fn nothing_but_its_id_in_the_audit_trail_remains_of_a_deleted_account() {
     assert_eq!(fixture.person("countess").await.get("me").await.status, 200);
     fixture.app.stop().await;
 }
+
+/// A request that is being processed holds its row and waits for the account.
+#[tokio::test]
+async fn a_deletion_does_not_wait_for_a_request_that_is_being_processed() {
+    let fixture = Fixture::start().await;
+    let person = fixture.person("ada").await;
+    fixture
+        .execute(
+            "insert into pillarbox_identity.accepted_request (id, kind, email, accepted_at, due_at)
+             select gen_random_uuid(), 'verification', 'ada@example.org', now(), now() + interval '1 h'
+             from generate_series(1, 2)",
+        )
+        .await;
+    let mut processing = fixture.db().begin().await.unwrap();
+    let lock = "select id from pillarbox_identity.accepted_request limit 1 for update";
+    sqlx::query(lock).execute(&mut *processing).await.unwrap();
+    let deletion = person.send(Method::DELETE, "me", Some(json!({"password": PASSWORD})));
+    let deleted =
+        tokio::time::timeout(std::time::Duration::from_secs(5), deletion).await.expect("it waits for the lock");
+    assert_eq!(deleted.status, 204, "{deleted:?}");
+    assert_eq!(fixture.count("select count(*) from pillarbox_identity.accepted_request").await, 1);
+    processing.rollback().await.unwrap();
+    fixture.app.stop().await;
+}

@@ -106,6 +106,18 @@ impl Fixture {
 }
 
 impl Person {
+    /// The same person with the tokens of an answer.
+    pub(crate) fn with_tokens(&self, app: &TestApp, answer: &Response) -> Person {
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let tokens = answer.json();
+        Person {
+            id: self.id,
+            email: self.email.clone(),
+            client: app.anonymous().bearer(text(&tokens["access_token"])),
+            refresh_token: text(&tokens["refresh_token"]).to_owned(),
+        }
+    }
+
     pub(crate) async fn get(&self, path: &str) -> Response {
         self.client.get(&format!("/identity/v1/{path}")).await
     }
@@ -152,7 +164,7 @@ pub(crate) async fn person(app: &TestApp, db: &PgPool, name: &str) -> Person {
     let id = account_id(db, &email).await;
     let token = known_token(db, id, "verification").await;
     let verified = app.anonymous().post("/identity/v1/verify", json!({"token": token})).await;
-    assert_eq!(verified.status, 204, "{verified:?}");
+    assert_eq!(verified.json(), json!({"password_reset_required": false}), "{verified:?}");
     sign_in(app, id, &email, PASSWORD).await
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde_json::json;
 use testkit::TestApp;
 
@@ -70,5 +71,33 @@ async fn a_password_is_hashed_again_when_its_user_signs_in_after_the_parameters_
     assert_eq!(fixture.login(&person.email, super::fixture::PASSWORD).await.status, 200);
     assert_eq!(person.get("me").await.status, 200, "the sessions continue");
     stronger.stop().await;
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_refused_anyway_computes_no_hash() {
+    let fixture = Fixture::start_with(|settings| {
+        // Each hash takes about a second: one is computed, one waits, and further ones are refused.
+        (settings.hash_memory_kib, settings.hash_iterations) = (19_456, 40);
+        (settings.hash_threads, settings.hash_queue_max) = (1, 1);
+        settings.emails_per_account_max = 1;
+    })
+    .await;
+    assert_eq!(fixture.post("password/forgot", json!({"email": "ada@example.org"})).await.status, 202);
+    let login = |number: usize| {
+        let (client, email) = (fixture.app.anonymous(), format!("user{number}@example.org"));
+        let body = json!({"email": email, "password": "a wrong password"});
+        async move { client.post("/identity/v1/login", body).await.status }
+    };
+    let mut logins: FuturesUnordered<_> = (0..6).map(login).collect();
+    for _ in 0..3 {
+        assert_eq!(logins.next().await, Some(503), "the queue is full");
+    }
+    let reset = json!({"token": "A".repeat(43), "new_password": "four other random words"});
+    fixture.post("password/reset", reset).await.assert_problem(404, "token-not-found");
+    let registered = fixture.register("ada@example.org", "four other random words").await;
+    registered.assert_problem(429, "too-many-attempts");
+    let rest: Vec<u16> = logins.collect().await;
+    assert!(rest.contains(&401), "{rest:?}");
     fixture.app.stop().await;
 }

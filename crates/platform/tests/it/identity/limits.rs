@@ -113,6 +113,27 @@ async fn the_password_of_a_signed_in_user_cannot_be_guessed_without_limit() {
 }
 
 #[tokio::test]
+async fn wrong_passwords_of_a_signed_in_user_count_against_this_user_only() {
+    let fixture = Fixture::start_with(|settings| {
+        (settings.login_failures_max, settings.login_failures_per_network_max) = (3, 3);
+    })
+    .await;
+    let (ada, bob) = (fixture.person("ada").await, fixture.person("bob").await);
+    let wrong = || json!({"current_password": "a wrong password", "new_password": "four other random words"});
+    for person in [&ada, &bob] {
+        for _ in 0..3 {
+            person.post("password/change", wrong()).await.assert_problem(403, "wrong-password");
+        }
+        assert_limited(&person.post("password/change", wrong()).await);
+    }
+    assert_eq!(fixture.login(&ada.email, PASSWORD).await.status, 200, "the user and the network may sign in");
+    // The count does not depend on the network of the request.
+    let counted = "select count(*) from pillarbox_identity.throttle where kind <> 'confirm.user'";
+    assert_eq!(fixture.count(counted).await, 0);
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
 async fn emails_to_an_address_and_requests_of_a_network_are_limited() {
     let fixture = Fixture::start_with(|settings| {
         (settings.emails_per_account_max, settings.email_requests_per_network_max) = (3, 10);

@@ -1,6 +1,7 @@
 //! The identity service: accounts, sessions, tokens, limits, hashes of passwords, and subscriptions.
 
 mod accounts;
+mod contested;
 mod deletion;
 pub(crate) mod examples;
 pub(crate) mod fixture;

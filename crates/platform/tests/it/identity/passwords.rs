@@ -3,12 +3,12 @@
 use contracts::identity::{EMAIL_PASSWORD_CHANGED, EMAIL_PASSWORD_RESET_REQUESTED};
 use serde_json::json;
 
-use super::fixture::{Fixture, PASSWORD, sign_in};
+use super::fixture::{Fixture, PASSWORD, known_token, sign_in};
 
 const NEW_PASSWORD: &str = "four other random words";
 
 #[tokio::test]
-async fn a_change_of_the_password_ends_all_other_sessions() {
+async fn a_change_of_the_password_ends_all_sessions_and_begins_a_new_one() {
     let fixture = Fixture::start().await;
     let here = fixture.person("ada").await;
     let there = sign_in(&fixture.app, here.id, &here.email, PASSWORD).await;
@@ -18,12 +18,15 @@ async fn a_change_of_the_password_ends_all_other_sessions() {
     here.post("password/change", common).await.assert_problem(422, "validation-failed");
     assert_eq!(there.get("me").await.status, 200);
     let change = json!({"current_password": PASSWORD, "new_password": NEW_PASSWORD});
-    assert_eq!(here.post("password/change", change).await.status, 204);
-    assert_eq!(here.get("me").await.status, 200, "this session continues");
-    there.get("me").await.assert_problem(401, "unauthorized");
-    there.client.get("/event/v1/me/events").await.assert_problem(401, "unauthorized");
-    fixture.refresh(&there.refresh_token).await.assert_problem(401, "invalid-refresh-token");
-    assert_eq!(fixture.refresh(&here.refresh_token).await.status, 200);
+    let new = here.with_tokens(&fixture.app, &here.post("password/change", change).await);
+    for old in [&here, &there] {
+        old.get("me").await.assert_problem(401, "unauthorized");
+        old.client.get("/event/v1/me/events").await.assert_problem(401, "unauthorized");
+        fixture.refresh(&old.refresh_token).await.assert_problem(401, "invalid-refresh-token");
+    }
+    assert_eq!(new.get("me").await.status, 200);
+    assert_eq!(fixture.count("select count(*) from pillarbox_identity.session").await, 1);
+    assert_eq!(fixture.refresh(&new.refresh_token).await.status, 200);
     fixture.login(&here.email, PASSWORD).await.assert_problem(401, "wrong-credentials");
     assert_eq!(fixture.login(&here.email, NEW_PASSWORD).await.status, 200);
     assert_eq!(fixture.messages(EMAIL_PASSWORD_CHANGED).await.len(), 1, "the user is told");
@@ -69,5 +72,22 @@ async fn a_reset_also_verifies_the_address() {
         0,
         "no token stays valid"
     );
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_reset_ends_the_lockout_that_strangers_have_caused() {
+    let fixture = Fixture::start_with(|settings| settings.login_failures_max = 3).await;
+    let person = fixture.person("ada").await;
+    fixture.execute("delete from pillarbox_identity.known_network").await;
+    for _ in 0..3 {
+        fixture.login(&person.email, "a wrong password").await.assert_problem(401, "wrong-credentials");
+    }
+    fixture.login(&person.email, PASSWORD).await.assert_problem(429, "too-many-attempts");
+    let token = known_token(fixture.db(), person.id, "password_reset").await;
+    let reset = json!({"token": token, "new_password": NEW_PASSWORD});
+    assert_eq!(fixture.post("password/reset", reset).await.status, 204);
+    assert_eq!(fixture.count("select count(*) from pillarbox_identity.known_network").await, 1);
+    assert_eq!(fixture.login(&person.email, NEW_PASSWORD).await.status, 200);
     fixture.app.stop().await;
 }

@@ -2,10 +2,10 @@
 
 use futures_util::future::join_all;
 use serde_json::json;
-use testkit::Response;
+use testkit::{Response, eventually};
 
 use super::fixture::Fixture;
-use crate::support::text;
+use crate::support::{DEADLINE, text};
 
 fn refresh_token(response: &Response) -> String {
     assert_eq!(response.status, 200, "{response:?}");
@@ -112,5 +112,41 @@ async fn a_repeated_idempotency_key_exchanges_nothing_and_shows_no_token() {
     let next = refresh_token(&client.post("/identity/v1/refresh", body.clone()).await);
     client.post("/identity/v1/refresh", body).await.assert_problem(409, "already-answered");
     assert_eq!(fixture.refresh(&next).await.status, 200);
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn a_replaced_token_reveals_a_theft_until_its_session_ends() {
+    let fixture = Fixture::start_with(|settings| settings.refresh_grace_seconds = 0).await;
+    let person = fixture.person("ada").await;
+    let second = refresh_token(&fixture.refresh(&person.refresh_token).await);
+    fixture
+        .execute(
+            "update pillarbox_identity.refresh_token set expires_at = now() - interval '1 day' where replaced_at is not null",
+        )
+        .await;
+    fixture
+        .execute(
+            "insert into pillarbox_identity.throttle (kind, subject, window_no, attempts, expires_at)
+             values ('login.account', '\\x00', 1, 1, now())",
+        )
+        .await;
+    // The task that deletes expired rows runs at the start; counts are the last ones that it deletes.
+    let replica = fixture.replica().await;
+    let counts = "select count(*) from pillarbox_identity.throttle";
+    eventually("expired rows are deleted", DEADLINE, async || fixture.count(counts).await == 0).await;
+    // Older ones than the latest thousand are forgotten.
+    fixture
+        .execute(
+            "insert into pillarbox_identity.refresh_token (digest, session_id, expires_at, replaced_at)
+             select sha256(n::text::bytea), session.id, now(), now() - interval '1 day' - n * interval '1 s'
+             from pillarbox_identity.session, generate_series(1, 1500) as n",
+        )
+        .await;
+    refresh_token(&fixture.refresh(&second).await);
+    assert_eq!(fixture.count("select count(*) from pillarbox_identity.refresh_token").await, 1_001);
+    fixture.refresh(&person.refresh_token).await.assert_problem(401, "refresh-token-reused");
+    assert_eq!(fixture.count("select count(*) from pillarbox_identity.session").await, 0);
+    replica.stop().await;
     fixture.app.stop().await;
 }

@@ -48,6 +48,38 @@ async fn an_operator_grants_and_withdraws_the_role_of_an_admin() {
     fixture.app.stop().await;
 }
 
+/// The role is withdrawn in another process, so this one knows nothing about the end of the session.
+#[tokio::test]
+async fn the_token_of_a_former_admin_does_not_restore_the_role() {
+    let fixture = Fixture::start().await;
+    let (person, other) = (fixture.person("ada").await, fixture.person("bob").await);
+    identity::set_role(fixture.db(), &person.email, identity::UserRole::Admin).await.unwrap();
+    let former = sign_in(&fixture.app, person.id, &person.email, PASSWORD).await;
+    let subscription = other.post("subscriptions", json!({"plan": "pro"})).await.json();
+    let status = format!("subscriptions/{}/status", text(&subscription["id"]));
+    let set_role =
+        async || former.send(Method::PUT, &format!("users/{}/role", person.id), Some(json!({"role": "admin"}))).await;
+    let set_status = async |to: &str| former.post(&status, json!({"status": to})).await;
+    assert_eq!(set_role().await.status, 200);
+    assert_eq!(set_status("active").await.status, 200);
+    // The session lives, the role has gone.
+    fixture.execute("update pillarbox_identity.account set role = 'user'").await;
+    for refused in [set_role().await, set_status("paused").await, former.get("users").await] {
+        refused.assert_problem(403, "forbidden");
+    }
+    former
+        .get(&format!("subscriptions/{}", text(&subscription["id"])))
+        .await
+        .assert_problem(404, "subscription-not-found");
+    // The session has ended with the role.
+    fixture.execute("update pillarbox_identity.account set role = 'admin'").await;
+    identity::set_role(fixture.db(), &person.email, identity::UserRole::User).await.unwrap();
+    for refused in [set_role().await, set_status("paused").await, former.get("users").await] {
+        refused.assert_problem(401, "unauthorized");
+    }
+    fixture.app.stop().await;
+}
+
 #[tokio::test]
 async fn a_command_grants_and_withdraws_the_role_of_an_admin() {
     let fixture = Fixture::start().await;
