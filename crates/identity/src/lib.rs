@@ -7,7 +7,8 @@
 //! `account.deleted`; `subscription.created`, `subscription.cancelled` and `subscription.status_changed`. Consumes none.
 //!
 //! Invariants: of a password only the Argon2id hash is stored, of a token only the SHA-256. Neither the answer nor the time of
-//! registration, sign-in and requests for e-mails reveals whether an address has an account. A session has one current
+//! registration, sign-in and requests for e-mails reveals whether an address has an account. An address that was registered
+//! twice before its verification has no password until its owner sets one. A session has one current
 //! refresh token; a replaced one that is presented again ends the session. Every route that needs an account checks in the
 //! database that the session lives, so the token of a session that has ended is refused at once here, and elsewhere when it
 //! expires, at most 5 minutes later. A deleted account leaves nothing but its id in the audit trail.

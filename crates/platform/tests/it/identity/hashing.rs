@@ -94,9 +94,9 @@ async fn a_request_that_is_refused_anyway_computes_no_hash() {
         assert_eq!(logins.next().await, Some(503), "the queue is full");
     }
     let reset = json!({"token": "A".repeat(43), "new_password": "four other random words"});
-    fixture.post("password/reset", reset).await.assert_problem(404, "token-not-found");
+    let reset = fixture.post("password/reset", reset).await;
     let registered = fixture.register("ada@example.org", "four other random words").await;
-    registered.assert_problem(429, "too-many-attempts");
+    assert_eq!((reset.status, registered.status), (404, 429), "{reset:?} {registered:?}");
     let rest: Vec<u16> = logins.collect().await;
     assert!(rest.contains(&401), "{rest:?}");
     fixture.app.stop().await;

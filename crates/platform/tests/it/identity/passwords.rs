@@ -87,6 +87,7 @@ async fn a_reset_ends_the_lockout_that_strangers_have_caused() {
     let token = known_token(fixture.db(), person.id, "password_reset").await;
     let reset = json!({"token": token, "new_password": NEW_PASSWORD});
     assert_eq!(fixture.post("password/reset", reset).await.status, 204);
+    assert_eq!(fixture.count("select count(*) from pillarbox_identity.throttle").await, 0, "no failure counts");
     assert_eq!(fixture.count("select count(*) from pillarbox_identity.known_network").await, 1);
     assert_eq!(fixture.login(&person.email, NEW_PASSWORD).await.status, 200);
     fixture.app.stop().await;
