@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, PgPool};
 use testkit::{Client, TestDatabase, eventually};
 use uuid::Uuid;
 
-use super::{DEADLINE, PASSWORD, log_in, register_verified, session, token_in_mail};
+use super::{DEADLINE, PASSWORD, emailed_token, log_in, register_verified, session};
 use crate::server::process::{ADMIN_KEY, DataFolder, serve};
 
 const ADDRESS: &str = "grace.hopper@example.org";
@@ -15,14 +15,14 @@ const ADDRESS: &str = "grace.hopper@example.org";
 const NAME: &str = "Ada Lovelace";
 
 #[tokio::test]
-async fn a_deleted_account_leaves_no_personal_data_in_any_table_or_log_line() {
+async fn no_table_and_no_log_line_has_personal_data_of_a_deleted_account() {
     let (database, folder) = (TestDatabase::new(&migrations()).await, DataFolder::new());
     let mut process = serve(&folder, &database, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY), ("PILLARBOX_LOG", "trace")]);
     let anonymous = Client::new(&process.base_url().await);
     let admin = anonymous.bearer(ADMIN_KEY);
     register_verified(&anonymous, &admin, ADDRESS).await;
     assert_eq!(anonymous.post("/identity/v1/password/forgot", json!({"email": ADDRESS})).await.status, 202);
-    token_in_mail(&admin, ADDRESS, "password_reset").await;
+    emailed_token(&admin, ADDRESS, "password_reset").await;
     assert_eq!(log_in(&anonymous, ADDRESS, "a wrong password").await.status, 401);
     let (user, _) = session(&anonymous, ADDRESS, PASSWORD).await;
     // A response with personal data under an Idempotency-Key must not be stored.

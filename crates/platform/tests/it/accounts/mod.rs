@@ -19,7 +19,7 @@ pub(crate) async fn register(anonymous: &Client, admin: &Client, address: &str) 
     let body = json!({"email": address, "password": PASSWORD, "name": "Ada Lovelace"});
     let registered = anonymous.post("/identity/v1/register", body).await;
     assert_eq!(registered.status, 202, "{registered:?}");
-    token_in_mail(admin, address, "verification").await
+    emailed_token(admin, address, "verification").await
 }
 
 /// Registers and verifies an account.
@@ -42,15 +42,15 @@ pub(crate) async fn session(anonymous: &Client, address: &str, password: &str) -
 }
 
 /// Waits for the captured mail of this template and returns the token in its text.
-pub(crate) async fn token_in_mail(admin: &Client, address: &str, template: &str) -> String {
-    let mail = captured_mail(admin, address, template).await;
+pub(crate) async fn emailed_token(admin: &Client, address: &str, template: &str) -> String {
+    let mail = captured_email(admin, address, template).await;
     let is_token =
         |word: &&str| word.len() >= 40 && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c));
     let mut words = text(&mail["text"]).split(|c: char| c.is_whitespace() || "=?&:/".contains(c));
     words.rfind(is_token).unwrap_or_else(|| panic!("no token in {mail}")).to_owned()
 }
 
-async fn captured_mail(admin: &Client, address: &str, template: &str) -> Value {
+async fn captured_email(admin: &Client, address: &str, template: &str) -> Value {
     eventually("the mail is captured", DEADLINE, async || {
         let mails = admin.get("/admin/v1/mail").await.json();
         let is_wanted = |mail: &&Value| mail["to"] == address && mail["template"] == template;

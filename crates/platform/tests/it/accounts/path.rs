@@ -4,7 +4,7 @@ use hyper::Method;
 use serde_json::json;
 use testkit::Client;
 
-use super::{PASSWORD, log_in, register, session, token_in_mail};
+use super::{PASSWORD, emailed_token, log_in, register, session};
 use crate::events::fixture::{create_event, meetup, post_action};
 use crate::server::process::{ADMIN_KEY, DataFolder, up};
 use crate::support::text;
@@ -46,7 +46,7 @@ async fn a_person_registers_publishes_an_event_and_deletes_the_account_by_http_a
 
     let forgot = anonymous.post("/identity/v1/password/forgot", json!({"email": ADDRESS})).await;
     assert_eq!(forgot.status, 202, "{forgot:?}");
-    let token = token_in_mail(&admin, ADDRESS, "password_reset").await;
+    let token = emailed_token(&admin, ADDRESS, "password_reset").await;
     let reset = anonymous.post("/identity/v1/password/reset", json!({"token": token, "new_password": PASSWORD})).await;
     assert_eq!(reset.status, 204, "{reset:?}");
     for old in [refresh_token, &other_refresh] {
