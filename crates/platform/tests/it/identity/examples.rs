@@ -5,12 +5,14 @@ use serde_json::json;
 use sqlx::PgPool;
 use testkit::{Client, TestApp};
 
-use super::fixture::{insert_token, person};
+use super::fixture::{insert_token, person, wait_until_processed};
 use crate::support::text;
 
 /// Returns a caller who may call the operation, and its path with the ids of existing resources. The account of the examples
 /// is created again.
 pub(crate) async fn prepare(app: &TestApp, db: &PgPool, path: &str) -> (Client, String) {
+    // The example of a registration is still being processed: a second one would contest the account.
+    wait_until_processed(db).await;
     let delete = "delete from pillarbox_identity.account where email = 'ada@example.org'";
     sqlx::query(delete).execute(db).await.unwrap();
     let anonymous = app.anonymous();
