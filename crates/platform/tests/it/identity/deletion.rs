@@ -39,6 +39,17 @@ async fn found_in(fixture: &Fixture, needle: &str) -> Vec<String> {
     found
 }
 
+async fn wait_until_only_the_audit_trail_has(fixture: &Fixture, id: &str) {
+    let expected = |table: &String| table == "pillarbox_identity.audit" || table == "pillarbox.idempotency";
+    // The list of confidential messages, with their keys, is cleared a moment after they were blanked.
+    eventually("only the audit trail has the id", DEADLINE, async || {
+        let with_id = found_in(fixture, id).await;
+        let is_in_audit = with_id.contains(&"pillarbox_identity.audit".to_owned());
+        if is_in_audit && with_id.iter().all(expected) { Ok(()) } else { Err(with_id) }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn nothing_but_its_id_in_the_audit_trail_remains_of_a_deleted_account() {
     let fixture = Fixture::start_with(|settings| {
@@ -74,14 +85,7 @@ async fn nothing_but_its_id_in_the_audit_trail_remains_of_a_deleted_account() {
     fixture.login(&person.email, PASSWORD).await.assert_problem(401, "wrong-credentials");
 
     assert_eq!(found_in(&fixture, "countess").await, Vec::<String>::new());
-    let expected = |table: &String| table == "pillarbox_identity.audit" || table == "pillarbox.idempotency";
-    // The list of confidential messages, with their keys, is cleared a moment after they were blanked.
-    eventually("only the audit trail has the id", DEADLINE, async || {
-        let with_id = found_in(&fixture, &person.id.to_string()).await;
-        let is_in_audit = with_id.contains(&"pillarbox_identity.audit".to_owned());
-        if is_in_audit && with_id.iter().all(expected) { Ok(()) } else { Err(with_id) }
-    })
-    .await;
+    wait_until_only_the_audit_trail_has(&fixture, &person.id.to_string()).await;
     let of_other = "select count(*) from pillarbox_identity.throttle where kind = 'login.account'";
     // The failure after the deletion counts against the address, as for any address without an account.
     assert_eq!(fixture.count(of_other).await, 1);
