@@ -56,11 +56,11 @@ create index mail_dead_until on pillarbox_notify.mail (expires_at)
     where status in ('queued', 'dead') and text is not null;
 
 -- Deleted accounts, by their ids only. A request that was posted before the deletion and is processed after it, such as a
--- retried dead letter, makes no e-mail.
+-- retried dead letter, makes no e-mail. A row is deleted when no such request is expected any more.
 create table pillarbox_notify.deleted_account (
     user_id    uuid        primary key,
     deleted_at timestamptz not null
 );
 
--- The accounts that were deleted recently.
+-- The accounts that were deleted recently, and those that can be forgotten.
 create index deleted_account_at on pillarbox_notify.deleted_account (deleted_at);

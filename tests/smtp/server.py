@@ -5,10 +5,10 @@
 It writes its port to FOLDER/port, and every e-mail that arrives completely to FOLDER/mails/, as JSON. Before each reply it
 reads FOLDER/rules.json, which tells it to misbehave:
 
-    {"rcpt": {"ada@example.org": "550 no such user"}, "data": "451 later", "delay": 0.5, "die": true}
+    {"mail": "550 no", "rcpt": {"ada@example.org": "550 no such user"}, "data": "451 later", "delay": 0.5, "die": true}
 
-`rcpt` has replies to recipients; `data` is the reply to every e-mail, which is recorded all the same; `delay` is the time in
-seconds before that reply; with `die` the process ends instead of replying.
+`mail` is the reply to every sender; `rcpt` has replies to recipients; `data` is the reply to every e-mail, which is recorded
+all the same; `delay` is the time in seconds before that reply; with `die` the process ends instead of replying.
 """
 
 import argparse
@@ -35,6 +35,14 @@ class Handler:
                 return json.load(file)
         except FileNotFoundError:
             return {}
+
+    async def handle_MAIL(self, server, session, envelope, address, options):
+        reply = self.rules().get("mail")
+        if reply:
+            return reply
+        envelope.mail_from = address
+        envelope.mail_options.extend(options)
+        return "250 OK"
 
     async def handle_RCPT(self, server, session, envelope, address, options):
         reply = self.rules().get("rcpt", {}).get(address)

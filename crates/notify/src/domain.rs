@@ -116,9 +116,25 @@ pub(crate) enum Attempt {
     /// The server refused this e-mail for good.
     Refused(String),
     /// The server cannot be used at all: it cannot be reached, or it refuses us. No e-mail is to blame.
-    ServerFailed(String),
+    ServerFailed(ServerFailure),
     /// It expired before this attempt.
     Expired,
+}
+
+/// Why the server cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ServerFailure {
+    /// For the log and for readiness, which everybody can read: nothing of a reply but its codes.
+    pub(crate) summary: String,
+    /// For operators: with the text of the reply, which may contain addresses.
+    pub(crate) detail: String,
+}
+
+impl ServerFailure {
+    /// A failure about which the server has told nothing.
+    pub(crate) fn without_reply(text: String) -> ServerFailure {
+        ServerFailure { summary: text.clone(), detail: text }
+    }
 }
 
 /// What is saved about an e-mail after an attempt.
@@ -160,9 +176,9 @@ impl ClaimedMail {
                 AttemptResult { status, pause, error: Some(one_line(&error)), ..result }
             }
             // The sender pauses as a whole, so the e-mail is due again at once.
-            Attempt::ServerFailed(error) => {
+            Attempt::ServerFailed(failure) => {
                 let status = self.after_failure(Duration::ZERO);
-                AttemptResult { status, counts: false, error: Some(one_line(&error)), ..result }
+                AttemptResult { status, counts: false, error: Some(one_line(&failure.detail)), ..result }
             }
         }
     }
@@ -224,9 +240,10 @@ mod tests {
     fn a_refused_mail_is_dead_at_once_and_an_unusable_server_costs_no_attempt() {
         let refused = claimed(0, 72).after(Attempt::Refused("550 no\r\nsuch user".into()), BACKOFF, 0.5);
         assert_eq!((refused.status, refused.error.as_deref()), (Status::Dead, Some("550 no  such user")));
-        let failed = claimed(500, 1).after(Attempt::ServerFailed("refused".into()), BACKOFF, 0.5);
+        let failure = Attempt::ServerFailed(ServerFailure::without_reply("refused".into()));
+        let failed = claimed(500, 1).after(failure.clone(), BACKOFF, 0.5);
         assert_eq!((failed.status, failed.counts, failed.pause), (Status::Queued, false, Duration::ZERO));
-        let given_up = claimed(0, 0).after(Attempt::ServerFailed("refused".into()), BACKOFF, 0.5);
+        let given_up = claimed(0, 0).after(failure, BACKOFF, 0.5);
         assert_eq!(given_up.status, Status::Dead);
     }
 }

@@ -5,7 +5,7 @@
 //! Consumes `email.#` of the sources `identity` and `notify` (consumer `notify.mail`): each
 //! [`contracts::email::EmailRequested`] is rendered and recorded in the transaction of the inbox. The sender, a worker in
 //! processes with the role `dispatch`, sends what is recorded. Consumes `account.deleted` of identity (consumer
-//! `notify.accounts`) and deletes every e-mail of the user.
+//! `notify.accounts`), deletes every e-mail of the user, and blanks the requests for them in its log.
 //!
 //! Invariants: one e-mail for each message of the log, and for each idempotency key of a source. No transaction is open
 //! during a transfer; an e-mail is claimed for a limited time instead. An e-mail is sent at least once, always with the same
@@ -37,6 +37,7 @@ use kit::telemetry::MetricHelp;
 use mailbox::consumers::{Runtime, Subscription};
 use mailbox::database::Database;
 use mailbox::database::time::maintain;
+use mailbox::operations::maintenance::Retention;
 use mailbox::service::{Role, Roles, Service, ServiceContext};
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
@@ -63,6 +64,7 @@ pub struct Notify {
     /// None: e-mails are captured, or shadowed.
     outgoing: Option<Outgoing>,
     settings: MailSettings,
+    log_retention: Retention,
 }
 
 impl Service for Notify {
@@ -100,6 +102,7 @@ impl Service for Notify {
             recorder: Arc::new(Recorder { templates, status, retry_time }),
             outgoing: outgoing.filter(|_| !settings.shadow),
             settings: settings.clone(),
+            log_retention: context.retention,
         })
     }
 
@@ -121,8 +124,8 @@ impl Service for Notify {
 
     fn start_maintenance(&self, runtime: &Runtime) {
         let worker = runtime.worker("notify.retention".to_owned(), RETENTION_PAUSE);
-        let (db, settings) = (runtime.db().clone(), self.settings.clone());
-        runtime.spawn(async move { worker.run(|| maintain(db.pool(), workers::maintain(&db, &settings))).await });
+        let (db, settings, log) = (runtime.db().clone(), self.settings.clone(), self.log_retention);
+        runtime.spawn(async move { worker.run(|| maintain(db.pool(), workers::maintain(&db, &settings, log))).await });
     }
 }
 

@@ -10,15 +10,18 @@ use std::time::{Duration, Instant};
 
 use kit::config::InvalidSetting;
 use kit::secret::Secret;
+use lettre::Address;
 use lettre::transport::smtp::Error;
 use lettre::transport::smtp::authentication::{Credentials, DEFAULT_MECHANISMS};
 use lettre::transport::smtp::client::{AsyncSmtpConnection, Certificate, TlsParameters};
-use lettre::transport::smtp::extension::ClientId;
+use lettre::transport::smtp::commands::{Data, Mail, Rcpt};
+use lettre::transport::smtp::extension::{ClientId, Extension, MailBodyParameter, MailParameter};
+use lettre::transport::smtp::response::Response;
 use tokio::time::timeout;
 use url::{Host, Url};
 
 use crate::compose::Composed;
-use crate::domain::Attempt;
+use crate::domain::{Attempt, ServerFailure};
 use crate::settings::{MailSettings, Starttls};
 
 /// Time limit for a new connection (TCP, greeting, encryption and login), unless that of a transfer is shorter.
@@ -29,8 +32,9 @@ const TEST_TIME_MAX: Duration = Duration::from_secs(2);
 const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Many servers limit the e-mails of a connection.
 const MAILS_PER_CONNECTION_MAX: u32 = 50;
-/// Replies that refuse us and not the e-mail: the service closes, or the login is missing or wrong.
-const SERVER_CODES: [u16; 6] = [421, 454, 530, 534, 535, 538];
+/// Replies about a login that is missing or wrong. Some servers check it only when they know the recipient; even then no
+/// e-mail is to blame.
+const LOGIN_CODES: [u16; 4] = [530, 534, 535, 538];
 
 pub(crate) struct SmtpClient {
     host: String,
@@ -54,6 +58,24 @@ struct Connection {
     smtp: AsyncSmtpConnection,
     mails: u32,
     used_at: Instant,
+}
+
+/// The part of a transfer that is under way. It decides whom a failure concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The server knows nothing but the sender, which all e-mails have in common.
+    Sender,
+    /// As above, but with parameters that only some e-mails need, such as SMTPUTF8.
+    SenderWithParameters,
+    RecipientOrContent,
+}
+
+/// Why a transfer failed.
+enum TransferError {
+    Smtp(Error),
+    /// The server lacks an extension that this e-mail needs.
+    Unsupported(&'static str),
+    NoReply(Duration),
 }
 
 impl SmtpClient {
@@ -98,13 +120,19 @@ impl SmtpClient {
     pub(crate) async fn send(&self, mail: &Composed) -> Attempt {
         let mut connection = match self.connection().await {
             Ok(connection) => connection,
-            Err(error) => return Attempt::ServerFailed(error),
+            Err(failure) => return Attempt::ServerFailed(failure),
         };
+        let mut stage = Stage::Sender;
+        let result = timeout(self.transfer_time_max, transfer(&mut connection.smtp, mail, &mut stage)).await;
         // A connection whose transfer fails or is abandoned is closed, because its state is unknown.
-        match timeout(self.transfer_time_max, connection.smtp.send(&mail.envelope, &mail.bytes)).await {
-            Err(_) => Attempt::Deferred(format!("no reply within {} ms", self.transfer_time_max.as_millis())),
-            Ok(Err(error)) => failure(&error),
-            Ok(Ok(reply)) => {
+        match result.unwrap_or(Err(TransferError::NoReply(self.transfer_time_max))) {
+            Err(error) => {
+                if !matches!(error, TransferError::NoReply(_)) {
+                    let _ = timeout(self.test_time_max(), connection.smtp.abort()).await;
+                }
+                error.means(stage)
+            }
+            Ok(reply) => {
                 connection.mails += 1;
                 connection.used_at = Instant::now();
                 self.reuse(connection);
@@ -116,7 +144,8 @@ impl SmtpClient {
 
     /// The longest time that [`SmtpClient::send`] takes.
     pub(crate) fn send_time_max(&self) -> Duration {
-        self.test_time_max() + self.connect_time_max() + self.transfer_time_max
+        // The test of an idle connection, and the end of one whose transfer failed.
+        2 * self.test_time_max() + self.connect_time_max() + self.transfer_time_max
     }
 
     /// Closes connections that nobody has used for some time.
@@ -126,7 +155,7 @@ impl SmtpClient {
     }
 
     /// Returns a connection that works. Fails with the reason why the server cannot be used.
-    async fn connection(&self) -> Result<Connection, String> {
+    async fn connection(&self) -> Result<Connection, ServerFailure> {
         if let Some(mut connection) = self.idle_connection() {
             if timeout(self.test_time_max(), connection.smtp.test_connected()).await == Ok(true) {
                 return Ok(connection);
@@ -137,8 +166,8 @@ impl SmtpClient {
         let time_max = self.connect_time_max();
         match timeout(time_max, self.connect()).await {
             Ok(Ok(smtp)) => Ok(Connection { smtp, mails: 0, used_at: Instant::now() }),
-            Ok(Err(error)) => Err(describe(&error)),
-            Err(_) => Err(format!("no connection within {} ms", time_max.as_millis())),
+            Ok(Err(error)) => Err(ServerFailure { summary: summarize(&error), detail: describe(&error) }),
+            Err(_) => Err(ServerFailure::without_reply(format!("no connection within {} ms", time_max.as_millis()))),
         }
     }
 
@@ -180,17 +209,94 @@ impl SmtpClient {
     }
 }
 
-/// What a failed transfer means. The connection worked before it, so without a reply of the server the e-mail itself may
-/// be the cause: it waits for its own retry.
-fn failure(error: &Error) -> Attempt {
-    let text = describe(error);
-    match error.status().map(u16::from) {
-        Some(code) if SERVER_CODES.contains(&code) => Attempt::ServerFailed(text),
-        Some(_) if error.is_permanent() => Attempt::Refused(text),
-        // This client knows that the server cannot accept the e-mail: its address needs SMTPUTF8.
-        None if error.is_client() => Attempt::Refused(text),
-        Some(_) | None => Attempt::Deferred(text),
+/// Transfers an e-mail. `stage` is how far it came.
+async fn transfer(
+    smtp: &mut AsyncSmtpConnection,
+    mail: &Composed,
+    stage: &mut Stage,
+) -> Result<Response, TransferError> {
+    let mut parameters = Vec::new();
+    let is_ascii = |address: &Address| AsRef::<str>::as_ref(address).is_ascii();
+    if !mail.envelope.from().into_iter().chain(mail.envelope.to()).all(is_ascii) {
+        if !smtp.server_info().supports_feature(Extension::SmtpUtfEight) {
+            return Err(TransferError::Unsupported("the address needs SMTPUTF8, which the server does not support"));
+        }
+        parameters.push(MailParameter::SmtpUtfEight);
     }
+    if !mail.bytes.is_ascii() {
+        if !smtp.server_info().supports_feature(Extension::EightBitMime) {
+            return Err(TransferError::Unsupported("the content needs 8BITMIME, which the server does not support"));
+        }
+        parameters.push(MailParameter::Body(MailBodyParameter::EightBitMime));
+    }
+    if !parameters.is_empty() {
+        *stage = Stage::SenderWithParameters;
+    }
+    smtp.command(Mail::new(mail.envelope.from().cloned(), parameters)).await?;
+    *stage = Stage::RecipientOrContent;
+    for recipient in mail.envelope.to() {
+        smtp.command(Rcpt::new(recipient.clone(), Vec::new())).await?;
+    }
+    smtp.command(Data).await?;
+    Ok(smtp.message(&mail.bytes).await?)
+}
+
+impl From<Error> for TransferError {
+    fn from(error: Error) -> TransferError {
+        TransferError::Smtp(error)
+    }
+}
+
+impl TransferError {
+    /// What follows for the e-mail. Before the server knows the recipient, no e-mail is to blame. After it, a failure
+    /// without a reply may be the e-mail's own: it waits for its own retry.
+    fn means(self, stage: Stage) -> Attempt {
+        let (summary, detail) = match &self {
+            TransferError::Unsupported(reason) => return Attempt::Refused((*reason).to_owned()),
+            TransferError::Smtp(error) => (summarize(error), describe(error)),
+            TransferError::NoReply(time) => {
+                let text = format!("no reply within {} ms", time.as_millis());
+                (text.clone(), text)
+            }
+        };
+        match stage {
+            Stage::Sender => Attempt::ServerFailed(ServerFailure { summary, detail }),
+            // Either the sender or the parameters are refused, so neither this e-mail nor all others may suffer.
+            Stage::SenderWithParameters => Attempt::Deferred(detail),
+            Stage::RecipientOrContent if self.is_final() => Attempt::Refused(detail),
+            Stage::RecipientOrContent => Attempt::Deferred(detail),
+        }
+    }
+
+    fn is_final(&self) -> bool {
+        let TransferError::Smtp(error) = self else { return false };
+        error.is_permanent() && !error.status().is_some_and(|code| LOGIN_CODES.contains(&code.into()))
+    }
+}
+
+/// What may be logged and shown to everybody about an error: of a reply only its codes, because the text may contain
+/// addresses and names.
+fn summarize(error: &Error) -> String {
+    match error.status() {
+        Some(code) => {
+            let text = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            match enhanced_code(&text) {
+                Some(enhanced) => format!("it replied {code} {enhanced}"),
+                None => format!("it replied {code}"),
+            }
+        }
+        // The parser's error quotes the reply.
+        None if error.is_response() => "it closed the connection, or its reply is not SMTP".to_owned(),
+        None => describe(error),
+    }
+}
+
+/// The enhanced status code (RFC 3463) that a reply begins with, such as 4.7.1.
+fn enhanced_code(reply: &str) -> Option<&str> {
+    let code = reply.split_whitespace().next()?;
+    let parts: Vec<&str> = code.split('.').collect();
+    let is_number = |part: &&str| (1..=3).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit());
+    (parts.len() == 3 && parts.iter().all(is_number)).then_some(code)
 }
 
 /// The text of an error with its causes.
@@ -268,6 +374,17 @@ mod tests {
         }
         assert!(is_plain("smtp://mail.example.org", Starttls::Never));
         assert!(!is_plain("smtps://mail.example.org", Starttls::Never));
+    }
+
+    #[test]
+    fn only_a_status_code_of_a_reply_is_shown() {
+        assert_eq!(enhanced_code("4.7.1 <ada@example.org>: Relay access denied"), Some("4.7.1"));
+        assert_eq!(enhanced_code("5.1.10"), Some("5.1.10"));
+        for text in
+            ["", "<ada@example.org> 4.7.1", "ada.lovelace.org no", "4.7 no", "4.7.1.2 no", "4.7.1000 no", "4..1"]
+        {
+            assert_eq!(enhanced_code(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -183,6 +183,15 @@ pub(crate) async fn delete_of_deleted_accounts(db: &mut PgConnection, recent: Ti
     Ok(sqlx::query(query).bind(recent).execute(db).await?.rows_affected())
 }
 
+/// Forgets up to `limit` accounts that were deleted longer ago than `age`. Returns how many.
+pub(crate) async fn forget_deleted_accounts(db: &mut PgConnection, age: TimeDelta, limit: i64) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox_notify.deleted_account where user_id in (
+                     select user_id from pillarbox_notify.deleted_account
+                     where deleted_at < statement_timestamp() - $1 limit $2
+                 )";
+    Ok(sqlx::query(query).bind(age).bind(limit).execute(db).await?.rows_affected())
+}
+
 /// Erases the bodies of up to `limit` e-mails that have expired; of these, queued ones become expired. Claimed ones are left
 /// to their sender. Returns how many changed.
 pub(crate) async fn expire(db: &mut PgConnection, limit: i64) -> sqlx::Result<u64> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kit::worker::{Round, RoundLimits};
 use mailbox::database::Database;
+use mailbox::operations::maintenance::Retention;
 
 use crate::error::SendingError;
 use crate::flow;
@@ -22,6 +23,6 @@ pub(crate) async fn send(sender: &MailSender) -> Result<Round, SendingError> {
 }
 
 /// Deletes and erases e-mails after their time.
-pub(crate) async fn maintain(db: &Database, settings: &MailSettings) -> Result<Round, sqlx::Error> {
-    flow::retention::maintain(db, settings).await
+pub(crate) async fn maintain(db: &Database, settings: &MailSettings, log: Retention) -> Result<Round, sqlx::Error> {
+    flow::retention::maintain(db, settings, log).await
 }

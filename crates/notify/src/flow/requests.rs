@@ -3,9 +3,9 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::email::EmailRequested;
 use contracts::identity::AccountDeleted;
+use kit::auth::Tenant;
 use mailbox::database::time;
-use mailbox::log::Message;
-use serde_json::Value;
+use mailbox::log::{Message, blank_key};
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
@@ -35,14 +35,14 @@ pub(crate) async fn record(
     let now = time::now(tx).await?;
     let mut mails = Vec::with_capacity(messages.len());
     for message in messages {
-        if let Some(request) = parse(message.payload.get())? {
+        if let Some(request) = parse(message)? {
             mails.push(recorder.new_mail(message, request, now)?);
         }
     }
     Ok(store::insert(tx, &mails).await?)
 }
 
-/// Deletes every e-mail of the accounts that the messages are about.
+/// Deletes every e-mail of the accounts that the messages are about, and blanks the requests for them.
 pub(crate) async fn delete_accounts(
     tx: &mut Transaction<'static, Postgres>,
     messages: &[&Message],
@@ -51,6 +51,10 @@ pub(crate) async fn delete_accounts(
     let deleted: Result<Vec<AccountDeleted>, _> = messages.iter().map(parse).collect();
     let users: Vec<Uuid> =
         deleted.map_err(|_| RequestError::NoAccount)?.into_iter().map(|deleted| deleted.user_id).collect();
+    // Identity has blanked its own log. With a broker, this database has a log of its own, with copies of the requests.
+    for user in &users {
+        blank_key(tx, &Tenant::main(), &user.to_string(), "the account was deleted").await?;
+    }
     Ok(store::delete_accounts(tx, &users).await?)
 }
 
@@ -84,34 +88,58 @@ impl Recorder {
     }
 }
 
-/// Parses a request. Returns None if its payload was blanked after its time: there is nothing to send any more.
-fn parse(payload: &str) -> Result<Option<EmailRequested>, RequestError> {
-    // The parser's error may quote a value, which may be a secret.
-    let payload: Value = serde_json::from_str(payload).map_err(|_| RequestError::NoRequest)?;
-    let is_blanked = match &payload {
-        Value::Null => true,
-        Value::Object(fields) => !fields.contains_key("data"),
-        _ => false,
-    };
-    if is_blanked {
+/// Parses a request. Returns None if its payload was blanked: there is nothing to send any more.
+fn parse(message: &Message) -> Result<Option<EmailRequested>, RequestError> {
+    if message.is_blanked() {
         return Ok(None);
     }
-    serde_json::from_value(payload).map(Some).map_err(|_| RequestError::NoRequest)
+    // The parser's error may quote a value, which may be a secret.
+    serde_json::from_str(message.payload.get()).map(Some).map_err(|_| RequestError::NoRequest)
 }
 
 #[cfg(test)]
 mod tests {
+    use mailbox::log::BLANKED;
+    use serde_json::value::RawValue;
+
     use super::*;
 
+    fn message(headers: &str, payload: &str) -> Message {
+        Message {
+            id: 1,
+            shard: 0,
+            message_id: Uuid::nil(),
+            source: "identity".to_owned(),
+            tenant: "main".to_owned(),
+            topic: "email.verification.requested".to_owned(),
+            key: None,
+            aggregate_type: None,
+            aggregate_id: None,
+            headers: RawValue::from_string(headers.to_owned()).unwrap(),
+            payload: RawValue::from_string(payload.to_owned()).unwrap(),
+            at: DateTime::UNIX_EPOCH,
+        }
+    }
+
     #[test]
-    fn a_blanked_payload_is_no_request_and_an_invalid_one_an_error_without_its_content() {
-        for blanked in ["null", "{}", r#"{"redacted": true}"#] {
-            assert!(parse(blanked).unwrap().is_none(), "{blanked}");
+    fn only_a_blanked_request_is_skipped_and_any_other_payload_is_an_error_without_its_content() {
+        let confidential = r#"{"confidential_until": "2026-01-31T08:00:00Z"}"#;
+        assert!(parse(&message(confidential, BLANKED)).unwrap().is_none());
+        for headers in [confidential, "{}"] {
+            for invalid in [
+                "null",
+                "{}",
+                "7",
+                "[]",
+                r#""hunter2""#,
+                r#"{"redacted":true}"#,
+                r#"{"data": null}"#,
+                r#"{"idempotency_key": 1, "data": "hunter2"}"#,
+            ] {
+                let error = parse(&message(headers, invalid)).unwrap_err().to_string();
+                assert!(error.contains("idempotency_key") && !error.contains("hunter2"), "{error}");
+            }
         }
-        for invalid in ["7", "[]", r#""hunter2""#, r#"{"data": null}"#, r#"{"idempotency_key": 1, "data": "hunter2"}"#]
-        {
-            let error = parse(invalid).unwrap_err().to_string();
-            assert!(error.contains("idempotency_key") && !error.contains("hunter2"), "{error}");
-        }
+        parse(&message("{}", BLANKED)).unwrap_err();
     }
 }

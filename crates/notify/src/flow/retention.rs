@@ -3,6 +3,7 @@
 use chrono::TimeDelta;
 use kit::worker::Round;
 use mailbox::database::{Database, cluster_identity};
+use mailbox::operations::maintenance::Retention;
 
 use crate::settings::MailSettings;
 use crate::store;
@@ -15,8 +16,19 @@ const COUNT_MAX: i64 = 100_000;
 /// shorter than this.
 const RECENT: TimeDelta = TimeDelta::hours(1);
 
+/// A dead letter is retained until an operator decides about it. After this time, nobody is expected to retry a request
+/// for an account that was deleted.
+const DEAD_LETTER_DAYS: u32 = 90;
+
+/// How long the id of a deleted account is retained: as long as a request for it may be processed.
+fn deleted_account_time(log: Retention) -> TimeDelta {
+    // The day of the message is retained as a whole.
+    let log_days = log.log_days.max(log.behind_days) + 1;
+    TimeDelta::days(i64::from(log_days + DEAD_LETTER_DAYS))
+}
+
 /// Deletes and erases what is due, by the database's time, and sets the gauges of the queue.
-pub(crate) async fn maintain(db: &Database, settings: &MailSettings) -> Result<Round, sqlx::Error> {
+pub(crate) async fn maintain(db: &Database, settings: &MailSettings, log: Retention) -> Result<Round, sqlx::Error> {
     let mut db = db.acquire().await?;
     if cluster_identity::is_restored(&mut db).await? {
         return Ok(Round::Idle);
@@ -25,6 +37,7 @@ pub(crate) async fn maintain(db: &Database, settings: &MailSettings) -> Result<R
     let capture = TimeDelta::hours(i64::from(settings.capture_hours));
     let changed = [
         store::delete_of_deleted_accounts(&mut db, RECENT).await?,
+        store::forget_deleted_accounts(&mut db, deleted_account_time(log), BATCH).await?,
         store::expire(&mut db, BATCH).await?,
         store::delete_captured(&mut db, capture, i64::from(settings.capture_max), BATCH).await?,
         store::delete_older(&mut db, retention, BATCH).await?,

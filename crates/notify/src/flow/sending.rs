@@ -56,7 +56,7 @@ pub(crate) struct Outgoing {
 struct Work {
     in_flight: JoinSet<Option<FinishedAttempt>>,
     unsaved: Vec<FinishedAttempt>,
-    /// Why the server cannot be used; None if the last attempt has reached it.
+    /// Why the server cannot be used, without personal data; None if it accepted the sender of the last attempt.
     server_failure: Option<String>,
 }
 
@@ -64,6 +64,8 @@ struct FinishedAttempt {
     result: AttemptResult,
     template: String,
     kind: AttemptKind,
+    /// Why the server cannot be used, without personal data.
+    server_failure: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
@@ -180,8 +182,12 @@ impl Outgoing {
             }
         };
         let kind = AttemptKind::from(&attempt);
+        let server_failure = match &attempt {
+            Attempt::ServerFailed(failure) => Some(failure.summary.clone()),
+            Attempt::Accepted(_) | Attempt::Deferred(_) | Attempt::Refused(_) | Attempt::Expired => None,
+        };
         let result = mail.after(attempt, self.backoff, rand::random());
-        Some(FinishedAttempt { result, template: mail.template.clone(), kind })
+        Some(FinishedAttempt { result, template: mail.template.clone(), kind, server_failure })
     }
 }
 
@@ -190,7 +196,7 @@ impl Work {
         match attempt {
             Ok(Some(attempt)) => {
                 match attempt.kind {
-                    AttemptKind::Server => self.server_failure.clone_from(&attempt.result.error),
+                    AttemptKind::Server => self.server_failure.clone_from(&attempt.server_failure),
                     AttemptKind::Accepted | AttemptKind::Deferred | AttemptKind::Refused => self.server_failure = None,
                     AttemptKind::Expired => {}
                 }

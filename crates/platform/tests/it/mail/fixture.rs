@@ -8,7 +8,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use contracts::email::{Email, EmailRequested};
 use contracts::identity;
 use kit::secret::Secret;
-use mailbox::log::{Post, Source, post};
+use mailbox::log::{BLANKED, Post, Source, post};
 use pillarbox::settings::Settings;
 use serde::Deserialize;
 use serde_json::Value;
@@ -202,6 +202,16 @@ pub(crate) async fn post_raw(db: &PgPool, topic: &str, payload: &str) {
     let payload = RawValue::from_string(payload.to_owned()).unwrap();
     let mut tx = db.begin().await.unwrap();
     let message = Post::new(topic, payload).with_key(Uuid::new_v4().to_string());
+    post(&mut tx, &Source::new(identity::SOURCE), &message).await.unwrap();
+    tx.commit().await.unwrap();
+}
+
+/// Posts a request as it is in the log after it was blanked.
+pub(crate) async fn post_blanked(db: &PgPool) {
+    let payload = RawValue::from_string(BLANKED.to_owned()).unwrap();
+    let mut message = Post::new(identity::EMAIL_VERIFICATION_REQUESTED, payload).with_key(Uuid::new_v4().to_string());
+    message.confidential_until = Some(Utc::now() + TimeDelta::hours(24));
+    let mut tx = db.begin().await.unwrap();
     post(&mut tx, &Source::new(identity::SOURCE), &message).await.unwrap();
     tx.commit().await.unwrap();
 }

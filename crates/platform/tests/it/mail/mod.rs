@@ -6,5 +6,6 @@ pub(crate) mod fixture;
 mod hostile_input;
 mod outages;
 mod replies;
+mod stages;
 mod starting;
 mod transport;

@@ -122,18 +122,19 @@ async fn requests_that_cannot_be_rendered_become_dead_letters_and_others_go_on()
     let invalid = verification("ada@example.org, bob@example.org");
     request(db, &[unknown, incomplete, invalid]).await;
     post_raw(db, identity::EMAIL_VERIFICATION_REQUESTED, r#"{"idempotency_key": "hunter2", "data": "hunter2"}"#).await;
+    post_raw(db, identity::EMAIL_VERIFICATION_REQUESTED, "{}").await;
     request(db, &[verification("bob@example.org")]).await;
     wait_for_status(db, "sent", 1).await;
 
     // An operator need not wait for the retries.
     let admin = app.admin();
-    let dead = eventually("all four are dead letters", DEADLINE, async || {
+    let dead = eventually("all five are dead letters", DEADLINE, async || {
         let parked = admin.get("/admin/v1/parked?consumer=notify.mail").await.json();
         for message in parked["items"].as_array().unwrap() {
             admin.send(Method::POST, &format!("/admin/v1/parked/{}/retry", message["place"]), None).await;
         }
         let dead = admin.get("/admin/v1/dead-letters?consumer=notify.mail").await.json();
-        if dead["items"].as_array().unwrap().len() == 4 { Ok(dead) } else { Err(dead) }
+        if dead["items"].as_array().unwrap().len() == 5 { Ok(dead) } else { Err(dead) }
     })
     .await;
     let errors: Vec<&str> = dead["items"].as_array().unwrap().iter().map(|dead| text(&dead["last_error"])).collect();
