@@ -260,7 +260,9 @@ async fn the_gauges_count_pending_stale_and_dead_messages_up_to_a_bound() {
         let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map(|value| value.parse::<f64>().unwrap() as i64)
     };
-    eventually("the gauges are set", DEADLINE, async || measured("eventhub_dlq_size").await.is_some()).await;
+    for gauge in ["eventhub_pending_messages", "eventhub_dlq_size", "eventhub_stale_messages"] {
+        eventually("the gauge is set", DEADLINE, async || measured(gauge).await.is_some()).await;
+    }
     assert_eq!(measured("eventhub_pending_messages").await, Some(1_000 + 3 + 5));
     assert_eq!(measured("eventhub_dlq_size").await, Some(1_000 + 3));
     assert_eq!(measured("eventhub_stale_messages").await, Some(1));
