@@ -184,7 +184,7 @@ pub(crate) async fn delete_of_deleted_accounts(db: &mut PgConnection, recent: Ti
 }
 
 /// Forgets up to `limit` accounts that were deleted longer ago than `age`. Returns how many.
-pub(crate) async fn forget_deleted_accounts(db: &mut PgConnection, age: TimeDelta, limit: i64) -> sqlx::Result<u64> {
+pub(crate) async fn delete_old_deletions(db: &mut PgConnection, age: TimeDelta, limit: i64) -> sqlx::Result<u64> {
     let query = "delete from pillarbox_notify.deleted_account where user_id in (
                      select user_id from pillarbox_notify.deleted_account
                      where deleted_at < statement_timestamp() - $1 limit $2

@@ -37,7 +37,7 @@ pub(crate) async fn maintain(db: &Database, settings: &MailSettings, log: Retent
     let capture = TimeDelta::hours(i64::from(settings.capture_hours));
     let changed = [
         store::delete_of_deleted_accounts(&mut db, RECENT).await?,
-        store::forget_deleted_accounts(&mut db, deleted_account_time(log), BATCH).await?,
+        store::delete_old_deletions(&mut db, deleted_account_time(log), BATCH).await?,
         store::expire(&mut db, BATCH).await?,
         store::delete_captured(&mut db, capture, i64::from(settings.capture_max), BATCH).await?,
         store::delete_older(&mut db, retention, BATCH).await?,

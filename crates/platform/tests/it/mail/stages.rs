@@ -9,10 +9,10 @@ use super::fixture::{SmtpServer, addresses, request, send_to, statuses, verifica
 use super::outages::wait_for_report;
 use crate::support::DEADLINE;
 
-/// The attempts and the last error of the e-mail to this address.
+/// The attempts and the last error of the e-mail to this address; none if it is not recorded yet.
 async fn attempts(db: &PgPool, recipient: &str) -> (i32, String) {
     let query = "select attempts, coalesce(last_error, '') from pillarbox_notify.mail where recipient = $1";
-    sqlx::query_as(query).bind(recipient).fetch_one(db).await.unwrap()
+    sqlx::query_as(query).bind(recipient).fetch_optional(db).await.unwrap().unwrap_or_default()
 }
 
 #[tokio::test]
