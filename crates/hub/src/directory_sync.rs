@@ -62,7 +62,7 @@ impl DirectorySync {
         self.newest.subscribe()
     }
 
-    /// The dispatcher of this process has applied another version, and has told it in the database.
+    /// The dispatcher of this process has applied another version, and has saved that in the database.
     pub(crate) fn announce_applied(&self) {
         self.applied.send_modify(|count| *count += 1);
     }

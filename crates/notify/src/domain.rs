@@ -131,7 +131,7 @@ pub(crate) struct ServerFailure {
 }
 
 impl ServerFailure {
-    /// A failure about which the server has told nothing.
+    /// A failure without a reply of the server, such as a lost connection.
     pub(crate) fn without_reply(text: String) -> ServerFailure {
         ServerFailure { summary: text.clone(), detail: text }
     }

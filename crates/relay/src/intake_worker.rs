@@ -387,7 +387,7 @@ impl IntakeWorker {
             Sender::Service(_) => key.and_then(|key| key.parse().ok()),
             Sender::Stranger => None,
         };
-        let expires_at = one.headers.get(headers::CONFIDENTIAL_UNTIL).and_then(|until| until.parse().ok());
+        let expires_at = expiry_of(one);
         let idempotency_key = one.message_id.clone().unwrap_or_else(|| Uuid::now_v7().to_string());
         let request = EmailRequest { idempotency_key, user_id, expires_at, data };
         let event_id = one.message_id.as_deref().and_then(|id| id.parse().ok());
@@ -401,10 +401,9 @@ impl IntakeWorker {
         })
     }
 
-    /// Returns when the payload expires, if it is confidential. Relays of earlier versions and other programs do not tell.
+    /// Returns when the payload expires, if it is confidential. Relays of earlier versions and other programs send no expiry.
     fn confidential_until(&self, one: &Incoming, topic: &str) -> Option<DateTime<Utc>> {
-        let told = one.headers.get(headers::CONFIDENTIAL_UNTIL).and_then(|until| until.parse().ok());
-        told.or_else(|| is_confidential_topic(topic).then(|| self.clock.now() + CONFIDENTIAL_TIME))
+        expiry_of(one).or_else(|| is_confidential_topic(topic).then(|| self.clock.now() + CONFIDENTIAL_TIME))
     }
 
     /// Whether the body may be confidential, although the message cannot be posted.
@@ -450,6 +449,11 @@ impl Trust {
 /// The error of a stranger's message in the queue of a subscription.
 const UNSIGNED: &str = "the message has no valid signature of this installation: only its relays may publish to this \
                         queue. If one did, all databases need the same secret_key; then replay its route";
+
+/// Returns the expiry of a confidential message, if the sender has set one.
+fn expiry_of(one: &Incoming) -> Option<DateTime<Utc>> {
+    one.headers.get(headers::CONFIDENTIAL_UNTIL).and_then(|until| until.parse().ok())
+}
 
 fn oversized_error(one: &Incoming) -> String {
     let bytes = one.oversized.map_or(0, |body| body.bytes);

@@ -39,7 +39,7 @@ struct VerifiedLogin {
     user_agent: Option<String>,
 }
 
-/// Signs in. An unknown address, a wrong password and the time that both take cannot be told apart: the same statements run,
+/// Signs in. The answers to an unknown address and to a wrong password, and their times, do not differ: the same statements run,
 /// and a hash of the same cost is computed. Fails if the credentials are wrong, a limit is reached, or the address is not
 /// verified.
 pub(crate) async fn login(

@@ -80,7 +80,7 @@ struct Token {
 /// Register an account
 ///
 /// The answer is the same whether or not the address has an account. A new account gets an e-mail with a token for
-/// `/identity/v1/verify`; the owner of an existing account is told by e-mail. If an address is registered again before it is
+/// `/identity/v1/verify`; the owner of an existing account gets an e-mail about it. If an address is registered again before it is
 /// verified, no registration decides the password: the user sets one after the verification.
 #[utoipa::path(post, path = "/identity/v1/register", tag = "identity", request_body = Registration,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),

@@ -38,8 +38,8 @@ pub(crate) async fn post_email(db: &PgPool, message: &Post) -> Uuid {
     id
 }
 
-/// The consumer of e-mails. It records what it gets in the table `mail`, and fails while it is told to, with an error that quotes
-/// the payload.
+/// The consumer of e-mails. It records what it gets in the table `email_record`, and fails while `is_failing` is set, with an
+/// error that quotes the payload.
 #[derive(Default)]
 pub(crate) struct EmailHandler {
     pub(crate) is_failing: AtomicBool,

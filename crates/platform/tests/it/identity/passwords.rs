@@ -29,7 +29,7 @@ async fn a_change_of_the_password_ends_all_sessions_and_begins_a_new_one() {
     assert_eq!(fixture.refresh(&new.refresh_token).await.status, 200);
     fixture.login(&here.email, PASSWORD).await.assert_problem(401, "wrong-credentials");
     assert_eq!(fixture.login(&here.email, NEW_PASSWORD).await.status, 200);
-    assert_eq!(fixture.messages(EMAIL_PASSWORD_CHANGED).await.len(), 1, "the user is told");
+    assert_eq!(fixture.messages(EMAIL_PASSWORD_CHANGED).await.len(), 1, "the user gets an e-mail");
     fixture.app.stop().await;
 }
 
