@@ -1,30 +1,32 @@
-//! The JWTs of users: signs the tokens of this installation (EdDSA, with [`signing_keys`] derived from the master key), and
-//! verifies them and those of configured issuers.
+//! The JWTs of users. The [`signer`] signs the tokens of this installation (EdDSA, with [`signing_keys`] derived from the master
+//! key); the [`TokenVerifier`] verifies them and those of configured issuers ([`issuer`]).
 //!
 //! The `sub` of a local token is the id of its user. The user of another issuer's token is known by an id that is derived
 //! from `iss` and `sub`, so an issuer speaks for its own users only.
 
 mod algorithms;
+mod issuer;
+mod signer;
 mod signing_keys;
 mod token_cache;
 
-use std::ops::RangeInclusive;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use chrono::{DateTime, Utc};
-use ed25519_dalek::pkcs8::EncodePrivateKey;
 use ed25519_dalek::{Signature, Verifier, VerifyingKey};
-use jsonwebtoken::jwk::{Jwk, JwkSet};
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
+use jsonwebtoken::{Algorithm, DecodingKey, Header, Validation};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+pub use self::issuer::{InvalidIssuer, Issuer};
+use self::issuer::{TOKEN_HOURS_DEFAULT, issuer_keys};
+pub use self::signer::TokenSigner;
 use self::signing_keys::{key_id, period_of, signing_key, trusted_periods};
 use self::token_cache::TokenCache;
-use super::caller::{Caller, Principal, Role, Tenant};
+use super::caller::{Caller, Principal, Tenant};
 use crate::clock::Clock;
 use crate::problem::Problem;
 use crate::secret::MasterKey;
@@ -37,18 +39,11 @@ const ISSUER: &str = "pillarbox";
 /// process that signs them and those that verify them follow the database's clock.
 const LEEWAY_SECONDS: i64 = 30;
 
-/// The longest lifetime of a token of this installation.
-const TOKEN_TTL_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The longest lifetime of a token of a session. It bounds the time in which another process accepts the token of a
 /// session that has ended.
 pub const SESSION_TOKEN_TTL_MAX: Duration = Duration::from_secs(300);
-/// The longest name of another issuer, in characters.
-const ISSUER_CHARS_MAX: usize = 255;
 /// The longest `sub` of another issuer's token, in characters, as OpenID Connect limits it.
 const SUBJECT_CHARS_MAX: usize = 255;
-/// The accepted values of [`Issuer::token_hours_max`], and its default.
-const TOKEN_HOURS: RangeInclusive<u32> = 1..=8_784;
-const TOKEN_HOURS_DEFAULT: u32 = 24;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Claims {
@@ -85,130 +80,6 @@ impl Audience {
             Audience::Many(many) => many.iter().any(|one| one == wanted),
         }
     }
-}
-
-/// Signs tokens for users of this installation.
-#[derive(Clone)]
-pub struct TokenSigner {
-    master: MasterKey,
-    issuer: String,
-}
-
-impl TokenSigner {
-    pub fn new(master: &MasterKey) -> TokenSigner {
-        algorithms::install();
-        TokenSigner { master: master.clone(), issuer: ISSUER.to_owned() }
-    }
-
-    /// Sets the `iss` of the tokens: the public address of the installation. Verifiers must know it; see
-    /// [`TokenVerifier::with_local_issuer`].
-    pub fn with_issuer(mut self, address: &str) -> TokenSigner {
-        self.issuer = address.to_owned();
-        self
-    }
-
-    pub fn issuer(&self) -> &str {
-        &self.issuer
-    }
-
-    /// Returns a token for `user`, valid from `now` for `ttl`, at most 24 hours.
-    pub fn sign(
-        &self,
-        user: Uuid,
-        role: Option<Role>,
-        now: DateTime<Utc>,
-        ttl: Duration,
-    ) -> Result<String, jsonwebtoken::errors::Error> {
-        self.encode(user, role, None, now, ttl.min(TOKEN_TTL_MAX))
-    }
-
-    /// Returns a token for the session of a user who has signed in, valid from `now` for `ttl`, at most
-    /// [`SESSION_TOKEN_TTL_MAX`].
-    pub fn sign_for_session(
-        &self,
-        user: Uuid,
-        role: Option<Role>,
-        session: Uuid,
-        now: DateTime<Utc>,
-        ttl: Duration,
-    ) -> Result<String, jsonwebtoken::errors::Error> {
-        self.encode(user, role, Some(session), now, ttl.min(SESSION_TOKEN_TTL_MAX))
-    }
-
-    fn encode(
-        &self,
-        user: Uuid,
-        role: Option<Role>,
-        session: Option<Uuid>,
-        now: DateTime<Utc>,
-        ttl: Duration,
-    ) -> Result<String, jsonwebtoken::errors::Error> {
-        let claims = Claims {
-            iss: self.issuer.clone(),
-            aud: Audience::One(ISSUER.to_owned()),
-            sub: user.to_string(),
-            iat: Some(now.timestamp()),
-            exp: Some(now.timestamp() + ttl.as_secs() as i64),
-            nbf: None,
-            jti: Some(Uuid::now_v7()),
-            sid: session.map(|session| session.to_string()).into(),
-            role: role.map(Role::as_str).into(),
-        };
-        let key = signing_key(&self.master, period_of(now));
-        let kid = Some(key_id(&key.verifying_key()));
-        let header = Header { typ: Some(TYPE.to_owned()), kid, ..Header::new(Algorithm::EdDSA) };
-        // Encoding 32 bytes as PKCS#8 cannot fail. A token signed with an empty key would never verify.
-        let der = key.to_pkcs8_der().map(|der| der.as_bytes().to_vec()).unwrap_or_default();
-        jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ed_der(&der))
-    }
-}
-
-/// Settings of an external issuer whose users may call this installation. They are other users than those of the
-/// installation itself and of other issuers, also if they have the same `sub`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Issuer {
-    /// The `iss` claim of its tokens.
-    pub issuer: String,
-    /// The `aud` claim that its tokens for this installation contain.
-    pub audience: String,
-    /// The path of a JWKS file with its public keys.
-    pub jwks_file: String,
-    /// Whether the `role` claim of its tokens is accepted. If so, `role: admin` makes an operator.
-    #[serde(default)]
-    pub trust_roles: bool,
-    /// The longest accepted lifetime of its tokens in hours, from `iat` to `exp`.
-    #[serde(default = "token_hours_default")]
-    pub token_hours_max: u32,
-}
-
-fn token_hours_default() -> u32 {
-    TOKEN_HOURS_DEFAULT
-}
-
-impl Issuer {
-    /// Fails with the invalid field and the values it accepts.
-    fn check(&self) -> Result<(), String> {
-        if !(1..=ISSUER_CHARS_MAX).contains(&self.issuer.chars().count()) {
-            return Err(format!("issuer must have 1 to {ISSUER_CHARS_MAX} characters"));
-        }
-        if self.issuer == ISSUER {
-            return Err(format!("issuer must not be `{ISSUER}`, which is the name of this installation's own issuer"));
-        }
-        if !TOKEN_HOURS.contains(&self.token_hours_max) {
-            let (min, max) = (TOKEN_HOURS.start(), TOKEN_HOURS.end());
-            return Err(format!("token_hours_max must be a number from {min} to {max}"));
-        }
-        Ok(())
-    }
-}
-
-/// An issuer with an invalid field, or whose keys cannot be loaded, and the reason.
-#[derive(Debug, thiserror::Error)]
-#[error("issuer {issuer}: {reason}")]
-pub struct InvalidIssuer {
-    issuer: String,
-    reason: String,
 }
 
 /// A public key, and the claims that tokens signed with it must have.
@@ -452,15 +323,6 @@ impl Key {
     }
 }
 
-/// Makes the library check only the signature; [`TokenVerifier::verify`] checks the claims against its own clock.
-fn signature_only(algorithm: Algorithm) -> Validation {
-    let mut validation = Validation::new(algorithm);
-    validation.validate_exp = false;
-    validation.validate_aud = false;
-    validation.required_spec_claims.clear();
-    validation
-}
-
 fn local_key(key: VerifyingKey, issuers: &Arc<[String]>) -> TrustedKey {
     TrustedKey {
         kid: Some(key_id(&key)),
@@ -471,40 +333,6 @@ fn local_key(key: VerifyingKey, issuers: &Arc<[String]>) -> TrustedKey {
         trust_roles: true,
         token_hours_max: TOKEN_HOURS_DEFAULT,
     }
-}
-
-fn issuer_keys(issuer: &Issuer) -> Result<Vec<TrustedKey>, InvalidIssuer> {
-    let name = issuer.issuer.chars().take(ISSUER_CHARS_MAX).collect::<String>();
-    let invalid = |reason: String| InvalidIssuer { issuer: name.clone(), reason };
-    issuer.check().map_err(&invalid)?;
-    let text = std::fs::read_to_string(&issuer.jwks_file)
-        .map_err(|error| invalid(format!("jwks_file {}: {error}", issuer.jwks_file)))?;
-    let set: JwkSet =
-        serde_json::from_str(&text).map_err(|error| invalid(format!("jwks_file is not a JWK set: {error}")))?;
-    set.keys.iter().map(|jwk| issuer_key(issuer, jwk).map_err(&invalid)).collect()
-}
-
-fn issuer_key(issuer: &Issuer, jwk: &Jwk) -> Result<TrustedKey, String> {
-    let algorithm = jwk
-        .common
-        .key_algorithm
-        .and_then(|name| name.to_string().parse().ok())
-        .ok_or("a key has no `alg`: add it to the JWKS file")?;
-    // A JWKS file is public, so a symmetric key in it is a mistake or an attack.
-    if matches!(algorithm, Algorithm::HS256 | Algorithm::HS384 | Algorithm::HS512) {
-        return Err("symmetric keys are not accepted".to_owned());
-    }
-    let key = DecodingKey::from_jwk(jwk).map_err(|error| error.to_string())?;
-    algorithms::check(algorithm, &key)?;
-    Ok(TrustedKey {
-        kid: jwk.common.key_id.clone(),
-        algorithm,
-        key: Key::External(key, signature_only(algorithm)),
-        issuers: Arc::new([issuer.issuer.clone()]),
-        audience: issuer.audience.clone(),
-        trust_roles: issuer.trust_roles,
-        token_hours_max: issuer.token_hours_max,
-    })
 }
 
 #[cfg(test)]
