@@ -14,7 +14,8 @@ use mailbox::log::MessagePattern;
 use mailbox::operations::dead_letters;
 
 use crate::broker::Broker;
-use crate::intake_worker::{IntakeFormat, IntakeQueue, Trust, source_of};
+use crate::intake_queue::{IntakeFormat, IntakeQueue};
+use crate::intake_worker::{Trust, source_of};
 use crate::relay::{RelaySettings, start_intake_with, start_topology_worker};
 use crate::route::DEAD_LETTERS;
 use crate::signature::MessageSigner;

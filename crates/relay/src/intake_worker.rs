@@ -22,7 +22,7 @@ use mailbox::consumers::{Runtime, inbox};
 use mailbox::database::{Database, is_data_error, redacted_error, step};
 use mailbox::log::{AggregateId, Post, PostError, Source, created_at, is_confidential_topic, post_all};
 use mailbox::operations::dead_letters::{self, UnusableMessage};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -31,52 +31,22 @@ use crate::body_limit::BODY_BYTES_MAX;
 use crate::broker::{Broker, BrokerError};
 use crate::headers;
 use crate::intake::{Incoming, Intake};
+use crate::intake_queue::{IntakeFormat, IntakeQueue};
 use crate::signature::{MessageSigner, SignedFields};
 use crate::stored_body::{describe_body, store_body, without_nul};
 
 /// How long a round waits for a delivery. The worker can be stopped only between rounds.
 const DELIVERY_WAIT: Duration = Duration::from_millis(500);
 
-/// The default of [`IntakeQueue::prefetch`].
-const PREFETCH: u16 = 10;
-
 /// How far the time in an event's id may be from now. The inbox removes ids by this time: an id outside of these
 /// limits would be removed too early or never.
 const AHEAD_MAX: TimeDelta = TimeDelta::days(1);
 const BEHIND_MAX: TimeDelta = TimeDelta::days(7);
 
-/// How long the payload of an e-mail is of use if its publisher does not tell.
+/// How long the payload of an e-mail is of use if its publisher sets no expiry.
 const CONFIDENTIAL_TIME: TimeDelta = TimeDelta::days(7);
-/// The topic of an e-mail from the old exchange whose publisher tells none: a fanout exchange needs no routing key.
+/// The topic of an e-mail from the old exchange whose publisher sets none: a fanout exchange needs no routing key.
 const EMAIL_TOPIC: &str = "email.requested";
-
-/// Settings of a queue that is read into the log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct IntakeQueue {
-    pub queue: String,
-    /// The largest number of messages that are delivered and not yet acknowledged.
-    #[serde(default = "default_prefetch")]
-    pub prefetch: u16,
-    /// The tenant of the messages.
-    #[serde(default = "Tenant::main")]
-    pub tenant: Tenant,
-    /// What the bodies are.
-    #[serde(default)]
-    pub format: IntakeFormat,
-}
-
-/// What the bodies of a queue are.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum IntakeFormat {
-    /// Our envelope, or any other JSON.
-    #[default]
-    Json,
-    /// E-mails, as on the old exchange: the object `data` of a request to send an e-mail. They are posted as such requests,
-    /// for the consumer of e-mails.
-    Email,
-}
 
 /// Which messages of the queue of a subscription are believed to be those of services.
 pub(crate) struct Trust {
@@ -93,28 +63,6 @@ enum Sender<'a> {
     Service(&'a str),
     /// Anybody else. Its ids, its source and its tenant may be invented.
     Stranger,
-}
-
-fn default_prefetch() -> u16 {
-    PREFETCH
-}
-
-impl IntakeQueue {
-    /// Returns the settings of a queue with the defaults of all other fields.
-    pub fn new(queue: &str) -> IntakeQueue {
-        IntakeQueue { queue: queue.to_owned(), prefetch: PREFETCH, tenant: Tenant::main(), format: IntakeFormat::Json }
-    }
-
-    /// Checks the values. Fails with the invalid one and the accepted values.
-    pub fn check(&self) -> Result<(), String> {
-        if self.queue.is_empty() || self.queue.len() > 200 || self.queue.contains(|c: char| c.is_whitespace()) {
-            return Err(format!("queue `{}` must have 1 to 200 characters without whitespace", self.queue));
-        }
-        match self.prefetch {
-            0 => Err(format!("queue `{}`: prefetch must be a number from 1", self.queue)),
-            _ => Ok(()),
-        }
-    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Mutex;
 
 use crate::broker::{Broker, BrokerError};
-use crate::intake_worker::{IntakeFormat, IntakeQueue, IntakeWorker, Trust};
+use crate::intake_queue::{IntakeFormat, IntakeQueue};
+use crate::intake_worker::{IntakeWorker, Trust};
 use crate::route::Route;
 use crate::route_processor::RouteProcessor;
 use crate::signature::MessageSigner;
