@@ -68,7 +68,7 @@ impl BodyBudget {
     ) -> Result<Reservation, Problem> {
         let caller = self.hasher.hash_one(caller.map(|caller| match caller.principal {
             Principal::User(_) => (Some(caller.principal), caller.tenant.as_str()),
-            Principal::Key(_) => (None, caller.tenant.as_str()),
+            Principal::Key(_) | Principal::Portal(_) => (None, caller.tenant.as_str()),
         }));
         match self.fits(&self.used(), caller, announced.max(1)) {
             true => Ok(Reservation { budget: Arc::clone(self), caller, bytes: 0 }),
@@ -153,11 +153,11 @@ mod tests {
     }
 
     fn user() -> Caller {
-        Caller { principal: Principal::User(Uuid::new_v4()), tenant: Tenant::main(), role: None, session: None }
+        Caller::new(Principal::User(Uuid::new_v4()), Tenant::main(), None)
     }
 
     fn key(tenant: &str) -> Caller {
-        Caller { principal: Principal::Key(Uuid::new_v4()), tenant: tenant.parse().unwrap(), role: None, session: None }
+        Caller::new(Principal::Key(Uuid::new_v4()), tenant.parse().unwrap(), None)
     }
 
     #[test]

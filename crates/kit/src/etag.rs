@@ -44,7 +44,7 @@ fn quoted(text: &str) -> HeaderValue {
 }
 
 /// The versions in `If-Match`: the change is valid only for these.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IfMatch(Option<Tags>);
 
 /// The versions in `If-None-Match`: the client already has these.

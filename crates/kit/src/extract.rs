@@ -20,6 +20,8 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::auth::Caller;
 use crate::body_budget::{BodyBudget, Reservation};
+use crate::field::FieldErrors;
+use crate::json;
 use crate::parse_error::{self, ParseError};
 use crate::problem::{FieldError, Location, Problem};
 
@@ -100,9 +102,10 @@ impl<S: Send + Sync, T: DeserializeOwned + Send + 'static> FromRequestParts<S> f
         let path = parts.extract::<axum::extract::Path<T>>().await;
         path.map(|axum::extract::Path(value)| Path(value)).map_err(|rejection| {
             let (name, detail) = rejected_path(&rejection);
-            // The rejection does not name the parameter of a route that has only one.
-            let only = raw.iter().next().map_or("", |(name, _)| name);
-            path_problem(name.unwrap_or(only), detail)
+            match name {
+                Some(name) => path_problem(name, detail),
+                None => path_problem(&rejected_parameter::<T>(raw.iter()), detail),
+            }
         })
     }
 }
@@ -142,7 +145,7 @@ pub(crate) fn parse_query<T: DeserializeOwned>(query: &str) -> Result<T, Problem
 pub(crate) fn parse_query_with<T: DeserializeOwned>(query: &str, others: &[&str]) -> Result<T, Problem> {
     let mut pairs = form_urlencoded::parse(query.as_bytes());
     if let Some((name, _)) = pairs.find(|(name, value)| name.contains('\0') || value.contains('\0')) {
-        let pointer = format!("/{}", escaped(&shortened(&name.replace('\0', ""))));
+        let pointer = format!("/{}", escape_pointer(&shortened(&name.replace('\0', ""))));
         return Err(query_problem(&pointer, "must not contain NUL"));
     }
     let fields = serde_urlencoded::Deserializer::new(form_urlencoded::parse(query.as_bytes()));
@@ -189,6 +192,20 @@ fn rejected_path(rejection: &axum::extract::rejection::PathRejection) -> (Option
         // The remaining kinds are errors of the program, and axum may add others.
         _ => unusable(),
     }
+}
+
+/// Returns the name of the parameter that `T` does not accept, for a rejection that names none: that of a route with one
+/// parameter, or of a field whose type converts the text itself. Empty if it is not known.
+fn rejected_parameter<'a, T: DeserializeOwned>(raw: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let parameters: Vec<(&str, &str)> = raw.collect();
+    if let [(only, _)] = parameters[..] {
+        return only.to_owned();
+    }
+    // The same fields as a query, of which it is known where a deserialization fails.
+    let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(parameters).finish();
+    let fields = serde_urlencoded::Deserializer::new(form_urlencoded::parse(query.as_bytes()));
+    let failed = serde_path_to_error::deserialize::<_, T>(fields).err();
+    failed.map(|error| pointer(error.path())).unwrap_or_default().trim_start_matches('/').to_owned()
 }
 
 fn require_json(headers: &HeaderMap) -> Result<(), Problem> {
@@ -290,9 +307,12 @@ async fn collect(mut body: Body, bytes_max: usize, reservation: &mut Reservation
     Ok(if joined.is_empty() { first } else { joined.freeze() })
 }
 
+/// What to do with a body that is too large.
+pub(crate) const SPLIT_BODY: &str =
+    "split a list or an import into several requests, and store larger data elsewhere and send a reference to it";
+
 fn too_large(bytes_max: usize) -> Problem {
-    let detail =
-        format!("a body is limited to {bytes_max} bytes; store larger data elsewhere and send a reference to it");
+    let detail = format!("a body is limited to {bytes_max} bytes: {SPLIT_BODY}");
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", detail)
 }
 
@@ -302,10 +322,36 @@ pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem>
     if escapes_nul(text) {
         return Err(malformed_json("strings must not contain NUL (\\u0000)"));
     }
+    if json::is_too_deep(text) {
+        return Err(too_deep(text));
+    }
+    // To follow the path to an error costs more than to parse, so it is followed only if there is an error.
+    if let Ok(value) = serde_json::from_str(text) {
+        return Ok(value);
+    }
     let mut json = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| json_problem(text, &error))?;
     json.end().map_err(|error| malformed_json(parse_error::describe_syntax(text, &error)))?;
     Ok(value)
+}
+
+fn too_deep(text: &str) -> Problem {
+    let path = json::path_to_excess(text).unwrap_or_default();
+    let pointer: String = path.iter().map(|part| format!("/{}", escape_pointer(&shortened(part)))).collect();
+    let detail = format!("is nested too deeply: a body may have {} levels of arrays and objects", json::LEVELS_MAX);
+    Problem::validation(vec![FieldError::body(pointer, detail)])
+}
+
+/// Parses a part of a body that is JSON. Fails with the pointer, relative to the part, of what is not accepted.
+pub(crate) fn parse_part<T: DeserializeOwned>(text: &str) -> Result<T, FieldErrors> {
+    if let Ok(value) = serde_json::from_str(text) {
+        return Ok(value);
+    }
+    let json = &mut serde_json::Deserializer::from_str(text);
+    serde_path_to_error::deserialize(json).map_err(|error| {
+        let problem = json_problem(text, &error);
+        problem.errors().iter().map(|field| (field.pointer.clone(), field.detail.clone())).collect()
+    })
 }
 
 fn malformed_json(detail: impl std::fmt::Display) -> Problem {
@@ -334,7 +380,7 @@ fn json_problem(text: &str, error: &serde_path_to_error::Error<serde_json::Error
 /// the object whose field is missing or unknown. `others` are accepted names that serde does not know.
 fn described(pointer: String, message: &str, others: &[&str]) -> (String, String) {
     let ParseError { field, detail } = parse_error::describe(message, others);
-    let field = field.map(|field| format!("/{}", escaped(&shortened(&field))));
+    let field = field.map(|field| format!("/{}", escape_pointer(&shortened(&field))));
     match field {
         Some(field) if !pointer.ends_with(&field) => (pointer + &field, detail),
         _ => (pointer, detail),
@@ -354,7 +400,7 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
     path.iter()
         .map(|segment| match segment {
             Segment::Seq { index } => format!("/{index}"),
-            Segment::Map { key } => format!("/{}", escaped(key)),
+            Segment::Map { key } => format!("/{}", escape_pointer(key)),
             Segment::Enum { variant } => format!("/{variant}"),
             Segment::Unknown => String::new(),
         })
@@ -362,7 +408,7 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
 }
 
 /// Escapes a name for a JSON pointer.
-fn escaped(name: &str) -> String {
+pub fn escape_pointer(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 

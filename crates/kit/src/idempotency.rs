@@ -28,7 +28,7 @@ pub(crate) const KEY_PATTERN: &str = r#"^([!#-~]([ -~]{0,253}[!-~])?|"([ !#-\[\]
 /// Identifies a request, so that its repetition can be recognised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestIdentity {
-    /// The digest of the caller and the key.
+    /// The digest of the caller and the key; without a caller, of the key and the request.
     pub id: [u8; 16],
     /// The digest of the method, the URI, the canonical body and `If-Match`. The same id with another fingerprint is
     /// a misuse of the key.
@@ -190,15 +190,19 @@ impl<S: Send + Sync, T: Body + Send> FromRequest<S> for Mutation<T> {
         let mut parts = vec![method.as_str(), &uri, &canonical_body];
         parts.extend(if_match.as_deref());
         let identity = key.map(|key| RequestIdentity {
-            id: short_digest(&[&scope(caller.as_ref()), &key]),
+            id: short_digest(&scoped(caller.as_ref(), &key, &parts)),
             fingerprint: short_digest(&parts),
         });
         Ok(Mutation { body, identity })
     }
 }
 
-fn scope(caller: Option<&Caller>) -> String {
-    caller.map_or_else(|| "anyone".to_owned(), |caller| format!("{} {}", caller.tenant.as_str(), caller.principal))
+/// Returns what identifies a request. A caller has a space of keys of its own. All others share one, so there the request is a
+/// part of it: who sends another request with the same key neither gets the response of a stranger nor is refused.
+fn scoped(caller: Option<&Caller>, key: &str, request: &[&str]) -> Vec<String> {
+    let own = |caller: &Caller| vec![format!("{} {}", caller.tenant.as_str(), caller.principal), key.to_owned()];
+    let shared = || ["anyone", key].iter().chain(request).map(|part| (*part).to_owned()).collect();
+    caller.map_or_else(shared, own)
 }
 
 /// Accepts a quoted string, as in the draft, and a bare token, as most clients send.
@@ -261,9 +265,9 @@ fn canonical(value: &Value) -> String {
 }
 
 /// Hashes each part with its length, so that the boundaries between parts are unambiguous.
-fn short_digest(parts: &[&str]) -> [u8; 16] {
+fn short_digest<T: AsRef<str>>(parts: &[T]) -> [u8; 16] {
     let mut hash = Sha256::new();
-    for part in parts {
+    for part in parts.iter().map(AsRef::as_ref) {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part.as_bytes());
     }
@@ -344,6 +348,20 @@ mod tests {
             identity("a", "/others", r#"{"count":1,"x":[1,{"b":2,"a":1}]}"#).await.fingerprint
         );
         assert_ne!(first.id, identity("b", "/orders", r#"{"count":1}"#).await.id);
+    }
+
+    #[test]
+    fn a_caller_has_one_request_for_a_key_and_strangers_share_none() {
+        let caller = |id| {
+            let principal = crate::auth::Principal::User(uuid::Uuid::from_u128(id));
+            Caller::new(principal, crate::auth::Tenant::main(), None)
+        };
+        let id = |caller: Option<Caller>, request: &[&str]| short_digest(&scoped(caller.as_ref(), "key", request));
+        assert_eq!(id(Some(caller(1)), &["POST", "a"]), id(Some(caller(1)), &["POST", "b"]));
+        assert_ne!(id(Some(caller(1)), &["POST", "a"]), id(Some(caller(2)), &["POST", "a"]));
+        assert_ne!(id(None, &["POST", "a"]), id(None, &["POST", "b"]));
+        assert_eq!(id(None, &["POST", "a"]), id(None, &["POST", "a"]));
+        assert_ne!(id(None, &["POST", "a"]), id(Some(caller(1)), &["POST", "a"]));
     }
 
     #[tokio::test]

@@ -11,6 +11,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::openapi::{Header, HeaderBuilder, ObjectBuilder, OpenApi, PathItem, RefOr, Response};
 use utoipa::{PartialSchema, ToSchema};
 
+pub use self::inputs::accept_tenant_header;
 pub use self::problems::{RouteProblem, document};
 pub use self::schemas::filters_or_all;
 use crate::problem::{FieldError, Location, ProblemBody};

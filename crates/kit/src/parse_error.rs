@@ -75,7 +75,8 @@ pub(crate) fn describe(message: &str, others: &[&str]) -> ParseError {
     if problem.starts_with("unknown variant `") {
         return value(format!("must be {}", joined(&quoted_names(accepted), "or")));
     }
-    if problem.starts_with("invalid type: ") || problem.starts_with("invalid value: ") {
+    let is_refused = |kind: &&str| problem.starts_with(kind);
+    if ["invalid type: ", "invalid value: ", "invalid length "].iter().any(is_refused) {
         return value(format!("must be {}", in_words(accepted)));
     }
     match message {
@@ -163,6 +164,7 @@ mod tests {
             ("invalid type: integer `5`, expected a string", "must be a string"),
             ("invalid type: map, expected a sequence", "must be a list"),
             ("invalid type: string \"x\", expected struct Kick", "must be an object"),
+            ("invalid length 1, expected struct Kick with 2 elements", "must be an object"),
             ("invalid type: null, expected a boolean", "must be true or false"),
             ("UUID parsing failed: invalid length: expected length 32, found 3", "must be a UUID"),
             ("premature end of input", EXPECTED_FORMAT),

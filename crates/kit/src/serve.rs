@@ -24,11 +24,9 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use self::problem_stream::{ProblemStream, raw_response};
+use crate::client_address::TrustedProxies;
+use crate::event_stream::OpenStreams;
 use crate::problem::Problem;
-
-/// The address of the client. The server adds it to the extensions of every request.
-#[derive(Debug, Clone, Copy)]
-pub struct Peer(pub SocketAddr);
 
 /// The limits of the server.
 #[derive(Debug, Clone, Copy)]
@@ -59,10 +57,17 @@ const HEAD_BYTES_MAX: usize = 64 * 1024;
 const HEADERS_MAX: usize = 100;
 
 /// Serves until `stop`, then waits for the requests in flight, at most `drain_time_max`.
-pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, stop: CancellationToken) {
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: ServeLimits,
+    proxies: TrustedProxies,
+    stop: CancellationToken,
+) {
     let permits = Arc::new(Semaphore::new(limits.connections_max));
     let connections = TaskTracker::new();
     let abort = CancellationToken::new();
+    let streams = OpenStreams::new(limits.connections_max, stop.clone());
     loop {
         let permit = tokio::select! {
             permit = permits.clone().acquire_owned() => permit,
@@ -82,9 +87,10 @@ pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, s
             }
         };
         let (router, stop, abort) = (router.clone(), stop.clone(), abort.clone());
+        let (proxies, streams) = (proxies.clone(), streams.clone());
         connections.spawn(async move {
             tokio::select! {
-                () = connection(stream, peer, router, limits, stop) => {}
+                () = connection(stream, (peer, proxies, streams), router, limits, stop) => {}
                 () = abort.cancelled() => {}
             }
             drop(permit);
@@ -99,10 +105,18 @@ pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, s
     }
 }
 
-async fn connection(stream: TcpStream, peer: SocketAddr, router: Router, limits: ServeLimits, stop: CancellationToken) {
+async fn connection(
+    stream: TcpStream,
+    (peer, proxies, streams): (SocketAddr, TrustedProxies, OpenStreams),
+    router: Router,
+    limits: ServeLimits,
+    stop: CancellationToken,
+) {
     let _ = stream.set_nodelay(true); // Only an optimisation.
     let service = router.map_request(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(Peer(peer));
+        let client = proxies.client(peer.ip(), request.headers());
+        request.extensions_mut().insert(client);
+        request.extensions_mut().insert(streams.clone());
         request.map(Body::new)
     });
     let mut connection = hyper::server::conn::http1::Builder::new()
@@ -192,7 +206,7 @@ mod tests {
             )
             .route("/slow", get(slow));
         let stop = CancellationToken::new();
-        let task = tokio::spawn(serve(listener, router, limits, stop.clone()));
+        let task = tokio::spawn(serve(listener, router, limits, TrustedProxies::default(), stop.clone()));
         (address, stop, task)
     }
 

@@ -1,7 +1,7 @@
-//! The layer that authenticates every API request and applies the rate limit.
+//! The layer that authenticates every API request, applies the rate limit, and decides which tenant the request acts for.
 
 use std::future::Future;
-use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -10,24 +10,31 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http::{HeaderMap, header};
 
-use super::caller::Caller;
+use super::caller::{Caller, Tenant, TenantStanding};
+use super::delegation::{ActsForTenant, TenantRoutes, requested_tenant};
 use super::jwt::TokenVerifier;
+use crate::caller_share;
+use crate::client_address::ClientAddress;
 use crate::extract::single_header;
-use crate::limit::RateLimit;
+use crate::limit::{RateLimits, Subject};
 use crate::problem::Problem;
 use crate::secret::digest;
-use crate::serve::Peer;
 
 /// The future of [`KeyStore::find`].
 pub type KeyLookup<'a> = Pin<Box<dyn Future<Output = Result<Option<Caller>, Problem>> + Send + 'a>>;
+/// The future of [`KeyStore::standing`].
+pub type TenantLookup<'a> = Pin<Box<dyn Future<Output = Result<Option<TenantStanding>, Problem>> + Send + 'a>>;
 
-/// Finds callers by their API keys.
+/// Finds callers by their API keys and portal tokens, and tenants by their names.
 pub trait KeyStore: Send + Sync + 'static {
-    /// Returns the caller whose API key has this SHA-256 digest; None if the key is unknown, expired or revoked.
+    /// Returns the caller whose API key or portal token has this SHA-256 digest; None if it is unknown, expired or revoked.
     fn find(&self, digest: [u8; 32]) -> KeyLookup<'_>;
 
     /// Returns true if `find` can answer from memory.
     fn is_cached(&self, digest: &[u8; 32]) -> bool;
+
+    /// Returns what the operator has decided about a tenant; None if there is no such tenant.
+    fn standing<'a>(&'a self, tenant: &'a Tenant) -> TenantLookup<'a>;
 }
 
 /// Authenticates requests and counts them against the rate limit.
@@ -35,7 +42,10 @@ pub trait KeyStore: Send + Sync + 'static {
 pub struct Authenticator {
     pub keys: Arc<dyn KeyStore>,
     pub tokens: Arc<TokenVerifier>,
-    pub rate_limit: Option<RateLimit>,
+    pub limits: RateLimits,
+    /// Requests per second of each caller. None: no limit.
+    pub rate: Option<NonZeroU32>,
+    pub tenant_routes: TenantRoutes,
 }
 
 impl Authenticator {
@@ -50,20 +60,48 @@ impl Authenticator {
         }
         let digest = digest(credential);
         // An address that guesses keys too fast causes no more lookups. Cached keys from the same address still work.
-        if let Some(limit) = &self.rate_limit
-            && limit.is_exhausted(client_name)
+        if let Some(rate) = self.rate
+            && self.limits.is_exhausted(client_name)
             && !self.keys.is_cached(&digest)
         {
-            limit.check(client_name)?;
+            self.limits.check(Subject::Caller(client_name), rate, 1)?;
         }
         match self.keys.find(digest).await? {
             Some(caller) => Ok(Some(caller)),
             None => Err(Problem::unauthorized("this API key is unknown, expired or revoked")),
         }
     }
+
+    /// Returns the caller with the tenant that the request acts for, and what to record about it. Fails with 400, 403 or 404.
+    async fn effective(
+        &self,
+        mut caller: Caller,
+        headers: &HeaderMap,
+        is_tenant_route: bool,
+    ) -> Result<(Caller, Option<ActsForTenant>), Problem> {
+        if caller.portal.is_some() && !is_tenant_route {
+            return Err(Problem::forbidden("a portal token is accepted under /hub/v1 only"));
+        }
+        let Some(tenant) = requested_tenant(headers, is_tenant_route, Some(&caller))? else {
+            caller.require_active_tenant()?;
+            return Ok((caller, None));
+        };
+        let unknown = || {
+            let detail = format!(
+                "there is no tenant `{}`: check the spelling, or create it with POST /admin/v1/tenants",
+                tenant.as_str()
+            );
+            Problem::not_found("tenant-not-found", detail)
+        };
+        caller.standing = self.keys.standing(&tenant).await?.ok_or_else(unknown)?;
+        let acting = ActsForTenant { principal: caller.principal, tenant: tenant.clone() };
+        caller.tenant = tenant;
+        Ok((caller, Some(acting)))
+    }
 }
 
-/// The middleware: adds the [`Caller`] to the request's extensions. Fails with 400, 401 or 429.
+/// The middleware: adds the [`Caller`] to the request's extensions, and [`ActsForTenant`] if it acts for another tenant. Fails
+/// with 400, 401, 403, 404 or 429.
 pub async fn authenticate(
     State(authenticator): State<Authenticator>,
     mut request: Request,
@@ -74,30 +112,35 @@ pub async fn authenticate(
     // A rejected request counts against its address; otherwise guessing keys would not be limited.
     let limited_name = match &caller {
         Ok(Some(caller)) => caller.principal.to_string(),
-        Ok(None) | Err(_) => client_name,
+        Ok(None) | Err(_) => client_name.clone(),
     };
-    let limit_headers = authenticator.rate_limit.as_ref().map(|limit| limit.check(&limited_name)).transpose()?;
-    if let Some(caller) = caller? {
-        request.extensions_mut().insert(caller);
-    }
-    let mut response = next.run(request).await;
+    let check = |rate| authenticator.limits.check(Subject::Caller(&limited_name), rate, 1);
+    let limit_headers = authenticator.rate.map(check).transpose()?;
+    let is_tenant_route = authenticator.tenant_routes.contains(request.uri().path());
+    let caller = match caller? {
+        Some(caller) => {
+            let (caller, acting) = authenticator.effective(caller, request.headers(), is_tenant_route).await?;
+            request.extensions_mut().insert(caller.clone());
+            if let Some(acting) = acting {
+                request.extensions_mut().insert(acting);
+            }
+            Some(caller)
+        }
+        // The route refuses a request without a caller, unless it needs none; then the header is refused here.
+        None => {
+            requested_tenant(request.headers(), is_tenant_route, None)?;
+            None
+        }
+    };
+    let mut response = caller_share::scope(caller.as_ref(), &client_name, next.run(request)).await;
     response.headers_mut().extend(limit_headers.unwrap_or_default());
     Ok(response)
 }
 
 /// The name under which the rate limit counts requests without a caller.
 fn client_name(request: &Request) -> String {
-    let peer = request.extensions().get::<Peer>();
-    peer.map_or_else(|| "unknown".to_owned(), |peer| format!("ip:{}", network(peer.0.ip())))
-}
-
-/// Returns the network of a client, for limits: the address itself, or the /64 network of an IPv6 address, because one host
-/// can use all addresses of its /64.
-pub fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(v4) => IpAddr::V4(v4),
-        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) >> 64 << 64).into()),
-    }
+    let client = request.extensions().get::<ClientAddress>();
+    client.map_or_else(|| "unknown".to_owned(), |client| format!("ip:{}", client.network()))
 }
 
 fn bearer(value: &str) -> Option<&str> {

@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
+use http::StatusCode;
 use http::request::Parts;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -100,19 +101,20 @@ impl From<Tenant> for String {
     }
 }
 
-/// The identity of a caller: a user or an API key. As text: `user:<id>` or `key:<id>`.
+/// The identity of a caller: a user, an API key or a portal token. As text: `user:<id>`, `key:<id>` or `portal:<id>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Principal {
     User(Uuid),
     Key(Uuid),
+    Portal(Uuid),
 }
 
 impl Principal {
-    /// Returns the id of the user or of the key.
+    /// Returns the id of the user, of the key or of the portal token.
     pub fn id(self) -> Uuid {
         match self {
-            Principal::User(id) | Principal::Key(id) => id,
+            Principal::User(id) | Principal::Key(id) | Principal::Portal(id) => id,
         }
     }
 
@@ -130,10 +132,11 @@ impl TryFrom<String> for Principal {
             match kind {
                 "user" => Some(Principal::User(id)),
                 "key" => Some(Principal::Key(id)),
+                "portal" => Some(Principal::Portal(id)),
                 _ => None,
             }
         });
-        parsed.ok_or("must be user: or key: followed by a UUID")
+        parsed.ok_or("must be user:, key: or portal: followed by a UUID")
     }
 }
 
@@ -142,28 +145,82 @@ impl fmt::Display for Principal {
         match self {
             Principal::User(id) => write!(f, "user:{id}"),
             Principal::Key(id) => write!(f, "key:{id}"),
+            Principal::Portal(id) => write!(f, "portal:{id}"),
         }
     }
+}
+
+/// What a portal token allows within the routes that act for a tenant.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, strum::EnumString, strum::IntoStaticStr,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = unknown_access)]
+pub enum PortalAccess {
+    /// Read the resources of the tenant.
+    Read,
+    /// Read and change them.
+    Manage,
+}
+
+impl PortalAccess {
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+fn unknown_access(_: &str) -> String {
+    "must be read or manage".to_owned()
+}
+
+/// What the operator has decided about the tenant of a caller. None: the limit of the installation applies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TenantStanding {
+    pub is_suspended: bool,
+    pub events_per_second_max: Option<u32>,
+    pub payload_bytes_max: Option<u32>,
 }
 
 /// An authenticated caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
     pub principal: Principal,
+    /// The tenant that the request acts for.
     pub tenant: Tenant,
-    /// None for an ordinary user, who may access only their own resources.
+    /// None for an ordinary user, who may access only their own resources, and for a portal token.
     pub role: Option<Role>,
     /// The session of a user who has signed in to this installation. None for API keys and for other tokens.
     pub session: Option<Uuid>,
+    /// What the portal token allows. None for every other caller.
+    pub portal: Option<PortalAccess>,
+    pub standing: TenantStanding,
 }
 
 impl Caller {
+    /// A caller without a session whose tenant has no limits of its own.
+    pub fn new(principal: Principal, tenant: Tenant, role: Option<Role>) -> Caller {
+        Caller { principal, tenant, role, session: None, portal: None, standing: TenantStanding::default() }
+    }
+
+    /// Fails with 403 if the tenant is suspended.
+    pub fn require_active_tenant(&self) -> Result<(), Problem> {
+        match self.standing.is_suspended {
+            true => Err(tenant_suspended(&self.tenant)),
+            false => Ok(()),
+        }
+    }
+
     /// Fails with 403 unless the caller has this role or one that includes it.
     pub fn require(&self, role: Role) -> Result<(), Problem> {
         if self.role >= Some(role) {
             return Ok(());
         }
-        Err(Problem::forbidden(format!("this request requires the role {role}")))
+        // A person has a token at hand, and needs to know that it is the wrong credential.
+        let hint = match (self.user_id(), role) {
+            (Some(_), Role::Ingest | Role::Manage) => ": use an API key that has it, not a user's token",
+            (Some(_), Role::Admin) | (None, _) => "",
+        };
+        Err(Problem::forbidden(format!("this request requires the role {role}{hint}")))
     }
 
     /// Returns true for an admin of the whole installation; an admin of another tenant is not an operator.
@@ -175,9 +232,19 @@ impl Caller {
     pub fn user_id(&self) -> Option<Uuid> {
         match self.principal {
             Principal::User(id) => Some(id),
-            Principal::Key(_) => None,
+            Principal::Key(_) | Principal::Portal(_) => None,
         }
     }
+}
+
+/// The problem of a request for a tenant that an operator has suspended.
+pub fn tenant_suspended(tenant: &Tenant) -> Problem {
+    let detail = format!(
+        "the tenant `{}` is suspended, so it neither sends nor receives: an operator can resume it with POST \
+         /admin/v1/tenants/{{tenant}}/resume",
+        tenant.as_str()
+    );
+    Problem::new(StatusCode::FORBIDDEN, "tenant-suspended", detail)
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
@@ -250,7 +317,7 @@ mod tests {
     use super::*;
 
     fn caller(role: Option<Role>) -> Caller {
-        Caller { principal: Principal::Key(Uuid::nil()), tenant: Tenant::main(), role, session: None }
+        Caller::new(Principal::Key(Uuid::nil()), Tenant::main(), role)
     }
 
     #[test]
@@ -262,7 +329,8 @@ mod tests {
 
     #[test]
     fn the_text_of_a_principal_can_be_parsed() {
-        for principal in [Principal::User(Uuid::now_v7()), Principal::Key(Uuid::now_v7())] {
+        let id = Uuid::now_v7();
+        for principal in [Principal::User(id), Principal::Key(id), Principal::Portal(id)] {
             assert_eq!(Principal::try_from(principal.to_string()), Ok(principal));
         }
         for text in ["", "user", "user:", "user:7", "admin:01890a5d-ac96-774b-bcce-b302099a8057"] {

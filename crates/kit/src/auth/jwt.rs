@@ -208,7 +208,7 @@ impl TokenVerifier {
             let invalid_from = trusted.check_times(&claims, self.time_for(session), leeway)?;
             let user = trusted.user_id(&claims.sub)?;
             let role = claims.role.as_str().filter(|_| trusted.trust_roles).and_then(|role| role.parse().ok());
-            let caller = Caller { principal: Principal::User(user), tenant: Tenant::main(), role, session };
+            let caller = Caller { session, ..Caller::new(Principal::User(user), Tenant::main(), role) };
             return Ok((caller, invalid_from));
         }
         Err(invalid())

@@ -66,7 +66,7 @@ fn malformed_json_is_a_bad_request() {
         assert_eq!(rejected(body).status().as_u16() / 100, 4);
     }
     let deep_value = parse_json::<serde_json::Value>(&deep).unwrap_err();
-    assert_eq!(deep_value.code(), "malformed-json");
+    assert_eq!(deep_value.code(), "validation-failed");
 }
 
 #[test]
@@ -75,4 +75,44 @@ fn only_a_real_escape_of_nul_is_rejected() {
     assert!(escapes_nul(r#""\\\u0000""#));
     assert!(!escapes_nul(r#""\\u0000""#));
     assert!(!escapes_nul(r#""\u0001""#));
+}
+
+#[test]
+fn the_invalid_one_of_several_path_parameters_is_named() {
+    /// Its error comes from the conversion, as of a type that accepts a number or a word.
+    #[derive(Debug, Deserialize)]
+    #[serde(try_from = "String")]
+    struct NumberOrAll;
+
+    impl TryFrom<String> for NumberOrAll {
+        type Error = &'static str;
+
+        fn try_from(text: String) -> Result<NumberOrAll, &'static str> {
+            if text == "all" || text.parse::<i64>().is_ok() { Ok(NumberOrAll) } else { Err("must be a number, or all") }
+        }
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Recipient {
+        #[allow(dead_code)]
+        kind: String,
+        #[allow(dead_code)]
+        number: NumberOrAll,
+        #[allow(dead_code)]
+        user: uuid::Uuid,
+    }
+
+    let user = "0197a1f2-7c3e-7d4a-9b1c-2f3e4d5a6b7c";
+    for (number, user, expected) in [("x", user, "/number"), ("all", "y", "/user")] {
+        let router = axum::Router::new()
+            .route("/{kind}/{number}/{user}", axum::routing::get(|Path(_): Path<Recipient>| async {}));
+        let request = Request::get(format!("/a/{number}/{user}")).body(Body::empty()).unwrap();
+        let answer = tower::ServiceExt::oneshot(router, request);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let answer = runtime.block_on(answer).unwrap();
+        assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
+        let body = runtime.block_on(answer.into_body().collect()).unwrap().to_bytes();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["errors"][0]["pointer"], expected, "{body}");
+    }
 }

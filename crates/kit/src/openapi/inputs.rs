@@ -4,9 +4,12 @@
 use std::collections::BTreeMap;
 
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::{Content, RefOr, Required, Schema};
+use utoipa::openapi::schema::Type;
+use utoipa::openapi::{Content, ObjectBuilder, OpenApi, RefOr, Required, Schema};
 
+use super::operations;
 use super::schemas::{limit_years, replace_formats, without_null};
+use crate::auth::TENANT_HEADER;
 use crate::{etag, idempotency};
 
 /// Adds patterns to the parameters that have a fixed form, and removes null, which no parameter and no body can be.
@@ -43,6 +46,28 @@ pub(super) fn tighten(operation: &mut Operation, schemas: &BTreeMap<String, RefO
             _ => continue,
         };
         *parameter = ParameterBuilder::from(parameter.clone()).example(example).build();
+    }
+}
+
+/// The pattern of the name of a tenant.
+const TENANT_PATTERN: &str = "^[a-z0-9][a-z0-9_-]{0,62}$";
+
+/// Adds the header `Pillarbox-Tenant` to every operation.
+pub fn accept_tenant_header(api: &mut OpenApi) {
+    let description = "The tenant that an API key of the tenant `main` with the role `manage` or `admin` acts for. Absent: the \
+                       tenant of the caller";
+    let schema = ObjectBuilder::new().schema_type(Type::String).pattern(Some(TENANT_PATTERN)).build();
+    let header = ParameterBuilder::new()
+        .name(TENANT_HEADER)
+        .parameter_in(ParameterIn::Header)
+        .required(Required::False)
+        .description(Some(description))
+        .schema(Some(schema))
+        .build();
+    for item in api.paths.paths.values_mut() {
+        for (_, operation) in operations(item) {
+            operation.parameters.get_or_insert_default().push(header.clone().into());
+        }
     }
 }
 

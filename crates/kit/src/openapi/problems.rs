@@ -29,13 +29,20 @@ const OF_EVERY_OPERATION: &[CommonProblem] = &[
 ];
 const OF_AUTHENTICATION: &[CommonProblem] = &[
     (401, "unauthorized", "send `Authorization: Bearer <JWT or API key>`"),
-    (429, "rate-limited", "more than 100 requests per second; wait as long as the header Retry-After says"),
+    (
+        429,
+        "rate-limited",
+        "the limit of this API key is 100 requests per second; wait as long as the header Retry-After says",
+    ),
     (503, "overloaded", "the server is overloaded; try again later"),
     (503, "try-again", "the request conflicted with another one; try again"),
     (503, "too-slow", "the request exceeded statement_timeout_ms; request less at once"),
     (503, "database-full", "the disk of the database is full; an operator must free some space"),
 ];
-const OF_ROLES: &[CommonProblem] = &[(403, "forbidden", "this request requires the role admin")];
+const OF_ROLES: &[CommonProblem] = &[
+    (403, "forbidden", "this request requires the role admin"),
+    (403, "tenant-suspended", "the tenant `acme` is suspended, so it neither sends nor receives"),
+];
 const OF_PATHS: &[CommonProblem] = &[(400, "malformed-path", "id: must be a UUID")];
 const OF_QUERIES: &[CommonProblem] = &[(400, "malformed-query", "limit: must be a number from 1 to 100")];
 const OF_IDEMPOTENCY_KEYS: &[CommonProblem] = &[
@@ -56,7 +63,7 @@ const OF_BODIES: &[CommonProblem] = &[
     (
         413,
         "body-too-large",
-        "a body is limited to 1048576 bytes; store larger data elsewhere and send a reference to it",
+        "a body is limited to 1048576 bytes: split a list or an import into several requests, and store larger data elsewhere and send a reference to it",
     ),
     (415, "unsupported-media-type", "send the body as JSON, with the header `content-type: application/json`"),
     (422, "validation-failed", "name: is required"),

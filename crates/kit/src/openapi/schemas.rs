@@ -10,6 +10,17 @@ use utoipa::openapi::{Object, ObjectBuilder, OpenApi, RefOr, Schema};
 /// such format, so the document has its pattern instead.
 const LINE_FORMAT: &str = "line";
 const LINE_PATTERN: &str = r"^[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f][^\x00-\x1f\x7f-\x9f]*$";
+/// The format of a name as [`crate::field::person_name`] checks it, and the parts of its pattern: invisible characters, spaces, dots,
+/// and what may follow a dot. Characters beyond U+FFFF are in it as they are, because they have no escape.
+const NAME_FORMAT: &str = "name";
+const INVISIBLE: &str = concat!(
+    r"\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e",
+    r"\u2060-\u206f\u2800\u3164\ufeff\uffa0\ufff0-\ufffb",
+    "\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}",
+);
+const SPACES: &str = r" \xa0\u1680\u2000-\u200a\u202f\u205f\u3000";
+const DOTS: &str = r".\u3002\uff0e\uff61";
+const SEPARATORS: &str = r#",;:!?'"()/&\-"#;
 /// The years that [`crate::instant::check`] accepts.
 const YEAR_PATTERN: &str = "^(19[7-9][0-9]|[2-9][0-9]{3})-";
 
@@ -99,7 +110,19 @@ pub(super) fn replace_formats(schema: &mut RefOr<Schema>) {
             object.format = None;
             object.pattern = Some(LINE_PATTERN.to_owned());
         }
+        if matches!(&object.format, Some(SchemaFormat::Custom(name)) if name == NAME_FORMAT) {
+            object.format = None;
+            object.pattern = Some(name_pattern());
+        }
     });
+}
+
+fn name_pattern() -> String {
+    let (invisible, spaces, dots, separators) = (INVISIBLE, SPACES, DOTS, SEPARATORS);
+    let initials = format!("([{dots}][^{invisible}{spaces}{dots}{separators}0-9]?)+");
+    let separator = format!("[{spaces}{separators}]");
+    let first = format!(r"([^{invisible}{spaces}{dots}\u200c\u200d]|{initials}({separator}|$))");
+    format!("^[{spaces}]*{first}([^{invisible}{dots}]|{initials}{separator})*({initials})?$")
 }
 
 /// Adds the accepted years to times.
