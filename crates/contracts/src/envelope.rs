@@ -64,6 +64,9 @@ pub struct Envelope {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,
     pub schema_version: u32,
+    /// The id that the producer of a business event has given it, if that is no UUID: `event_id` is derived from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_event_id: Option<String>,
     /// The JSON text as posted, byte for byte.
     pub payload: Box<RawValue>,
 }

@@ -14,7 +14,7 @@ pub const UNPUBLISHED: &str = "event.unpublished";
 pub const CANCELED: &str = "event.canceled";
 /// Reconciliation: the versions that the events service has of some events.
 pub const VERSIONS: &str = "event.versions";
-/// Reconciliation: the current state of an event, repeated because the joins service has a different one.
+/// The current state of an event, repeated because the joins service has a different one, or because a service is new.
 pub const RESTATED: &str = "event.restated";
 
 /// The serialized names are also the ones that databases store.

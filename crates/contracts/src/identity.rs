@@ -6,6 +6,10 @@ use uuid::Uuid;
 /// The source of these messages.
 pub const SOURCE: &str = "identity";
 
+/// The source of [`ACCOUNT_CONTACT_CHANGED`] alone: no route and no export lists it, in earlier versions of the program
+/// neither, so that addresses are published only by the route that belongs to them.
+pub const CONTACTS_SOURCE: &str = "identity.contacts";
+
 /// Requests to send an e-mail; see [`crate::email::EmailRequested`].
 pub const EMAIL_VERIFICATION_REQUESTED: &str = "email.verification.requested";
 pub const EMAIL_PASSWORD_RESET_REQUESTED: &str = "email.password_reset.requested";
@@ -19,6 +23,23 @@ pub const ACCOUNT_DELETED: &str = "account.deleted";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AccountDeleted {
     pub user_id: Uuid,
+}
+
+/// The address of an account was verified, or the user has changed the name or the locale. It contains personal data, so it is
+/// posted as a confidential message, with [`CONTACTS_SOURCE`].
+pub const ACCOUNT_CONTACT_CHANGED: &str = "account.contact_changed";
+
+/// How to reach a user. The message with the highest `version` is correct.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ContactChanged {
+    pub user_id: Uuid,
+    /// Increases with every change of the account.
+    pub version: i64,
+    /// The verified address.
+    pub email: String,
+    pub name: String,
+    /// The language of the user, such as `en` or `pt-BR`.
+    pub locale: String,
 }
 
 /// A subscription to a paid plan was created, was cancelled, or has another status. The messages contain ids only, and no
