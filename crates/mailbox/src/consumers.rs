@@ -9,6 +9,7 @@ mod commit;
 mod consumer;
 pub(crate) mod dead_letter_notice;
 pub(crate) mod filter_changes;
+mod follower;
 mod handler;
 pub mod inbox;
 mod lease_clock;
@@ -27,6 +28,7 @@ mod shard_worker;
 mod unrouted_messages;
 
 pub use consumer::{Consumer, ConsumerKind, StartAt};
+pub use follower::{FollowerPosition, LogFollower};
 pub use handler::{Handler, HandlerError, HandlerFuture, HandlerProcessor};
 pub use lease_clock::Lease;
 pub use leases::{Fence, ShardAssignment, existing_workers, has_unknown_workers};

@@ -11,6 +11,7 @@ mod pool;
 pub mod pooler;
 mod redacted_error;
 pub(crate) mod snapshot;
+mod statements;
 mod step;
 pub mod time;
 mod transaction;
@@ -24,7 +25,7 @@ pub use migrations::{
 pub use pool::{PoolLimits, ping, pool, pool_behind_pooler};
 pub use redacted_error::redacted_error;
 pub use step::{SHORT_STEP_TIME_MAX, close_idle, connect, is_no_response, step};
-pub use transaction::{Database, DatabaseTransaction};
+pub use transaction::{Database, DatabaseConnection, DatabaseTransaction};
 
 pub(crate) use invalidations::Invalidations;
 pub(crate) use redacted_error::one_line;

@@ -25,7 +25,8 @@
 //! # Tables
 //!
 //! This crate owns the schema `pillarbox`:
-//! - `log`, `retention_hold`, `chosen_id`: the messages, the holds on old ones, and message ids that producers have chosen;
+//! - `log`, `retention_hold`, `chosen_id`, `aggregate_type`: the messages, the holds on old ones, message ids that producers
+//!   have chosen, and what business events can be about;
 //! - `confidential`: the messages whose payloads are to be blanked;
 //! - `cluster_identity`: in which cluster and database the log was written; `incarnation`: whether transactions may be lost;
 //! - `cursor`, `position`, `filter_change`: the consumers, how far they have read, and which filters they had before;
@@ -66,5 +67,6 @@ pub const METRICS: &[MetricHelp] = &[
     ("pillarbox_consumer_lapsed", "1 if the consumer was behind for too long and reads nothing any more."),
     ("pillarbox_consumer_lag_seconds", "Age of the oldest unread message; NaN if it cannot be measured."),
     ("pillarbox_consumer_lag_messages", "Number of unread messages of the log."),
+    ("pillarbox_route_replay_waiting_seconds", "How long a route has waited for processes with other routes."),
     ("pillarbox_lag_measured_timestamp_seconds", "Unix time of the last measurement of all lags."),
 ];

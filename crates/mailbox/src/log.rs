@@ -3,24 +3,33 @@
 //! [`post()`] appends. A [`Reader`] reads from [`Snapshot`] to [`Snapshot`] and remembers a [`Position`] per shard. The
 //! watcher of a process polls for new snapshots and wakes its readers.
 
+mod business_events;
 mod confidential;
+mod event_schemas;
 mod filter;
 mod message;
 mod position;
 mod post;
 mod reader;
+mod tenants;
 pub(crate) mod time_search;
 mod watcher;
 mod window;
 
 pub use crate::database::snapshot::Snapshot;
+pub use business_events::{
+    BusinessEvent, BusinessEventError, add_aggregate_type, aggregate_types, delete_aggregate_type,
+    lock_aggregate_types, message_id_of, post_business_event,
+};
 pub(crate) use confidential::blank;
 pub use confidential::{BLANKED, REDACTED, blank_key, is_confidential_topic};
+pub use event_schemas::{compile_patterns, remove_event_rules, remove_event_schema, set_event_rule, set_event_schema};
 pub use filter::{Filter, MessagePattern};
 pub use message::{LogRef, Message, load_messages};
 pub use position::Position;
 pub use post::{AggregateId, Post, PostError, Source, post, post_all, post_alone};
 pub use reader::Reader;
+pub use tenants::{STANDING_COLUMNS, lock_tenant, standing_of, unknown_tenant_text, unknown_tenants};
 pub use time_search::created_at;
 pub(crate) use watcher::{POLL_INTERVAL, Watcher};
 

@@ -1,17 +1,19 @@
 //! A service as the platform sees it: the [`Service`] trait that every service implements, and the [`ServiceContext`] that
 //! the platform builds it with.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kit::auth::{TokenSigner, TokenVerifier};
+use kit::auth::{Tenant, TokenSigner, TokenVerifier};
 use kit::clock::Clock;
 use kit::config::InvalidSetting;
+use kit::limit::RateLimits;
 use kit::page::CursorKey;
 use kit::secret::{Cipher, MasterKey, Secret};
 use kit::telemetry::MetricHelp;
 use serde::{Deserialize, Serialize};
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use strum::{Display, IntoStaticStr};
 use tokio_util::task::TaskTracker;
 use utoipa_axum::router::OpenApiRouter;
@@ -19,6 +21,12 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::consumers::{LocalHandlers, Runtime, Subscription};
 use crate::database::Database;
 use crate::operations::maintenance::Retention;
+
+/// See [`Service::added_subscriptions`].
+pub type AddedSubscriptions<'a> = Pin<Box<dyn Future<Output = sqlx::Result<Vec<Subscription>>> + Send + 'a>>;
+
+/// See [`Service::delete_tenant_rows`].
+pub type DeletedRows<'a> = Pin<Box<dyn Future<Output = sqlx::Result<u64>> + Send + 'a>>;
 
 /// One service of the platform: its HTTP API, its message handlers and its background work.
 ///
@@ -34,12 +42,21 @@ pub trait Service: Send + Sync + Sized + 'static {
     const WORK: &'static [(Role, &'static str)] = &[];
     /// The metrics that the service records, with their help texts for `/metrics`.
     const METRICS: &'static [MetricHelp] = &[];
+    /// The paths of the routes that act for the tenant of the caller, so that an API key of the tenant `main` may act for another
+    /// tenant there, and portal tokens are accepted. A path that ends with a slash stands for all paths below it.
+    const TENANT_ROUTES: &'static [&'static str] = &[];
     /// The section `[NAME]` of the settings; `()` for a service without settings.
     type Settings;
 
     /// Checks the settings section. Fails with the name of the invalid setting and the values it accepts.
     fn check(_settings: &Self::Settings) -> Result<(), InvalidSetting> {
         Ok(())
+    }
+
+    /// Deletes what a deleted tenant has in the tables of the service, at most `limit` rows of each. Returns how many rows there
+    /// were; 0: nothing is left. The platform calls it again and again until then, also in processes that do not run the service.
+    fn delete_tenant_rows<'a>(_db: &'a mut PgConnection, _tenant: &'a Tenant, _limit: i64) -> DeletedRows<'a> {
+        Box::pin(async { Ok(0) })
     }
 
     /// Builds the service and spawns the loops that its requests need. Fails where [`Service::check`] fails, or if a value of
@@ -52,6 +69,12 @@ pub trait Service: Send + Sync + Sized + 'static {
     /// The message handlers. They run in processes with the role `consume`.
     fn subscriptions(&self) -> Vec<Subscription> {
         Vec::new()
+    }
+
+    /// The message handlers that depend on data, such as one for each type in a table. The platform asks again and again, and
+    /// starts those that it does not know yet; they run until the process ends.
+    fn added_subscriptions<'a>(&'a self, _db: &'a Database) -> AddedSubscriptions<'a> {
+        Box::pin(async { Ok(Vec::new()) })
     }
 
     /// Starts background work that belongs to one of `roles`, other than message handlers and maintenance.
@@ -87,8 +110,15 @@ pub struct ServiceContext {
     pub token_verifier: Arc<TokenVerifier>,
     /// The address under which users reach the installation, without a slash at the end.
     pub public_url: Option<String>,
+    /// The rate limits of this process, of which the tenants have their part.
+    pub rate_limits: RateLimits,
     /// The mail server. `None`: e-mails are captured instead of being sent.
     pub smtp_url: Option<Secret<String>>,
+    private: PrivateContext,
+}
+
+/// What services use through methods only.
+struct PrivateContext {
     /// The current key first.
     master_keys: Vec<MasterKey>,
     tasks: TaskTracker,
@@ -129,31 +159,31 @@ impl ServiceContext {
             token_signer: TokenSigner::new(&master_keys[0]),
             token_verifier,
             public_url: None,
+            rate_limits: RateLimits::default(),
             smtp_url: None,
-            master_keys: master_keys.to_vec(),
-            tasks: TaskTracker::new(),
+            private: PrivateContext { master_keys: master_keys.to_vec(), tasks: TaskTracker::new() },
         }
     }
 
     /// The cipher for secrets that the service stores. Each purpose has its own key.
     pub fn cipher(&self, purpose: &str) -> Cipher {
-        Cipher::new(&self.master_keys[0], &self.master_keys[1..], purpose)
+        Cipher::new(&self.private.master_keys[0], &self.private.master_keys[1..], purpose)
     }
 
     /// A key of 32 bytes for digests that a copy of the database must not make guessable. Each purpose has its own key.
     pub fn derived_key(&self, purpose: &str) -> [u8; 32] {
-        self.master_keys[0].derive(purpose)
+        self.private.master_keys[0].derive(purpose)
     }
 
     /// Runs a loop that ends by itself when the service is dropped, such as the loop of a batcher. The process waits for it
     /// when it stops.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(task);
+        self.private.tasks.spawn(task);
     }
 
     /// All tasks that services have spawned.
     pub fn tasks(&self) -> &TaskTracker {
-        &self.tasks
+        &self.private.tasks
     }
 }
 

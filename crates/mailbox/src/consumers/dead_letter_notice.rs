@@ -5,6 +5,7 @@
 use chrono::{DateTime, Utc};
 use contracts::{EventId, MESSAGE_BYTES_MAX};
 use kit::auth::Tenant;
+use kit::json::is_too_deep;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use sqlx::{Postgres, Transaction};
@@ -43,8 +44,9 @@ pub(crate) async fn post_notice(
             aggregate_id: message.aggregate_id.as_ref(),
             payload,
         };
-        // A notice that is too large is posted without the payload.
-        to_raw_value(&notice).ok().filter(|text| text.get().len() <= MESSAGE_BYTES_MAX)
+        // A notice that is too large, or nested too deeply, is posted without the payload.
+        let fits = |text: &str| text.len() <= MESSAGE_BYTES_MAX && !is_too_deep(text);
+        to_raw_value(&notice).ok().filter(|text| fits(text.get()))
     });
     let Some(notice) = notice else {
         tracing::warn!(

@@ -5,6 +5,8 @@
 //! its former filter did not match. The replay begins where the other routes were before the change, and is requested when no
 //! shard worker reads with a former filter any more: until then, messages are passed as before.
 
+use std::time::{Duration, Instant};
+
 use chrono::{DateTime, Utc};
 use sqlx::{Connection, PgConnection, Row};
 
@@ -71,24 +73,26 @@ async fn replay_from(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<Opti
 }
 
 /// Requests the replays that the consumer needs because its filter has changed, unless a live shard worker reads with another
-/// filter.
+/// filter. Then it returns the names of the processes of these workers.
 pub(super) async fn request_replays(
     db: &mut PgConnection,
     consumer: &str,
     filter: &Filter,
     replica: &Replica,
-) -> sqlx::Result<()> {
+) -> sqlx::Result<Option<Vec<String>>> {
     let mut tx = db.begin().await?;
     // One of the shard workers requests them.
     let query = "select from pillarbox.cursor where consumer = $1 for update";
     sqlx::query(query).bind(consumer).execute(&mut *tx).await?;
-    let query =
-        "select exists (select from pillarbox.shard_worker join pillarbox.replica on replica.id = shard_worker.replica
-                                where shard_worker.consumer = $1 and replica.until > now()
-                                  and shard_worker.filter is distinct from md5(concat_ws(E'\\n', $2::text, $3::text)))";
+    let query = "select distinct replica.name
+                 from pillarbox.shard_worker join pillarbox.replica on replica.id = shard_worker.replica
+                 where shard_worker.consumer = $1 and replica.until > now()
+                   and shard_worker.filter is distinct from md5(concat_ws(E'\\n', $2::text, $3::text))
+                 order by replica.name";
     let query = sqlx::query_scalar(query).bind(consumer).bind(filter.included()).bind(filter.excluded());
-    if query.fetch_one(&mut *tx).await? || has_unknown_workers(&mut tx, consumer, replica.lease_time()).await? {
-        return Ok(());
+    let others: Vec<String> = query.fetch_all(&mut *tx).await?;
+    if !others.is_empty() || has_unknown_workers(&mut tx, consumer, replica.lease_time()).await? {
+        return Ok(Some(others));
     }
     let query = format!(
         "with due as (
@@ -106,11 +110,79 @@ pub(super) async fn request_replays(
     if !requested.is_empty() {
         tracing::info!(consumer, replays = ?requested, "requested replays, because the filter of the route has changed");
     }
-    Ok(())
+    Ok(None)
+}
+
+/// How long a shard worker has waited for other processes before a replay can be requested. Processes are replaced one by one,
+/// so that a short wait is normal; processes with lastingly different routes wait for ever, and somebody must see it.
+#[derive(Debug, Default)]
+pub(super) struct ReplayWait {
+    since: Option<Instant>,
+    reported_at: Option<Instant>,
+}
+
+impl ReplayWait {
+    /// A wait is reported after this time.
+    const REPORT_AFTER: Duration = Duration::from_secs(60);
+    /// The time between two reports.
+    const REPORT_PAUSE: Duration = Duration::from_secs(600);
+
+    /// Records whether the worker waits, and for which processes.
+    pub(super) fn observe(&mut self, consumer: &str, waits_for: Option<&[String]>) {
+        self.observe_at(consumer, waits_for, Instant::now());
+    }
+
+    /// Returns whether it has logged a warning.
+    fn observe_at(&mut self, consumer: &str, waits_for: Option<&[String]>, now: Instant) -> bool {
+        let set = |waited: Duration| {
+            metrics::gauge!("pillarbox_route_replay_waiting_seconds", "consumer" => consumer.to_owned())
+                .set(waited.as_secs_f64());
+        };
+        let Some(processes) = waits_for else {
+            if std::mem::take(self).since.is_some() {
+                set(Duration::ZERO);
+            }
+            return false;
+        };
+        let waited = now.duration_since(*self.since.get_or_insert(now));
+        set(waited);
+        let is_due = self.reported_at.is_none_or(|at| now.duration_since(at) >= ReplayWait::REPORT_PAUSE);
+        if waited < ReplayWait::REPORT_AFTER || !is_due {
+            return false;
+        }
+        self.reported_at = Some(now);
+        tracing::warn!(
+            consumer,
+            ?processes,
+            waited_seconds = waited.as_secs(),
+            "messages between the former and the new filter of this route are not published until all processes have the same \
+             routes; give all processes the same version and the same relay.routes, or stop those that differ"
+        );
+        true
+    }
 }
 
 /// Deletes the former filters of a consumer that no longer exists.
 pub(crate) async fn delete(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<()> {
     let query = "delete from pillarbox.filter_change where consumer = $1";
     sqlx::query(query).bind(consumer).execute(tx).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_reported_after_a_minute_and_then_every_ten_minutes() {
+        let (mut wait, start) = (ReplayWait::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let others = ["other:1".to_owned()];
+        let reported: Vec<u64> =
+            (0..1_500).filter(|&seconds| wait.observe_at("relay.a", Some(&others), at(seconds))).collect();
+        assert_eq!(reported, [60, 660, 1_260]);
+        // All processes have the same routes now. Later they differ again.
+        assert!(!wait.observe_at("relay.a", None, at(1_500)));
+        assert!(!wait.observe_at("relay.a", Some(&others), at(1_501)));
+        assert!(wait.observe_at("relay.a", Some(&others), at(1_561)));
+    }
 }

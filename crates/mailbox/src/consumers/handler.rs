@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use kit::worker::panic_text;
+use kit::worker::{Wake, panic_text};
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
@@ -53,6 +53,11 @@ pub trait Handler: Send + Sync + 'static {
     fn needs_separate_transaction(&self) -> bool {
         false
     }
+
+    /// The workers of this process that wait for what the handler commits. Each commit wakes them.
+    fn wakes_after_commit(&self) -> &[Wake] {
+        &[]
+    }
 }
 
 impl<F> Handler for F
@@ -71,6 +76,8 @@ pub struct HandlerProcessor {
     stalls: u32,
     /// The message whose processing was the last to exceed the time limit.
     expired: Option<Uuid>,
+    /// Messages were processed since the last commit.
+    has_effects: bool,
 }
 
 impl Processor for HandlerProcessor {
@@ -80,6 +87,7 @@ impl Processor for HandlerProcessor {
         context: &WorkerContext,
         deliveries: &[&Delivery],
     ) -> Result<BatchResult, ConsumerError> {
+        self.has_effects = true;
         if context.isolate_failures || self.handler.needs_separate_transaction() {
             return self.process_one_by_one(context, deliveries).await;
         }
@@ -91,11 +99,17 @@ impl Processor for HandlerProcessor {
             },
         }
     }
+
+    fn committed(&mut self) {
+        if std::mem::take(&mut self.has_effects) {
+            self.handler.wakes_after_commit().iter().for_each(Wake::wake);
+        }
+    }
 }
 
 impl HandlerProcessor {
     pub fn new(handler: Arc<dyn Handler>) -> HandlerProcessor {
-        HandlerProcessor { handler, stalls: 0, expired: None }
+        HandlerProcessor { handler, stalls: 0, expired: None, has_effects: false }
     }
 
     /// Processes all messages in one transaction, and returns it, or the error of the message that failed.

@@ -171,7 +171,7 @@ pub(super) async fn rebalance(
     (owner, replica): (Uuid, &Replica),
     undivided: bool,
 ) -> sqlx::Result<Option<BTreeSet<i16>>> {
-    remove_expired(db, consumer, owner).await?;
+    remove_expired(db, consumer, replica).await?;
     let row = sqlx::query(
         "select (select count(*) from pillarbox.shard_worker where consumer = $1) as workers,
                 (select min(owner::text) from pillarbox.shard_worker where consumer = $1) = $2::text as is_oldest,
@@ -200,18 +200,18 @@ pub(super) async fn rebalance(
     Ok(Some(owned.into_iter().collect()))
 }
 
-/// Removes the other shard workers whose process no longer sends heartbeats, except those that are committing right
-/// now.
-async fn remove_expired(db: &mut PgConnection, consumer: &str, owner: Uuid) -> sqlx::Result<()> {
+/// Removes the shard workers of other processes that no longer send heartbeats, except those that are committing right now.
+/// The workers of this process live as long as it does, however late its own heartbeat is.
+async fn remove_expired(db: &mut PgConnection, consumer: &str, replica: &Replica) -> sqlx::Result<()> {
     let removed = sqlx::query(
         "delete from pillarbox.shard_worker where consumer = $1 and owner in (
              select owner from pillarbox.shard_worker as expired
-             where consumer = $1 and owner <> $2
+             where consumer = $1 and replica <> $2
                and not exists (select from pillarbox.replica where id = expired.replica and until > now())
              for update skip locked)",
     )
     .bind(consumer)
-    .bind(owner)
+    .bind(replica.id())
     .execute(db)
     .await?
     .rows_affected();
@@ -226,6 +226,10 @@ async fn remove_expired(db: &mut PgConnection, consumer: &str, owner: Uuid) -> s
 /// After a crash or a failover the rows of all workers are gone, but a process that has not noticed it may still send what it
 /// holds, until its lease ends. So a shard that had an owner is claimed only after the time of a lease, unless every other
 /// live process has registered again for this consumer.
+///
+/// A worker that joins while this statement runs is not in its snapshot, but the lock of a shard finds the row as that worker
+/// has just claimed it: the shard would seem to have an owner that is gone, and both workers would own it. So a shard is
+/// claimed only if its epoch is still that of the snapshot.
 async fn claim(
     db: &mut PgConnection,
     consumer: &str,
@@ -233,10 +237,12 @@ async fn claim(
     count: i64,
 ) -> sqlx::Result<Vec<i16>> {
     sqlx::query_scalar(
-        "update pillarbox.lease set owner = $2, epoch = epoch + 1
+        "with seen as materialized (select shard, epoch from pillarbox.lease where consumer = $1)
+         update pillarbox.lease set owner = $2, epoch = epoch + 1
          where consumer = $1 and shard in (
              select shard from pillarbox.lease as free
              where consumer = $1
+               and epoch = (select epoch from seen where seen.shard = free.shard)
                and not exists (select from pillarbox.shard_worker
                                where consumer = $1 and shard_worker.owner = free.owner)
                and (free.owner is null

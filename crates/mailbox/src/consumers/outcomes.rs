@@ -7,15 +7,12 @@ use sqlx::{Postgres, Transaction};
 
 use super::consumer::{Consumer, ConsumerKind};
 use super::dead_letter_notice;
-use super::parked_messages::{self, Key, NewParked};
+use super::parked_messages::{self, Key, NewParked, NotParked};
 use super::processor::{Delivery, Origin, Outcome};
 use super::retry::RetryPolicy;
 use super::unrouted_messages;
 use crate::database::one_line;
 use crate::log::Message;
-
-/// The error of a message that cannot be parked, because another one with the same id is.
-const ID_IN_USE: &str = "another message with the same id is parked: retry this one when that one is done";
 
 /// A message to park.
 struct ToPark<'a> {
@@ -193,9 +190,9 @@ impl<'a> Outcomes<'a> {
                 last_error: parked.error.as_deref(),
             })
             .collect();
-        for new in parked_messages::insert(tx, self.consumer, &to_park).await? {
-            parked_messages::insert_dead_letter(tx, self.consumer, new, ID_IN_USE).await?;
-            dead_letter_notice::post_notice(tx, self.consumer, new.message, new.attempts, ID_IN_USE).await?;
+        for NotParked { new, reason } in parked_messages::insert(tx, self.consumer, &to_park).await? {
+            parked_messages::insert_dead_letter(tx, self.consumer, new, &reason).await?;
+            dead_letter_notice::post_notice(tx, self.consumer, new.message, new.attempts, &reason).await?;
         }
         for ToRetry { parked_id, attempts, next_at, error } in &self.to_retry {
             parked_messages::retry_at(tx, *parked_id, *attempts, *next_at, error).await?;

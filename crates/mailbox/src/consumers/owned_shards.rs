@@ -86,6 +86,10 @@ impl OwnedShards {
         Ok(())
     }
 
+    pub(super) fn has_unsaved_positions(&self) -> bool {
+        self.reader.positions().iter().any(|(shard, position)| self.saved.get(shard) != Some(position))
+    }
+
     /// Returns the positions of the reader that differ from the stored ones.
     pub(super) fn unsaved_positions(&self) -> BTreeMap<i16, Position> {
         let is_unsaved = |(shard, position): &(&i16, &Position)| self.saved.get(*shard) != Some(*position);

@@ -4,15 +4,20 @@
 use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Row};
+use serde_json::Value;
+use sqlx::{Connection, PgConnection, Postgres, Row, Transaction};
 use uuid::Uuid;
 
 use super::processor::{Delivery, Origin};
+use crate::database::{is_data_error, redacted_error};
 use crate::log::{AggregateId, Message};
 
 /// The columns that parked messages and dead letters have in common: the whole message.
 pub(crate) const CONTENT: &str = "log_id, message_id, source, tenant, topic, key, aggregate_type, aggregate_id, headers, \
                                   payload, at";
+
+/// The error of a message that cannot be parked, because another one with the same id is.
+const ID_IN_USE: &str = "another message with the same id is parked: retry this one when that one is done";
 
 /// A tenant and a key, as [`Message::ordering_key`] returns them.
 pub(super) type Key = (String, String);
@@ -27,16 +32,58 @@ pub(super) struct NewParked<'a> {
     pub(super) last_error: Option<&'a str>,
 }
 
-/// Parks the messages, in this order, unless they are parked already. Returns those that cannot be parked, because another
-/// message with the same id is parked, or is parked now.
+/// A message that cannot be parked, and why.
+pub(super) struct NotParked<'n> {
+    pub(super) new: &'n NewParked<'n>,
+    pub(super) reason: String,
+}
+
+/// Parks the messages, in this order, unless they are parked already. Returns those that cannot be parked.
 pub(super) async fn insert<'n>(
-    tx: &mut PgConnection,
+    tx: &mut Transaction<'_, Postgres>,
     consumer: &str,
     new: &'n [NewParked<'n>],
-) -> sqlx::Result<Vec<&'n NewParked<'n>>> {
+) -> sqlx::Result<Vec<NotParked<'n>>> {
     if new.is_empty() {
         return Ok(Vec::new());
     }
+    let mut attempt = tx.begin().await?;
+    match insert_all(&mut attempt, consumer, new).await {
+        Ok(not_parked) => {
+            attempt.commit().await?;
+            return Ok(not_parked);
+        }
+        // PostgreSQL cannot read one of the payloads, such as JSON that is nested too deeply.
+        Err(error) if is_data_error(&error) => attempt.rollback().await?,
+        Err(error) => return Err(error),
+    }
+    let mut not_parked = Vec::new();
+    for one in new {
+        let mut attempt = tx.begin().await?;
+        match insert_all(&mut attempt, consumer, std::slice::from_ref(one)).await {
+            Ok(refused) => {
+                attempt.commit().await?;
+                not_parked.extend(refused);
+            }
+            Err(error) if is_data_error(&error) => {
+                attempt.rollback().await?;
+                let failed = one.last_error.map(|failed| format!("{failed}; ")).unwrap_or_default();
+                let reason = format!("{failed}it cannot be parked: {}", redacted_error(&error));
+                not_parked.push(NotParked { new: one, reason });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(not_parked)
+}
+
+/// Parks the messages in one statement. Returns those that cannot be parked, because another message with the same id is parked,
+/// or is parked now.
+async fn insert_all<'n>(
+    tx: &mut PgConnection,
+    consumer: &str,
+    new: &'n [NewParked<'n>],
+) -> sqlx::Result<Vec<NotParked<'n>>> {
     let text = |of: fn(&Message) -> Option<&str>| new.iter().map(|parked| of(parked.message)).collect::<Vec<_>>();
     let aggregate_id = |parked: &NewParked<'_>| parked.message.aggregate_id.as_ref().map(AggregateId::to_json);
     let inserted = sqlx::query(
@@ -84,7 +131,7 @@ async fn with_id_of_another<'n>(
     db: &mut PgConnection,
     consumer: &str,
     new: &'n [NewParked<'n>],
-) -> sqlx::Result<Vec<&'n NewParked<'n>>> {
+) -> sqlx::Result<Vec<NotParked<'n>>> {
     let query = "select new.n from unnest($2::uuid[], $3::integer[], $4::bigint[]) with ordinality
                                    as new (message_id, run, log_id, n)
                  join pillarbox.parked on consumer = $1 and parked.message_id = new.message_id and parked.run = new.run
@@ -96,7 +143,8 @@ async fn with_id_of_another<'n>(
         .bind(new.iter().map(|parked| parked.message.id).collect::<Vec<_>>())
         .fetch_all(db)
         .await?;
-    Ok(numbers.into_iter().filter_map(|number| new.get(number as usize - 1)).collect())
+    let found = numbers.into_iter().filter_map(|number| new.get(number as usize - 1));
+    Ok(found.map(|new| NotParked { new, reason: ID_IN_USE.to_owned() }).collect())
 }
 
 /// Returns the keys of these shards that have parked messages. Later messages of these keys must wait.
@@ -240,22 +288,44 @@ pub(super) async fn give_up(tx: &mut PgConnection, id: i64, attempts: i32, error
 
 /// Makes a message that was not parked a dead letter. Returns false and changes nothing if it is parked, as a replayed
 /// message can be: its parked copy decides.
-pub(super) async fn give_up_new(tx: &mut PgConnection, consumer: &str, new: NewParked<'_>) -> sqlx::Result<bool> {
+pub(super) async fn give_up_new(
+    tx: &mut Transaction<'_, Postgres>,
+    consumer: &str,
+    new: NewParked<'_>,
+) -> sqlx::Result<bool> {
     let query = "select exists (select from pillarbox.parked
                                 where consumer = $1 and message_id = $2 and run = $3 and log_id = $4)";
     let query = sqlx::query_scalar(query).bind(consumer).bind(new.message.message_id).bind(new.run);
-    if query.bind(new.message.id).fetch_one(&mut *tx).await? {
+    if query.bind(new.message.id).fetch_one(&mut **tx).await? {
         return Ok(false);
     }
     insert_dead_letter(tx, consumer, &new, new.last_error.unwrap_or_default()).await?;
     Ok(true)
 }
 
-/// Inserts a dead letter of a message that is not parked.
+/// Inserts a dead letter of a message that is not parked. If PostgreSQL cannot read its payload, the dead letter has the
+/// payload as one JSON string.
 pub(super) async fn insert_dead_letter(
-    tx: &mut PgConnection,
+    tx: &mut Transaction<'_, Postgres>,
+    consumer: &str,
+    new: &NewParked<'_>,
+    error: &str,
+) -> sqlx::Result<()> {
+    let mut attempt = tx.begin().await?;
+    let payload = new.message.payload.get();
+    match insert_dead_letter_with(&mut attempt, consumer, new, payload, error).await {
+        Ok(()) => return attempt.commit().await,
+        Err(cause) if is_data_error(&cause) => attempt.rollback().await?,
+        Err(cause) => return Err(cause),
+    }
+    insert_dead_letter_with(tx, consumer, new, &Value::from(payload).to_string(), error).await
+}
+
+async fn insert_dead_letter_with(
+    db: &mut PgConnection,
     consumer: &str,
     NewParked { message, run, attempts, .. }: &NewParked<'_>,
+    payload: &str,
     error: &str,
 ) -> sqlx::Result<()> {
     let query = format!(
@@ -277,9 +347,9 @@ pub(super) async fn insert_dead_letter(
         .bind(&message.aggregate_type)
         .bind(message.aggregate_id.as_ref().map(AggregateId::to_json))
         .bind(message.headers.get())
-        .bind(message.payload.get())
+        .bind(payload)
         .bind(message.at)
-        .execute(tx)
+        .execute(db)
         .await
         .map(drop)
 }
@@ -311,11 +381,11 @@ pub(super) async fn unblock(
 }
 
 /// Turns all parked messages of one consumer, or of all consumers, into dead letters.
-pub(crate) async fn give_up_all(tx: &mut PgConnection, consumer: Option<&str>, reason: &str) -> sqlx::Result<()> {
+pub(crate) async fn give_up_all(tx: &mut PgConnection, consumer: Option<&str>, reason: &str) -> sqlx::Result<u64> {
     let query = format!(
         "with given_up as (delete from pillarbox.parked where $1::text is null or consumer = $1 returning *)
          insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, {CONTENT})
          select consumer, shard, run, attempts, $2, {CONTENT} from given_up order by id"
     );
-    sqlx::query(sqlx::AssertSqlSafe(query)).bind(consumer).bind(reason).execute(tx).await.map(drop)
+    Ok(sqlx::query(sqlx::AssertSqlSafe(query)).bind(consumer).bind(reason).execute(tx).await?.rows_affected())
 }

@@ -1,12 +1,13 @@
 //! The runtime of a process: one watcher, one heartbeat, and some shard workers for each consumer.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kit::backoff::Backoff;
 use kit::clock::Clock;
-use kit::health::Health;
+use kit::health::{Health, Probe};
 use kit::worker::{Round, RoundLimits, Wake, Worker};
 use sqlx::PgPool;
 use tokio::sync::Mutex;
@@ -29,7 +30,8 @@ const HEARTBEAT_TIME_MIN: Duration = Duration::from_secs(1);
 
 /// A consumer with a handler. Its code is the same whether its messages come from the log or from a RabbitMQ queue.
 pub struct Subscription {
-    pub consumer: &'static str,
+    /// The name of the consumer.
+    pub consumer: Cow<'static, str>,
     /// The sources that it trusts, and its topics.
     pub matching: MessagePattern,
     pub start: StartAt,
@@ -138,7 +140,7 @@ impl Runtime {
     /// Runs a consumer with a handler.
     pub fn subscribe(&self, subscription: &Subscription) {
         let consumer = Consumer {
-            name: subscription.consumer.to_owned(),
+            name: subscription.consumer.clone().into_owned(),
             kind: ConsumerKind::Handler,
             filter: Filter::matching(&subscription.matching),
             start: subscription.start,
@@ -208,6 +210,16 @@ impl Runtime {
         let probe = self.health.task(name.clone(), false);
         let limits = RoundLimits::default();
         Worker { name, pause, wake: Wake::default(), stop: self.stop.clone(), probe, limits }
+    }
+
+    /// Registers a server that a service uses besides PostgreSQL. Without it, the process is degraded and not unready.
+    pub fn dependency(&self, name: &str) -> Probe {
+        self.health.dependency(name, false)
+    }
+
+    /// Returns the token that is cancelled when the process stops.
+    pub fn stop_token(&self) -> CancellationToken {
+        self.stop.clone()
     }
 
     /// Waits until the workers have ended, and releases the leases of this process. `stop` must be cancelled.

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::commit::{commit, commit_deferred};
 use super::consumer::{self, Consumer, ConsumerState};
+use super::filter_changes::ReplayWait;
 use super::local_handlers::LocalWorkerHandle;
 use super::outcomes::Outcomes;
 use super::owned_shards::OwnedShards;
@@ -65,6 +66,7 @@ pub struct ShardWorker<P> {
     invalidations: u64,
     /// Set if requests of this process may wait for this worker.
     local: Option<LocalWorkerHandle>,
+    replay_wait: ReplayWait,
 }
 
 impl<P: Processor> ShardWorker<P> {
@@ -98,6 +100,7 @@ impl<P: Processor> ShardWorker<P> {
             is_in_round: false,
             invalidations: 0,
             local: None,
+            replay_wait: ReplayWait::default(),
         }
     }
 
@@ -183,7 +186,9 @@ impl<P: Processor> ShardWorker<P> {
         if more_parked || more_replayed || more_live {
             return Ok(Round::Busy);
         }
-        Ok(match deferred_due.map(|due| due.saturating_duration_since(Instant::now())) {
+        let save_due = self.save_skipped().await?;
+        let next_due = deferred_due.into_iter().chain(save_due).min();
+        Ok(match next_due.map(|due| due.saturating_duration_since(Instant::now())) {
             Some(Duration::ZERO) => Round::Busy,
             Some(pause) => Round::IdleFor(pause),
             None => Round::Idle,
@@ -221,9 +226,11 @@ impl<P: Processor> ShardWorker<P> {
             None => return Err(ConsumerError::Dropped),
             Some(ConsumerState { is_lapsed: true, .. }) => return Err(ConsumerError::Lapsed(consumer.clone())),
             Some(ConsumerState { needs_replay: true, .. }) => {
-                filter_changes::request_replays(&mut db, consumer, &self.consumer.filter, &self.replica).await?;
+                let filter = &self.consumer.filter;
+                let waits_for = filter_changes::request_replays(&mut db, consumer, filter, &self.replica).await?;
+                self.replay_wait.observe(consumer, waits_for.as_deref());
             }
-            Some(_) => {}
+            Some(_) => self.replay_wait.observe(consumer, None),
         }
         let (worker, undivided) = ((*owner, &*self.replica), self.options.in_log_order);
         let Some(owned) = leases::rebalance(&mut db, consumer, worker, undivided).await? else {
@@ -323,6 +330,21 @@ impl<P: Processor> ShardWorker<P> {
         // Also after a window in memory: there may be more windows after it.
         let reader = &self.shards.reader;
         Ok(!reader.is_done() || !reader.has_reached(&now))
+    }
+
+    /// Saves that messages were read that do not match, if it is due. Returns when it is due. Otherwise they would count as
+    /// unread until the next messages arrive.
+    async fn save_skipped(&mut self) -> Result<Option<Instant>, ConsumerError> {
+        // Without a snapshot of the same incarnation, the transactions that the positions have passed may be lost.
+        let is_current = || self.watcher.newest().is_some_and(|(now, _)| self.registered_in == Some(now.incarnation));
+        if !self.shards.has_unsaved_positions() || !is_current() {
+            return Ok(None);
+        }
+        let due = self.shards.saved_at + IDLE_SAVE_INTERVAL;
+        if due > Instant::now() {
+            return Ok(Some(due));
+        }
+        self.process(Vec::new(), &[]).await.map(|()| None)
     }
 
     /// Processes a part of the work that the processor has deferred, if it is due. Returns when the next part is due.

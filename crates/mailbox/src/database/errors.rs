@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use kit::caller_share::ShareExhausted;
 use kit::problem::Problem;
 
 /// Returns whether the written values caused the error: invalid data, a violated constraint, or a program limit such as
@@ -46,6 +47,9 @@ pub fn is_connection_lost(error: &sqlx::Error) -> bool {
 pub fn problem(error: &sqlx::Error) -> Problem {
     let code = error.as_database_error().and_then(|cause| cause.code());
     match (error, code.as_deref()) {
+        (sqlx::Error::Io(cause), _) if cause.get_ref().is_some_and(|cause| cause.is::<ShareExhausted>()) => {
+            Problem::overloaded(cause, Duration::from_secs(1))
+        }
         (error, _) if is_connection_lost(error) => Problem::unavailable(error),
         (_, Some("53100")) => {
             tracing::error!(%error, "the disk of the database is full");
@@ -90,6 +94,8 @@ mod tests {
             assert_eq!((problem.status().as_u16(), problem.code()), (503, "unavailable"), "{error}");
             assert!(is_transient(&error), "{error}");
         }
+        let exhausted = problem(&sqlx::Error::Io(std::io::Error::other(ShareExhausted)));
+        assert_eq!((exhausted.status().as_u16(), exhausted.code()), (503, "overloaded"));
         for error in [sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound("a".to_owned())] {
             assert_eq!(problem(&error).status().as_u16(), 500, "{error}");
         }

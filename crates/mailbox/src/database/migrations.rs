@@ -10,6 +10,7 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, SqlStr};
 
 use super::pool::SEARCH_PATH;
+use super::statements::statements;
 
 /// Version, description and text of each migration, in the order of their versions; written by `build.rs`.
 const MIGRATIONS: &[(i64, &str, &str)] = &include!(concat!(env!("OUT_DIR"), "/migrations.rs"));
@@ -170,28 +171,6 @@ fn is_deadlock(error: &sqlx::Error) -> bool {
     error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == DEADLOCK)
 }
 
-/// Splits SQL into its statements, without comments. Bodies in `$$` are not split.
-fn statements(sql: &str) -> Vec<String> {
-    let uncommented: Vec<&str> = sql.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
-    let (mut statements, mut current) = (Vec::new(), String::new());
-    for (at, part) in uncommented.join("\n").split("$$").enumerate() {
-        let is_body = at % 2 == 1;
-        if at > 0 {
-            current.push_str("$$");
-        }
-        let mut pieces = if is_body { vec![part] } else { part.split(';').collect() };
-        let last = pieces.pop().unwrap_or_default();
-        for piece in pieces {
-            current.push_str(piece);
-            statements.push(std::mem::take(&mut current));
-        }
-        current.push_str(last);
-    }
-    statements.push(current);
-    statements.retain(|statement| !statement.trim().is_empty());
-    statements
-}
-
 /// Acquires the lock of migrations for the session. Any login of the database can hold it, so the wait is limited. It waits
 /// between statements and not in one: whoever waits in a statement has a snapshot, and an index that the holder of the lock
 /// builds while its table can be written waits for the end of all older snapshots.
@@ -264,20 +243,4 @@ async fn missing_in(db: &mut PgConnection) -> Result<Vec<i64>, sqlx::Error> {
     };
     let needed = migrations();
     Ok(needed.iter().map(|migration| migration.version).filter(|version| !applied.contains(version)).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_migration_is_split_into_statements() {
-        let sql = "-- no-transaction\n-- a; b\ndrop index a; -- now;\ncreate index a\n    on t (x);\n\n\
-                   do $$\nbegin\n    analyze t;\nend\n$$;\nselect 1";
-        let found: Vec<String> = statements(sql).iter().map(|one| one.trim().replace('\n', " ")).collect();
-        assert_eq!(
-            found,
-            ["drop index a", "create index a     on t (x)", "do $$ begin     analyze t; end $$", "select 1"]
-        );
-    }
 }

@@ -3,12 +3,15 @@
 //! A message that was just committed would otherwise wait for the watcher's next poll. No caller has to remember the
 //! wake-up: [`DatabaseTransaction::commit`] is the only way to commit.
 
+use std::io;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::time::Duration;
 
+use kit::caller_share::{CallerShares, SharePermit};
 use kit::worker::Wake;
 use sqlx::pool::PoolConnection;
-use sqlx::{PgPool, Postgres, Transaction};
+use sqlx::{PgConnection, PgPool, Postgres, Transaction};
 
 use super::dedicated_connection::DedicatedConnection;
 use super::invalidations::Invalidations;
@@ -22,19 +25,22 @@ pub struct Database {
     readers: Wake,
     invalidations: Invalidations,
     step_time_max: Duration,
+    /// Of the connections, for requests: one caller gets half of them.
+    shares: Arc<CallerShares>,
 }
 
 impl Database {
     /// A database whose readers nobody runs yet: `consumers::Runtime::start` runs them.
     pub fn new(pool: PgPool) -> Database {
         let (readers, invalidations) = (Wake::default(), Invalidations::default());
-        Database { pool, readers, invalidations, step_time_max: STEP_TIME_MAX }
+        let shares = shares_of(&pool);
+        Database { pool, readers, invalidations, step_time_max: STEP_TIME_MAX, shares }
     }
 
     /// Returns the same database over another pool. Commits over both pools wake the same readers, and an invalidation
     /// concerns both.
     pub fn with_pool(&self, pool: PgPool) -> Database {
-        Database { pool, ..self.clone() }
+        Database { shares: shares_of(&pool), pool, ..self.clone() }
     }
 
     /// Sets the time limit of the steps of background work according to that of PostgreSQL for one statement: PostgreSQL
@@ -55,12 +61,20 @@ impl Database {
     }
 
     /// Returns a connection for statements that post nothing.
-    pub async fn acquire(&self) -> sqlx::Result<PoolConnection<Postgres>> {
-        self.pool.acquire().await
+    pub async fn acquire(&self) -> sqlx::Result<DatabaseConnection> {
+        let permit = self.share_permit().await?;
+        Ok(DatabaseConnection { connection: self.pool.acquire().await?, _permit: permit })
     }
 
     pub async fn begin(&self) -> sqlx::Result<DatabaseTransaction<'static>> {
-        Ok(DatabaseTransaction::new(self.pool.begin().await?, &self.readers))
+        let permit = self.share_permit().await?;
+        let transaction = DatabaseTransaction::new(self.pool.begin().await?, &self.readers);
+        Ok(DatabaseTransaction { _permit: permit, ..transaction })
+    }
+
+    /// Waits for a permit of the caller whose request this is. Without a request there is no share.
+    async fn share_permit(&self) -> sqlx::Result<Option<SharePermit>> {
+        self.shares.enter().await.map_err(|exhausted| sqlx::Error::Io(io::Error::other(exhausted)))
     }
 
     /// Returns a connection of its own for one loop. Its commits wake the readers, too.
@@ -83,16 +97,45 @@ impl Database {
     }
 }
 
+/// The shares of the callers in a pool: half of its connections, for which a request waits as long as for one of the pool.
+fn shares_of(pool: &PgPool) -> Arc<CallerShares> {
+    let options = pool.options();
+    let permits = (options.get_max_connections() as usize).div_ceil(2);
+    Arc::new(CallerShares::new(permits, options.get_acquire_timeout()))
+}
+
+/// A connection of the pool. It returns to the pool when it is dropped, and its permit to the caller.
+#[derive(Debug)]
+pub struct DatabaseConnection {
+    connection: PoolConnection<Postgres>,
+    _permit: Option<SharePermit>,
+}
+
+impl Deref for DatabaseConnection {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for DatabaseConnection {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+}
+
 /// A transaction whose commit wakes the readers of the log. It is rolled back when it is dropped.
 #[derive(Debug)]
 pub struct DatabaseTransaction<'c> {
     transaction: Transaction<'c, Postgres>,
     readers: Wake,
+    _permit: Option<SharePermit>,
 }
 
 impl<'c> DatabaseTransaction<'c> {
     pub(super) fn new(transaction: Transaction<'c, Postgres>, readers: &Wake) -> DatabaseTransaction<'c> {
-        DatabaseTransaction { transaction, readers: readers.clone() }
+        DatabaseTransaction { transaction, readers: readers.clone(), _permit: None }
     }
 
     /// Commits, then wakes the readers of the log. If nothing was posted, the wake-up costs one small poll.

@@ -30,6 +30,8 @@ pub struct Filter {
     sources: Option<Vec<String>>,
     /// The sources whose messages may be excluded; None if they may have any source.
     excluded_sources: Option<Vec<String>>,
+    /// The only tenant whose messages match; None: any.
+    tenant: Option<String>,
 }
 
 impl Filter {
@@ -44,7 +46,14 @@ impl Filter {
             excluded: None,
             sources: is_by_source.then(|| pattern.sources.clone()),
             excluded_sources: None,
+            tenant: None,
         }
+    }
+
+    /// Matches the messages of this tenant only.
+    pub fn of_tenant(mut self, tenant: &str) -> Filter {
+        self.tenant = Some(tenant.to_owned());
+        self
     }
 
     /// Also includes the messages that `pattern` matches.
@@ -67,6 +76,9 @@ impl Filter {
 
     /// Whether the consumer reads this message. The result is the same as in PostgreSQL.
     pub fn matches(&self, message: &Message) -> bool {
+        if self.tenant.as_ref().is_some_and(|tenant| *tenant != message.tenant) {
+            return false;
+        }
         if let Some(sources) = self.sources.as_ref().filter(|_| !self.may_exclude(&message.source)) {
             return sources.is_empty() || sources.contains(&message.source);
         }
@@ -96,6 +108,10 @@ impl Filter {
 
     pub(crate) fn excluded(&self) -> Option<&str> {
         self.excluded.as_ref().map(Regex::as_str)
+    }
+
+    pub(crate) fn tenant(&self) -> Option<&str> {
+        self.tenant.as_deref()
     }
 
     /// The sources to which [`Filter::excluded`] applies, so that it need not be evaluated for others; None: to all.

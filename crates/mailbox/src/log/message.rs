@@ -9,7 +9,7 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use super::post::AggregateId;
+use super::post::{AggregateId, FROM_QUEUE};
 
 /// One entry of the log.
 #[derive(Debug, Clone)]
@@ -59,6 +59,29 @@ impl Message {
         }
         let headers: Headers = serde_json::from_str(self.headers.get()).ok()?;
         headers.traceparent?.parse().ok()
+    }
+
+    /// Returns the id that the producer of a business event knows it by, if that differs from the id of the message.
+    pub fn source_event_id(&self) -> Option<String> {
+        #[derive(Deserialize)]
+        struct Headers {
+            source_event_id: Option<String>,
+        }
+        let headers: Headers = serde_json::from_str(self.headers.get()).ok()?;
+        headers.source_event_id
+    }
+
+    /// Returns the id that a service has posted the message with, in this or another database. It differs from the id here if the
+    /// message came over RabbitMQ and its producer has chosen the id.
+    pub fn original_id(&self) -> Uuid {
+        #[derive(Deserialize)]
+        struct Headers {
+            original_id: Option<Uuid>,
+        }
+        // Anybody who posts in SQL chooses the headers. Those of messages from a queue are set by the intake.
+        let is_from_queue = self.source.starts_with(FROM_QUEUE);
+        let headers = || serde_json::from_str::<Headers>(self.headers.get()).ok()?.original_id;
+        is_from_queue.then(headers).flatten().unwrap_or(self.message_id)
     }
 
     /// The approximate memory use of its content, in bytes.

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use chrono::{DateTime, SecondsFormat, Utc};
 use contracts::MESSAGE_BYTES_MAX;
 use kit::auth::Tenant;
+use kit::json::{LEVELS_MAX, is_too_deep};
 use kit::problem::Problem;
 use kit::trace::TraceContext;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,12 @@ const KEY_CHARS_MAX: usize = 255;
 /// The longest aggregate type, in characters.
 const AGGREGATE_TYPE_CHARS_MAX: usize = 100;
 
+/// The prefix of the sources of messages that were read from a RabbitMQ queue.
+pub(super) const FROM_QUEUE: &str = "amqp:";
+
+/// The header with [`Post::original_id`].
+const ORIGINAL_ID: &str = "original_id";
+
 /// The part of the system that posts a message. It is set by code and never by a caller, so consumers can trust it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source(Cow<'static, str>);
@@ -34,7 +41,7 @@ impl Source {
 
     /// The source of messages that were read from a RabbitMQ queue.
     pub fn from_queue(queue: &str) -> Source {
-        Source(Cow::Owned(format!("amqp:{queue}")))
+        Source(Cow::Owned(format!("{FROM_QUEUE}{queue}")))
     }
 
     pub fn as_str(&self) -> &str {
@@ -56,6 +63,8 @@ pub struct Post {
     pub tenant: Tenant,
     /// The message id, if it already has one. Must be a UUID of version 7.
     pub id: Option<Uuid>,
+    /// For a message from another database: its id there, if this database cannot use it as the id.
+    pub original_id: Option<Uuid>,
     /// The trace that it belongs to; None for the trace of the current task.
     pub trace: Option<TraceContext>,
     /// For a payload with secrets or personal data: the time from which it is of no use.
@@ -84,6 +93,8 @@ pub enum PostError {
         "payload has {0} bytes; at most {MESSAGE_BYTES_MAX} are accepted: store larger content elsewhere and post a reference to it"
     )]
     TooLarge(usize),
+    #[error("payload is nested deeper than {LEVELS_MAX} levels, which consumers cannot read: post a flatter one")]
+    TooDeep,
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
 }
@@ -93,7 +104,7 @@ impl From<PostError> for Problem {
     fn from(error: PostError) -> Problem {
         match error {
             PostError::Database(cause) => problem(&cause),
-            PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_) => {
+            PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_) | PostError::TooDeep => {
                 Problem::internal(&error)
             }
         }
@@ -120,6 +131,7 @@ impl Post {
             aggregate_id: None,
             tenant: Tenant::main(),
             id: None,
+            original_id: None,
             trace: None,
             confidential_until: None,
         }
@@ -139,8 +151,14 @@ impl Post {
 
     /// The headers of the message, if they differ from those of its batch, which has the trace of the current task.
     fn explicit_headers(&self, current: Option<TraceContext>) -> Option<String> {
-        let is_own = self.trace.is_some() || self.confidential_until.is_some();
-        is_own.then(|| headers_of(self.trace.or(current), self.confidential_until).to_string())
+        let is_own = self.trace.is_some() || self.confidential_until.is_some() || self.original_id.is_some();
+        is_own.then(|| {
+            let mut headers = headers_of(self.trace.or(current), self.confidential_until);
+            if let Some(id) = self.original_id {
+                headers[ORIGINAL_ID] = id.to_string().into();
+            }
+            headers.to_string()
+        })
     }
 
     /// Checks the message. Fails with the field that is invalid and the values that it accepts.
@@ -164,6 +182,7 @@ impl Post {
         }
         match self.payload.get().len() {
             bytes if bytes > MESSAGE_BYTES_MAX => Err(PostError::TooLarge(bytes)),
+            _ if is_too_deep(self.payload.get()) => Err(PostError::TooDeep),
             _ => Ok(()),
         }
     }

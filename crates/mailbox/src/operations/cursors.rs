@@ -166,7 +166,10 @@ async fn is_in_use(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<bool> 
 /// The result of deleting a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeleteResult {
-    Deleted,
+    Deleted {
+        /// How many of its messages were parked and are dead letters now.
+        dead_letters: u64,
+    },
     NotFound,
     /// A running process works for it and would register it again at once.
     InUse,
@@ -200,6 +203,6 @@ pub async fn delete_in(tx: &mut PgConnection, consumer: &str) -> sqlx::Result<De
         sqlx::query(statement).bind(consumer).execute(&mut *tx).await?;
     }
     filter_changes::delete(tx, consumer).await?;
-    parked_messages::give_up_all(tx, Some(consumer), "its consumer was dropped").await?;
-    Ok(DeleteResult::Deleted)
+    let dead_letters = parked_messages::give_up_all(tx, Some(consumer), "its consumer was dropped").await?;
+    Ok(DeleteResult::Deleted { dead_letters })
 }

@@ -79,14 +79,15 @@ pub async fn list(
 }
 
 /// Parks up to `limit` dead letters again, oldest first, with all their retries. Returns how many. Skips those whose
-/// consumer does not exist, and those whose id is that of another message that is parked, or is retried first.
+/// consumer does not exist, and those whose id is that of another message that is parked, or is selected, too, and older.
 pub async fn retry(db: impl PgExecutor<'_>, selection: &Selection, limit: i64) -> sqlx::Result<u64> {
     let query = format!(
         "with selected as (
              select id from pillarbox.dead_letter
              where {IS_SELECTED} and exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
                and not exists (select from pillarbox.parked as other where {HAS_SAME_ID})
-               and not exists (select from pillarbox.dead_letter as other where {HAS_SAME_ID} and other.id < dead_letter.id)
+               and not exists (select from pillarbox.dead_letter as other
+                               where {IS_SELECTED} and {HAS_SAME_ID} and other.id < dead_letter.id)
              order by id limit $8 for update skip locked
          ), removed as (delete from pillarbox.dead_letter using selected where dead_letter.id = selected.id returning dead_letter.*),
          parked as (

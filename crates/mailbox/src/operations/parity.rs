@@ -64,16 +64,15 @@ impl Comparison {
     }
 }
 
-/// Returns which of these messages have a row in a table with a column `message_id`; None if there is no such table.
-pub async fn recorded(db: &mut PgConnection, table: &str, ids: &[Uuid]) -> sqlx::Result<Option<HashSet<Uuid>>> {
-    let exists = "select exists (select from pg_attribute
-                                 where attrelid = to_regclass($1) and attname = 'message_id' and not attisdropped)";
-    if !sqlx::query_scalar::<_, bool>(exists).bind(table).fetch_one(&mut *db).await? {
-        return Ok(None);
-    }
-    let query = format!("select distinct message_id from {table} where message_id = any($1)");
-    let found: Vec<Uuid> = sqlx::query_scalar(sqlx::AssertSqlSafe(query)).bind(ids).fetch_all(db).await?;
-    Ok(Some(found.into_iter().collect()))
+/// Returns which of these messages a handler has processed, according to its inbox.
+pub async fn processed(db: &mut PgConnection, consumer: &str, ids: &[Uuid]) -> sqlx::Result<HashSet<Uuid>> {
+    // Ids that contain no time, or an old one, are in the other table.
+    let query = "select message_id from pillarbox.inbox where consumer = $1 and run = 0 and message_id = any($2)
+                 union
+                 select id from unnest($2) as id
+                 join pillarbox.inbox_foreign on consumer = $1 and inbox_foreign.message_id = id || '/0'";
+    let found: Vec<Uuid> = sqlx::query_scalar(query).bind(consumer).bind(ids).fetch_all(db).await?;
+    Ok(found.into_iter().collect())
 }
 
 /// The positions of the consumers are read once, and not for each message. A *jump* is a position that the consumer did not reach by

@@ -50,7 +50,7 @@ pub async fn recover_in(tx: &mut PgConnection, recovery: Recovery) -> sqlx::Resu
     .await?;
     match recovery {
         Recovery::From(from) => replays::request_for_all(tx, from, floor_at + replays::SNAPSHOT_MARGIN).await?,
-        Recovery::Skip => parked_messages::give_up_all(tx, None, "skipped by pillarbox recover --skip").await?,
+        Recovery::Skip => drop(parked_messages::give_up_all(tx, None, "skipped by pillarbox recover --skip").await?),
     }
     Ok(true)
 }

@@ -1,6 +1,6 @@
 //! The status of consumers and messages, for operators and for metrics.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::dead_letters::{self, Selection};
 use crate::database::{SHORT_STEP_TIME_MAX, step};
-use crate::log::Message;
+use crate::log::{LogRef, Message};
 
 /// The time limit of one measurement. It reads a few rows of every consumer.
 const MEASURE_TIME_MAX: Duration = SHORT_STEP_TIME_MAX;
@@ -142,33 +142,15 @@ pub struct MessageStatus {
     pub last_error: Option<String>,
 }
 
-/// Returns the status of a message for one consumer; None if its filter does not match the message.
-pub async fn message_status(
-    db: impl PgExecutor<'_>,
-    message: &Message,
-    consumer: &str,
-) -> sqlx::Result<Option<MessageStatus>> {
-    Ok(statuses(db, message, Some(consumer)).await?.pop())
-}
-
 /// Returns the status of a message for each consumer whose filter it matches.
 pub async fn message_statuses(db: impl PgExecutor<'_>, message: &Message) -> sqlx::Result<Vec<MessageStatus>> {
-    statuses(db, message, None).await
-}
-
-async fn statuses(
-    db: impl PgExecutor<'_>,
-    message: &Message,
-    consumer: Option<&str>,
-) -> sqlx::Result<Vec<MessageStatus>> {
     let rows = sqlx::query(
         "select consumer, status, sent_at, attempts, next_retry_at, last_error from pillarbox.outbox_status
-         where shard = $1 and log_id = $2 and created_at = $3 and ($4::text is null or consumer = $4) order by consumer",
+         where shard = $1 and log_id = $2 and created_at = $3 order by consumer",
     )
     .bind(message.shard)
     .bind(message.id)
     .bind(message.at)
-    .bind(consumer)
     .fetch_all(db)
     .await?;
     let status = |row| -> sqlx::Result<MessageStatus> {
@@ -182,6 +164,29 @@ async fn statuses(
         })
     };
     rows.iter().map(status).collect()
+}
+
+/// Returns the `status` of each message for one consumer, by the message's id in the log. A message that the consumer's
+/// filter does not match is missing.
+pub async fn statuses_of(
+    db: impl PgExecutor<'_>,
+    messages: &[LogRef],
+    consumer: &str,
+) -> sqlx::Result<HashMap<i64, String>> {
+    let rows: Vec<(i64, String)> = sqlx::query_as(
+        "select message.id, found.status from unnest($1::smallint[], $2::bigint[], $3::timestamptz[]) as message (shard, id, at)
+         cross join lateral (
+             select status from pillarbox.outbox_status
+             where outbox_status.shard = message.shard and log_id = message.id and created_at = message.at and consumer = $4
+         ) found",
+    )
+    .bind(messages.iter().map(|message| message.shard).collect::<Vec<_>>())
+    .bind(messages.iter().map(|message| message.id).collect::<Vec<_>>())
+    .bind(messages.iter().map(|message| message.at).collect::<Vec<_>>())
+    .bind(consumer)
+    .fetch_all(db)
+    .await?;
+    Ok(rows.into_iter().collect())
 }
 
 /// The gauges of all consumers.
