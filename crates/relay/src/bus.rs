@@ -17,9 +17,10 @@ use crate::broker::Broker;
 use crate::intake_queue::{IntakeFormat, IntakeQueue};
 use crate::intake_worker::{Trust, source_of};
 use crate::relay::{RelaySettings, start_intake_with, start_topology_worker};
-use crate::route::DEAD_LETTERS;
+use crate::route::{DEAD_LETTERS, Route};
 use crate::signature::MessageSigner;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
+use crate::type_queues;
 
 /// Starts a subscription over the broker. Its queue is bound to the exchanges of the routes.
 pub fn subscribe(
@@ -29,8 +30,9 @@ pub fn subscribe(
     signer: &MessageSigner,
     subscription: Subscription,
 ) {
-    let queue = queue_of(subscription.consumer);
-    start_topology_worker(runtime, topology(settings, &subscription, &queue), broker);
+    let source = QueueSource::of(settings, &subscription);
+    let (queue, prefetch, is_shared) = (source.queue.name.clone(), source.prefetch, source.is_shared);
+    start_topology_worker(runtime, topology(source, &subscription), broker);
     if let Some(until) = settings.accept_unsigned_until.filter(|until| runtime.clock().now() < *until) {
         tracing::warn!(
             queue, %until,
@@ -40,10 +42,13 @@ pub fn subscribe(
     }
     let trust = Trust {
         sources: subscription.matching.sources.clone(),
+        aggregate_types: subscription.matching.aggregate_types.clone(),
+        is_shared,
         signer: signer.clone(),
         accept_unsigned_until: settings.accept_unsigned_until,
     };
-    start_intake_with(runtime, &IntakeQueue::new(&queue), broker, Some(trust));
+    let intake = IntakeQueue { prefetch, ..IntakeQueue::new(&queue) };
+    start_intake_with(runtime, &intake, broker, Some(trust));
     let matching = MessagePattern { sources: vec![source_of(&queue)], ..subscription.matching };
     runtime.subscribe(&with_intake_sources(settings, Subscription { matching, ..subscription }));
 }
@@ -65,37 +70,65 @@ pub fn with_intake_sources(settings: &RelaySettings, mut subscription: Subscript
 const EMAIL_CONSUMER: &str = "notify.mail";
 const EMAIL_QUEUE: &str = "smtp_send_email_v2";
 
-/// Returns the name of a consumer's queue.
-fn queue_of(consumer: &str) -> String {
-    match consumer {
-        EMAIL_CONSUMER => EMAIL_QUEUE.to_owned(),
-        consumer => format!("pillarbox.{consumer}"),
+/// The number of unacknowledged messages of a queue of business events: a listener writes many at once.
+const TYPE_PREFETCH: u16 = 100;
+
+/// Where the messages of a subscription come from.
+struct QueueSource {
+    queue: Queue,
+    /// The exchanges that the queue is bound to.
+    exchanges: Vec<Exchange>,
+    prefetch: u16,
+    /// Whether other programs know the queue.
+    is_shared: bool,
+}
+
+impl QueueSource {
+    /// A consumer of one aggregate type reads the queue of the type, which other programs may know, if exactly its messages are
+    /// published to it. Any other consumer has a queue of its own, bound for its topics to all topic exchanges of the routes.
+    fn of(settings: &RelaySettings, subscription: &Subscription) -> QueueSource {
+        let MessagePattern { sources, topics, aggregate_types } = &subscription.matching;
+        if let ([source], [], [aggregate_type]) = (&sources[..], &topics[..], &aggregate_types[..])
+            && let Some(queue) = type_queues::queue_of(&settings.routes, source, aggregate_type)
+        {
+            let is_bound = |exchange: &Exchange| queue.bindings.iter().any(|one| one.exchange == exchange.name);
+            let exchanges = settings.routes.iter().map(Route::exchange).filter(is_bound).take(1).collect();
+            return QueueSource { queue, exchanges, prefetch: TYPE_PREFETCH, is_shared: true };
+        }
+        let mut published = Topology::default();
+        let routes = settings.routes();
+        // Without a key for their type, messages of all types arrive, so the queue gets those of its sources only.
+        let publishes =
+            |route: &&Route| aggregate_types.is_empty() || route.sources.iter().any(|source| sources.contains(source));
+        let topic_routes = routes.iter().filter(|route| route.exchange_kind == ExchangeKind::Topic).filter(publishes);
+        topic_routes.for_each(|route| published.add_exchange(route.exchange()));
+        let all_topics = ["#".to_owned()];
+        let topics = if topics.is_empty() { &all_topics } else { topics.as_slice() };
+        let binding = |exchange: &Exchange, topic: &String| Binding {
+            exchange: exchange.name.clone(),
+            routing_key: topic.clone(),
+        };
+        let bindings =
+            published.exchanges.iter().flat_map(|exchange| topics.iter().map(move |topic| binding(exchange, topic)));
+        let name = match &*subscription.consumer {
+            EMAIL_CONSUMER => EMAIL_QUEUE.to_owned(),
+            consumer => format!("pillarbox.{consumer}"),
+        };
+        let queue = Queue { name, bindings: bindings.collect(), single_active_consumer: true };
+        let prefetch = IntakeQueue::new(&queue.name).prefetch;
+        QueueSource { prefetch, queue, exchanges: published.exchanges, is_shared: false }
     }
 }
 
-/// Returns the consumer's queue, bound for its topics to all topic exchanges of the routes, and the queue for copies
-/// of its dead letters.
-fn topology(settings: &RelaySettings, subscription: &Subscription, queue: &str) -> Topology {
-    let mut topology = Topology::default();
-    let published = settings.routes.iter().filter(|route| route.exchange_kind == ExchangeKind::Topic);
-    published.for_each(|route| topology.add_exchange(route.exchange()));
-    let all_topics = ["#".to_owned()];
-    let topics = match subscription.matching.topics.as_slice() {
-        [] => &all_topics,
-        topics => topics,
-    };
-    let binding =
-        |exchange: &Exchange, topic: &String| Binding { exchange: exchange.name.clone(), routing_key: topic.clone() };
-    let bindings =
-        topology.exchanges.iter().flat_map(|exchange| topics.iter().map(move |topic| binding(exchange, topic)));
-    let consumer_queue = Queue { name: queue.to_owned(), bindings: bindings.collect(), single_active_consumer: true };
-    let dead_letter_topic = dead_letters::topic_of(subscription.consumer);
+/// Returns the consumer's queue with its exchanges, and the queue for copies of its dead letters.
+fn topology(source: QueueSource, subscription: &Subscription) -> Topology {
+    let dead_letter_topic = dead_letters::topic_of(&subscription.consumer);
     let dead_letter_queue = Queue {
-        name: format!("{queue}.dlq"),
+        name: format!("{}.dlq", source.queue.name),
         bindings: vec![Binding { exchange: DEAD_LETTERS.to_owned(), routing_key: dead_letter_topic }],
         single_active_consumer: false,
     };
+    let mut topology = Topology { exchanges: source.exchanges, queues: vec![source.queue, dead_letter_queue] };
     topology.add_exchange(Exchange { name: DEAD_LETTERS.to_owned(), kind: ExchangeKind::Topic });
-    topology.queues = vec![consumer_queue, dead_letter_queue];
     topology
 }

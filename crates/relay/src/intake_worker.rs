@@ -9,61 +9,30 @@
 //! are valid only within the queue: they are recorded apart from those of services, and the id in the log is derived
 //! from the queue and the stranger's id. If the time in an id is too far from now, the log assigns a new id.
 
+mod parser;
+mod trust;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
-use contracts::{Envelope, EventId};
-use kit::auth::Tenant;
-use kit::clock::Clock;
 use kit::worker::Round;
 use mailbox::consumers::{Runtime, inbox};
 use mailbox::database::{Database, is_data_error, redacted_error, step};
-use mailbox::log::{AggregateId, Post, PostError, Source, created_at, is_confidential_topic, post_all};
+use mailbox::log::{PostError, Source, post_all, unknown_tenant_text, unknown_tenants};
 use mailbox::operations::dead_letters::{self, UnusableMessage};
-use serde::Serialize;
-use serde_json::value::{RawValue, to_raw_value};
-use sha2::{Digest, Sha256};
-use uuid::Uuid;
+use serde_json::value::to_raw_value;
 
-use crate::body_limit::BODY_BYTES_MAX;
+use self::parser::{MessageParser, Parsed};
+pub(crate) use self::trust::Trust;
 use crate::broker::{Broker, BrokerError};
 use crate::headers;
 use crate::intake::{Incoming, Intake};
-use crate::intake_queue::{IntakeFormat, IntakeQueue};
-use crate::signature::{MessageSigner, SignedFields};
+use crate::intake_queue::IntakeQueue;
 use crate::stored_body::{describe_body, store_body, without_nul};
 
 /// How long a round waits for a delivery. The worker can be stopped only between rounds.
 const DELIVERY_WAIT: Duration = Duration::from_millis(500);
-
-/// How far the time in an event's id may be from now. The inbox removes ids by this time: an id outside of these
-/// limits would be removed too early or never.
-const AHEAD_MAX: TimeDelta = TimeDelta::days(1);
-const BEHIND_MAX: TimeDelta = TimeDelta::days(7);
-
-/// How long the payload of an e-mail is of use if its publisher sets no expiry.
-const CONFIDENTIAL_TIME: TimeDelta = TimeDelta::days(7);
-/// The topic of an e-mail from the old exchange whose publisher sets none: a fanout exchange needs no routing key.
-const EMAIL_TOPIC: &str = "email.requested";
-
-/// Which messages of the queue of a subscription are believed to be those of services.
-pub(crate) struct Trust {
-    /// Only messages from these sources are accepted. Empty: from all sources, and from strangers.
-    pub(crate) sources: Vec<String>,
-    pub(crate) signer: MessageSigner,
-    /// See [`RelaySettings::accept_unsigned_until`](crate::RelaySettings).
-    pub(crate) accept_unsigned_until: Option<DateTime<Utc>>,
-}
-
-/// Who has published a message.
-enum Sender<'a> {
-    /// A relay of this installation has published it for this source.
-    Service(&'a str),
-    /// Anybody else. Its ids, its source and its tenant may be invented.
-    Stranger,
-}
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IntakeError {
@@ -98,13 +67,9 @@ impl From<PostError> for IntakeError {
 
 /// Reads one queue into the log.
 pub(crate) struct IntakeWorker {
-    settings: IntakeQueue,
-    /// None for a queue of other programs: all of its messages are strangers'.
-    trust: Option<Trust>,
-    source: String,
+    parser: MessageParser,
     intake: Intake,
     db: Database,
-    clock: Clock,
     /// Still set at the start of a round if the last round was dropped before it ended.
     is_processing: bool,
 }
@@ -117,15 +82,9 @@ impl IntakeWorker {
         runtime: &Runtime,
     ) -> IntakeWorker {
         let intake = Intake::new(broker, settings.queue.clone(), settings.prefetch);
-        IntakeWorker {
-            source: source_of(&settings.queue),
-            settings,
-            trust,
-            intake,
-            db: runtime.db().clone(),
-            clock: runtime.clock().clone(),
-            is_processing: false,
-        }
+        let source = source_of(&settings.queue);
+        let parser = MessageParser { settings, trust, source, clock: runtime.clock().clone() };
+        IntakeWorker { parser, intake, db: runtime.db().clone(), is_processing: false }
     }
 
     /// Waits for a batch and posts it. Fails if the broker or the database is unavailable.
@@ -134,7 +93,7 @@ impl IntakeWorker {
         if std::mem::replace(&mut self.is_processing, false) {
             self.intake.reset();
         }
-        let batch_max = usize::from(self.settings.prefetch);
+        let batch_max = usize::from(self.parser.settings.prefetch);
         let Ok(batch) = tokio::time::timeout(DELIVERY_WAIT, self.intake.next_batch(batch_max)).await else {
             return Ok(Round::Busy);
         };
@@ -148,7 +107,7 @@ impl IntakeWorker {
             self.intake.reset();
             return Err(error);
         }
-        metrics::counter!("pillarbox_intake_messages_total", "queue" => self.settings.queue.clone())
+        metrics::counter!("pillarbox_intake_messages_total", "queue" => self.parser.settings.queue.clone())
             .increment(batch.len() as u64);
         Ok(Round::Busy)
     }
@@ -179,14 +138,14 @@ impl IntakeWorker {
 
     /// Posts all new messages in one transaction. Fails if one of them cannot be posted.
     async fn post(&self, batch: &[Incoming]) -> Result<(), IntakeError> {
-        step(self.db.pool(), &self.source, self.db.step_time_max(), self.try_post(batch)).await
+        step(self.db.pool(), &self.parser.source, self.db.step_time_max(), self.try_post(batch)).await
     }
 
     async fn try_post(&self, batch: &[Incoming]) -> Result<(), IntakeError> {
-        let parsed: Vec<Parsed> = batch.iter().filter_map(|one| self.parse(one)).collect();
+        let parsed: Vec<Parsed> = batch.iter().filter_map(|one| self.parser.parse(one)).collect();
         let mut tx = self.db.begin().await?;
         let ids: Vec<String> = parsed.iter().flat_map(|one| one.ids.iter().cloned()).collect();
-        let mut new_ids = inbox::insert_foreign(&mut tx, &self.source, &ids).await?;
+        let mut new_ids = inbox::insert_foreign(&mut tx, &self.parser.source, &ids).await?;
         let mut posts = Vec::with_capacity(batch.len());
         for Parsed { ids, post } in parsed {
             let is_repeat = ids.iter().any(|id| !new_ids.contains(id));
@@ -196,7 +155,12 @@ impl IntakeWorker {
                 posts.push(post.map_err(IntakeError::Invalid)?);
             }
         }
-        post_all(&mut tx, &Source::from_queue(&self.settings.queue), &posts).await?;
+        // Such a message would reach nobody, and a misspelled name must not become a tenant. The message becomes a dead letter.
+        let tenants: Vec<&str> = posts.iter().map(|post| post.tenant.as_str()).collect();
+        if let Some(unknown) = unknown_tenants(&mut tx, &tenants).await?.first() {
+            return Err(IntakeError::Invalid(unknown_tenant_text(unknown)));
+        }
+        post_all(&mut tx, &Source::from_queue(&self.parser.settings.queue), &posts).await?;
         Ok(tx.commit().await?)
     }
 
@@ -204,18 +168,22 @@ impl IntakeWorker {
     async fn post_one(&self, one: &Incoming) -> Result<(), IntakeError> {
         let Err(failure) = self.post(std::slice::from_ref(one)).await else { return Ok(()) };
         let Some(error) = failure.invalid_message() else { return Err(failure) };
-        tracing::warn!(queue = self.settings.queue, error, "a message cannot be posted and becomes a dead letter");
+        tracing::warn!(
+            queue = self.parser.settings.queue,
+            error,
+            "a message cannot be posted and becomes a dead letter"
+        );
         let mut headers: BTreeMap<String, String> =
             one.headers.iter().map(|(name, value)| (without_nul(name), without_nul(value))).collect();
-        let body = match self.is_confidential(one) {
+        let body = match self.parser.is_confidential(one) {
             true => describe_body(one, &mut headers),
             false => store_body(one, &mut headers),
         };
         let body = body.map_err(encode_error)?;
         let unusable = UnusableMessage {
-            consumer: &self.source,
-            source: &self.source,
-            tenant: &self.tenant_of(one, &self.sender_of(one)),
+            consumer: &self.parser.source,
+            source: &self.parser.source,
+            tenant: &self.parser.tenant_of(one, &self.parser.sender_of(one)),
             topic: &without_nul(&one.routing_key),
             key: headers.get(headers::KEY).map(String::as_str),
             headers: &to_raw_value(&headers).map_err(encode_error)?,
@@ -227,212 +195,12 @@ impl IntakeWorker {
             dead_letters::store_unusable(&mut tx, &unusable).await?;
             Ok(tx.commit().await?)
         };
-        step(self.db.pool(), &self.source, self.db.step_time_max(), storing).await
+        step(self.db.pool(), &self.parser.source, self.db.step_time_max(), storing).await
     }
-
-    fn sender_of<'a>(&'a self, one: &'a Incoming) -> Sender<'a> {
-        match &self.trust {
-            Some(trust) => trust.sender_of(one, self.clock.now()),
-            None => Sender::Stranger,
-        }
-    }
-
-    /// The tenant of a service's message is in its headers. The settings decide about the tenant of a stranger's.
-    fn tenant_of(&self, one: &Incoming, sender: &Sender<'_>) -> Tenant {
-        let tenant = match sender {
-            Sender::Service(_) => one.headers.get(headers::TENANT).and_then(|name| name.parse().ok()),
-            Sender::Stranger => None,
-        };
-        tenant.unwrap_or_else(|| self.settings.tenant.clone())
-    }
-
-    /// Returns None if the message is not for this subscription. A producer that posts by SQL can have any topic
-    /// published, but not in the name of another source.
-    fn parse(&self, one: &Incoming) -> Option<Parsed> {
-        if one.oversized.is_some() {
-            return Some(Parsed { ids: Vec::new(), post: Err(oversized_error(one)) });
-        }
-        let sender = self.sender_of(one);
-        match (&sender, self.trust.as_ref().map(|trust| trust.sources.as_slice())) {
-            (_, None | Some([])) => {}
-            (Sender::Service(source), Some(sources)) if sources.iter().any(|trusted| trusted == source) => {}
-            (Sender::Service(_), Some(_)) => return None,
-            (Sender::Stranger, Some(_)) => {
-                return Some(Parsed { ids: Vec::new(), post: Err(UNSIGNED.to_owned()) });
-            }
-        }
-        let envelope = match self.settings.format {
-            IntakeFormat::Json => serde_json::from_slice::<Envelope>(&one.body).ok(),
-            IntakeFormat::Email => None,
-        };
-        let mut ids: Vec<String> = one.message_id.iter().cloned().collect();
-        // The event id is usually equal to the message id.
-        let event_id = envelope.as_ref().map(|envelope| envelope.event_id.to_string());
-        ids.extend(event_id.filter(|event_id| one.message_id.as_ref() != Some(event_id)));
-        for id in &mut ids {
-            self.qualify(id, &sender);
-        }
-        let post = match self.settings.format {
-            IntakeFormat::Json => self.post_of(one, envelope, &sender),
-            IntakeFormat::Email => self.post_of_email(one, &sender),
-        };
-        Some(Parsed { ids, post })
-    }
-
-    /// Makes the ids of services and of strangers in one queue different, and those of different services.
-    fn qualify(&self, id: &mut String, sender: &Sender<'_>) {
-        match (&self.trust, sender) {
-            (None, _) => {}
-            (Some(_), Sender::Service(source)) => *id = format!("signed {source} {id}"),
-            (Some(_), Sender::Stranger) => *id = format!("unsigned {id}"),
-        }
-    }
-
-    /// Returns the id of an event in the log. None if the log assigns one: a UUID of another version contains no time,
-    /// and an inbox would forget an id with another time too early or never.
-    fn log_id(&self, EventId(id): EventId, sender: &Sender<'_>) -> Option<Uuid> {
-        let created_at = created_at(id).filter(|at| is_near(*at, self.clock.now()))?;
-        match sender {
-            Sender::Service(_) => Some(id),
-            Sender::Stranger => derived_id(&self.source, id, created_at),
-        }
-    }
-
-    /// Returns the post of a message. The payload of an envelope is posted; the body of another program's message is
-    /// the payload itself, and its type or routing key is the topic.
-    fn post_of(&self, one: &Incoming, envelope: Option<Envelope>, sender: &Sender<'_>) -> Result<Post, String> {
-        let mut post = match envelope {
-            Some(envelope) => {
-                let mut post = Post::new(envelope.event_type, envelope.payload);
-                post.id = self.log_id(envelope.event_id, sender);
-                post.aggregate_type = envelope.aggregate_type;
-                let aggregate_id = envelope.aggregate_id.map(|id| serde_json::from_str::<AggregateId>(id.get()));
-                post.aggregate_id = aggregate_id.transpose().map_err(|error| format!("aggregate_id: {error}"))?;
-                post
-            }
-            None => {
-                let payload: Box<RawValue> =
-                    serde_json::from_slice(&one.body).map_err(|error| format!("the body is not JSON: {error}"))?;
-                Post::new(one.kind.as_deref().unwrap_or(&one.routing_key), payload)
-            }
-        };
-        post.key = one.headers.get(headers::KEY).cloned();
-        post.trace = one.headers.get(headers::TRACE).and_then(|trace| trace.parse().ok());
-        post.tenant = self.tenant_of(one, sender);
-        post.confidential_until = self.confidential_until(one, &post.topic);
-        Ok(post)
-    }
-
-    /// Returns the post of an e-mail from the old exchange: the same request that identity has posted, as far as the body and
-    /// the properties tell, and with the same id if our relay has published it.
-    fn post_of_email(&self, one: &Incoming, sender: &Sender<'_>) -> Result<Post, String> {
-        let data: Box<RawValue> =
-            serde_json::from_slice(&one.body).map_err(|error| format!("the body is not JSON: {error}"))?;
-        let (key, topic) =
-            (one.headers.get(headers::KEY), one.kind.as_deref().filter(|kind| is_confidential_topic(kind)));
-        let topic = topic.unwrap_or(EMAIL_TOPIC);
-        let user_id = match sender {
-            Sender::Service(_) => key.and_then(|key| key.parse().ok()),
-            Sender::Stranger => None,
-        };
-        let expires_at = expiry_of(one);
-        let idempotency_key = one.message_id.clone().unwrap_or_else(|| Uuid::now_v7().to_string());
-        let request = EmailRequest { idempotency_key, user_id, expires_at, data };
-        let event_id = one.message_id.as_deref().and_then(|id| id.parse().ok());
-        Ok(Post {
-            id: event_id.and_then(|event_id| self.log_id(event_id, sender)),
-            key: key.cloned(),
-            trace: one.headers.get(headers::TRACE).and_then(|trace| trace.parse().ok()),
-            tenant: self.tenant_of(one, sender),
-            confidential_until: self.confidential_until(one, topic),
-            ..Post::new(topic, to_raw_value(&request).map_err(|error| error.to_string())?)
-        })
-    }
-
-    /// Returns when the payload expires, if it is confidential. Relays of earlier versions and other programs send no expiry.
-    fn confidential_until(&self, one: &Incoming, topic: &str) -> Option<DateTime<Utc>> {
-        expiry_of(one).or_else(|| is_confidential_topic(topic).then(|| self.clock.now() + CONFIDENTIAL_TIME))
-    }
-
-    /// Whether the body may be confidential, although the message cannot be posted.
-    fn is_confidential(&self, one: &Incoming) -> bool {
-        self.settings.format == IntakeFormat::Email
-            || is_confidential_topic(&one.routing_key)
-            || one.kind.as_deref().is_some_and(is_confidential_topic)
-            || one.headers.contains_key(headers::CONFIDENTIAL_UNTIL)
-    }
-}
-
-/// The JSON of [`contracts::email::EmailRequested`], with the e-mail as it arrived.
-#[derive(Serialize)]
-struct EmailRequest {
-    idempotency_key: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user_id: Option<Uuid>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    expires_at: Option<DateTime<Utc>>,
-    data: Box<RawValue>,
-}
-
-impl Trust {
-    fn sender_of<'a>(&'a self, one: &'a Incoming, now: DateTime<Utc>) -> Sender<'a> {
-        let header = |name| one.headers.get(name).map(String::as_str);
-        let source = header(headers::SOURCE);
-        let Some(signature) = header(headers::SIGNATURE) else {
-            let is_accepted = self.accept_unsigned_until.is_some_and(|end| now < end);
-            // The relay of an earlier version set the source, or, if it is older still, published only its own messages.
-            let assumed = source.or(self.sources.first().map(String::as_str));
-            return if is_accepted { Sender::Service(assumed.unwrap_or_default()) } else { Sender::Stranger };
-        };
-        let (Some(message_id), Some(source), Some(tenant), Some(kind)) =
-            (one.message_id.as_deref(), source, header(headers::TENANT), one.kind.as_deref())
-        else {
-            return Sender::Stranger;
-        };
-        let fields = SignedFields { message_id, source, tenant, kind, key: header(headers::KEY), body: &one.body };
-        if self.signer.verify(&fields, signature) { Sender::Service(source) } else { Sender::Stranger }
-    }
-}
-
-/// The error of a stranger's message in the queue of a subscription.
-const UNSIGNED: &str = "the message has no valid signature of this installation: only its relays may publish to this \
-                        queue. If one did, all databases need the same secret_key; then replay its route";
-
-/// Returns the expiry of a confidential message, if the sender has set one.
-fn expiry_of(one: &Incoming) -> Option<DateTime<Utc>> {
-    one.headers.get(headers::CONFIDENTIAL_UNTIL).and_then(|until| until.parse().ok())
-}
-
-fn oversized_error(one: &Incoming) -> String {
-    let bytes = one.oversized.map_or(0, |body| body.bytes);
-    format!(
-        "the body has {bytes} bytes; at most {BODY_BYTES_MAX} are accepted: store larger content elsewhere and post a \
-         reference to it"
-    )
-}
-
-/// Returns an id with the time of a stranger's id. It depends on the queue, so that no stranger can choose the id of a
-/// message from elsewhere: its effect would be skipped as a repeat.
-fn derived_id(source: &str, id: Uuid, created_at: DateTime<Utc>) -> Option<Uuid> {
-    let digest = Sha256::new().chain_update(source).chain_update([0]).chain_update(id).finalize();
-    let milliseconds = u64::try_from(created_at.timestamp_millis()).ok()?;
-    Some(uuid::Builder::from_unix_timestamp_millis(milliseconds, digest.first_chunk()?).into_uuid())
 }
 
 fn encode_error(error: serde_json::Error) -> sqlx::Error {
     sqlx::Error::Encode(Box::new(error))
-}
-
-/// A parsed message.
-struct Parsed {
-    /// The ids by which a repeat is recognised: the id of the AMQP message and that of the event in it, which may
-    /// arrive under several message ids.
-    ids: Vec<String>,
-    post: Result<Post, String>,
-}
-
-fn is_near(at: DateTime<Utc>, now: DateTime<Utc>) -> bool {
-    (now - BEHIND_MAX..=now + AHEAD_MAX).contains(&at)
 }
 
 /// Returns the source of the messages of a queue.

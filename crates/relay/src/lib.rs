@@ -22,6 +22,7 @@
 mod body_limit;
 mod broker;
 pub mod bus;
+mod former_routes;
 mod headers;
 mod intake;
 mod intake_queue;
@@ -33,6 +34,7 @@ mod route_processor;
 mod signature;
 mod stored_body;
 mod topology;
+mod type_queues;
 
 pub use body_limit::{BODY_BYTES_MAX, OversizedBody};
 pub use broker::{Broker, BrokerError};

@@ -13,15 +13,17 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::Mutex;
 
 use crate::broker::{Broker, BrokerError};
+use crate::former_routes;
 use crate::intake_queue::{IntakeFormat, IntakeQueue};
 use crate::intake_worker::{IntakeWorker, Trust};
 use crate::route::Route;
 use crate::route_processor::RouteProcessor;
 use crate::signature::MessageSigner;
-use crate::topology::{Binding, Queue, Topology};
+use crate::topology::Topology;
+use crate::type_queues;
 
 /// The pause between two declarations of the topology: a broker may lose its objects in a restart.
-const TOPOLOGY_PAUSE: Duration = Duration::from_secs(60);
+pub(crate) const TOPOLOGY_PAUSE: Duration = Duration::from_secs(60);
 
 /// The settings of the relay (table `relay`).
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -58,15 +60,6 @@ fn optional_time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<DateTime<
 
 impl Default for RelaySettings {
     fn default() -> RelaySettings {
-        // These recipients are those of the application that this relay was first specified for.
-        let notifications = ["restaurant", "customer", "agency", "admin"].map(|recipient| Queue {
-            name: format!("notification.{recipient}"),
-            bindings: vec![Binding {
-                exchange: "notifications.exchange".to_owned(),
-                routing_key: format!("notification.{recipient}"),
-            }],
-            single_active_consumer: false,
-        });
         RelaySettings {
             poll_interval_ms: 1_000,
             batch_size: 100,
@@ -74,7 +67,7 @@ impl Default for RelaySettings {
             workers: 2,
             enable_dual_publish: false,
             routes: Route::defaults(),
-            topology: Topology { exchanges: Vec::new(), queues: notifications.to_vec() },
+            topology: Topology::default(),
             intake: Vec::new(),
             accept_unsigned_until: None,
         }
@@ -106,23 +99,30 @@ impl RelaySettings {
         self.intake.iter().try_for_each(IntakeQueue::check).map_err(|error| ("relay.intake", error))
     }
 
-    /// Returns the configured routes, and the legacy route if dual publishing is on.
-    fn routes(&self) -> Vec<Route> {
+    /// Returns the route of addresses, the configured routes, and the legacy route if dual publishing is on.
+    pub(crate) fn routes(&self) -> Vec<Route> {
         let legacy = self.enable_dual_publish.then(|| Route::legacy(&self.routes));
-        self.routes.iter().cloned().chain(legacy).collect()
+        [Route::contacts()].into_iter().chain(self.routes.iter().cloned()).chain(legacy).collect()
     }
 
     /// Returns the objects that must exist before the first message is sent. The legacy exchange is not among them,
     /// because another application owns it.
     fn topology(&self) -> Topology {
         let mut topology = self.topology.clone();
-        self.routes.iter().for_each(|route| topology.add_exchange(route.exchange()));
+        [Route::contacts()].iter().chain(&self.routes).for_each(|route| topology.add_exchange(route.exchange()));
         topology
     }
 }
 
-/// Starts the topology worker, the shard workers of all routes, and the intake of all configured queues.
-pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>, signer: &MessageSigner) {
+/// Starts the topology worker, the shard workers of all routes, and the intake of all configured queues. `for_services`: the
+/// services of this installation read queues.
+pub fn start(
+    runtime: &Runtime,
+    settings: &RelaySettings,
+    broker: &Arc<Broker>,
+    signer: &MessageSigner,
+    for_services: bool,
+) {
     let routes = settings.routes();
     if settings.enable_dual_publish {
         let route = Route::legacy(&settings.routes);
@@ -148,7 +148,9 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>, 
         delay: Duration::from_millis(settings.initial_delay_ms.into()),
     };
     start_topology_worker(runtime, settings.topology(), broker);
-    for at in 0..routes.len() {
+    type_queues::start(runtime, &settings.routes, broker);
+    former_routes::start(runtime, &routes);
+    for at in (0..routes.len()).filter(|at| for_services || !routes[*at].services_only) {
         let (route, logged_unroutable) = (Arc::new(routes[at].clone()), Arc::<AtomicBool>::default());
         let processor =
             || RouteProcessor::new(route.clone(), broker.clone(), signer.clone(), logged_unroutable.clone());
@@ -159,9 +161,7 @@ pub fn start(runtime: &Runtime, settings: &RelaySettings, broker: &Arc<Broker>, 
             IntakeFormat::Json => None,
             // What our own relay has published to the old exchange has the id of its event. Programs that know nothing of
             // signatures publish there, too.
-            IntakeFormat::Email => {
-                Some(Trust { sources: Vec::new(), signer: signer.clone(), accept_unsigned_until: None })
-            }
+            IntakeFormat::Email => Some(Trust::of_all(signer.clone())),
         };
         start_intake_with(runtime, queue, broker, trust);
     }

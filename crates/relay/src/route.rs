@@ -1,6 +1,6 @@
 //! Routes: the settings that say which messages of the log are published to which exchange, and in which format.
 
-use contracts::{SERVICE_SOURCES, SQL_SOURCE};
+use contracts::{SERVICE_SOURCES, SQL_SOURCE, identity, notify};
 use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
 use mailbox::log::{Filter, MessagePattern};
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,10 @@ pub struct Route {
     /// Whether the route publishes a copy of messages that another route publishes too.
     #[serde(default)]
     pub also: bool,
+    /// Whether the messages are for services of this installation only: they are published where the services read queues
+    /// (`bus = "rabbitmq"`). Not a setting.
+    #[serde(skip)]
+    pub services_only: bool,
     /// Whether the route starts at the end of the log. Otherwise it starts at the beginning.
     #[serde(default)]
     pub from_now: bool,
@@ -55,6 +59,12 @@ pub enum Format {
     /// The object `data` of the payload, byte for byte: an e-mail as the consumers of the old exchange know it.
     Data,
 }
+
+/// The place of the aggregate type in a routing key.
+const AGGREGATE_TYPE: &str = "{aggregate_type}";
+
+/// The name of the route of addresses.
+const CONTACTS: &str = "contacts";
 
 /// The name of the route of e-mails, which dual publishing repeats.
 const EMAIL: &str = "email";
@@ -82,30 +92,26 @@ impl Route {
             format: Format::Envelope,
             required: false,
             also: false,
+            services_only: false,
             from_now: false,
         }
     }
 
     /// The default routes. Each belongs to sources, so what a service publishes never depends on the topics that other
-    /// producers choose: notifications by the type of their recipient; e-mails, subscriptions and jobs; dead letters; and the
-    /// messages of all other services and those posted in SQL.
+    /// producers choose: business events by their aggregate type; e-mails, subscriptions and jobs; dead letters; and the messages of all other services and those posted in SQL.
     pub fn defaults() -> Vec<Route> {
         let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
         let of_identity_and_progress =
             Route { sources: list(&["identity", "progress"]), ..Route::new("", "smap.events") };
-        let of_notify =
-            Route { sources: list(&["notify"]), required: true, ..Route::new("", "notifications.exchange") };
-        let has_route =
-            |source: &String| of_notify.sources.contains(source) || of_identity_and_progress.sources.contains(source);
+        let has_route = |source: &String| source == notify::SOURCE || of_identity_and_progress.sources.contains(source);
         let of_others = default_sources().into_iter().filter(|source| !has_route(source)).collect();
         vec![
             Route {
-                name: "notifications".to_owned(),
-                aggregate_types: list(&["RESTAURANT", "CUSTOMER", "AGENCY", "ADMIN"]),
-                routing_key: "notification.{aggregate_type}".to_owned(),
-                ..of_notify.clone()
+                sources: list(&[notify::SOURCE]),
+                routing_key: format!("notification.{AGGREGATE_TYPE}"),
+                required: true,
+                ..Route::new("notifications", "notifications.exchange")
             },
-            Route { name: "notification-topics".to_owned(), ..of_notify },
             Route {
                 name: EMAIL.to_owned(),
                 topics: list(&["email.#"]),
@@ -120,6 +126,18 @@ impl Route {
             },
             Route { sources: of_others, ..Route::new("default", "pillarbox.events") },
         ]
+    }
+
+    /// The route of the addresses of accounts, whatever the settings are: personal data has an exchange of its own, to which
+    /// only queues of services are bound.
+    pub(crate) fn contacts() -> Route {
+        Route {
+            sources: vec![identity::CONTACTS_SOURCE.to_owned()],
+            topics: vec![identity::ACCOUNT_CONTACT_CHANGED.to_owned()],
+            required: true,
+            services_only: true,
+            ..Route::new(CONTACTS, "pillarbox.contacts")
+        }
     }
 
     /// The route of dual publishing: the messages of the route `email` go to their old fanout exchange too, with the e-mail
@@ -158,7 +176,34 @@ impl Route {
                 self.name
             ));
         }
+        if !self.services_only && self.sources.iter().any(|source| source == identity::CONTACTS_SOURCE) {
+            return Err(format!(
+                "route `{}`: `{}` in sources has the addresses of accounts, which only the services of this installation get; \
+                 remove it",
+                self.name,
+                identity::CONTACTS_SOURCE
+            ));
+        }
         self.pattern().check().map_err(|error| format!("route `{}`: {error}", self.name))
+    }
+
+    /// Returns the routing key of a message.
+    pub(crate) fn routing_key(&self, topic: &str, aggregate_type: &str) -> String {
+        self.routing_key.replace("{topic}", topic).replace(AGGREGATE_TYPE, &aggregate_type.to_lowercase())
+    }
+
+    /// Whether the route may publish messages of this source and aggregate type.
+    pub(crate) fn admits_type(&self, source: &str, aggregate_type: &str) -> bool {
+        self.sources.iter().any(|own| own == source)
+            && (self.aggregate_types.is_empty() || self.aggregate_types.iter().any(|own| own == aggregate_type))
+    }
+
+    /// Whether the messages of this source have a routing key for each aggregate type: it is also the name of a queue.
+    pub(crate) fn has_queue_for_each_type(&self, source: &str) -> bool {
+        self.exchange_kind == ExchangeKind::Topic
+            && self.routing_key.contains(AGGREGATE_TYPE)
+            && !self.routing_key.contains("{topic}")
+            && self.sources.iter().any(|own| own == source)
     }
 
     pub(crate) fn exchange(&self) -> Exchange {
@@ -179,13 +224,8 @@ impl Route {
         let route = &routes[at];
         // A route of other sources matches no message of this one. Without exclusions, the log is read faster.
         let shares_source = |earlier: &&Route| earlier.sources.iter().any(|source| route.sources.contains(source));
-        let earlier: Vec<MessagePattern> = match route.also {
-            true => Vec::new(),
-            false => {
-                let earlier = routes[..at].iter().filter(|earlier| !earlier.also).filter(shares_source);
-                earlier.map(Route::pattern).collect()
-            }
-        };
+        let earlier = routes[..at].iter().filter(|earlier| !route.also && !earlier.also).filter(shares_source);
+        let earlier: Vec<MessagePattern> = earlier.map(Route::pattern).collect();
         Consumer {
             name: route.consumer_name(),
             kind: ConsumerKind::Relay,
@@ -244,13 +284,34 @@ mod tests {
                 let expected = if topic.starts_with("email.") { "email" } else { "smap" };
                 assert_eq!(published(&message(source, topic, Some("CUSTOMER"))), [expected], "{source} {topic}");
             }
-            assert_eq!(published(&message("notify", topic, Some("ADMIN"))), ["notifications"], "{topic}");
-            assert_eq!(published(&message("notify", topic, Some("USER"))), ["notification-topics"], "{topic}");
-            for source in ["hub", "amqp:orders", "hub.control"] {
+            for aggregate_type in ["ADMIN", "COURIER"] {
+                assert_eq!(published(&message("notify", topic, Some(aggregate_type))), ["notifications"], "{topic}");
+            }
+            for source in ["hub", "amqp:orders", "hub.control", "hub.system"] {
                 assert_eq!(published(&message(source, topic, None)), [""; 0], "{source} {topic}");
             }
         }
         assert_eq!(published(&message("mailbox", "dead_letter.relay_default", None)), ["dead-letters"]);
+    }
+
+    #[test]
+    fn addresses_of_accounts_are_published_to_services_only() {
+        let greedy = Route { also: true, ..Route::new("greedy", "pillarbox.events") };
+        for configured in [Route::defaults(), vec![Route::new("all", "pillarbox.events"), greedy]] {
+            let routes: Vec<Route> = [Route::contacts()].into_iter().chain(configured).collect();
+            let published = |source: &str, topic: &str| -> Vec<&str> {
+                let message = message(source, topic, None);
+                let matches = |at: &usize| Route::consumer(&routes, *at).filter.matches(&message);
+                (0..routes.len()).filter(matches).map(|at| &*routes[at].name).collect()
+            };
+            assert_eq!(published("identity.contacts", "account.contact_changed"), ["contacts"]);
+            let deleted = published("identity", "account.deleted");
+            assert!(!deleted.is_empty() && !deleted.contains(&"contacts"));
+            // The relay of an earlier version has no route for them, and must not publish them by another one.
+            let configured = &routes[1..];
+            let message = message("identity.contacts", "account.contact_changed", None);
+            assert!((0..configured.len()).all(|at| !Route::consumer(configured, at).filter.matches(&message)));
+        }
     }
 
     #[test]
@@ -268,6 +329,7 @@ mod tests {
             (Route { name: "A b".to_owned(), ..route.clone() }, "a-z"),
             (Route { sources: vec!["amqp:q".to_owned()], ..route.clone() }, "not published to it again"),
             (Route { sources: Vec::new(), ..route.clone() }, "at least one entry"),
+            (Route { sources: vec!["identity.contacts".to_owned()], ..route.clone() }, "addresses of accounts"),
             (Route { topics: vec!["a..b".to_owned()], ..route }, "words joined by dots"),
         ] {
             let error = invalid.check().unwrap_err();

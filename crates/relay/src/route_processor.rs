@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use contracts::{Envelope, EventId, SCHEMA_VERSION};
+use contracts::{Envelope, EventId, SCHEMA_VERSION, notify};
 use kit::trace::TraceContext;
 use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
 use mailbox::log::Message;
@@ -159,10 +159,9 @@ fn outgoing(route: &Route, signer: &MessageSigner, message: &Message) -> Result<
     headers.extend(signature.map(|signature| (headers::SIGNATURE, signature)));
     headers.extend(trace.map(|trace| (headers::TRACE, trace.to_string())));
     headers.extend(message.confidential_until().map(|until| (headers::CONFIDENTIAL_UNTIL, until.to_rfc3339())));
-    let aggregate_type = message.aggregate_type.as_deref().unwrap_or_default().to_lowercase();
     Ok(Outgoing {
         message_id,
-        routing_key: route.routing_key.replace("{topic}", &message.topic).replace("{aggregate_type}", &aggregate_type),
+        routing_key: route.routing_key(&message.topic, message.aggregate_type.as_deref().unwrap_or_default()),
         // The name of a tenant contains no space, so the combination is unambiguous.
         key: message.key.as_ref().map(|key| format!("{} {key}", message.tenant)),
         body: body.into(),
@@ -214,6 +213,8 @@ fn envelope(message: &Message, trace: Option<TraceContext>) -> Result<Vec<u8>, s
             None => message.message_id.simple().to_string(),
         }),
         schema_version: SCHEMA_VERSION,
+        // Headers of others may contain anything.
+        source_event_id: (message.source == notify::SOURCE).then(|| message.source_event_id()).flatten(),
         payload: message.payload.clone(),
     };
     let mut body = Vec::with_capacity(message.payload.get().len() + ENVELOPE_BYTES);

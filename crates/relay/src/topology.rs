@@ -77,6 +77,13 @@ impl Topology {
         }
         for queue in &self.queues {
             if exists_differently(queue.declare(&channel).await, "queue", &queue.name)? {
+                if queue.single_active_consumer {
+                    tracing::warn!(
+                        queue = queue.name,
+                        "the queue may have no single active consumer: several processes can process messages of one key out \
+                         of order. Stop the relay, wait until the queue is empty, delete it, and start the relay again"
+                    );
+                }
                 channel = broker.channel().await?;
             }
             for binding in &queue.bindings {
