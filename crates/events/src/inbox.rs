@@ -15,10 +15,11 @@ use crate::flow;
 
 /// Two consumers: one stores the participant counts, one takes part in reconciliation.
 pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
-    let subscribe = |consumer, topics: &[&str], handler: Arc<dyn Handler>| {
+    let subscribe = |consumer: &'static str, topics: &[&str], handler: Arc<dyn Handler>| {
         let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
         let matching = MessagePattern { sources: vec![joins::SOURCE.to_owned()], topics, ..MessagePattern::default() };
-        Subscription { consumer, matching, start: StartAt::Beginning, handler, options: ConsumerOptions::default() }
+        let options = ConsumerOptions::default();
+        Subscription { consumer: consumer.into(), matching, start: StartAt::Beginning, handler, options }
     };
     vec![
         subscribe("events.counts", &["join.#", "mod.#"], Arc::new(CountMessages)),

@@ -5,7 +5,8 @@
 //!
 //! Publishes messages of source `events` with the event's id as key: `event.published`, `event.updated`,
 //! `event.unpublished`, `event.canceled`, each with the current event and its version; for reconciliation
-//! `event.versions`, and `event.restated` for events that differ. Consumes messages of source `joins`: `join.#` and
+//! `event.versions`, and `event.restated` for events that differ, and once for all events when the notify service is new.
+//! Consumes messages of source `joins`: `join.#` and
 //! `mod.#` with absolute counts, and `join.counted`, the reply to `event.versions`.
 //!
 //! Invariants: an event changes its status only along [`domain::Status::after`], one change at a time, and every change
@@ -141,6 +142,8 @@ impl Service for Events {
         let pause = Duration::from_secs(u64::from(self.settings.trending_seconds)).min(TRENDING_PAUSE_MAX);
         let (worker, db) = (runtime.worker("events.trending".to_owned(), pause), runtime.db().pool().clone());
         runtime.spawn(async move { worker.run(|| maintain(&db, workers::score(&db, every))).await });
+        let (worker, db) = (runtime.worker("events.restate".to_owned(), CHECK_PAUSE_MAX), runtime.db().clone());
+        runtime.spawn(async move { worker.run(|| maintain(db.pool(), flow::reconcile::restate_next(&db))).await });
         if self.settings.reconcile_minutes == 0 {
             return;
         }

@@ -17,6 +17,8 @@ pub(crate) enum Error {
     Invalid(Vec<FieldError>),
     #[error("the e-mail address or the password is wrong")]
     WrongCredentials,
+    #[error("the stored password was replaced while this one was verified: try again")]
+    HashReplaced,
     #[error("the password is wrong")]
     WrongPassword,
     #[error(
@@ -26,7 +28,10 @@ pub(crate) enum Error {
     NotVerified,
     #[error("too many attempts: try again later")]
     TooManyAttempts(TimeDelta),
-    #[error("this token is unknown, was used or has expired: request a new one")]
+    #[error(
+        "this token is unknown, was used or has expired: request a new one with POST /identity/v1/verify/resend, or with POST \
+         /identity/v1/password/forgot"
+    )]
     TokenNotFound,
     #[error("this refresh token is unknown or has expired: sign in again")]
     InvalidRefreshToken,
@@ -68,6 +73,8 @@ impl From<Error> for Problem {
         match error {
             Error::Invalid(errors) => Problem::validation(errors),
             Error::WrongCredentials => unauthorized("wrong-credentials", &error),
+            // Not stored as the response to an Idempotency-Key, because the credentials may be right.
+            Error::HashReplaced => Problem::overloaded(&error, Duration::from_secs(1)),
             Error::InvalidRefreshToken => unauthorized("invalid-refresh-token", &error),
             Error::RefreshTokenReused => unauthorized("refresh-token-reused", &error),
             Error::SessionEnded => Problem::unauthorized(&error),

@@ -1,6 +1,7 @@
 //! Use cases, one transaction each. A password is hashed before the transaction begins.
 
 pub(crate) mod account;
+pub(crate) mod contact;
 mod email;
 pub(crate) mod login;
 pub(crate) mod password;

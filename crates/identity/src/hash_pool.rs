@@ -26,8 +26,6 @@ const HASH_BYTES: usize = 32;
 pub(crate) struct HashPool {
     queue: Arc<Queue>,
     params: Params,
-    /// A hash of no password, with the current parameters.
-    dummy: String,
 }
 
 /// Why there is no hash.
@@ -79,8 +77,7 @@ impl HashPool {
             let queue = queue.clone();
             std::thread::Builder::new().name("password-hash".to_owned()).spawn(move || queue.work())?;
         }
-        let dummy = unusable(&params);
-        Ok(HashPool { queue, params, dummy })
+        Ok(HashPool { queue, params })
     }
 
     /// Returns the PHC string of a password, with the current parameters.
@@ -95,10 +92,16 @@ impl HashPool {
         unusable(&self.params)
     }
 
-    /// Compares a password with a PHC string. None is compared with a hash that no password has: a sign-in without an
-    /// account costs as much as one with a wrong password.
-    pub(crate) async fn verify(&self, password: Secret<String>, phc: Option<&str>) -> Result<Verified, HashError> {
-        let stored = from_phc(phc.unwrap_or(&self.dummy)).ok_or(HashError::Failed)?;
+    /// Computes what [`HashPool::verify`] would for the hash of another account, and never has a result. Without one, the current
+    /// parameters are used.
+    pub(crate) async fn verify_nothing(&self, password: Secret<String>, like: Option<&str>) -> Result<(), HashError> {
+        let params = like.and_then(from_phc).map_or_else(|| self.params.clone(), |stored| stored.params);
+        self.compute(password, random::<SALT_BYTES>().to_vec(), params).await.map(drop)
+    }
+
+    /// Compares a password with a PHC string.
+    pub(crate) async fn verify(&self, password: Secret<String>, phc: &str) -> Result<Verified, HashError> {
+        let stored = from_phc(phc).ok_or(HashError::Failed)?;
         let is_outdated = (stored.params.m_cost(), stored.params.t_cost(), stored.params.p_cost())
             != (self.params.m_cost(), self.params.t_cost(), self.params.p_cost());
         let hash = self.compute(password, stored.salt, stored.params).await?;
@@ -245,11 +248,10 @@ mod tests {
         assert!(phc.starts_with("$argon2id$v=19$m=32,t=1,p=1$"), "{phc}");
         let parsed = PasswordHash::new(&phc).unwrap();
         assert!(Argon2::default().verify_password(b"correct horse", &parsed).is_ok());
-        let verify = async |text: &str| pool.verify(secret(text), Some(&phc)).await.unwrap();
+        let verify = async |text: &str| pool.verify(secret(text), &phc).await.unwrap();
         assert_eq!(verify("correct horse").await, Verified { is_correct: true, is_outdated: false });
         assert!(!verify("correct house").await.is_correct);
         assert_ne!(pool.hash(secret("correct horse")).await.unwrap(), phc, "each hash has its own salt");
-        assert!(!pool.verify(secret("correct horse"), None).await.unwrap().is_correct);
     }
 
     #[tokio::test]
@@ -257,10 +259,10 @@ mod tests {
         let old = HashPool::start(Params::new(64, 2, 1, None).unwrap(), 1, 10).unwrap();
         let phc = old.hash(secret("correct horse")).await.unwrap();
         let pool = HashPool::start(params(1), 1, 10).unwrap();
-        let verified = pool.verify(secret("correct horse"), Some(&phc)).await.unwrap();
+        let verified = pool.verify(secret("correct horse"), &phc).await.unwrap();
         assert_eq!(verified, Verified { is_correct: true, is_outdated: true });
         for invalid in ["", "x", "$argon2i$v=19$m=32,t=1,p=1$AAAAAAAAAAA$AAAA", "$argon2id$v=19$m=32,t=1$AAAA$AAAA"] {
-            assert_eq!(pool.verify(secret("x"), Some(invalid)).await, Err(HashError::Failed), "{invalid}");
+            assert_eq!(pool.verify(secret("x"), invalid).await, Err(HashError::Failed), "{invalid}");
         }
     }
 

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use http::header::USER_AGENT;
-use kit::auth::{Caller, Operator, network};
+use kit::auth::{Caller, Operator};
+use kit::client_address::ClientAddress;
 use kit::openapi::{self, RouteProblem};
 use kit::problem::Problem;
-use kit::serve::Peer;
 use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
@@ -31,11 +31,13 @@ use crate::flow::{ClientInfo, session};
 const IDEMPOTENCY_KEY: &str = "A repeated request with the same key has no further effect and gets the same response";
 /// The same for responses that are not stored, because they contain a secret or personal data.
 const IDEMPOTENCY_KEY_ONCE: &str = "A repeated request with the same key has no further effect; its response is 409, because the first one is not stored";
+/// The same for requests that end the session that they are made with.
+const IDEMPOTENCY_KEY_ENDS: &str = "A repeated request with the same key has no further effect; its response is 401, because the first one has ended the session";
 const USER_AGENT_CHARS_MAX: usize = 200;
 
 const ONCE: &str = "the first request succeeded, and the secret in its response is shown only once: sign in again";
 const LATER: &str = "too many attempts: try again later";
-const NO_TOKEN: &str = "this token is unknown, was used or has expired: request a new one";
+const NO_TOKEN: &str = "this token is unknown, was used or has expired: request a new one with POST /identity/v1/verify/resend, or with POST /identity/v1/password/forgot";
 const BUSY: &str = "too many sign-ins and registrations at once";
 
 /// The problems of the service's own errors, for the OpenAPI document.
@@ -93,7 +95,7 @@ const PROBLEMS: &[RouteProblem] = &[
         "POST /identity/v1/subscriptions/{id}/*",
         409,
         "transition-refused",
-        "a subscription that is expired cannot become active",
+        "a subscription that is expired cannot become active: it has ended",
     ),
 ];
 
@@ -152,9 +154,9 @@ impl FromRequestParts<Arc<Identity>> for ClientInfo {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<Identity>) -> Result<ClientInfo, Infallible> {
-        let peer = parts.extensions.get::<Peer>();
+        let client = parts.extensions.get::<ClientAddress>();
         let user_agent = parts.headers.get(USER_AGENT).and_then(|value| value.to_str().ok());
         let shown = |text: &str| text.chars().take(USER_AGENT_CHARS_MAX).collect::<String>();
-        Ok(ClientInfo { network: peer.map(|peer| network(peer.0.ip())), user_agent: user_agent.map(shown) })
+        Ok(ClientInfo { network: client.map(|client| client.network()), user_agent: user_agent.map(shown) })
     }
 }

@@ -3,8 +3,8 @@
 //! Owns the schema `pillarbox_identity`: accounts, sessions with their refresh tokens, tokens that are sent by e-mail,
 //! accepted requests, counts of attempts, known networks, subscriptions, and an audit trail without personal data.
 //!
-//! Publishes messages of source `identity` with the user's id as key: `email.*`, requests for e-mails, which are confidential;
-//! `account.deleted`; `subscription.created`, `subscription.cancelled` and `subscription.status_changed`. Consumes none.
+//! Publishes messages of source `identity` with the user's id as key: `email.*`, requests for e-mails, and
+//! `account.contact_changed`, the verified address, which are confidential; `account.deleted`; `subscription.created`, `subscription.cancelled` and `subscription.status_changed`. Consumes none.
 //!
 //! Invariants: of a password only the Argon2id hash is stored, of a token only the SHA-256. Neither the answer nor the time of
 //! registration, sign-in and requests for e-mails reveals whether an address has an account. An address that was registered
@@ -43,6 +43,7 @@ use tokio_util::task::TaskTracker;
 use utoipa_axum::router::OpenApiRouter;
 
 pub use crate::domain::Role as UserRole;
+pub use crate::flow::contact::announce_all_again;
 pub use crate::flow::role::{SetRoleError, set_role};
 pub use crate::settings::IdentitySettings;
 
@@ -53,6 +54,9 @@ use crate::secrets::DigestKey;
 const REQUEST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause between two checks for expired rows.
 const EXPIRY_PAUSE: Duration = Duration::from_secs(60);
+
+/// Pause between two checks for accounts that were verified by an earlier version of the program.
+const CONTACTS_PAUSE: Duration = Duration::from_secs(10);
 
 /// The identity service of one process.
 #[derive(Clone)]
@@ -126,5 +130,8 @@ impl Service for Identity {
         runtime.spawn(async move {
             worker.run(|| maintain(db.pool(), workers::delete_expired(&db, &digests, unverified))).await;
         });
+        let worker = runtime.worker("identity.contacts".to_owned(), CONTACTS_PAUSE);
+        let db = runtime.db().clone();
+        runtime.spawn(async move { worker.run(|| maintain(db.pool(), flow::contact::announce_known(&db))).await });
     }
 }

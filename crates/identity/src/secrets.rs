@@ -49,6 +49,13 @@ impl DigestKey {
         self.digest("email", &[email.as_bytes()])
     }
 
+    /// A fraction from 0 to below 1 that looks random, but is always the same for an address.
+    pub(crate) fn fraction_of_email(&self, email: &str) -> f64 {
+        let digest = self.digest("fraction of email", &[email.as_bytes()]);
+        let number = digest[..4].iter().fold(0_u32, |number, byte| number << 8 | u32::from(*byte));
+        f64::from(number) / (f64::from(u32::MAX) + 1.0)
+    }
+
     /// The digest of an address together with a network.
     pub(crate) fn of_email_in(&self, email: &str, network: &[u8; 32]) -> [u8; 32] {
         self.digest("email in network", &[email.as_bytes(), network])

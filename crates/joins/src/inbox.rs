@@ -17,7 +17,7 @@ pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
     let updates = [events::PUBLISHED, events::UPDATED, events::UNPUBLISHED, events::CANCELED];
     let topics = updates.into_iter().chain([events::VERSIONS, events::RESTATED]);
     vec![Subscription {
-        consumer: "joins.events",
+        consumer: "joins.events".into(),
         matching: MessagePattern {
             sources: vec![events::SOURCE.to_owned()],
             topics: topics.map(str::to_owned).collect(),

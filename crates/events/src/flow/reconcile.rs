@@ -6,6 +6,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::events::{EventRestated, EventVersions, RESTATED, VERSIONS};
 use contracts::joins::JoinsCounted;
+use kit::worker::Round;
 use mailbox::database::{Database, time};
 use mailbox::log::{Post, PostError, post, post_all};
 use serde_json::value::to_raw_value;
@@ -110,15 +111,7 @@ pub(crate) async fn apply_reply(
             invalidate_feeds(tx, *event_id).await?;
         }
         let ids: Vec<Uuid> = counted.wanted.iter().map(|request| request.event_id).collect();
-        let restated = find_all(tx, &ids).await?.into_iter().map(|event| {
-            let restated = EventRestated {
-                event: event.to_message(),
-                active_participants: event.active_participants,
-                count_version: event.count_version,
-            };
-            message(RESTATED, event.id, &restated)
-        });
-        post_all(tx, &MESSAGE_SOURCE, &restated.collect::<serde_json::Result<Vec<Post>>>()?).await?;
+        restate(tx, &ids).await?;
     }
     let (events, joins) = (counted.events.len() as u64, counted.drifted as u64 + outdated as u64);
     for (service, drifted) in [("events", events), ("joins", joins)] {
@@ -128,6 +121,36 @@ pub(crate) async fn apply_reply(
         let JoinsCounted { run, part, dry_run, .. } = counted;
         tracing::warn!(%run, part, events, joins, dry_run, "reconciliation found drift");
     }
+    Ok(())
+}
+
+/// Continues to restate all events for a service that is new, if one is. Fails if the database fails.
+pub(crate) async fn restate_next(db: &Database) -> Result<Round, ReconcileError> {
+    let mut tx = db.begin().await?;
+    let Some((name, after)) = store::lock_restatement(&mut tx).await? else { return Ok(Round::Idle) };
+    let now = time::now(&mut tx).await?;
+    let events = store::list_versions(&mut tx, after, now - HISTORY_AGE, PART_EVENTS_MAX).await?;
+    let ids: Vec<Uuid> = events.iter().map(|event| event.event_id).collect();
+    restate(&mut tx, &ids).await?;
+    store::save_restatement(&mut tx, &name, ids.last().copied()).await?;
+    tx.commit().await?;
+    if ids.is_empty() {
+        tracing::info!(service = name, "all events are restated");
+    }
+    Ok(Round::Busy)
+}
+
+/// Posts the current state of events.
+async fn restate(tx: &mut Transaction<'_, Postgres>, ids: &[Uuid]) -> Result<(), ReconcileError> {
+    let restated = find_all(tx, ids).await?.into_iter().map(|event| {
+        let restated = EventRestated {
+            event: event.to_message(),
+            active_participants: event.active_participants,
+            count_version: event.count_version,
+        };
+        message(RESTATED, event.id, &restated)
+    });
+    post_all(tx, &MESSAGE_SOURCE, &restated.collect::<serde_json::Result<Vec<Post>>>()?).await?;
     Ok(())
 }
 

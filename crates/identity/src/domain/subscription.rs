@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use contracts::identity::{SubscriptionChanged, SubscriptionStatus};
 use serde::{Deserialize, Serialize};
+use strum::IntoEnumIterator;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -38,7 +39,7 @@ pub(crate) enum Status {
 
 /// The transition that a subscription does not allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a subscription that is {from} cannot become {to}")]
+#[error("a subscription that is {from} cannot become {to}: {}", .from.advice())]
 pub(crate) struct Refused {
     from: Status,
     to: Status,
@@ -56,6 +57,15 @@ impl Status {
                 Status::Cancelled | Status::Expired,
             ) => Ok(to),
             (from, to) => Err(Refused { from, to }),
+        }
+    }
+
+    /// What is allowed instead of a transition that is refused.
+    fn advice(self) -> String {
+        let allowed: Vec<&str> = Status::iter().filter(|to| self.change_to(*to).is_ok()).map(<&str>::from).collect();
+        match allowed.split_last() {
+            Some((last, others)) => format!("it can become {} or {last}", others.join(", ")),
+            None => "it has ended".to_owned(),
         }
     }
 
@@ -118,7 +128,6 @@ impl Subscription {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use strum::IntoEnumIterator;
 
     #[test]
     fn only_the_listed_transitions_are_legal() {
@@ -137,5 +146,10 @@ mod tests {
         expected.sort_unstable();
         found.sort_unstable();
         assert_eq!(found, expected);
+        let refused = |from: Status, to: Status| from.change_to(to).unwrap_err().to_string();
+        let text = "a subscription that is active cannot become trialing: it can become past_due, paused, cancelled or expired";
+        assert_eq!(refused(Status::Active, Status::Trialing), text);
+        let text = "a subscription that is expired cannot become active: it has ended";
+        assert_eq!(refused(Status::Expired, Status::Active), text);
     }
 }

@@ -16,6 +16,7 @@ use mailbox::log::{Post, blank_key, post};
 use serde_json::value::to_raw_value;
 use uuid::Uuid;
 
+use super::contact::announce;
 use super::email::MESSAGE_SOURCE;
 use super::login::confirm_password;
 use super::throttle::{CONFIRM_USER, EMAIL_ACCOUNT, LOGIN_ACCOUNT};
@@ -52,6 +53,7 @@ pub(crate) async fn update(
     }
     let new = Account { name, locale, updated_at: now, version: old.version + 1, ..old };
     store::update(tx, &new).await?;
+    announce(tx, &[&new], now).await?;
     Ok(new)
 }
 

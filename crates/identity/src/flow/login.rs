@@ -1,6 +1,7 @@
 //! Signing in.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use http::StatusCode;
@@ -15,6 +16,7 @@ use super::{ClientInfo, EndedSessions, Tx};
 use crate::Identity;
 use crate::domain::{Account, Session};
 use crate::error::Error;
+use crate::hash_pool::Verified;
 use crate::secrets::NewToken;
 use crate::store::throttle::Subject;
 use crate::store::{account as store, session};
@@ -22,8 +24,12 @@ use crate::view::Tokens;
 
 /// The number of sessions that a user may have. The oldest ones end.
 const SESSIONS_MAX: i64 = 100;
+/// How often a password is verified if it is hashed again meanwhile. Of the sign-ins at the same time after a change of the
+/// parameters, one saves the new hash, and the others verify that one.
+const ATTEMPTS_MAX: u32 = 3;
 
 /// An address and a password, both normalised.
+#[derive(Clone)]
 pub(crate) struct Credentials {
     pub(crate) email: String,
     pub(crate) password: Secret<String>,
@@ -40,48 +46,67 @@ struct VerifiedLogin {
 }
 
 /// Signs in. The answers to an unknown address and to a wrong password, and their times, do not differ: the same statements run,
-/// and a hash of the same cost is computed. Fails if the credentials are wrong, a limit is reached, or the address is not
-/// verified.
+/// and a hash is computed that costs as much as that of some account. Fails if the credentials are wrong, a limit is reached,
+/// or the address is not verified.
 pub(crate) async fn login(
     identity: &Arc<Identity>,
     credentials: Credentials,
     client: ClientInfo,
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
-    let verified = verify(identity, credentials, client).await?;
-    let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
-    let ends = ended.clone();
-    let signed_in = run_once(&identity.db, request.as_ref(), StoreResponse::WithoutBody, |tx| {
-        Box::pin(async move {
-            let tokens = start_session(&owner, tx, verified, &ends, now).await?;
-            let next_step = "sign in again with a new Idempotency-Key";
-            Ok(StoredResponse::json(StatusCode::OK, &tokens).shown_once(next_step))
-        })
-    });
-    let response = signed_in.await?;
-    ended.apply(&identity.tokens);
-    metrics::counter!("pillarbox_identity_logins_total", "outcome" => "success").increment(1);
-    Ok(response)
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let verified = verify(identity, credentials.clone(), client.clone()).await?;
+        let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
+        let (ends, is_replaced) = (ended.clone(), Arc::new(AtomicBool::new(false)));
+        let replaced = is_replaced.clone();
+        let signed_in = run_once(&identity.db, request.as_ref(), StoreResponse::WithoutBody, |tx| {
+            Box::pin(async move {
+                let started = start_session(&owner, tx, verified, &ends, now).await;
+                replaced.store(matches!(started, Err(Error::HashReplaced)), Ordering::Relaxed);
+                let next_step = "sign in again with a new Idempotency-Key";
+                Ok(StoredResponse::json(StatusCode::OK, &started?).shown_once(next_step))
+            })
+        });
+        match signed_in.await {
+            Err(_) if is_replaced.load(Ordering::Relaxed) && attempts < ATTEMPTS_MAX => {}
+            Err(problem) => return Err(problem),
+            Ok(response) => {
+                ended.apply(&identity.tokens);
+                metrics::counter!("pillarbox_identity_logins_total", "outcome" => "success").increment(1);
+                return Ok(response);
+            }
+        }
+    }
 }
 
 async fn verify(identity: &Identity, credentials: Credentials, client: ClientInfo) -> Result<VerifiedLogin, Error> {
     let Credentials { email, password } = credentials;
     let network = identity.digests.of_network(client.network);
-    let (found, subjects) = {
+    let (found, stand_in, subjects) = {
         let mut db = identity.db.acquire().await?;
         let found = store::find_for_login(&mut db, &email, &network).await?;
         let is_known = found.as_ref().is_some_and(|(_, is_known)| *is_known);
         let subjects = login_subjects(identity, &email, &network, is_known);
         check(&mut db, &subjects, identity.clock.now()).await?;
-        (found.map(|(account, _)| account), subjects)
+        // Hashes with former parameters take another time. So an unknown address is treated like some account, always like the
+        // same one: no address takes a time that only accounts take.
+        let stand_in = store::password_hash_at(&mut db, identity.digests.fraction_of_email(&email)).await?;
+        (found.map(|(account, _)| account), stand_in, subjects)
     };
-    let stored = found.as_ref().map(|account| account.password_hash.as_str());
-    let verified = identity.hashes.verify(password.clone(), stored).await?;
-    let Some(account) = found.filter(|_| verified.is_correct) else {
+    let verified = match &found {
+        Some(account) => Some(identity.hashes.verify(password.clone(), &account.password_hash).await?),
+        None => {
+            identity.hashes.verify_nothing(password.clone(), stand_in.as_deref()).await?;
+            None
+        }
+    };
+    let (Some(account), Some(Verified { is_correct: true, is_outdated })) = (found, verified) else {
         return Err(count_failure(identity, &subjects).await.unwrap_or_else(|error| error));
     };
     // Without a new hash the old one stays valid, so a full queue is no reason to refuse the user.
-    let new_hash = match verified.is_outdated {
+    let new_hash = match is_outdated {
         true => identity.hashes.hash(password).await.ok(),
         false => None,
     };
@@ -110,7 +135,7 @@ pub(super) async fn confirm_password(
 ) -> Result<(), Error> {
     let subjects = confirmation_subject(identity, account.id);
     check(&mut *identity.db.acquire().await?, &subjects, identity.clock.now()).await?;
-    let verified = identity.hashes.verify(password, Some(&account.password_hash)).await?;
+    let verified = identity.hashes.verify(password, &account.password_hash).await?;
     if verified.is_correct {
         return Ok(());
     }
@@ -131,9 +156,12 @@ async fn start_session(
     // A correct guess among many concurrent ones: the others have been counted by now.
     check(tx, &subjects, now).await?;
     let current = store::lock(tx, account.id).await?.ok_or(Error::WrongCredentials)?;
-    // The password was changed while it was verified, which has ended all sessions.
-    if current.password_hash != account.password_hash || current.needs_password {
+    if current.needs_password {
         return Err(Error::WrongCredentials);
+    }
+    // The password was changed while it was verified, which has ended all sessions, or another sign-in has hashed it again.
+    if current.password_hash != account.password_hash {
+        return Err(Error::HashReplaced);
     }
     if current.verified_at.is_none() {
         return Err(Error::NotVerified);

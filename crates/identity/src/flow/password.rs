@@ -9,6 +9,7 @@ use kit::problem::Problem;
 use kit::secret::Secret;
 use mailbox::idempotency::{StoreResponse, run_once};
 
+use super::contact::announce;
 use super::email::{Notice, send_notice};
 use super::login::{confirm_password, open_session};
 use super::throttle::LOGIN_ACCOUNT;
@@ -88,8 +89,11 @@ pub(crate) async fn reset(
             checked(&new, &account)?;
             let consumed = one_time_token::consume(tx, token, now).await.map_err(Error::from)?;
             consumed.ok_or(Error::TokenNotFound)?;
-            let verified_at = account.verified_at.or(Some(now));
+            let (was_verified, verified_at) = (account.verified_at.is_some(), account.verified_at.or(Some(now)));
             let saved = save(tx, Account { verified_at, ..account }, password_hash, now).await?;
+            if !was_verified {
+                announce(tx, &[&saved], now).await?;
+            }
             ends.add(session::delete_of_user(tx, user).await.map_err(Error::from)?);
             forgive(&owner, tx, &saved, &network, now).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))

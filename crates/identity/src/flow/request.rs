@@ -16,6 +16,7 @@ use mailbox::database::Database;
 use mailbox::idempotency::{StoreResponse, run_once};
 use uuid::Uuid;
 
+use super::contact::announce;
 use super::email::{Notice, send_notice, send_token};
 use super::throttle::{check, count_if_allowed, email_subjects};
 use super::{ClientInfo, Tx};
@@ -198,6 +199,7 @@ pub(crate) async fn verify(
     let version = account.version + 1;
     let verified = Account { verified_at: Some(now), updated_at: now, version, ..account };
     store::update(tx, &verified).await?;
+    announce(tx, &[&verified], now).await?;
     if verified.needs_password {
         send_token(identity, tx, &verified, TokenKind::PasswordReset, now).await?;
     }

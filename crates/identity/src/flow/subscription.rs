@@ -69,7 +69,8 @@ pub(crate) async fn list(
     Ok(store::list(&mut *identity.db.acquire().await?, user, page).await?)
 }
 
-/// Changes the status. Fails if the subscription has changed since `if_match`, or its status does not allow it.
+/// Changes the status. The status that it has already changes nothing, because billing systems repeat their messages; but a user
+/// cannot cancel twice. Fails if the subscription has changed since `if_match`, or its status does not allow it.
 pub(crate) async fn change_status(
     tx: &mut Tx<'_>,
     (actor, id): (Actor, Uuid),
@@ -79,6 +80,9 @@ pub(crate) async fn change_status(
 ) -> Result<Subscription, Error> {
     let old = store::lock(tx, id).await?.filter(|found| actor.sees(found)).ok_or(Error::SubscriptionNotFound)?;
     if_match.check(old.version, old.updated_at).map_err(Error::PreconditionFailed)?;
+    if matches!(actor, Actor::Operator) && old.status == status {
+        return Ok(old);
+    }
     let new = old.change_to(status, now)?;
     store::update(tx, &new).await?;
     let topic = match status {

@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ONCE, Member};
+use super::{IDEMPOTENCY_KEY_ENDS, IDEMPOTENCY_KEY_ONCE, Member};
 use crate::Identity;
 use crate::domain::Account;
 use crate::error::Error;
@@ -35,7 +35,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Identity>> {
 #[serde(deny_unknown_fields)]
 #[schema(as = AccountFields, example = json!({"name": "Ada King", "locale": "en"}))]
 struct Fields {
-    #[schema(format = "line", max_length = 100)]
+    #[schema(format = "name", max_length = 100)]
     name: Option<String>,
     /// The language of e-mails, such as `en` or `pt-BR`.
     #[schema(pattern = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}$")]
@@ -100,7 +100,7 @@ async fn update(
 /// Everything that belongs to it is deleted, and all sessions end. Live subscriptions are cancelled. Other services delete
 /// what they know about the user.
 #[utoipa::path(delete, path = "/identity/v1/me", tag = "identity", request_body = Deletion,
-    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ENDS)),
     security(("bearer" = [])),
     responses((status = 204, description = "The account is deleted"), (status = 403, description = "The password is wrong")))]
 async fn delete(

@@ -13,7 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::registration::Address;
-use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ONCE, Member};
+use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ENDS, Member};
 use crate::Identity;
 use crate::error::Error;
 use crate::fields::{self, Checks};
@@ -52,9 +52,9 @@ struct Reset {
 
 /// Change your password
 ///
-/// All sessions end, and a new one begins: use the tokens of the answer.
+/// All sessions end, and a new one begins: use the tokens of the answer. If the answer is lost, sign in with the new password.
 #[utoipa::path(post, path = "/identity/v1/password/change", tag = "identity", request_body = Change,
-    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ONCE)),
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ENDS)),
     security(("bearer" = [])),
     responses((status = 200, body = Tokens), (status = 403, description = "The current password is wrong")))]
 async fn change(

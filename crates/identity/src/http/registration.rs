@@ -40,7 +40,7 @@ struct Registration {
     /// Any characters. Common passwords, and those that contain the address or are the name, are refused.
     #[schema(value_type = String, min_length = 8, max_length = 128)]
     password: Secret<String>,
-    #[schema(format = "line", max_length = 100)]
+    #[schema(format = "name", max_length = 100)]
     name: String,
     /// The language of e-mails, such as `en` or `pt-BR`.
     #[schema(pattern = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}$")]

@@ -18,7 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ONCE, Member};
+use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ENDS, IDEMPOTENCY_KEY_ONCE, Member};
 use crate::Identity;
 use crate::error::Error;
 use crate::fields::{self, Checks};
@@ -97,7 +97,7 @@ async fn refresh(
 
 /// Sign out: end the session of this request
 #[utoipa::path(post, path = "/identity/v1/logout", tag = "identity",
-    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ENDS)),
     security(("bearer" = [])), responses((status = 204, description = "The session has ended")))]
 async fn logout(
     State(identity): State<Arc<Identity>>,
@@ -124,7 +124,7 @@ async fn list(
 
 /// End all your sessions, also this one
 #[utoipa::path(delete, path = "/identity/v1/sessions", tag = "identity",
-    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
+    params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ENDS)),
     security(("bearer" = [])), responses((status = 204, description = "All sessions have ended")))]
 async fn end_all(
     State(identity): State<Arc<Identity>>,

@@ -13,11 +13,11 @@ use kit::auth::Caller;
 use kit::etag::{self, IfMatch, IfNoneMatch};
 use kit::extract::{Json, Path};
 use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
-use kit::page::{Listing, NoFilters, Page, PageScope};
+use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
 use mailbox::idempotency::{StoreResponse, run_once};
 use serde::Deserialize;
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
@@ -53,6 +53,14 @@ struct NewStatus {
     status: Status,
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct SubscriptionFilters {
+    /// The subscriptions of this user. Only for operators; by default, the own ones.
+    user_id: Option<Uuid>,
+}
+
 /// A member, for their own subscriptions, or an operator, for all of them. As the first extractor of a handler it rejects
 /// other callers before anything else of the request is read.
 struct Permitted(Actor);
@@ -62,15 +70,37 @@ impl FromRequestParts<Arc<Identity>> for Permitted {
 
     async fn from_request_parts(parts: &mut Parts, identity: &Arc<Identity>) -> Result<Permitted, Problem> {
         let caller = <Caller as FromRequestParts<Arc<Identity>>>::from_request_parts(parts, identity).await?;
+        Lister::of(&caller, parts, identity).await.map(|Lister { actor, .. }| Permitted(actor))
+    }
+}
+
+/// The same, with the account of the caller: an operator may have none.
+struct Lister {
+    actor: Actor,
+    account: Option<Uuid>,
+}
+
+impl Lister {
+    async fn of(caller: &Caller, parts: &mut Parts, identity: &Arc<Identity>) -> Result<Lister, Problem> {
         // The session of an operator with an account must be alive, too, and the account still an admin's.
         if caller.session.is_none() && caller.is_operator() {
-            return Ok(Permitted(Actor::Operator));
+            return Ok(Lister { actor: Actor::Operator, account: None });
         }
-        let member = Member::from_request_parts(parts, identity).await?;
-        match caller.is_operator() && member.account.role == Role::Admin {
-            true => Ok(Permitted(Actor::Operator)),
-            false => Ok(Permitted(Actor::User(member.account.id))),
-        }
+        let Member { account, .. } = Member::from_request_parts(parts, identity).await?;
+        let actor = match caller.is_operator() && account.role == Role::Admin {
+            true => Actor::Operator,
+            false => Actor::User(account.id),
+        };
+        Ok(Lister { actor, account: Some(account.id) })
+    }
+}
+
+impl FromRequestParts<Arc<Identity>> for Lister {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, identity: &Arc<Identity>) -> Result<Lister, Problem> {
+        let caller = <Caller as FromRequestParts<Arc<Identity>>>::from_request_parts(parts, identity).await?;
+        Lister::of(&caller, parts, identity).await
     }
 }
 
@@ -96,17 +126,28 @@ async fn create(
     with_headers(created.await?)
 }
 
-/// List your subscriptions, newest first
-#[utoipa::path(get, path = "/identity/v1/subscriptions", tag = "identity", params(Listing<NoFilters>), security(("bearer" = [])),
+/// List the subscriptions of a user, newest first
+///
+/// For the user, and for billing: admins of the tenant `main`.
+#[utoipa::path(get, path = "/identity/v1/subscriptions", tag = "identity", params(Listing<SubscriptionFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<SubscriptionView>)))]
 async fn list(
     State(identity): State<Arc<Identity>>,
-    Member { account, .. }: Member,
-    Listing { filters, limit, cursor }: Listing<NoFilters>,
+    Lister { actor, account }: Lister,
+    Listing { filters, limit, cursor }: Listing<SubscriptionFilters>,
 ) -> Result<Page<SubscriptionView>, Problem> {
-    let scope = PageScope::of_owner(&identity.cursor_key, "identity subscriptions", account.id, &filters);
+    let user = match (actor, filters.user_id.or(account)) {
+        (Actor::User(own), user) if user == Some(own) => own,
+        (Actor::User(_), _) => return Err(Problem::forbidden("only operators may list the subscriptions of others")),
+        (Actor::Operator, Some(user)) => user,
+        (Actor::Operator, None) => {
+            let detail = "an API key has no subscriptions of its own: name a user with ?user_id=UUID";
+            return Err(Problem::forbidden(detail));
+        }
+    };
+    let scope = PageScope::of_owner(&identity.cursor_key, "identity subscriptions", user, &filters);
     let before: Option<(DateTime<Utc>, Uuid)> = scope.position(cursor.as_deref())?;
-    let subscriptions = flow::list(&identity, account.id, (before, limit + 1)).await?;
+    let subscriptions = flow::list(&identity, user, (before, limit + 1)).await?;
     let page = scope.cut(subscriptions, limit, |subscription| (subscription.created_at, subscription.id));
     Ok(page.map(SubscriptionView::from))
 }

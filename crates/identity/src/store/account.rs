@@ -27,6 +27,22 @@ pub(crate) async fn find_for_login(
     row.map(|row| Ok((account_of(&row)?, row.try_get("is_known")?))).transpose()
 }
 
+/// Returns the password hash of an account at about this fraction of the time between the first and the last registration; None
+/// if there are no accounts. Ids begin with the time, so a few lookups in their index are enough.
+pub(crate) async fn password_hash_at(db: &mut PgConnection, fraction: f64) -> sqlx::Result<Option<String>> {
+    let query = "with times as (
+                     select ('x' || left(replace((select id from pillarbox_identity.account order by id limit 1)::text,
+                                                 '-', ''), 12))::bit(48)::bigint as first,
+                            ('x' || left(replace((select id from pillarbox_identity.account order by id desc limit 1)::text,
+                                                 '-', ''), 12))::bit(48)::bigint as last
+                 )
+                 select password_hash from pillarbox_identity.account
+                 where id >= (select rpad(lpad(to_hex(first + floor((last - first) * $1)::bigint), 12, '0'), 32, '0')::uuid
+                              from times)
+                 order by id limit 1";
+    sqlx::query_scalar(query).bind(fraction).fetch_optional(db).await
+}
+
 /// Finds the account of a live session.
 pub(crate) async fn find_by_session(
     db: &mut PgConnection,
@@ -110,6 +126,39 @@ async fn save(db: &mut PgConnection, account: &Account, statement: &'static str)
         .execute(db)
         .await?;
     Ok(done.rows_affected() > 0)
+}
+
+/// Locks up to `limit` verified accounts of which the other services do not know the current version.
+pub(crate) async fn lock_unannounced(db: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<Account>> {
+    let query = format!(
+        "select {COLUMNS} from pillarbox_identity.account where verified_at is not null and announced_version < version
+         order by id limit $1 for update skip locked"
+    );
+    let rows = sqlx::query(AssertSqlSafe(query)).bind(limit).fetch_all(db).await?;
+    rows.iter().map(account_of).collect()
+}
+
+/// Records that the other services get to know these versions of accounts.
+pub(crate) async fn mark_announced(db: &mut PgConnection, accounts: &[(Uuid, i64)]) -> sqlx::Result<()> {
+    let query = "update pillarbox_identity.account set announced_version = announced.version
+                 from unnest($1::uuid[], $2::bigint[]) as announced (id, version)
+                 where account.id = announced.id and account.announced_version < announced.version";
+    let (ids, versions): (Vec<Uuid>, Vec<i64>) = accounts.iter().copied().unzip();
+    sqlx::query(query).bind(ids).bind(versions).execute(db).await.map(drop)
+}
+
+/// Forgets that up to `limit` accounts after `after` were announced. Returns the last of them and how many there are; None if
+/// there is none.
+pub(crate) async fn reset_announced(
+    db: &mut PgConnection,
+    after: Uuid,
+    limit: i64,
+) -> sqlx::Result<Option<(Uuid, u64)>> {
+    let query = "update pillarbox_identity.account set announced_version = 0 where id in (
+                     select id from pillarbox_identity.account where id > $1 and verified_at is not null order by id limit $2
+                 ) returning id";
+    let ids: Vec<Uuid> = sqlx::query_scalar(query).bind(after).bind(limit).fetch_all(db).await?;
+    Ok(ids.iter().max().map(|last| (*last, ids.len() as u64)))
 }
 
 /// Deletes the account with its sessions, tokens, networks and subscriptions.
