@@ -23,6 +23,18 @@ pub(crate) struct Composed {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// The headers of an e-mail that do not depend on its sender. `unsubscribe`: the address of one-click unsubscribe.
+pub(crate) fn fixed_headers(unsubscribe: Option<&str>) -> Vec<(&'static str, String)> {
+    // Automatic replies, such as those about absence, do not answer it (RFC 3834).
+    let mut headers = vec![("Auto-Submitted", "auto-generated".to_owned())];
+    // One click, without a login and without a question (RFC 8058, which requires https).
+    if let Some(address) = unsubscribe.filter(|address| address.starts_with("https://")) {
+        headers.push(("List-Unsubscribe", format!("<{address}>")));
+        headers.push(("List-Unsubscribe-Post", "List-Unsubscribe=One-Click".to_owned()));
+    }
+    headers
+}
+
 impl Sender {
     /// Composes an e-mail. Fails with the reason if it can never be sent.
     pub(crate) fn compose(&self, mail: &ClaimedMail) -> Result<Composed, String> {
@@ -34,12 +46,10 @@ impl Sender {
             .subject(mail.subject.clone())
             .message_id(Some(message_id))
             // The same in every attempt, like the Message-ID.
-            .date(mail.created_at.into())
-            // Automatic replies, such as those about absence, do not answer it (RFC 3834).
-            .raw_header(HeaderValue::new(
-                HeaderName::new_from_ascii_str("Auto-Submitted"),
-                "auto-generated".to_owned(),
-            ));
+            .date(mail.created_at.into());
+        for (name, value) in fixed_headers(mail.unsubscribe.as_deref()) {
+            builder = builder.raw_header(HeaderValue::new(HeaderName::new_from_ascii_str(name), value));
+        }
         if let Some(reply_to) = &self.reply_to {
             builder = builder.reply_to(reply_to.clone());
         }
@@ -72,6 +82,7 @@ mod tests {
             subject: subject.to_owned(),
             text: "Grüße\n.\nQUIT\n".to_owned(),
             html: "<p>Grüße</p>".to_owned(),
+            unsubscribe: None,
             attempts: 0,
             created_at: now,
             give_up_at: now,

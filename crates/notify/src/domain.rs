@@ -1,4 +1,11 @@
 //! E-mails and their statuses, and what follows from an attempt to send one.
+//!
+//! The rest of the domain: [`business_event`], [`delivery_rules`], [`notification`] and [`participants`].
+
+pub(crate) mod business_event;
+pub(crate) mod delivery_rules;
+pub(crate) mod notification;
+pub(crate) mod participants;
 
 use std::time::Duration;
 
@@ -69,6 +76,8 @@ pub(crate) struct NewMail {
     pub(crate) recipient: String,
     pub(crate) template: String,
     pub(crate) content: Content,
+    /// The address of one-click unsubscribe (RFC 8058), if the recipient can unsubscribe.
+    pub(crate) unsubscribe: Option<String>,
     pub(crate) status: Status,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) give_up_at: DateTime<Utc>,
@@ -97,6 +106,7 @@ pub(crate) struct ClaimedMail {
     pub(crate) subject: String,
     pub(crate) text: String,
     pub(crate) html: String,
+    pub(crate) unsubscribe: Option<String>,
     /// The attempts so far.
     pub(crate) attempts: u32,
     pub(crate) created_at: DateTime<Utc>,
@@ -217,6 +227,7 @@ mod tests {
             subject: "s".to_owned(),
             text: "t".to_owned(),
             html: "h".to_owned(),
+            unsubscribe: None,
             attempts,
             created_at: now,
             give_up_at: now + TimeDelta::hours(hours_left),

@@ -1,98 +1,151 @@
-//! The HTTP API for operators, under `/admin/v1/mail`.
+//! The HTTP API. Under `/notify/v1`: [`events`] for producers, aggregate [`types`], [`event_types`] and [`recipients`] for
+//! operators, [`preferences`], the [`inbox`] and [`unsubscribe`] for users. Under `/admin/v1`: e-mails ([`mail`]),
+//! [`notifications`] and [`announcements`] for operators.
+
+mod announcements;
+mod event_types;
+mod events;
+mod inbox;
+mod mail;
+mod notifications;
+mod preferences;
+mod recipients;
+mod retry;
+mod types;
+mod unsubscribe;
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::http::StatusCode;
-use kit::auth::Operator;
-use kit::extract::Path;
-use kit::idempotency::{Mutation, StoredResponse};
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use kit::auth::{Caller, Role, Tenant};
 use kit::openapi::{self, RouteProblem};
-use kit::page::{Listing, Page, PageScope};
 use kit::problem::Problem;
-use mailbox::idempotency::{StoreResponse, run_once};
-use serde::Deserialize;
-use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
+use uuid::Uuid;
 
 use crate::Notify;
-use crate::address;
-use crate::domain::Status;
-use crate::flow::operator;
-use crate::store::MailFilter;
-use crate::view::MailView;
 
 /// The description of the header `Idempotency-Key` in the OpenAPI document.
 const IDEMPOTENCY_KEY: &str = "A repeated request with the same key has no further effect and gets the same response";
 
 /// The problems of the service's own errors, for the OpenAPI document.
 const PROBLEMS: &[RouteProblem] = &[
+    ("POST /notify/v1/events", 400, "unfit-event", "PostgreSQL cannot store the event: it may be nested too deeply"),
+    ("POST /notify/v1/events", 409, "event-id-conflict", "this event_id was posted before with another payload"),
+    (
+        "POST /notify/v1/events",
+        503,
+        "event-in-progress",
+        "another transaction that has posted this event_id has not ended",
+    ),
+    ("DELETE /notify/v1/aggregate-types/{name}", 404, "aggregate-type-not-found", "there is no such aggregate type"),
+    ("DELETE /notify/v1/aggregate-types/{name}", 409, "aggregate-type-in-use", "the aggregate type has recipients"),
     ("POST /admin/v1/mail/{id}/retry", 404, "mail-not-found", "there is no such e-mail (any more)"),
     ("POST /admin/v1/mail/{id}/retry", 409, "mail-not-dead", "only a dead e-mail can be retried"),
     ("POST /admin/v1/mail/{id}/retry", 409, "mail-erased", "this e-mail has expired, and its text was erased"),
+    (
+        "POST /admin/v1/notifications/{id}/retry",
+        404,
+        "notification-not-found",
+        "there is no such notification (any more)",
+    ),
+    (
+        "POST /admin/v1/notifications/{id}/retry",
+        409,
+        "notification-not-dead",
+        "only a dead or skipped notification can be delivered again",
+    ),
+    (
+        "POST /admin/v1/announcements/{id}/retry",
+        404,
+        "announcement-not-found",
+        "there is no such announcement (any more)",
+    ),
+    (
+        "POST /admin/v1/announcements/{id}/retry",
+        409,
+        "announcement-not-given-up",
+        "only an announcement that was given up can be continued",
+    ),
+    ("GET /notify/v1/inbox/{seq}", 404, "notification-not-found", "there is no such notification (any more)"),
+    ("POST /notify/v1/inbox/{seq}/read", 404, "notification-not-found", "there is no such notification (any more)"),
+    ("POST /notify/v1/inbox/{seq}/unread", 404, "notification-not-found", "there is no such notification (any more)"),
+    ("POST /notify/v1/inbox/{seq}/archive", 404, "notification-not-found", "there is no such notification (any more)"),
+    ("PUT /notify/v1/preferences", 409, "event-type-critical", "a critical event type cannot be muted"),
+    ("PUT /notify/v1/preferences", 409, "too-many-preferences", "a user may have at most 500 preferences"),
+    ("PATCH /notify/v1/preferences", 409, "event-type-critical", "a critical event type cannot be muted"),
+    ("PATCH /notify/v1/preferences", 409, "too-many-preferences", "a user may have at most 500 preferences"),
+    ("GET /notify/v1/event-types/{name}", 404, "event-type-not-found", "the event type has no rules of its own"),
+    ("DELETE /notify/v1/event-types/{name}", 404, "event-type-not-found", "the event type has no rules of its own"),
+    ("GET /notify/v1/unsubscribe", 404, "unsubscribe-link-invalid", "the link is not valid"),
+    ("POST /notify/v1/unsubscribe", 404, "unsubscribe-link-invalid", "the link is not valid"),
+    ("POST /notify/v1/unsubscribe", 409, "event-type-critical", "a critical event type cannot be muted"),
 ];
 
 pub(crate) fn router() -> OpenApiRouter<Arc<Notify>> {
-    let mut router = OpenApiRouter::new().routes(routes!(list)).routes(routes!(retry));
+    let mut router = OpenApiRouter::new()
+        .merge(events::router())
+        .merge(types::router())
+        .merge(recipients::router())
+        .merge(preferences::router())
+        .merge(event_types::router())
+        .merge(unsubscribe::router())
+        .merge(inbox::router())
+        .merge(mail::router())
+        .merge(notifications::router())
+        .merge(announcements::router());
     openapi::document(router.get_openapi_mut(), PROBLEMS);
     router
 }
 
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-struct MailFilters {
-    /// Only e-mails to this address, in upper or lower case.
-    to: Option<String>,
-    /// Only e-mails with this status.
-    #[param(inline)]
-    status: Option<Status>,
-    /// Only e-mails of this template, such as `verification`.
-    template: Option<String>,
+/// A caller who may post business events: an API key of the tenant `main`, in which the services are, with the role `ingest`.
+/// Handlers extract it first, so that the permission is checked before anything else of the request.
+struct Producer;
+
+impl<S: Send + Sync> FromRequestParts<S> for Producer {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Producer, Problem> {
+        of_main(parts, state, Role::Ingest).await.map(|()| Producer)
+    }
 }
 
-/// List e-mails, newest first
-///
-/// `text` and `html` are shown for captured e-mails only. Other e-mails are for their recipients, whose secrets they
-/// contain.
-#[utoipa::path(get, path = "/admin/v1/mail", tag = "notify", params(Listing<MailFilters>), security(("bearer" = [])),
-    responses((status = 200, body = Page<MailView>)))]
-async fn list(
-    State(notify): State<Arc<Notify>>,
-    _: Operator,
-    Listing { filters, limit, cursor }: Listing<MailFilters>,
-) -> Result<Page<MailView>, Problem> {
-    let scope = PageScope::global(&notify.cursor_key, "mail", &filters);
-    let before = scope.position(cursor.as_deref())?;
-    let MailFilters { to, status, template } = filters;
-    // Stored addresses have an ASCII domain.
-    let recipient = to.map(|to| address::parse(&to).map_or(to, |address| address.to_string()));
-    let filter = MailFilter { recipient, status, template };
-    let mails = operator::list(&notify.db, &filter, before, limit + 1).await?;
-    Ok(scope.cut(mails, limit, |mail| mail.id).map(MailView::from))
+/// A caller who may manage recipients: one of the tenant `main` with the role `manage`.
+struct RecipientManager;
+
+impl<S: Send + Sync> FromRequestParts<S> for RecipientManager {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<RecipientManager, Problem> {
+        of_main(parts, state, Role::Manage).await.map(|()| RecipientManager)
+    }
 }
 
-/// Retry a dead e-mail
-#[utoipa::path(post, path = "/admin/v1/mail/{id}/retry", tag = "notify",
-    params(("id" = i64, Path),
-        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
-    security(("bearer" = [])),
-    responses((status = 202, description = "The e-mail is queued again and due now"),
-        (status = 404, description = "The e-mail does not exist"),
-        (status = 409, description = "The e-mail is not dead, or its text was erased")))]
-async fn retry(
-    State(notify): State<Arc<Notify>>,
-    _: Operator,
-    Path(id): Path<i64>,
-    Mutation { identity, .. }: Mutation<()>,
-) -> Result<StoredResponse, Problem> {
-    let retry_time = notify.recorder.retry_time;
-    run_once(&notify.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            operator::retry(tx, id, retry_time).await?;
-            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
-        })
-    })
-    .await
+/// A user, or an operator. As the first extractor of a handler it rejects other API keys before anything else of the request.
+struct Reader {
+    /// None for an operator.
+    user: Option<Uuid>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Reader {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Reader, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        match (caller.is_operator(), caller.user_id()) {
+            (true, _) => Ok(Reader { user: None }),
+            (false, Some(user)) => Ok(Reader { user: Some(user) }),
+            (false, None) => Err(Problem::forbidden("only users and operators may do this: use a user's token")),
+        }
+    }
+}
+
+async fn of_main<S: Send + Sync>(parts: &mut Parts, state: &S, role: Role) -> Result<(), Problem> {
+    let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+    caller.require(role)?;
+    match caller.tenant == Tenant::main() {
+        true => Ok(()),
+        false => Err(Problem::forbidden("this request requires a caller of the tenant main")),
+    }
 }

@@ -1,10 +1,49 @@
-//! The settings of the mail part, the section `[mail]`.
+//! The settings of notifications, the section `[notify]`, and of the mail part, the section `[mail]`.
 
 use std::path::PathBuf;
 
 use kit::config::InvalidSetting;
 use lettre::message::Mailbox;
 use serde::{Deserialize, Serialize};
+
+/// All settings of the service.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub notify: NotifySettings,
+    pub mail: MailSettings,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NotifySettings {
+    /// For how many minutes the e-mails of one event type are collected into one; 0 means not at all. An event type may have
+    /// its own value.
+    pub digest_minutes: u32,
+    /// How long a notification is retained.
+    pub retention_days: u32,
+}
+
+impl Default for NotifySettings {
+    fn default() -> NotifySettings {
+        NotifySettings { digest_minutes: 0, retention_days: 90 }
+    }
+}
+
+impl NotifySettings {
+    /// Checks the values. Fails with the name of the first invalid setting and the values it accepts.
+    pub(crate) fn check(&self) -> Result<(), InvalidSetting> {
+        for (name, value, (min, max)) in [
+            ("notify.digest_minutes", self.digest_minutes, (0, 10_080)),
+            // A digest may collect for 7 days, and its events are needed until it is sent.
+            ("notify.retention_days", self.retention_days, (8, 3_650)),
+        ] {
+            if !(min..=max).contains(&value) {
+                return Err(InvalidSetting::new(name, format!("must be a number from {min} to {max}")));
+            }
+        }
+        Ok(())
+    }
+}
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -1,4 +1,16 @@
-//! SQL of the notify service. Every function joins the caller's transaction.
+//! SQL of the notify service. Every function joins the caller's transaction. Here: e-mails.
+
+pub(crate) mod accounts;
+pub(crate) mod announcements;
+pub(crate) mod delivery;
+pub(crate) mod inbox;
+pub(crate) mod notifications;
+pub(crate) mod preferences;
+
+pub(crate) mod expansion;
+pub(crate) mod participants;
+pub(crate) mod recipients;
+pub(crate) mod unreachable;
 
 use std::time::Duration;
 
@@ -15,8 +27,7 @@ pub(crate) struct MailRecord {
     pub(crate) id: i64,
     pub(crate) recipient: String,
     pub(crate) subject: String,
-    pub(crate) text: Option<String>,
-    pub(crate) html: Option<String>,
+    pub(crate) content: StoredContent,
     pub(crate) status: Status,
     pub(crate) template: String,
     pub(crate) locale: String,
@@ -29,6 +40,14 @@ pub(crate) struct MailRecord {
     pub(crate) sent_at: Option<DateTime<Utc>>,
 }
 
+/// The parts of an e-mail that are for its recipient.
+#[derive(Debug)]
+pub(crate) struct StoredContent {
+    pub(crate) text: Option<String>,
+    pub(crate) html: Option<String>,
+    pub(crate) unsubscribe: Option<String>,
+}
+
 /// Selects e-mails; a None field matches all.
 #[derive(Debug, Default)]
 pub(crate) struct MailFilter {
@@ -37,16 +56,23 @@ pub(crate) struct MailFilter {
     pub(crate) template: Option<String>,
 }
 
+/// Selects dead e-mails; a None field matches all.
+#[derive(Debug, Clone, Default)]
+pub struct DeadMails {
+    pub(crate) recipient: Option<String>,
+    pub(crate) template: Option<String>,
+}
+
 /// Inserts e-mails, except those that exist and those of deleted accounts. Bodies are stored if the status has them.
 pub(crate) async fn insert(db: &mut PgConnection, mails: &[NewMail]) -> sqlx::Result<()> {
     let body = |mail: &NewMail, text: &str| mail.status.has_bodies().then(|| text.to_owned());
     sqlx::query(
         "insert into pillarbox_notify.mail (message_id, source, idempotency_key, user_id, recipient, template, locale,
-             subject, text, html, status, next_attempt_at, give_up_at, expires_at, created_at)
+             subject, text, html, status, next_attempt_at, give_up_at, expires_at, unsubscribe, created_at)
          select new.*, new.created_at from unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[],
              $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[],
-             $14::timestamptz[]) as new (message_id, source, idempotency_key, user_id, recipient, template, locale,
-             subject, text, html, status, created_at, give_up_at, expires_at)
+             $14::timestamptz[], $15::text[]) as new (message_id, source, idempotency_key, user_id, recipient, template, locale,
+             subject, text, html, status, created_at, give_up_at, expires_at, unsubscribe)
          where not exists (select from pillarbox_notify.deleted_account deleted where deleted.user_id = new.user_id)
          on conflict do nothing",
     )
@@ -64,18 +90,26 @@ pub(crate) async fn insert(db: &mut PgConnection, mails: &[NewMail]) -> sqlx::Re
     .bind(mails.iter().map(|mail| mail.created_at).collect::<Vec<_>>())
     .bind(mails.iter().map(|mail| mail.give_up_at).collect::<Vec<_>>())
     .bind(mails.iter().map(|mail| mail.expires_at).collect::<Vec<_>>())
+    .bind(mails.iter().map(|mail| mail.unsubscribe.clone()).collect::<Vec<_>>())
     .execute(db)
     .await
     .map(drop)
 }
 
-/// Claims the e-mails that are due for longest, for the time of the lease. Rows that another process is claiming are
-/// skipped.
+/// Claims the e-mails that are due for longest, for the time of the lease; those of notifications after all others, so that
+/// a password reset does not wait behind them. Rows that another process is claiming are skipped.
 pub(crate) async fn claim(db: &mut PgConnection, limit: usize, lease: Duration) -> sqlx::Result<Vec<ClaimedMail>> {
     let rows = sqlx::query(
-        "with due as materialized (
-             select id from pillarbox_notify.mail where status = 'queued' and next_attempt_at <= statement_timestamp()
+        "with first as materialized (
+             select id from pillarbox_notify.mail
+             where status = 'queued' and source <> 'notify' and next_attempt_at <= statement_timestamp()
              order by next_attempt_at limit $3 for update skip locked
+         ), others as materialized (
+             select id from pillarbox_notify.mail
+             where status = 'queued' and source = 'notify' and next_attempt_at <= statement_timestamp()
+             order by next_attempt_at limit $3 - (select count(*) from first) for update skip locked
+         ), due as (
+             select id from first union all select id from others
          )
          update pillarbox_notify.mail mail set claim = $1, next_attempt_at = statement_timestamp() + $2
          from due where mail.id = due.id
@@ -165,31 +199,26 @@ pub(crate) async fn queue_again(db: &mut PgConnection, id: i64, retry_time: Time
     sqlx::query(query).bind(id).bind(retry_time).execute(db).await.map(drop)
 }
 
-/// Deletes every e-mail of these users, and records that their accounts are deleted.
-pub(crate) async fn delete_accounts(db: &mut PgConnection, users: &[Uuid]) -> sqlx::Result<()> {
-    let record = "insert into pillarbox_notify.deleted_account (user_id, deleted_at)
-                  select distinct user_id, statement_timestamp() from unnest($1::uuid[]) as deleted (user_id)
-                  order by user_id on conflict do nothing";
-    sqlx::query(record).bind(users).execute(&mut *db).await?;
-    let delete = "delete from pillarbox_notify.mail where user_id = any($1)";
-    sqlx::query(delete).bind(users).execute(db).await.map(drop)
-}
-
-/// Deletes the e-mails of accounts that were deleted within `recent`: a request may have been processed at the same time as
-/// the deletion.
-pub(crate) async fn delete_of_deleted_accounts(db: &mut PgConnection, recent: TimeDelta) -> sqlx::Result<u64> {
-    let query = "delete from pillarbox_notify.mail mail using pillarbox_notify.deleted_account deleted
-                 where deleted.deleted_at > statement_timestamp() - $1 and mail.user_id = deleted.user_id";
-    Ok(sqlx::query(query).bind(recent).execute(db).await?.rows_affected())
-}
-
-/// Forgets up to `limit` accounts that were deleted longer ago than `age`. Returns how many.
-pub(crate) async fn delete_old_deletions(db: &mut PgConnection, age: TimeDelta, limit: i64) -> sqlx::Result<u64> {
-    let query = "delete from pillarbox_notify.deleted_account where user_id in (
-                     select user_id from pillarbox_notify.deleted_account
-                     where deleted_at < statement_timestamp() - $1 limit $2
-                 )";
-    Ok(sqlx::query(query).bind(age).bind(limit).execute(db).await?.rows_affected())
+/// Queues up to `limit` dead e-mails again whose bodies still exist, with an id above `after`, in the order of their ids. They
+/// are due now. Returns their ids.
+pub(crate) async fn queue_dead_again(
+    db: &mut PgConnection,
+    selection: &DeadMails,
+    after: i64,
+    limit: i64,
+    retry_time: TimeDelta,
+) -> sqlx::Result<Vec<i64>> {
+    let query =
+        "update pillarbox_notify.mail set status = 'queued', attempts = 0, next_attempt_at = statement_timestamp(),
+                     give_up_at = statement_timestamp() + $5
+                 where id in (
+                     select id from pillarbox_notify.mail
+                     where status = 'dead' and text is not null and html is not null and id > $3
+                         and ($1::text is null or lower(recipient) = lower($1)) and ($2::text is null or template = $2)
+                     order by id limit $4 for update skip locked
+                 ) returning id";
+    let query = sqlx::query_scalar(query).bind(&selection.recipient).bind(&selection.template);
+    query.bind(after).bind(limit).bind(retry_time).fetch_all(db).await
 }
 
 /// Erases the bodies of up to `limit` e-mails that have expired; of these, queued ones become expired. Claimed ones are left
@@ -234,6 +263,13 @@ pub(crate) async fn delete_captured(
     Ok(sqlx::query(query).bind(age).bind(count).bind(limit).execute(db).await?.rows_affected())
 }
 
+/// Whether an e-mail has been due for longer than `time`.
+pub(crate) async fn is_overdue(db: &mut PgConnection, time: TimeDelta) -> sqlx::Result<bool> {
+    let query = "select exists (select from pillarbox_notify.mail
+                     where status = 'queued' and next_attempt_at < statement_timestamp() - $1)";
+    sqlx::query_scalar(query).bind(time).fetch_one(db).await
+}
+
 /// The state of the queue. Counts stop at a maximum, so that the cost does not grow with a backlog.
 #[derive(Debug)]
 pub(crate) struct QueueState {
@@ -266,6 +302,7 @@ fn claimed_mail(row: &PgRow) -> sqlx::Result<ClaimedMail> {
         subject: row.try_get("subject")?,
         text: row.try_get("text")?,
         html: row.try_get("html")?,
+        unsubscribe: row.try_get("unsubscribe")?,
         attempts: row.try_get::<i32, _>("attempts")?.unsigned_abs(),
         created_at: row.try_get("created_at")?,
         give_up_at: row.try_get("give_up_at")?,
@@ -279,8 +316,11 @@ fn mail_record(row: &PgRow) -> sqlx::Result<MailRecord> {
         id: row.try_get("id")?,
         recipient: row.try_get("recipient")?,
         subject: row.try_get("subject")?,
-        text: row.try_get("text")?,
-        html: row.try_get("html")?,
+        content: StoredContent {
+            text: row.try_get("text")?,
+            html: row.try_get("html")?,
+            unsubscribe: row.try_get("unsubscribe")?,
+        },
         status: status_of(row)?,
         template: row.try_get("template")?,
         locale: row.try_get("locale")?,

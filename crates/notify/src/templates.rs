@@ -16,13 +16,17 @@ use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 
 use self::built_in::{BUILT_IN, TEMPLATES};
 use crate::domain::Content;
+use crate::domain::delivery_rules::Channel;
+use crate::notification_templates::{self, Reader};
 
 /// The locale that every template has.
 const LOCALE_DEFAULT: &str = "en";
 /// The parts of a template.
 const PARTS: [&str; 3] = ["subject", "txt", "html"];
-/// The template that the HTML parts extend.
-const LAYOUT: &str = "layout.html";
+/// The templates that the HTML parts extend: those of all e-mails, and those of notifications.
+const LAYOUTS: [&str; 2] = ["layout.html", "notification_layout.html"];
+/// The beginning of the names of templates for the notifications of one event type.
+const NOTIFICATION_PREFIX: &str = "notification.";
 /// The variables that exist in every template, with the values that they are checked with. Other variables exist if the
 /// request has them.
 const VARIABLES: [(&str, &str); 4] = [
@@ -34,6 +38,8 @@ const VARIABLES: [(&str, &str); 4] = [
 /// Variables that a request may omit; they are empty then.
 const OPTIONAL: [&str; 3] = ["name", "link", "expires_in_hours"];
 
+/// The longest name of a template: an event type has up to 187 characters.
+const NAME_BYTES_MAX: usize = 187;
 /// The longest subject, in characters; a longer one is cut.
 const SUBJECT_CHARS_MAX: usize = 200;
 /// The largest text or HTML, in bytes.
@@ -102,8 +108,7 @@ impl Templates {
         locale: &str,
         variables: &BTreeMap<String, String>,
     ) -> Result<Content, RenderError> {
-        let locales = self.locales.get(template).ok_or(RenderError::UnknownTemplate)?;
-        let locale = fallbacks(locale).find(|locale| locales.contains(locale)).ok_or(RenderError::UnknownTemplate)?;
+        let locale = self.locale_of(template, locale)?;
         let mut values: BTreeMap<String, String> =
             OPTIONAL.iter().map(|name| ((*name).to_owned(), String::new())).collect();
         values.extend(variables.iter().map(|(name, value)| (name.clone(), without_control(value))));
@@ -111,8 +116,28 @@ impl Templates {
         if !link.is_empty() && !link.starts_with("https://") && !link.starts_with("http://") {
             return Err(RenderError::InvalidLink);
         }
-        let values = Value::from(values);
-        let part = |part: &str| self.render_part(&format!("{template}.{locale}.{part}"), &values);
+        self.render_in(template, locale, &Value::from(values))
+    }
+
+    /// Whether there is such a template.
+    pub(crate) fn has(&self, template: &str) -> bool {
+        self.locales.contains_key(template)
+    }
+
+    /// Renders a template with values of any kind, in the first locale that it has. Its texts must have been passed through
+    /// [`without_control`].
+    pub(crate) fn render_values(&self, template: &str, locale: &str, values: &Value) -> Result<Content, RenderError> {
+        let locale = self.locale_of(template, locale)?;
+        self.render_in(template, locale, values)
+    }
+
+    fn locale_of(&self, template: &str, locale: &str) -> Result<String, RenderError> {
+        let locales = self.locales.get(template).ok_or(RenderError::UnknownTemplate)?;
+        fallbacks(locale).find(|locale| locales.contains(locale)).ok_or(RenderError::UnknownTemplate)
+    }
+
+    fn render_in(&self, template: &str, locale: String, values: &Value) -> Result<Content, RenderError> {
+        let part = |part: &str| self.render_part(&format!("{template}.{locale}.{part}"), values);
         let subject = one_line(&part("subject")?);
         if subject.is_empty() {
             return Err(RenderError::EmptySubject { file: format!("{template}.{locale}.subject") });
@@ -124,12 +149,31 @@ impl Templates {
         let rendered = self.environment.get_template(file).and_then(|template| template.render(values));
         let text = rendered.map_err(|error| {
             let (file, line) = origin(file, &error);
-            RenderError::Failed { file, line: line.unwrap_or(0), kind: innermost(&error).kind().to_string() }
+            let kind = innermost(&error).kind();
+            let undefined = match kind {
+                ErrorKind::UndefinedError => self.undefined_in(&file, line, values),
+                _ => None,
+            };
+            let kind = undefined.map_or_else(|| kind.to_string(), |name| format!("{kind}: {name}"));
+            RenderError::Failed { file, line: line.unwrap_or(0), kind }
         })?;
         if text.len() > BODY_BYTES_MAX {
             return Err(RenderError::TooLarge { file: file.to_owned() });
         }
         Ok(text)
+    }
+
+    /// The first expression in this line of a template that is undefined with these values; None if there is none, such as one
+    /// that uses a variable of a loop. It is a part of the template and contains no value.
+    fn undefined_in(&self, file: &str, line: Option<usize>, values: &Value) -> Option<String> {
+        let template = self.environment.get_template(file).ok()?;
+        let text = template.source().lines().nth(line?.checked_sub(1)?)?;
+        let tags = text.split("{{").skip(1).filter_map(|rest| rest.split("}}").next());
+        let is_undefined = |expression: &&str| {
+            let compiled = self.environment.compile_expression_owned((*expression).to_owned());
+            compiled.is_ok_and(|compiled| compiled.eval(values.clone()).map_or(true, |value| value.is_undefined()))
+        };
+        tags.map(str::trim).find(is_undefined).map(str::to_owned)
     }
 
     /// Checks that every template is complete, and that those with known variables render with examples.
@@ -151,6 +195,9 @@ impl Templates {
                 if TEMPLATES.contains(&template.as_str()) {
                     self.check_rendering(template, locale)?;
                 }
+                if template.starts_with(notification_templates::DEFAULT) {
+                    self.check_notification(template, locale)?;
+                }
             }
         }
         Ok(())
@@ -161,32 +208,69 @@ impl Templates {
             let examples = VARIABLES.iter().filter(|(name, _)| !omitted.contains(name));
             let examples: BTreeMap<String, String> =
                 examples.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-            self.render(template, locale, &examples).map_err(|error| match error {
-                RenderError::Failed { file, line, kind } => InvalidTemplate { file, line: Some(line), detail: kind },
-                RenderError::EmptySubject { file } => InvalidTemplate::new(file, "the subject is empty"),
-                RenderError::TooLarge { file } => InvalidTemplate::new(file, "the example is too large"),
-                RenderError::UnknownTemplate | RenderError::InvalidLink => InvalidTemplate::new(template, error),
-            })?;
+            self.render(template, locale, &examples).map_err(|error| unrenderable(template, error))?;
         }
         for part in PARTS {
-            self.check_variables(&format!("{template}.{locale}.{part}"))?;
+            self.check_variables(&format!("{template}.{locale}.{part}"), &VARIABLES.map(|(name, _)| name))?;
+        }
+        Ok(())
+    }
+
+    /// Checks a template of notifications. Only the built-in event types have payloads that are known here.
+    fn check_notification(&self, template: &str, locale: &str) -> Result<(), InvalidTemplate> {
+        let is_digest = template == notification_templates::DIGEST;
+        let known = match is_digest {
+            true => &notification_templates::DIGEST_VARIABLES[..],
+            false => &notification_templates::VARIABLES[..],
+        };
+        for part in PARTS {
+            self.check_variables(&format!("{template}.{locale}.{part}"), known)?;
+        }
+        let of_template = |event_type: &&str| notification_templates::template_of(event_type) == template;
+        let types: Vec<&str> = match template {
+            notification_templates::DEFAULT => vec!["any.other"],
+            notification_templates::DIGEST => vec![notification_templates::BUILT_IN[0]],
+            _ => notification_templates::BUILT_IN.into_iter().filter(of_template).collect(),
+        };
+        for event_type in types {
+            for payload in notification_templates::EXAMPLES {
+                let event = notification_templates::example(event_type, payload);
+                let reader = Reader { name: "Ada", locale, channel: Channel::Email, unsubscribe_link: "" };
+                let rendered = match is_digest {
+                    true => notification_templates::render(self, &event, reader).and_then(|content| {
+                        notification_templates::render_digest(self, event_type, &[&content, &content], 0, reader)
+                    }),
+                    false => notification_templates::render(self, &event, reader),
+                };
+                rendered.map_err(|error| unrenderable(template, error))?;
+            }
         }
         Ok(())
     }
 
     /// Finds unknown variables in branches that no example reaches.
-    fn check_variables(&self, file: &str) -> Result<(), InvalidTemplate> {
+    fn check_variables(&self, file: &str, known: &[&str]) -> Result<(), InvalidTemplate> {
         let Ok(template) = self.environment.get_template(file) else { return Ok(()) };
         let globals: BTreeSet<&str> = self.environment.globals().map(|(name, _)| name).collect();
-        let is_known = |name: &str| globals.contains(name) || VARIABLES.iter().any(|(known, _)| *known == name);
+        let is_known = |name: &str| globals.contains(name) || known.contains(&name);
         let mut unknown: Vec<String> = template.undeclared_variables(false).into_iter().collect();
         unknown.retain(|name| !is_known(name));
         unknown.sort();
         let Some(name) = unknown.first() else { return Ok(()) };
         let line = template.source().lines().position(|line| line.contains(name.as_str())).map(|at| at + 1);
-        let known = VARIABLES.map(|(known, _)| known).join(", ");
+        let known = known.join(", ");
         let detail = format!("the variable {name} does not exist; the variables are {known}");
         Err(InvalidTemplate { file: file.to_owned(), line, detail })
+    }
+}
+
+/// For an error at the start.
+fn unrenderable(template: &str, error: RenderError) -> InvalidTemplate {
+    match error {
+        RenderError::Failed { file, line, kind } => InvalidTemplate { file, line: Some(line), detail: kind },
+        RenderError::EmptySubject { file } => InvalidTemplate::new(file, "the subject is empty"),
+        RenderError::TooLarge { file } => InvalidTemplate::new(file, "the example is too large"),
+        RenderError::UnknownTemplate | RenderError::InvalidLink => InvalidTemplate::new(template, error),
     }
 }
 
@@ -202,13 +286,18 @@ fn environment() -> Environment<'static> {
 
 /// Splits the name of a file into template, locale and part. None if it is the name of no template.
 fn parts_of(file: &str) -> Option<(&str, &str, &str)> {
-    let mut parts = file.split('.');
+    let of_type = file.strip_prefix(NOTIFICATION_PREFIX).filter(|rest| rest.split('.').count() == 3);
+    let mut parts = of_type.unwrap_or(file).split('.');
     let (template, locale, part) = (parts.next()?, parts.next()?, parts.next()?);
     let is_name = |text: &str, other: char| {
         let is_valid = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == other;
-        (1..=64).contains(&text.len()) && text.chars().all(is_valid)
+        (1..=NAME_BYTES_MAX).contains(&text.len()) && text.chars().all(is_valid)
     };
     let is_template = is_name(template, '_') && is_name(locale, '-') && PARTS.contains(&part);
+    let template = match of_type {
+        Some(_) => &file[..NOTIFICATION_PREFIX.len() + template.len()],
+        None => template,
+    };
     (is_template && parts.next().is_none()).then_some((template, locale, part))
 }
 
@@ -222,7 +311,7 @@ fn fallbacks(locale: &str) -> impl Iterator<Item = String> {
 }
 
 /// Replaces line breaks, other control characters, and characters that change the direction of the text, with blanks.
-fn without_control(value: &str) -> String {
+pub(crate) fn without_control(value: &str) -> String {
     let is_control = |c: char| {
         c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };

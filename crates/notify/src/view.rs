@@ -1,11 +1,28 @@
-//! JSON of the responses.
+//! JSON of the responses. Here: e-mails.
+
+pub(crate) mod announcements;
+pub(crate) mod inbox;
+pub(crate) mod notifications;
+pub(crate) mod preferences;
+
+use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::compose::fixed_headers;
 use crate::domain::Status;
-use crate::store::MailRecord;
+use crate::store::{MailRecord, StoredContent};
+
+/// The result of a bulk retry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+pub struct BulkRetry {
+    /// How many are due again.
+    pub count: u64,
+    /// There may be more: repeat the request.
+    pub more: bool,
+}
 
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Mail)]
@@ -14,12 +31,8 @@ pub(crate) struct MailView {
     #[schema(example = "ada@example.org")]
     to: String,
     subject: String,
-    /// Present for captured e-mails only.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    text: Option<String>,
-    /// Present for captured e-mails only.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    html: Option<String>,
+    #[serde(flatten)]
+    captured: CapturedContent,
     status: Status,
     #[schema(example = "verification")]
     template: String,
@@ -45,15 +58,35 @@ pub(crate) struct MailView {
     sent_at: Option<DateTime<Utc>>,
 }
 
+/// What the recipient would read. Present for captured e-mails only.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(crate) struct CapturedContent {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    html: Option<String>,
+    /// The headers that do not depend on the sender, such as `List-Unsubscribe`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = json!({"Auto-Submitted": "auto-generated"}))]
+    headers: Option<BTreeMap<String, String>>,
+}
+
+impl From<StoredContent> for CapturedContent {
+    fn from(StoredContent { text, html, unsubscribe }: StoredContent) -> CapturedContent {
+        let headers =
+            fixed_headers(unsubscribe.as_deref()).into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        CapturedContent { text, html, headers: Some(headers) }
+    }
+}
+
 impl From<MailRecord> for MailView {
     fn from(mail: MailRecord) -> MailView {
-        let shows_bodies = mail.status.shows_bodies();
+        let captured = Some(mail.content).filter(|_| mail.status.shows_bodies());
         MailView {
             id: mail.id,
             to: mail.recipient,
             subject: mail.subject,
-            text: mail.text.filter(|_| shows_bodies),
-            html: mail.html.filter(|_| shows_bodies),
+            captured: captured.map(CapturedContent::from).unwrap_or_default(),
             status: mail.status,
             template: mail.template,
             locale: mail.locale,

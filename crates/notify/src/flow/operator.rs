@@ -1,12 +1,15 @@
-//! What operators do: read the list of e-mails, and retry a dead one.
+//! What operators do: read the list of e-mails, and retry e-mails and notifications that were given up.
 
 use chrono::TimeDelta;
 use mailbox::database::Database;
-use sqlx::{Postgres, Transaction};
+use sqlx::{PgPool, Postgres, Transaction};
 
+use crate::address;
 use crate::domain::Status;
 use crate::error::Error;
-use crate::store::{self, MailFilter, MailRecord};
+use crate::store::notifications::{self, DeadNotifications};
+use crate::store::{self, DeadMails, MailFilter, MailRecord};
+use crate::view::BulkRetry;
 
 pub(crate) async fn list(
     db: &Database,
@@ -25,5 +28,98 @@ pub(crate) async fn retry(tx: &mut Transaction<'_, Postgres>, id: i64, retry_tim
         (Status::Queued | Status::Sent | Status::Captured | Status::Expired | Status::Shadowed, _) => {
             Err(Error::NotDead)
         }
+    }
+}
+
+impl DeadMails {
+    /// Selects those to an address, in upper or lower case, and of a template.
+    pub fn new(to: Option<String>, template: Option<String>) -> DeadMails {
+        DeadMails { recipient: to.map(stored_address), template }
+    }
+}
+
+/// Returns the address as it is stored: with an ASCII domain.
+pub(crate) fn stored_address(to: String) -> String {
+    address::parse(&to).map_or(to, |address| address.to_string())
+}
+
+/// The number of rows in each transaction of a bulk retry.
+const STEP: i64 = 1_000;
+/// The number of rows after which a bulk retry ends; the caller repeats it for more.
+const BULK_MAX: u64 = 100_000;
+/// Counts stop here, so that the cost does not grow with a backlog.
+const COUNT_MAX: i64 = 100_000;
+
+/// How many e-mails and notifications were given up and can be retried, each counted up to 100,000.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GivenUp {
+    pub mails: i64,
+    pub notifications: i64,
+}
+
+pub async fn given_up(db: &PgPool) -> sqlx::Result<GivenUp> {
+    let mut db = db.acquire().await?;
+    let mails = store::queue_state(&mut db, COUNT_MAX).await?.dead;
+    let notifications = notifications::state(&mut db, COUNT_MAX).await?.dead;
+    Ok(GivenUp { mails, notifications })
+}
+
+/// Queues the selected dead e-mails again, in steps, each of them once: an e-mail that dies again meanwhile stays dead. Skips those
+/// whose text was erased. What is committed stays if the database fails.
+pub async fn retry_dead_mails(db: &PgPool, selection: &DeadMails, retry_time: TimeDelta) -> sqlx::Result<BulkRetry> {
+    let mut steps = BulkSteps::default();
+    loop {
+        let db = &mut *db.acquire().await?;
+        let queued = store::queue_dead_again(db, selection, steps.after, STEP, retry_time).await?;
+        if let Some(result) = steps.add(&queued) {
+            return Ok(result);
+        }
+    }
+}
+
+/// Makes the selected dead notifications due again, in steps, each of them once: one that dies again meanwhile stays dead.
+/// What is committed stays if the database fails.
+pub async fn retry_dead_notifications(db: &PgPool, selection: &DeadNotifications) -> sqlx::Result<BulkRetry> {
+    let mut steps = BulkSteps::default();
+    loop {
+        let retried = notifications::retry_dead(&mut *db.acquire().await?, selection, steps.after, STEP).await?;
+        if let Some(result) = steps.add(&retried) {
+            return Ok(result);
+        }
+    }
+}
+
+/// How far a bulk retry has come.
+#[derive(Debug, Default)]
+struct BulkSteps {
+    count: u64,
+    /// The last id.
+    after: i64,
+}
+
+impl BulkSteps {
+    /// Adds the ids of a step. Returns the result after the last step.
+    fn add(&mut self, ids: &[i64]) -> Option<BulkRetry> {
+        self.count += ids.len() as u64;
+        self.after = ids.iter().copied().max().unwrap_or(self.after);
+        let more = ids.len() as i64 == STEP;
+        (!more || self.count >= BULK_MAX).then_some(BulkRetry { count: self.count, more })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bulk_retry_ends_with_a_step_that_is_not_full_or_at_its_limit() {
+        let mut steps = BulkSteps::default();
+        let full: Vec<i64> = (1..=STEP).rev().collect();
+        assert_eq!((steps.add(&full), steps.after), (None, STEP));
+        assert_eq!(steps.add(&[]), Some(BulkRetry { count: 1_000, more: false }));
+        let mut steps = BulkSteps::default();
+        let results: Vec<_> = (0..100).map(|_| steps.add(&full)).collect();
+        assert_eq!(results.iter().position(Option::is_some), Some(99));
+        assert_eq!(results[99], Some(BulkRetry { count: 100_000, more: true }));
     }
 }

@@ -1,4 +1,4 @@
-//! Requests of other services: an e-mail is rendered and recorded; the e-mails of a deleted account are deleted.
+//! Requests of other services: an e-mail is rendered and recorded; everything about a deleted account is deleted.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::email::EmailRequested;
@@ -42,7 +42,7 @@ pub(crate) async fn record(
     Ok(store::insert(tx, &mails).await?)
 }
 
-/// Deletes every e-mail of the accounts that the messages are about, and blanks the requests for them.
+/// Deletes everything about the accounts that the messages are about, and blanks the requests for e-mails to them.
 pub(crate) async fn delete_accounts(
     tx: &mut Transaction<'static, Postgres>,
     messages: &[&Message],
@@ -55,7 +55,7 @@ pub(crate) async fn delete_accounts(
     for user in &users {
         blank_key(tx, &Tenant::main(), &user.to_string(), "the account was deleted").await?;
     }
-    Ok(store::delete_accounts(tx, &users).await?)
+    Ok(store::accounts::delete_accounts(tx, &users).await?)
 }
 
 impl Recorder {
@@ -80,6 +80,7 @@ impl Recorder {
             recipient,
             template: data.template,
             content,
+            unsubscribe: None,
             status: if is_expired { Status::Expired } else { self.status },
             created_at: now,
             give_up_at: now + self.retry_time,

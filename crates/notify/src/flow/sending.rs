@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use chrono::TimeDelta;
 use kit::backoff::Backoff;
 use kit::boot_time::BootTime;
 use kit::worker::Round;
@@ -29,6 +30,15 @@ const CLAIM_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long a process that stops waits for a transfer. The e-mail of an abandoned one is sent again by another process,
 /// with the same Message-ID.
 const STOP_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// An e-mail that is due for longer is sent by nobody: a sender of another process would have claimed it.
+const OVERDUE_TIME: TimeDelta = TimeDelta::minutes(1);
+
+/// Whether e-mails wait that nobody sends. In a copy of the database, nothing is sent anyway.
+pub(crate) async fn has_overdue(db: &Database) -> Result<bool, SendingError> {
+    let mut db = db.acquire().await?;
+    Ok(!cluster_identity::is_restored(&mut db).await? && store::is_overdue(&mut db, OVERDUE_TIME).await?)
+}
 
 /// The sender of one process.
 pub(crate) struct MailSender {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::{InvalidTemplate, LAYOUT, PARTS, parts_of};
+use super::{InvalidTemplate, LAYOUTS, PARTS, parts_of};
 
 const FILES_MAX: usize = 1_000;
 const FILE_BYTES_MAX: u64 = 256 * 1024;
@@ -23,10 +23,12 @@ pub(super) fn read(folder: &Path) -> Result<BTreeMap<String, String>, InvalidTem
         }
         let failed = |error: std::io::Error| InvalidTemplate::new(file.clone(), error);
         let metadata = fs::metadata(entry.path()).map_err(failed)?;
-        if !metadata.is_file() || (file != LAYOUT && parts_of(&file).is_none()) {
+        if !metadata.is_file() || (!LAYOUTS.contains(&file.as_str()) && parts_of(&file).is_none()) {
             let detail = format!(
-                "is no template: the names are {LAYOUT} and <template>.<locale>.{{{}}}, such as verification.pt-br.html, in \
-                 lower case",
+                "is no template: the names are {}, <template>.<locale>.{{{}}}, such as verification.pt-br.html, and \
+                 notification.<event type, dots as _>.<locale>.{{{}}}, in lower case",
+                LAYOUTS.join(", "),
+                PARTS.join(","),
                 PARTS.join(",")
             );
             return Err(InvalidTemplate::new(file, detail));

@@ -142,3 +142,44 @@ fn an_invalid_folder_is_refused_with_the_file_and_the_line() {
     }
     assert!(Templates::load(Some(Path::new("/nowhere"))).is_err());
 }
+
+#[test]
+fn an_error_names_the_variable_that_is_undefined_and_no_value() {
+    let folder = Folder::with(&[
+        ("notification.order_paid.en.subject", "Order {{ payload.order }}"),
+        (
+            "notification.order_paid.en.txt",
+            "Hi\n{{ payload.order }} {{ payload.customer.name }} {{ payload.note|upper }}",
+        ),
+        (
+            "notification.order_paid.en.html",
+            "{% extends \"layout.html\" %}{% block content %}\n{{ payload.note }}{% endblock %}",
+        ),
+    ]);
+    let templates = Templates::load(Some(&folder.0)).unwrap();
+    let error = |payload: &str| {
+        let event = notification_templates::example("order.paid", payload);
+        let reader = Reader { name: "Ada", locale: "en", channel: Channel::Email, unsubscribe_link: "" };
+        notification_templates::render(&templates, &event, reader).map(drop).unwrap_err().to_string()
+    };
+    let file = "notification.order_paid.en";
+    assert_eq!(error(r#"{"total": 5}"#), format!("{file}.subject, line 1: undefined value: payload.order"));
+    let customer = format!("{file}.txt, line 2: undefined value: payload.customer.name");
+    assert_eq!(error(r#"{"order": "secret"}"#), customer);
+    assert_eq!(error(r#"{"order": "secret", "customer": {}}"#), customer);
+    let known = r#"{"order": 1, "customer": {"name": "x"}}"#;
+    assert_eq!(error(known), format!("{file}.txt, line 2: undefined value: payload.note|upper"));
+}
+
+#[test]
+fn one_hour_is_not_plural() {
+    let text = |locale: &str, hours: &str| {
+        let templates = Templates::load(None).unwrap();
+        templates.render("password_reset", locale, &variables(&[("expires_in_hours", hours)])).unwrap()
+    };
+    for (locale, one, many) in [("en", "1 hour,", "24 hours,"), ("de", "1 Stunde lang", "24 Stunden lang")] {
+        let (single, several) = (text(locale, "1"), text(locale, "24"));
+        assert!(single.text.contains(one) && single.html.contains(one), "{}", single.text);
+        assert!(several.text.contains(many) && several.html.contains(many), "{}", several.text);
+    }
+}

@@ -1,0 +1,209 @@
+//! Business events with many recipients, whose recipients are notified in steps.
+
+use std::collections::HashSet;
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use super::delivery;
+use crate::domain::business_event::BusinessEvent;
+use crate::domain::participants::Addressees;
+
+/// A business event that is being announced.
+#[derive(Debug)]
+pub(crate) struct Announcement {
+    pub(crate) business_event: Uuid,
+    pub(crate) addressees: Addressees,
+    /// The last user who has been notified.
+    pub(crate) last_user: Option<Uuid>,
+    /// The attempts that have failed since the last step.
+    pub(crate) attempts: i32,
+}
+
+/// An announcement as operators see it.
+#[derive(Debug)]
+pub(crate) struct AnnouncementRecord {
+    pub(crate) id: i64,
+    pub(crate) business_event: Uuid,
+    /// The event or the aggregate.
+    pub(crate) subject: String,
+    pub(crate) last_user: Option<Uuid>,
+    /// None: given up.
+    pub(crate) due_at: Option<DateTime<Utc>>,
+    pub(crate) attempts: i32,
+    pub(crate) last_error: Option<String>,
+}
+
+/// Requests that the participants of an event are notified of a business event, if there are any.
+pub(crate) async fn to_participants(db: &mut PgConnection, business_event: Uuid, event_id: Uuid) -> sqlx::Result<bool> {
+    let query = "insert into pillarbox_notify.announcement (business_event, event_id, subject, due_at)
+                 select $1, $2, $2::text, statement_timestamp()
+                 where exists (select from pillarbox_notify.participant where event_id = $2 and status <> 'left')
+                 on conflict do nothing";
+    Ok(sqlx::query(query).bind(business_event).bind(event_id).execute(db).await?.rows_affected() > 0)
+}
+
+/// Requests that the recipients of business events of one aggregate type are notified, in the order of the events.
+pub(crate) async fn to_recipients(
+    db: &mut PgConnection,
+    aggregate_type: &str,
+    events: &[&BusinessEvent],
+) -> sqlx::Result<()> {
+    let query =
+        "insert into pillarbox_notify.announcement (business_event, aggregate_type, aggregate_id, subject, due_at)
+                 select business_event, $1, aggregate_id, $1 || ':' || aggregate_id, statement_timestamp()
+                 from unnest($2::uuid[], $3::bigint[]) with ordinality as new (business_event, aggregate_id, n)
+                 order by n on conflict do nothing";
+    sqlx::query(query)
+        .bind(aggregate_type)
+        .bind(events.iter().map(|event| event.id).collect::<Vec<_>>())
+        .bind(events.iter().map(|event| event.aggregate_id).collect::<Vec<_>>())
+        .execute(db)
+        .await
+        .map(drop)
+}
+
+/// Which of the aggregates have events that are still being announced.
+pub(crate) async fn announced_aggregates(
+    db: &mut PgConnection,
+    aggregate_type: &str,
+    aggregate_ids: &[i64],
+) -> sqlx::Result<HashSet<i64>> {
+    let query = "select aggregate_id from unnest($2::bigint[]) as one (aggregate_id)
+                 where exists (select from pillarbox_notify.announcement pending
+                               where pending.subject = $1 || ':' || one.aggregate_id and pending.due_at is not null)";
+    let found: Vec<i64> = sqlx::query_scalar(query).bind(aggregate_type).bind(aggregate_ids).fetch_all(db).await?;
+    Ok(HashSet::from_iter(found))
+}
+
+/// Locks the announcement that has waited for longest. One that another process works on is skipped, and one that waits for an
+/// earlier one about the same event or aggregate: people hear of changes in their order.
+pub(crate) async fn lock_next(db: &mut PgConnection) -> sqlx::Result<Option<Announcement>> {
+    let query = "select business_event, event_id, aggregate_type, aggregate_id, last_user, attempts
+                 from pillarbox_notify.announcement one
+                 where due_at <= statement_timestamp() and not exists (
+                     select from pillarbox_notify.announcement earlier
+                     where earlier.subject = one.subject and earlier.id < one.id and earlier.due_at is not null)
+                 order by due_at limit 1 for update skip locked";
+    sqlx::query(query).fetch_optional(db).await?.as_ref().map(announcement).transpose()
+}
+
+/// Saves how far an announcement has come. The others have their turn before it continues.
+pub(crate) async fn advance(db: &mut PgConnection, business_event: Uuid, last_user: Uuid) -> sqlx::Result<()> {
+    let query = "update pillarbox_notify.announcement
+                 set last_user = $2, due_at = statement_timestamp(), attempts = 0, last_error = null
+                 where business_event = $1";
+    sqlx::query(query).bind(business_event).bind(last_user).execute(db).await.map(drop)
+}
+
+/// Saves that a step has failed. It is repeated after a pause; without a pause, the announcement is given up.
+pub(crate) async fn record_failure(
+    db: &mut PgConnection,
+    business_event: Uuid,
+    error: &str,
+    pause: Option<chrono::TimeDelta>,
+) -> sqlx::Result<()> {
+    let query = "update pillarbox_notify.announcement
+                 set attempts = attempts + 1, last_error = $2, due_at = statement_timestamp() + $3
+                 where business_event = $1";
+    sqlx::query(query).bind(business_event).bind(error).bind(pause).execute(db).await.map(drop)
+}
+
+pub(crate) async fn delete(db: &mut PgConnection, business_event: Uuid) -> sqlx::Result<()> {
+    let query = "delete from pillarbox_notify.announcement where business_event = $1";
+    sqlx::query(query).bind(business_event).execute(db).await.map(drop)
+}
+
+/// Returns announcements, newest first, before the id `before`. `given_up`: None matches all.
+pub(crate) async fn list(
+    db: &mut PgConnection,
+    given_up: Option<bool>,
+    before: Option<i64>,
+    limit: u32,
+) -> sqlx::Result<Vec<AnnouncementRecord>> {
+    let query = "select id, business_event, subject, last_user, due_at, attempts, last_error
+                 from pillarbox_notify.announcement
+                 where ($1::boolean is null or (due_at is null) = $1) and ($2::bigint is null or id < $2)
+                 order by id desc limit $3";
+    let rows = sqlx::query(query).bind(given_up).bind(before).bind(i64::from(limit)).fetch_all(db).await?;
+    let record = |row: &PgRow| {
+        Ok(AnnouncementRecord {
+            id: row.try_get("id")?,
+            business_event: row.try_get("business_event")?,
+            subject: row.try_get("subject")?,
+            last_user: row.try_get("last_user")?,
+            due_at: row.try_get("due_at")?,
+            attempts: row.try_get("attempts")?,
+            last_error: row.try_get("last_error")?,
+        })
+    };
+    rows.iter().map(record).collect()
+}
+
+/// Locks an announcement. Returns whether it was given up; None if there is no such announcement.
+pub(crate) async fn lock(db: &mut PgConnection, id: i64) -> sqlx::Result<Option<bool>> {
+    let query = "select due_at is null from pillarbox_notify.announcement where id = $1 for update";
+    sqlx::query_scalar(query).bind(id).fetch_optional(db).await
+}
+
+/// Makes an announcement due. It has all its attempts again.
+pub(crate) async fn retry(db: &mut PgConnection, id: i64) -> sqlx::Result<()> {
+    let query = "update pillarbox_notify.announcement set due_at = statement_timestamp(), attempts = 0 where id = $1";
+    sqlx::query(query).bind(id).execute(db).await.map(drop)
+}
+
+/// The next users to notify, by their ids.
+pub(crate) async fn users_after(
+    db: &mut PgConnection,
+    addressees: &Addressees,
+    after: Option<Uuid>,
+    limit: i64,
+) -> sqlx::Result<Vec<Uuid>> {
+    let after = after.unwrap_or(Uuid::nil());
+    match addressees {
+        Addressees::Participants(event_id) => {
+            let query = "select user_id from pillarbox_notify.participant
+                         where event_id = $1 and user_id > $2 and status <> 'left' order by user_id limit $3";
+            sqlx::query_scalar(query).bind(event_id).bind(after).bind(limit).fetch_all(db).await
+        }
+        Addressees::Recipients { aggregate_type, aggregate_id } => {
+            let query = "select user_id from (
+                             (select user_id from pillarbox_notify.recipient
+                              where aggregate_type = $1 and aggregate_id = $2 and user_id > $3
+                              order by user_id limit $4)
+                             union
+                             (select user_id from pillarbox_notify.recipient
+                              where aggregate_type = $1 and aggregate_id is null and user_id > $3
+                              order by user_id limit $4)
+                         ) recipients order by user_id limit $4";
+            let query = sqlx::query_scalar(query).bind(aggregate_type).bind(aggregate_id);
+            query.bind(after).bind(limit).fetch_all(db).await
+        }
+    }
+}
+
+/// A recorded business event.
+pub(crate) async fn business_event(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<BusinessEvent>> {
+    let query = "select id as event_id, event_type, aggregate_type, aggregate_id, payload::text as payload, at
+                 from pillarbox_notify.business_event where id = $1";
+    let row = sqlx::query(query).bind(id).fetch_optional(db).await?;
+    row.as_ref().map_or(Ok(None), delivery::business_event)
+}
+
+fn announcement(row: &PgRow) -> sqlx::Result<Announcement> {
+    let addressees = match row.try_get::<Option<Uuid>, _>("event_id")? {
+        Some(event_id) => Addressees::Participants(event_id),
+        None => Addressees::Recipients {
+            aggregate_type: row.try_get("aggregate_type")?,
+            aggregate_id: row.try_get("aggregate_id")?,
+        },
+    };
+    Ok(Announcement {
+        business_event: row.try_get("business_event")?,
+        addressees,
+        last_user: row.try_get("last_user")?,
+        attempts: row.try_get("attempts")?,
+    })
+}

@@ -1,0 +1,127 @@
+//! Notifications: what decides about them, and how they are recorded. Every statement is for a whole batch.
+
+use std::collections::{HashMap, HashSet};
+
+use chrono::{DateTime, Utc};
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use crate::domain::business_event::{BusinessEvent, NewNotification};
+
+/// The users behind some aggregates of a type.
+#[derive(Debug, Default)]
+pub(crate) struct Recipients {
+    pub(crate) of_aggregate: HashMap<i64, Vec<Uuid>>,
+    /// Those of every aggregate of the type.
+    pub(crate) of_all: Vec<Uuid>,
+}
+
+/// Finds the users behind aggregates, at most `limit` for each, and at most `limit` for all of them.
+pub(crate) async fn recipients(
+    db: &mut PgConnection,
+    aggregate_type: &str,
+    aggregate_ids: &[i64],
+    limit: usize,
+) -> sqlx::Result<Recipients> {
+    let query = "select one.aggregate_id, found.user_id from unnest($2::bigint[]) as one (aggregate_id)
+                 cross join lateral (
+                     select user_id from pillarbox_notify.recipient
+                     where aggregate_type = $1 and recipient.aggregate_id = one.aggregate_id limit $3
+                 ) found
+                 union all
+                 (select null, user_id from pillarbox_notify.recipient
+                  where aggregate_type = $1 and aggregate_id is null limit $3)";
+    let mut found = Recipients::default();
+    let query = sqlx::query(query).bind(aggregate_type).bind(aggregate_ids).bind(limit as i64);
+    for row in query.fetch_all(db).await? {
+        let user: Uuid = row.try_get("user_id")?;
+        match row.try_get::<Option<i64>, _>("aggregate_id")? {
+            Some(aggregate) => found.of_aggregate.entry(aggregate).or_default().push(user),
+            None => found.of_all.push(user),
+        }
+    }
+    Ok(found)
+}
+
+/// Records events. Returns the ids of those that were not recorded before; an event that another transaction is recording is
+/// waited for.
+pub(crate) async fn insert_events(db: &mut PgConnection, events: &[&BusinessEvent]) -> sqlx::Result<HashSet<Uuid>> {
+    let new: Vec<Uuid> = sqlx::query_scalar(
+        "insert into pillarbox_notify.business_event (id, event_type, aggregate_type, aggregate_id, payload, at)
+         select id, event_type, aggregate_type, aggregate_id, payload::json, at
+         from unnest($1::uuid[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::timestamptz[])
+             as event (id, event_type, aggregate_type, aggregate_id, payload, at)
+         order by id on conflict do nothing returning id",
+    )
+    .bind(events.iter().map(|event| event.id).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.event_type.as_str()).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.aggregate_type.as_deref()).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.aggregate_id).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.payload.get()).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.at).collect::<Vec<_>>())
+    .fetch_all(db)
+    .await?;
+    Ok(HashSet::from_iter(new))
+}
+
+/// Adds unread notifications to inboxes, and locks these until the end of the transaction. `added`: users in the order of
+/// their ids, because transactions that lock in another order can deadlock. Returns the highest number of each inbox.
+pub(crate) async fn add_to_inboxes(db: &mut PgConnection, added: &[(Uuid, i32)]) -> sqlx::Result<HashMap<Uuid, i64>> {
+    let rows = sqlx::query(
+        "insert into pillarbox_notify.inbox as inbox (user_id, last_seq, unread)
+         select user_id, added, added from unnest($1::uuid[], $2::int[]) with ordinality as new (user_id, added, n)
+         order by n
+         on conflict (user_id) do update
+             set last_seq = inbox.last_seq + excluded.last_seq, unread = inbox.unread + excluded.unread
+         returning user_id, last_seq",
+    )
+    .bind(added.iter().map(|(user, _)| *user).collect::<Vec<_>>())
+    .bind(added.iter().map(|(_, count)| *count).collect::<Vec<_>>())
+    .fetch_all(db)
+    .await?;
+    rows.iter().map(|row| Ok((row.try_get("user_id")?, row.try_get("last_seq")?))).collect()
+}
+
+/// Which users have a notification about which of these events in their inboxes already.
+pub(crate) async fn existing_in_app(
+    db: &mut PgConnection,
+    (events, users): (&[Uuid], &[Uuid]),
+) -> sqlx::Result<HashSet<(Uuid, Uuid)>> {
+    let query = "select event_id, user_id from unnest($1::uuid[], $2::uuid[]) as pair (event_id, user_id)
+                 join pillarbox_notify.notification using (event_id, user_id) where channel = 'in_app'";
+    let rows = sqlx::query(query).bind(events).bind(users).fetch_all(db).await?;
+    rows.iter().map(|row| Ok((row.try_get("event_id")?, row.try_get("user_id")?))).collect()
+}
+
+/// Records notifications, except those that exist. `are_new`: none of them exists, which is cheaper.
+pub(crate) async fn insert_notifications(
+    db: &mut PgConnection,
+    notifications: &[NewNotification],
+    are_new: bool,
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let query = if are_new { INSERT_NEW } else { INSERT_MISSING };
+    sqlx::query(query)
+        .bind(notifications.iter().map(|one| one.event_id).collect::<Vec<_>>())
+        .bind(notifications.iter().map(|one| one.user_id).collect::<Vec<_>>())
+        .bind(notifications.iter().map(|one| one.channel.into_str()).collect::<Vec<_>>())
+        .bind(notifications.iter().map(|one| one.due_at).collect::<Vec<_>>())
+        .bind(notifications.iter().map(|one| one.seq).collect::<Vec<_>>())
+        .bind(now)
+        .execute(db)
+        .await
+        .map(drop)
+}
+
+const INSERT_NEW: &str = "
+    insert into pillarbox_notify.notification (event_id, user_id, channel, status, due_at, seq, created_at)
+    select event_id, user_id, channel, case when due_at is null then 'delivered' else 'waiting' end, due_at, seq, $6
+    from unnest($1::uuid[], $2::uuid[], $3::text[], $4::timestamptz[], $5::bigint[])
+        as new (event_id, user_id, channel, due_at, seq)";
+
+const INSERT_MISSING: &str = "
+    insert into pillarbox_notify.notification (event_id, user_id, channel, status, due_at, seq, created_at)
+    select event_id, user_id, channel, case when due_at is null then 'delivered' else 'waiting' end, due_at, seq, $6
+    from unnest($1::uuid[], $2::uuid[], $3::text[], $4::timestamptz[], $5::bigint[])
+        as new (event_id, user_id, channel, due_at, seq)
+    on conflict (event_id, user_id, channel) do nothing";

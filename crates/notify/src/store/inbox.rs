@@ -1,0 +1,202 @@
+//! SQL of the in-app inbox. Every change of a notification in an inbox locks the inbox first, so that its count of unread
+//! ones is exact.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, QueryBuilder, Row};
+use uuid::Uuid;
+
+use super::delivery::business_event;
+use crate::domain::business_event::BusinessEvent;
+
+/// A notification in an inbox.
+#[derive(Debug, Clone)]
+pub(crate) struct InboxEntry {
+    pub(crate) seq: i64,
+    pub(crate) event_id: Uuid,
+    /// None: it was deleted after its retention.
+    pub(crate) event: Option<BusinessEvent>,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) read_at: Option<DateTime<Utc>>,
+    pub(crate) archived_at: Option<DateTime<Utc>>,
+}
+
+/// The state of an inbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct InboxState {
+    pub(crate) last_seq: i64,
+    pub(crate) unread: i32,
+}
+
+/// Selects the notifications of a list.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InboxFilter {
+    /// Some: only unread ones, or only read ones.
+    pub(crate) unread: Option<bool>,
+    pub(crate) archived: bool,
+}
+
+/// The change of one notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InboxChange {
+    Read,
+    /// It also returns from the archive.
+    Unread,
+    /// It is read, too.
+    Archive,
+}
+
+const ENTRY: &str = "select n.seq, n.event_id, n.created_at, n.read_at, n.archived_at, e.event_type, e.aggregate_type,
+        e.aggregate_id, e.payload::text as payload, e.at
+    from pillarbox_notify.notification n left join pillarbox_notify.business_event e on e.id = n.event_id
+    where n.channel = 'in_app' and n.user_id = ";
+
+/// Returns notifications of a user, newest first, before the number `before`.
+pub(crate) async fn list(
+    db: &mut PgConnection,
+    user: Uuid,
+    filter: InboxFilter,
+    before: Option<i64>,
+    limit: u32,
+) -> sqlx::Result<Vec<InboxEntry>> {
+    let mut query = QueryBuilder::new(ENTRY);
+    query.push_bind(user);
+    match filter.unread {
+        Some(true) => drop(query.push(" and n.read_at is null")),
+        Some(false) => drop(query.push(" and n.read_at is not null")),
+        None => {}
+    }
+    match filter.archived {
+        true => query.push(" and n.archived_at is not null"),
+        false => query.push(" and n.archived_at is null"),
+    };
+    if let Some(before) = before {
+        query.push(" and n.seq < ").push_bind(before);
+    }
+    query.push(" order by n.seq desc limit ").push_bind(i64::from(limit));
+    query.build().fetch_all(db).await?.iter().map(entry).collect()
+}
+
+/// Returns notifications of a user after the number `after`, in order.
+pub(crate) async fn after(db: &mut PgConnection, user: Uuid, after: i64, limit: u32) -> sqlx::Result<Vec<InboxEntry>> {
+    let mut query = QueryBuilder::new(ENTRY);
+    query.push_bind(user).push(" and n.seq > ").push_bind(after);
+    query.push(" order by n.seq limit ").push_bind(i64::from(limit));
+    query.build().fetch_all(db).await?.iter().map(entry).collect()
+}
+
+/// Returns one notification of a user.
+pub(crate) async fn one(db: &mut PgConnection, user: Uuid, seq: i64) -> sqlx::Result<Option<InboxEntry>> {
+    let mut query = QueryBuilder::new(ENTRY);
+    query.push_bind(user).push(" and n.seq = ").push_bind(seq);
+    query.build().fetch_optional(db).await?.as_ref().map(entry).transpose()
+}
+
+/// Returns the state of a user's inbox; zeros if there is none yet.
+pub(crate) async fn state(db: &mut PgConnection, user: Uuid) -> sqlx::Result<InboxState> {
+    let query = "select last_seq, unread from pillarbox_notify.inbox where user_id = $1";
+    let row = sqlx::query(query).bind(user).fetch_optional(db).await?;
+    row.map_or(Ok(InboxState::default()), |row| state_of(&row))
+}
+
+/// Locks an inbox until the end of the transaction. None if there is none yet.
+pub(crate) async fn lock(db: &mut PgConnection, user: Uuid) -> sqlx::Result<Option<InboxState>> {
+    let query = "select last_seq, unread from pillarbox_notify.inbox where user_id = $1 for update";
+    let row = sqlx::query(query).bind(user).fetch_optional(db).await?;
+    row.map(|row| state_of(&row)).transpose()
+}
+
+/// Changes one notification of a locked inbox. Returns by how much the count of unread ones changes; None if there is no such
+/// notification.
+pub(crate) async fn change(
+    db: &mut PgConnection,
+    user: Uuid,
+    seq: i64,
+    change: InboxChange,
+) -> sqlx::Result<Option<i32>> {
+    let query = match change {
+        InboxChange::Read => {
+            "update pillarbox_notify.notification target set read_at = coalesce(target.read_at, statement_timestamp())"
+        }
+        InboxChange::Unread => "update pillarbox_notify.notification target set read_at = null, archived_at = null",
+        InboxChange::Archive => {
+            "update pillarbox_notify.notification target set read_at = coalesce(target.read_at, statement_timestamp()),
+                 archived_at = coalesce(target.archived_at, statement_timestamp())"
+        }
+    };
+    let query = format!(
+        "{query} from pillarbox_notify.notification before
+         where target.user_id = $1 and target.seq = $2 and target.channel = 'in_app' and before.id = target.id
+         returning (target.read_at is null)::int - (before.read_at is null)::int"
+    );
+    sqlx::query_scalar(sqlx::AssertSqlSafe(query)).bind(user).bind(seq).fetch_optional(db).await
+}
+
+/// Marks the unread notifications of a locked inbox, up to this number, as read. Returns how many.
+pub(crate) async fn read_up_to(db: &mut PgConnection, user: Uuid, seq: i64) -> sqlx::Result<u64> {
+    let query = "update pillarbox_notify.notification set read_at = statement_timestamp()
+                 where user_id = $1 and channel = 'in_app' and seq <= $2 and read_at is null";
+    Ok(sqlx::query(query).bind(user).bind(seq).execute(db).await?.rows_affected())
+}
+
+/// Changes the count of unread notifications of a locked inbox. Returns the new state.
+pub(crate) async fn add_unread(db: &mut PgConnection, user: Uuid, difference: i32) -> sqlx::Result<InboxState> {
+    let query = "update pillarbox_notify.inbox set unread = unread + $2 where user_id = $1 returning last_seq, unread";
+    state_of(&sqlx::query(query).bind(user).bind(difference).fetch_one(db).await?)
+}
+
+/// Returns the name and the locale of a user, empty and `en` if there is no contact.
+pub(crate) async fn reader(db: &mut PgConnection, user: Uuid) -> sqlx::Result<(String, String)> {
+    let query = "select name, locale from pillarbox_notify.contact where user_id = $1";
+    let row = sqlx::query(query).bind(user).fetch_optional(db).await?;
+    row.map_or(Ok((String::new(), "en".to_owned())), |row| Ok((row.try_get("name")?, row.try_get("locale")?)))
+}
+
+/// Returns when the notification with this number was created; None if there is none.
+pub(crate) async fn created_at(db: &mut PgConnection, user: Uuid, seq: i64) -> sqlx::Result<Option<DateTime<Utc>>> {
+    let query = "select created_at from pillarbox_notify.notification
+                 where user_id = $1 and channel = 'in_app' and seq = $2";
+    sqlx::query_scalar(query).bind(user).bind(seq).fetch_optional(db).await
+}
+
+/// Returns the number of the last notification that was created at this time or before; 0 if there is none.
+pub(crate) async fn last_until(db: &mut PgConnection, user: Uuid, time: DateTime<Utc>) -> sqlx::Result<i64> {
+    let query = "select seq from pillarbox_notify.notification
+                 where user_id = $1 and channel = 'in_app' and created_at <= $2 order by seq desc limit 1";
+    Ok(sqlx::query_scalar(query).bind(user).bind(time).fetch_optional(db).await?.unwrap_or(0))
+}
+
+/// The number of the last notification that any transaction has begun to insert; 0 before the first. It may not have committed
+/// yet.
+pub(crate) async fn last_begun(db: &mut PgConnection) -> sqlx::Result<i64> {
+    // Before and after its first use, the sequence has the same value.
+    let query = "select case when is_called then last_value else 0 end from pillarbox_notify.notification_id_seq";
+    sqlx::query_scalar(query).fetch_one(db).await
+}
+
+/// Returns the last numbers of those inboxes that are beyond the known ones.
+pub(crate) async fn advanced(db: &mut PgConnection, known: &HashMap<Uuid, i64>) -> sqlx::Result<Vec<(Uuid, i64)>> {
+    let query = "select inbox.user_id, inbox.last_seq
+                 from unnest($1::uuid[], $2::bigint[]) as known (user_id, last_seq)
+                 join pillarbox_notify.inbox on inbox.user_id = known.user_id and inbox.last_seq > known.last_seq";
+    let (users, numbers): (Vec<Uuid>, Vec<i64>) = known.iter().map(|(user, seq)| (*user, *seq)).unzip();
+    let rows = sqlx::query(query).bind(users).bind(numbers).fetch_all(db).await?;
+    rows.iter().map(|row| Ok((row.try_get("user_id")?, row.try_get("last_seq")?))).collect()
+}
+
+fn entry(row: &PgRow) -> sqlx::Result<InboxEntry> {
+    Ok(InboxEntry {
+        seq: row.try_get("seq")?,
+        event_id: row.try_get("event_id")?,
+        event: business_event(row)?,
+        created_at: row.try_get("created_at")?,
+        read_at: row.try_get("read_at")?,
+        archived_at: row.try_get("archived_at")?,
+    })
+}
+
+fn state_of(row: &PgRow) -> sqlx::Result<InboxState> {
+    Ok(InboxState { last_seq: row.try_get("last_seq")?, unread: row.try_get("unread")? })
+}
