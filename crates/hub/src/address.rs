@@ -4,13 +4,12 @@
 //! forgery). So only public addresses are dialled, and those of networks that the operator allows. The metadata services of
 //! cloud providers are never dialled.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::str::FromStr;
 
 use ipnet::IpNet;
 use kit::config::List;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+pub use kit::network::Network;
+use serde::{Deserialize, Serialize};
 
 /// The IPv4 networks that IANA lists as not globally reachable, and multicast.
 const REFUSED_V4: [([u8; 4], u32); 15] = [
@@ -85,7 +84,7 @@ impl AllowedNetworks {
     pub fn loopback() -> AllowedNetworks {
         let networks =
             [IpNet::new_assert(Ipv4Addr::new(127, 0, 0, 0).into(), 8), IpAddr::from(Ipv6Addr::LOCALHOST).into()];
-        AllowedNetworks::new(networks.map(Network))
+        AllowedNetworks::new(networks.map(Network::from))
     }
 
     /// Returns whether this address may be dialled.
@@ -94,43 +93,7 @@ impl AllowedNetworks {
             return false;
         }
         let dialled = embedded_ipv4(address);
-        self.0.iter().any(|Network(network)| network.contains(&address) || network.contains(&dialled))
-            || is_public(dialled)
-    }
-}
-
-/// A network in CIDR notation, or one address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Network(IpNet);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("invalid network: it must be an address or a network in CIDR notation, such as 10.1.0.0/16 or fd00::/8")]
-pub struct InvalidNetwork;
-
-impl FromStr for Network {
-    type Err = InvalidNetwork;
-
-    fn from_str(text: &str) -> Result<Network, InvalidNetwork> {
-        let single = || text.parse::<IpAddr>().map(IpNet::from);
-        text.parse().or_else(|_| single()).map(Network).map_err(|_| InvalidNetwork)
-    }
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Serialize for Network {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Network {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Network, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        self.0.iter().any(|network| network.contains(address) || network.contains(dialled)) || is_public(dialled)
     }
 }
 

@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
+use crate::access_token::TokenCache;
 use crate::address::AllowedNetworks;
 use crate::connection_pool::{ConnectionPool, HttpConnection};
 use crate::dial::{self, Dialer, SystemResolver};
@@ -92,6 +93,8 @@ pub enum ErrorClass {
     /// Refused by policy: an address is not public, the port is not permitted, or the URL is plain http where only https
     /// is. Nothing was sent.
     AddressRefused,
+    /// The endpoint requires an access token, and there is none. Nothing was sent.
+    Oauth2,
     /// TCP could not connect. Nothing was sent.
     Connect,
     /// The operator's proxy is unreachable or refused the connection. Nothing was sent.
@@ -118,6 +121,7 @@ impl ErrorClass {
 pub struct Client {
     dialer: Arc<Dialer>,
     pool: Arc<ConnectionPool>,
+    pub(crate) tokens: Arc<TokenCache>,
     allowed: Arc<AllowedNetworks>,
     allowed_ports: Arc<[u16]>,
     https_only: bool,
@@ -137,7 +141,8 @@ impl Client {
         let allowed = Arc::new(allowed_networks);
         let dialer = Dialer::new(Arc::clone(&allowed), resolver, proxy.as_ref(), &extra_roots)?;
         let (dialer, allowed_ports) = (Arc::new(dialer), allowed_ports.into());
-        Ok(Client { dialer, pool: Arc::default(), allowed, allowed_ports, https_only, proxy })
+        let (pool, tokens) = (Arc::default(), Arc::default());
+        Ok(Client { dialer, pool, tokens, allowed, allowed_ports, https_only, proxy })
     }
 
     /// Checks what can be checked without DNS: the scheme, the port, and an IP address in the URL. Creating a subscriber calls
@@ -178,13 +183,35 @@ impl Client {
         request: WebhookRequest<'_>,
         permit: Option<SendPermit>,
     ) -> Result<Option<WebhookResponse>, RequestError> {
+        let received = self.send(request, permit, EXCERPT_BYTES_MAX).await?;
+        Ok(received.map(PartialResponse::into_response))
+    }
+
+    /// Sends the request once and returns the status and the whole body of the response.
+    ///
+    /// # Errors
+    /// No status arrived within the request's timeout, or the body did not, is compressed or is longer than 64 KiB.
+    pub(crate) async fn fetch(&self, request: WebhookRequest<'_>) -> Result<(StatusCode, Vec<u8>), RequestError> {
+        match self.send(request, None, BODY_BYTES_MAX).await? {
+            Some(received) if received.is_complete && received.is_plain => Ok((received.status, received.body_start)),
+            Some(_) | None => Err(RequestError::new(ErrorClass::Protocol, "the body of the response cannot be read")),
+        }
+    }
+
+    /// Sends the request once. Of the body, at most `body_max` bytes are returned.
+    async fn send(
+        &self,
+        request: WebhookRequest<'_>,
+        permit: Option<SendPermit>,
+        body_max: usize,
+    ) -> Result<Option<PartialResponse>, RequestError> {
         // A pooled connection skips the dialer, which checked its address only when it was opened.
         self.vet_target(request.target)?;
         let time_max = request.timeout;
         let mut received = None;
-        let exchanged = timeout(time_max, self.exchange(request, permit, &mut received)).await;
+        let exchanged = timeout(time_max, self.exchange(request, permit, body_max, &mut received)).await;
         match (received, exchanged) {
-            (Some(received), _) => Ok(Some(received.into_response())),
+            (Some(received), _) => Ok(Some(received)),
             (None, Ok(Err(failure))) => Err(failure),
             (None, Ok(Ok(()))) => Ok(None),
             (None, Err(_)) => Err(RequestError::new(ErrorClass::Timeout, format!("no response within {time_max:?}"))),
@@ -197,13 +224,14 @@ impl Client {
         &self,
         request: WebhookRequest<'_>,
         permit: Option<SendPermit>,
+        body_max: usize,
         received: &mut Option<PartialResponse>,
     ) -> Result<(), RequestError> {
         let target = request.target;
-        let mut connection = match self.pool.checkout(target.origin()) {
+        let mut connection = match self.pool.checkout(target.connection_key()) {
             Some(connection) => connection,
             None => {
-                let stream = self.dialer.dial(target.uri()).await?;
+                let stream = self.dialer.dial(target.uri(), target.identity()).await?;
                 HttpConnection::new(stream).await.map_err(|error| RequestError::from_hyper(&error))?
             }
         };
@@ -217,9 +245,11 @@ impl Client {
             retry_after: retry_after(&parts.headers, SystemTime::now),
             is_plain: !parts.headers.contains_key(CONTENT_ENCODING),
             body_start: Vec::new(),
+            body_max,
+            is_complete: false,
         });
         if received.read_body(&mut connection, body).await {
-            self.pool.check_in(target.origin(), connection);
+            self.pool.check_in(target.connection_key(), connection);
         }
         Ok(())
     }
@@ -256,8 +286,11 @@ struct PartialResponse {
     retry_after: Option<Duration>,
     /// Whether the body is not compressed.
     is_plain: bool,
-    /// The first bytes of the body, for the excerpt.
+    /// The first bytes of the body, at most `body_max`.
     body_start: Vec<u8>,
+    body_max: usize,
+    /// The body has arrived to its end, and is not longer than [`BODY_BYTES_MAX`].
+    is_complete: bool,
 }
 
 impl PartialResponse {
@@ -270,13 +303,14 @@ impl PartialResponse {
             let Some(data) = frame.data_ref() else { continue };
             length += data.len();
             if self.is_plain {
-                let missing = EXCERPT_BYTES_MAX - self.body_start.len();
+                let missing = self.body_max - self.body_start.len();
                 self.body_start.extend_from_slice(&data[..data.len().min(missing)]);
             }
             if length > BODY_BYTES_MAX {
                 return false;
             }
         }
+        self.is_complete = true;
         true
     }
 
@@ -343,6 +377,7 @@ fn describe(class: ErrorClass, cause: &dyn Error) -> String {
         ErrorClass::Protocol => format!("the response is not valid HTTP/1: {cause}"),
         ErrorClass::Dns
         | ErrorClass::AddressRefused
+        | ErrorClass::Oauth2
         | ErrorClass::Connect
         | ErrorClass::Proxy
         | ErrorClass::Tls

@@ -12,7 +12,10 @@ use mailbox::database::Incarnation;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::domain::{Format, OnExhausted, Outcome, Reason, Subscriber, Verdict};
+use crate::access_token::TokenSource;
+use crate::client_identity::{ClientIdentity, InvalidIdentity};
+use crate::domain::{Batch, EndpointAuth, Format, OnExhausted, Outcome, Reason, RetryRules, Subscriber, Verdict};
+use crate::health::{HealthMinute, SubscriberState};
 use crate::hub_message::{DirectoryVersion, HubMessage, LaneKey};
 use crate::operator_command::PendingCommand;
 use crate::signature::SigningSecret;
@@ -24,25 +27,37 @@ pub(crate) struct Recipient {
     pub(crate) id: Uuid,
     pub(crate) tenant: Arc<str>,
     pub(crate) version: i64,
-    /// False while the subscriber is paused or switched off: nothing is sent.
+    /// False while the subscriber is paused, switched off or not verified, or its tenant is suspended: nothing is sent.
     pub(crate) is_enabled: bool,
     pub(crate) target: Target,
     pub(crate) headers: HeaderMap,
+    /// Where the access token of each request comes from, if the endpoint requires one.
+    pub(crate) token_source: Option<TokenSource>,
     /// The newest first, each with its expiry.
     pub(crate) secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
     pub(crate) format: Format,
     pub(crate) timeout: Duration,
+    /// None: each message has a request of its own.
+    pub(crate) batch: Option<RecipientBatch>,
     pub(crate) limits: RecipientLimits,
     pub(crate) retry: RecipientRetry,
     /// The subscriber without its secrets, for dead letters.
     pub(crate) snapshot: Value,
 }
 
+/// How many messages a request to a subscriber may have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RecipientBatch {
+    pub(crate) max: usize,
+    /// How long messages wait for others.
+    pub(crate) wait: Duration,
+}
+
 /// How fast the dispatcher may send to a subscriber.
 #[derive(Debug, Clone)]
 pub(crate) struct RecipientLimits {
     pub(crate) max_in_flight: usize,
-    /// Messages per second.
+    /// Requests per second.
     pub(crate) rate: Option<u32>,
 }
 
@@ -51,7 +66,7 @@ pub(crate) struct RecipientLimits {
 pub(crate) struct RecipientRetry {
     /// Seconds to wait after the first, second, ... failure. After the last one the message is a dead letter.
     pub(crate) backoff: Vec<u32>,
-    pub(crate) statuses: Vec<u16>,
+    pub(crate) rules: RetryRules,
     pub(crate) on_exhausted: OnExhausted,
 }
 
@@ -65,29 +80,58 @@ impl Recipient {
         let settings = subscriber.settings;
         // The URL was checked when it was stored. If the setting `https_only` became stricter since then, sending fails.
         let target = Target::parse(&settings.url, false).map_err(|error| format!("{}: url {error}", subscriber.id))?;
+        let (target, token_source) = with_auth(subscriber.id, target, settings.auth.as_ref())
+            .map_err(|error| format!("{}: auth: {error}", subscriber.id))?;
         let headers = crate::headers::check(&settings.headers.into_iter().collect())
             .map_err(|refused| format!("{}: {} of its headers are not allowed", subscriber.id, refused.len()))?;
         Ok(Recipient {
             id: subscriber.id,
             tenant: subscriber.tenant.as_str().into(),
             version: subscriber.version,
-            is_enabled: settings.is_active && subscriber.paused_at.is_none(),
+            is_enabled: settings.is_active && subscriber.paused_at.is_none() && subscriber.unverified_since.is_none(),
             target,
             headers,
+            token_source,
             secrets,
             format: settings.format,
             timeout: Duration::from_millis(settings.timeout_ms.into()),
+            batch: settings.batch.map(|Batch { max, wait_ms }| RecipientBatch {
+                max: max as usize,
+                wait: Duration::from_millis(wait_ms.into()),
+            }),
             limits: RecipientLimits {
                 max_in_flight: settings.max_in_flight as usize,
                 rate: settings.rate_limit_per_second,
             },
             retry: RecipientRetry {
                 backoff: settings.retry_backoff_seconds,
-                statuses: settings.retry_statuses,
+                rules: settings.retry_rules,
                 on_exhausted: settings.on_exhausted,
             },
             snapshot,
         })
+    }
+}
+
+/// The target and the source of access tokens that an endpoint requires. Fails with the reason if the stored credentials are no
+/// longer valid. A certificate that has expired since it was stored is valid here: its endpoint decides.
+fn with_auth(
+    subscriber: Uuid,
+    target: Target,
+    auth: Option<&EndpointAuth>,
+) -> Result<(Target, Option<TokenSource>), String> {
+    match auth {
+        None => Ok((target, None)),
+        Some(EndpointAuth::Oauth2(credentials)) => Ok((target, Some(TokenSource::new(subscriber, credentials)?))),
+        Some(EndpointAuth::Mtls(pair)) => {
+            let owner = subscriber.to_string();
+            let identity = ClientIdentity::from_pem(&owner, &pair.certificate, pair.private_key.reveal());
+            let (InvalidIdentity::Certificate(detail) | InvalidIdentity::PrivateKey(detail)) = match identity {
+                Ok(identity) => return Ok((target.with_identity(Arc::new(identity)), None)),
+                Err(invalid) => invalid,
+            };
+            Err(detail.to_owned())
+        }
     }
 }
 
@@ -139,6 +183,10 @@ pub(crate) struct Attempt {
     pub(crate) attempt: u16,
     pub(crate) outcome: Outcome,
     pub(crate) result: AttemptResult,
+    /// The replay that has created the message.
+    pub(crate) replay: Option<Uuid>,
+    /// The message was a dead letter, and an operator has retried it.
+    pub(crate) was_dead: bool,
 }
 
 /// A message that was given up, to be stored.
@@ -149,6 +197,15 @@ pub(crate) struct NewDeadLetter {
     pub(crate) reason: Reason,
     pub(crate) detail: String,
     pub(crate) attempts: u16,
+    pub(crate) at: DateTime<Utc>,
+}
+
+/// A subscriber whose breaker has closed, to be reported.
+#[derive(Debug)]
+pub(crate) struct Recovery {
+    pub(crate) recipient: Arc<Recipient>,
+    /// When the first of the failures happened, as far as this dispatcher knows.
+    pub(crate) failing_since: Option<DateTime<Utc>>,
     pub(crate) at: DateTime<Utc>,
 }
 
@@ -176,12 +233,15 @@ pub(crate) struct Changes {
     /// Lane rows to delete: subscriber and head.
     pub(crate) deleted_lanes: Vec<(Uuid, i64)>,
     pub(crate) saved_lanes: Vec<(Uuid, LaneRow)>,
-    /// Subscribers that answered 410, each with the version that did.
-    pub(crate) gone_subscribers: Vec<(Uuid, i64)>,
+    /// Subscribers to switch off, each with the version that answered and the status.
+    pub(crate) gone_subscribers: Vec<(Uuid, i64, u16)>,
     /// Ids of operator commands that were executed.
     pub(crate) executed_commands: Vec<i64>,
     /// Dead letters, by subscriber and message, whose retry came too late and did not happen.
     pub(crate) rejected_retries: Vec<(Uuid, i64)>,
+    pub(crate) recoveries: Vec<Recovery>,
+    pub(crate) health: Vec<HealthMinute>,
+    pub(crate) states: Vec<SubscriberState>,
 }
 
 impl Changes {
@@ -196,6 +256,9 @@ impl Changes {
             gone_subscribers,
             executed_commands,
             rejected_retries,
+            recoveries,
+            health,
+            states,
         } = self;
         attempts.is_empty()
             && dead_letters.is_empty()
@@ -205,6 +268,9 @@ impl Changes {
             && gone_subscribers.is_empty()
             && executed_commands.is_empty()
             && rejected_retries.is_empty()
+            && recoveries.is_empty()
+            && health.is_empty()
+            && states.is_empty()
     }
 }
 
@@ -286,12 +352,81 @@ pub(crate) mod fixtures {
             is_enabled: true,
             target: Target::parse("http://127.0.0.1:1/", false).unwrap(),
             headers: HeaderMap::new(),
+            token_source: None,
             secrets: Vec::new(),
             format: Format::Raw,
             timeout: Duration::from_secs(1),
+            batch: None,
             limits: RecipientLimits { max_in_flight: 50, rate: None },
-            retry: RecipientRetry { backoff, statuses: Vec::new(), on_exhausted: OnExhausted::Skip },
+            retry: RecipientRetry { backoff, rules: RetryRules::default(), on_exhausted: OnExhausted::Skip },
             snapshot: Value::Null,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kit::secret::Secret;
+
+    use super::*;
+    use crate::client_identity::fixtures::pair;
+    use crate::domain::{ClientCertificate, OAuth2Credentials, SubscriberSettings};
+
+    fn recipient_with(auth: Option<EndpointAuth>) -> Result<Recipient, String> {
+        let now = DateTime::UNIX_EPOCH;
+        let settings = SubscriberSettings {
+            name: "a".to_owned(),
+            url: "https://example.com/hook".to_owned(),
+            event_types: Vec::new(),
+            filter: None,
+            ordering_key: None,
+            retry_backoff_seconds: Vec::new(),
+            retry_rules: RetryRules::default(),
+            on_exhausted: OnExhausted::Skip,
+            timeout_ms: 1_000,
+            max_in_flight: 1,
+            rate_limit_per_second: None,
+            headers: Vec::new(),
+            auth,
+            format: Format::Raw,
+            batch: None,
+            verify_endpoint: false,
+            is_active: true,
+        };
+        let subscriber = Subscriber {
+            id: Uuid::now_v7(),
+            tenant: "main".parse().unwrap(),
+            version: 1,
+            settings,
+            paused_at: None,
+            unverified_since: None,
+            inactive_reason: None,
+            created_at: now,
+            updated_at: now,
+        };
+        Recipient::new(subscriber, Vec::new())
+    }
+
+    #[test]
+    fn requests_have_the_credentials_of_their_subscriber() {
+        let plain = recipient_with(None).unwrap();
+        assert!(plain.token_source.is_none() && plain.target.identity().is_none());
+        let oauth2 = EndpointAuth::Oauth2(OAuth2Credentials {
+            token_url: "https://id.example/".to_owned(),
+            client_id: "a".to_owned(),
+            client_secret: Secret::new("b".to_owned()),
+            scope: None,
+            audience: None,
+        });
+        assert!(recipient_with(Some(oauth2)).unwrap().token_source.is_some());
+        // Expired: the endpoint decides about it.
+        let (certificate, private_key) = pair((2000, 2001));
+        let pair = ClientCertificate { certificate, private_key: Secret::new(private_key) };
+        let of = || recipient_with(Some(EndpointAuth::Mtls(pair.clone()))).unwrap().target;
+        let (one, other) = (of(), of());
+        assert!(one.identity().is_some() && one.connection_key() != other.connection_key());
+        assert!(one.connection_key() != plain.target.connection_key() && one.origin() == plain.target.origin());
+        let damaged = ClientCertificate { certificate: String::new(), ..pair };
+        assert!(recipient_with(Some(EndpointAuth::Mtls(damaged))).unwrap_err().contains("auth"));
     }
 }

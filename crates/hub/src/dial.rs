@@ -29,6 +29,7 @@ use url::Url;
 
 use crate::address::{AllowedNetworks, is_metadata_service};
 use crate::client::{ErrorClass, RequestError};
+use crate::client_identity::ClientIdentity;
 use crate::stream::Stream;
 
 /// Time to connect over TCP. hyper-util divides it among a name's addresses, so that one that does not answer leaves
@@ -107,7 +108,9 @@ impl FromStr for Proxy {
 /// Opens connections to subscribers.
 pub(crate) struct Dialer {
     allowed: Arc<AllowedNetworks>,
+    /// Without a certificate of the client.
     tls: TlsConnector,
+    roots: Arc<RootCertStore>,
     egress: Egress,
 }
 
@@ -147,11 +150,13 @@ impl Dialer {
                 Egress::Proxy { resolver: resolver.clone(), uri: uri.clone(), tcp, tunnel }
             }
         };
-        Ok(Dialer { allowed, tls: tls(extra_roots)?, egress })
+        let roots = Arc::new(trusted_roots(extra_roots)?);
+        Ok(Dialer { allowed, tls: tls(&roots, None)?, roots, egress })
     }
 
-    /// Connects to the host of `uri`. Fails if an address of the host is not permitted; nothing is sent in that case.
-    pub(crate) async fn dial(&self, uri: &Uri) -> Result<Stream, RequestError> {
+    /// Connects to the host of `uri`, with the certificate of `identity` if the endpoint requests one. Fails if an address of
+    /// the host is not permitted; nothing is sent in that case.
+    pub(crate) async fn dial(&self, uri: &Uri, identity: Option<&ClientIdentity>) -> Result<Stream, RequestError> {
         let host = bare_host(uri)?;
         match (host.parse(), &self.egress) {
             (Ok(address), _) => vet_ip_address(&self.allowed, address)?,
@@ -174,7 +179,12 @@ impl Dialer {
         }
         let tls_failed = |error: &dyn Error| RequestError::new(ErrorClass::Tls, error);
         let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(|error| tls_failed(&error))?;
-        let secured = self.tls.connect(name, tcp.into_inner()).await.map_err(|error| tls_failed(&error))?;
+        let connector = match identity {
+            None => self.tls.clone(),
+            // A configuration of its own for each connection: TLS sessions are not resumed by another identity.
+            Some(_) => tls(&self.roots, identity).map_err(|error| RequestError::new(ErrorClass::Tls, error))?,
+        };
+        let secured = connector.connect(name, tcp.into_inner()).await.map_err(|error| tls_failed(&error))?;
         Ok(Stream::tls(secured))
     }
 }
@@ -281,17 +291,25 @@ fn bare_host(uri: &Uri) -> Result<&str, RequestError> {
     Ok(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
-/// Trusts Mozilla's root certificates and the operator's additional ones. Fails if one of the latter is invalid.
-fn tls(extra_roots: &[CertificateDer<'static>]) -> Result<TlsConnector, String> {
+/// Mozilla's root certificates and the operator's additional ones. Fails if one of the latter is invalid.
+fn trusted_roots(extra_roots: &[CertificateDer<'static>]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     for root in extra_roots {
         roots.add(root.clone()).map_err(|error| format!("an additional root certificate is invalid: {error}"))?;
     }
+    Ok(roots)
+}
+
+fn tls(roots: &Arc<RootCertStore>, identity: Option<&ClientIdentity>) -> Result<TlsConnector, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("TLS cannot start: {error}"))?;
-    let mut config = config.with_root_certificates(roots).with_no_client_auth();
+    let config = config.with_root_certificates(Arc::clone(roots));
+    let mut config = match identity {
+        None => config.with_no_client_auth(),
+        Some(identity) => config.with_client_cert_resolver(identity.resolver()),
+    };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsConnector::from(Arc::new(config)))
 }

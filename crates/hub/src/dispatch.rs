@@ -65,7 +65,8 @@
 //! ```
 //!
 //! Invariants, checked by the random model test of the subscriber queue:
-//! - At most one message of a lane is in flight: its head. The next one follows when the head has a final outcome.
+//! - At most one request of a lane is in flight, with its head. The next one follows when the head has a final outcome. Of a
+//!   subscriber with batches, a request may have several messages, the first ones of each of its lanes.
 //! - A lane is in at most one of the sets `ready`, `due` and `needs_read`, and in none while in flight or blocked.
 //! - The subscriber's position stays before the first message of an attached lane without a final outcome. So every message
 //!   up to the position has a final outcome, or belongs to a detached lane whose head is this message or an earlier one.
@@ -93,6 +94,7 @@ mod scheduler;
 mod sender;
 mod slots;
 mod subscriber_queue;
+mod webhook;
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,9 +1,16 @@
 //! The errors of the hub's use cases, and the problems that the API returns for them.
 
+use std::time::Duration;
+
+use http::StatusCode;
+use kit::auth::{Tenant, tenant_suspended};
 use kit::problem::{FieldError, Problem};
 use mailbox::log::PostError;
 
-use crate::domain::Outcome;
+use crate::domain::{Outcome, READERS_MAX, ReplayState};
+
+/// When a caller whose pulls are refused should try again.
+const PULL_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +25,24 @@ pub(crate) enum Error {
     NoMessage,
     #[error("there is no such dead letter")]
     NoDeadLetter,
+    #[error("there is no such event type")]
+    NoEventType,
+    #[error("there is already an event type `{0}`: change it, or add a version to it")]
+    EventTypeExists(String),
+    #[error("a tenant can have at most {0} event types: delete those that are no longer needed")]
+    TooManyEventTypes(i64),
+    #[error("an event type can have at most {0} versions: delete it and create it again with the current one")]
+    TooManyVersions(i32),
+    #[error(
+        "the schema may refuse payloads that the previous version accepts, or removes properties that receivers may read: see `errors`; send `force: true` to accept that"
+    )]
+    BreakingChange(Vec<FieldError>),
+    #[error("there is no such replay")]
+    NoReplay,
+    #[error("the replay is already {}; request another one", .0.as_str())]
+    ReplayEnded(ReplayState),
+    #[error("a tenant can have at most {0} active replays: wait until one has finished, or cancel one")]
+    TooManyReplays(i64),
     #[error("some fields are invalid")]
     Invalid(Vec<FieldError>),
     #[error("the subscriber was changed by another request")]
@@ -27,9 +52,13 @@ pub(crate) enum Error {
     )]
     TooManySecrets(usize),
     #[error(
-        "a tenant can have at most {0} subscribers (`hub.subscribers_max`): delete those that are no longer needed, or ask the operator for a higher limit"
+        "a tenant can have at most {0} subscribers ({1}): delete those that are no longer needed, or ask the operator for a higher limit"
     )]
-    TooManySubscribers(u32),
+    TooManySubscribers(u32, &'static str),
+    #[error("{}", mailbox::log::unknown_tenant_text(.0))]
+    NoTenant(String),
+    #[error("the tenant is suspended")]
+    Suspended(Tenant),
     #[error("the message is already {0}")]
     AlreadyFinal(Outcome),
     #[error("the dead letter was already retried; if the message fails again, it becomes a new dead letter")]
@@ -42,6 +71,37 @@ pub(crate) enum Error {
         "the subscriber's headers and secrets cannot be decrypted with the keys of this installation: add the former key to `secret_keys_previous`, or delete the subscriber and create it again"
     )]
     Undecryptable,
+    #[error("a stored schema is invalid: {0}")]
+    InvalidStoredSchema(String),
+    /// A pull that waited while its tenant was suspended.
+    #[error("there is no such stream")]
+    NoStream,
+    #[error("the tenant has a stream of this name: change it with PATCH, or choose another name")]
+    StreamExists,
+    #[error("a tenant can have at most {0} streams: delete those that are no longer needed")]
+    TooManyStreams(i64),
+    #[error(
+        "{READERS_MAX} readers have a lease on this stream: release those that no longer read, or wait until their leases end"
+    )]
+    TooManyReaders,
+    #[error(
+        "nothing was acknowledged: the lease of this reader ended and another reader has some of its parts, or a seek or a failover has ended all leases. Drop what you have not finished, and pull again: what nobody has acknowledged comes again"
+    )]
+    LeaseLost,
+    #[error(
+        "the reader `{0}` has a lease: release it, wait until the lease ends, or seek with `force: true`, which ends all leases"
+    )]
+    StreamInUse(String),
+    #[error(
+        "messages that nobody had acknowledged are no longer retained{0}. To continue with the oldest that is, send POST /hub/v1/streams/{{name}}/seek with {{\"position\": \"oldest\", \"force\": true}}"
+    )]
+    PositionLapsed(String),
+    #[error(
+        "the stream does not contain this event: its type or payload does not match, it was posted before the stream was created, or it is not fanned out yet. Seek by `time` instead"
+    )]
+    EventNotInStream,
+    #[error("too many pulls wait in this process: reduce `wait_ms` or the number of readers, and try again")]
+    TooManyPulls,
     #[error("a stored subscriber is invalid: {0}")]
     InvalidSubscriber(String),
     #[error("post: {0}")]
@@ -64,16 +124,39 @@ impl From<Error> for Problem {
             Error::NoEvent => Problem::not_found("event-not-found", &error),
             Error::NoMessage => Problem::not_found("message-not-found", &error),
             Error::NoDeadLetter => Problem::not_found("dead-letter-not-found", &error),
+            Error::NoEventType => Problem::not_found("event-type-not-found", &error),
+            Error::EventTypeExists(_) => Problem::conflict("event-type-exists", &error),
+            Error::TooManyEventTypes(_) => Problem::conflict("too-many-event-types", &error),
+            Error::TooManyVersions(_) => Problem::conflict("too-many-versions", &error),
+            Error::BreakingChange(ref errors) => {
+                Problem::conflict("breaking-change", &error).with_errors(errors.clone())
+            }
+            Error::NoReplay => Problem::not_found("replay-not-found", &error),
+            Error::ReplayEnded(_) => Problem::conflict("replay-ended", &error),
+            Error::TooManyReplays(_) => Problem::conflict("too-many-replays", &error),
             Error::Invalid(errors) => Problem::validation(errors),
             Error::Stale(problem) => problem,
             Error::TooManySecrets(_) => Problem::conflict("too-many-secrets", &error),
-            Error::TooManySubscribers(_) => Problem::conflict("too-many-subscribers", &error),
+            Error::NoTenant(_) => Problem::not_found("tenant-not-found", &error),
+            Error::Suspended(tenant) => tenant_suspended(&tenant),
+            Error::TooManySubscribers(_, _) => Problem::conflict("too-many-subscribers", &error),
             Error::AlreadyFinal(_) => Problem::conflict("message-settled", &error),
             Error::AlreadyRetried => Problem::conflict("already-retried", &error),
             Error::SubscriberDeleted => Problem::conflict("subscriber-gone", &error),
             Error::EventExpired => Problem::conflict("event-gone", &error),
             Error::Undecryptable => Problem::conflict("subscriber-unopened", &error),
-            Error::InvalidSubscriber(_) => Problem::internal(&error),
+            Error::NoStream => Problem::not_found("stream-not-found", &error),
+            Error::StreamExists => Problem::conflict("stream-exists", &error),
+            Error::TooManyStreams(_) => Problem::conflict("too-many-streams", &error),
+            Error::TooManyReaders => Problem::conflict("too-many-readers", &error),
+            Error::LeaseLost => Problem::conflict("lease-lost", &error),
+            Error::StreamInUse(_) => Problem::conflict("stream-in-use", &error),
+            Error::PositionLapsed(_) => Problem::new(StatusCode::GONE, "position-lapsed", &error),
+            Error::EventNotInStream => Problem::not_found("event-not-in-stream", &error),
+            Error::TooManyPulls => {
+                Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-pulls", &error).retry_after(PULL_AGAIN_AFTER)
+            }
+            Error::InvalidSubscriber(_) | Error::InvalidStoredSchema(_) => Problem::internal(&error),
             Error::Post(cause) => cause.into(),
             Error::Database(cause) => mailbox::database::problem(&cause),
         }

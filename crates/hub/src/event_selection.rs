@@ -1,7 +1,7 @@
-//! Which messages of the log are hub events: those posted to the hub, those posted in SQL (`hub.sql_events`), and those of the
-//! services that are exported (`hub.export`).
+//! Which messages of the log are hub events: those posted to the hub, those posted in SQL (`hub.sql_events`), those of the
+//! services that are exported (`hub.export`), and those of the hub itself.
 
-use contracts::{INTERNAL_TOPICS, SERVICE_SOURCES};
+use contracts::{INTERNAL_TOPICS, SERVICE_SOURCES, notify};
 use kit::auth::Tenant;
 use mailbox::log::{Filter, Message, MessagePattern, Source};
 
@@ -9,6 +9,7 @@ use crate::export::Export;
 use crate::hub_message::EVENT_SOURCE;
 use crate::operator_command::CONTROL_SOURCE;
 use crate::sql_events::{SQL_SOURCE, SqlEvents, of_sql};
+use crate::system_event::SYSTEM_SOURCE;
 
 /// The hub events of a process, by its settings.
 #[derive(Debug, Clone)]
@@ -27,9 +28,9 @@ impl EventSelection {
         let forged = [forged].into_iter().filter(|_| !export.is_empty());
         EventSelection {
             export: export.clone(),
-            fan_out: filter(&[EVENT_SOURCE, CONTROL_SOURCE], export, sql_events, []),
-            of_main: filter(&[EVENT_SOURCE], export, sql_events, forged),
-            of_other_tenants: filter(&[EVENT_SOURCE], &Export::default(), sql_events, []),
+            fan_out: filter(&[EVENT_SOURCE, SYSTEM_SOURCE, CONTROL_SOURCE], export, sql_events, []),
+            of_main: filter(&[EVENT_SOURCE, SYSTEM_SOURCE], export, sql_events, forged),
+            of_other_tenants: filter(&[EVENT_SOURCE, SYSTEM_SOURCE], &Export::default(), sql_events, []),
         }
     }
 
@@ -50,7 +51,7 @@ impl EventSelection {
     pub(crate) fn is_event(&self, message: &Message) -> bool {
         let is_main = message.tenant == Tenant::MAIN;
         match message.source.as_str() {
-            source if source == EVENT_SOURCE.as_str() => true,
+            source if source == EVENT_SOURCE.as_str() || source == SYSTEM_SOURCE.as_str() => true,
             // Its payload is for the consumers of this installation only, whatever its topic.
             _ if message.confidential_until().is_some() => false,
             // An exported type would be mistaken for a message of a service.
@@ -63,7 +64,10 @@ impl EventSelection {
 
 /// Whether messages of this source can be hub events.
 pub(crate) fn is_event_source(source: &str) -> bool {
-    source == EVENT_SOURCE.as_str() || source == SQL_SOURCE.as_str() || SERVICE_SOURCES.contains(&source)
+    source == EVENT_SOURCE.as_str()
+        || source == SYSTEM_SOURCE.as_str()
+        || source == SQL_SOURCE.as_str()
+        || exported_sources().any(|service| service == source)
 }
 
 /// Matches the messages of the hub's own sources, those posted in SQL, and the exported messages of the services, but not
@@ -94,8 +98,14 @@ fn filter(
     filter.excluding(&excluded)
 }
 
+/// The services whose messages can be exported. Not notify: the producer of a business event chooses its topic, and could
+/// impersonate another service.
+fn exported_sources() -> impl Iterator<Item = &'static str> {
+    SERVICE_SOURCES.into_iter().filter(|source| *source != notify::SOURCE)
+}
+
 fn of_services(topics: Vec<String>) -> MessagePattern {
-    MessagePattern { sources: SERVICE_SOURCES.map(str::to_owned).to_vec(), topics, ..MessagePattern::default() }
+    MessagePattern { sources: exported_sources().map(str::to_owned).collect(), topics, ..MessagePattern::default() }
 }
 
 #[cfg(test)]
@@ -144,6 +154,7 @@ mod tests {
             [("events", "event.published"), ("events", "event.a.b"), ("joins", "mod.kicked"), ("hub", "any.thing")]
         {
             assert!(is_event(&selection, source, "main", topic), "{source} {topic}");
+            assert!(is_event(&selection, "hub.system", "acme", topic), "{topic}");
             assert_eq!(is_event(&selection, source, "acme", topic), source == "hub", "{source} {topic}");
         }
         for (source, topic) in [
@@ -153,6 +164,8 @@ mod tests {
             ("joins", "join.confirmed"),
             ("notify", "email.code"),
             ("sql", "event.published"),
+            ("notify", "event.published"),
+            ("notify", "mod.kicked"),
             ("amqp:events", "event.published"),
             ("mailbox", "event.published"),
         ] {
@@ -168,7 +181,7 @@ mod tests {
 
     #[test]
     fn no_internal_topic_is_exported() {
-        let selection = selection(&["event.*", "join.*"], &["*"]);
+        let selection = selection(&["event.*", "join.*", "account.*"], &["*"]);
         for topic in INTERNAL_TOPICS {
             assert!(SERVICE_SOURCES.iter().all(|source| !is_event(&selection, source, "main", topic)), "{topic}");
         }

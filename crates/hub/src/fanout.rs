@@ -1,15 +1,17 @@
-//! Fan-out: creates a hub message for each subscriber that an event matches.
+//! Fan-out: creates a hub message for each subscriber that an event matches, and a stream message for each stream.
 //!
 //! Fan-out is a consumer of the log. One process at a time runs it, in the order of the log, so that a lane has that order
 //! whatever its ordering key is. A batch and the consumer's position commit in one transaction, so every hub message is
 //! created once, and hub messages are numbered without a gap.
 //!
 //! Events of a tenant that has more than its share of the work are deferred, and processed in turns with those of others:
-//! see [`shares`] and [`turns`].
+//! see [`shares`] and [`turns`]. In turns with them it advances replays, which send events again: [`replays`].
 
 mod batch;
 mod directory;
+mod replays;
 mod shares;
+mod streams;
 mod turns;
 
 use std::cell::OnceCell;
@@ -22,21 +24,26 @@ use kit::clock::Clock;
 use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext, inbox};
 use mailbox::database::Incarnation;
 use mailbox::log::{Message, SHARDS};
-use serde_json::Value;
 use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use self::batch::Batch;
 use self::directory::Directory;
+use self::replays::{ReplayTurn, Replays};
 use self::shares::{Backlog, NARROW, Pace, Shares, Turn};
-use crate::domain::{Interest, lane_at};
+use self::streams::StreamSequences;
+use crate::domain::{Backfill, Interest, part_of};
 use crate::event_selection::EventSelection;
-use crate::hub_message::{DirectoryVersion, FannedBatch, HubEvent};
+use crate::hub_message::{DirectoryVersion, FannedBatch, HubEvent, without_replay};
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest};
+use crate::replay::{lane_of, parse_payload};
 use crate::store;
 use crate::store::deferred_event::{self, NewDeferred};
 use crate::store::fanout::{DeadLetterToRetry, NewMessage};
+use crate::store::stream_message::NewStreamMessage;
+use crate::stream_waiters::StreamWaiters;
+use crate::system_event;
 
 /// Bounds the lanes whose newest sequence number is cached.
 const CACHED_LANES_MAX: usize = 100_000;
@@ -50,8 +57,11 @@ pub(crate) struct FanOut {
     clock: Clock,
     events: EventSelection,
     handing_over: mpsc::Sender<FannedBatch>,
+    /// The pulls of this process that wait for stream messages.
+    stream_waiters: StreamWaiters,
     directory: Directory,
     sequences: LaneSequences,
+    stream_sequences: StreamSequences,
     /// How many log messages the next batch may contain.
     batch_limit: u32,
     /// The tenants with deferred events. None: they have to be loaded.
@@ -59,16 +69,41 @@ pub(crate) struct FanOut {
     pace: Pace,
     /// The tenant that had the last turn, also if the turn failed.
     last_turn: Option<String>,
+    /// The replays to advance. None: they have to be loaded.
+    replays: Option<Replays>,
+    /// The replay that had the last turn, also if the turn failed.
+    last_replay: Option<Uuid>,
+    /// The next turn belongs to a replay, if both a replay and a tenant wait for one.
+    is_replays_turn: bool,
     uncommitted: Option<Uncommitted>,
 }
 
 /// What a transaction changes in memory when it commits.
 struct Uncommitted {
     batch: FannedBatch,
+    /// Streams with new messages.
+    streams: Vec<Uuid>,
     batch_limit: u32,
     /// Tenants whose events were deferred.
     deferred: HashSet<String>,
-    turn: Option<Turn>,
+    has_changed_replays: bool,
+    turn: Option<DeferredTurn>,
+}
+
+/// A turn between the batches of new events.
+enum DeferredTurn {
+    Tenant(Turn),
+    Replay(Box<ReplayTurn>),
+}
+
+/// How an event reaches fan-out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Live,
+    /// A replay of the log repairs what the live run has missed.
+    Repair,
+    /// It was deferred, with this id.
+    Deferred(i64),
 }
 
 /// The newest sequence number of each lane, valid as long as `newest` is the newest hub message of the same incarnation of
@@ -93,17 +128,27 @@ enum Meaning {
 }
 
 impl FanOut {
-    pub(crate) fn new(clock: Clock, events: EventSelection, handing_over: mpsc::Sender<FannedBatch>) -> FanOut {
+    pub(crate) fn new(
+        clock: Clock,
+        events: EventSelection,
+        handing_over: mpsc::Sender<FannedBatch>,
+        stream_waiters: StreamWaiters,
+    ) -> FanOut {
         FanOut {
             clock,
             events,
             handing_over,
+            stream_waiters,
             directory: Directory::default(),
             sequences: LaneSequences::default(),
+            stream_sequences: StreamSequences::default(),
             batch_limit: u32::MAX,
             backlog: None,
             pace: Pace::default(),
             last_turn: None,
+            replays: None,
+            last_replay: None,
+            is_replays_turn: false,
             uncommitted: None,
         }
     }
@@ -114,12 +159,18 @@ impl FanOut {
         let (newest, version) = store::fanout::begin(tx).await?;
         self.sequences.validate(newest, version.incarnation);
         if self.directory.version != Some(version) {
-            let interests = store::subscriber::load_interests(tx).await?;
+            let mut interests = store::subscriber::load_interests(tx).await?;
+            interests.extend(store::stream::load_interests(tx).await?);
+            // Turns continue by this order.
+            interests.sort_unstable_by_key(|interest| interest.subscriber);
             self.directory = Directory::new(version, interests);
         }
         if self.backlog.is_none() {
             let tenants = deferred_event::tenants(tx).await?;
             self.backlog = Some(Backlog::new(tenants, self.last_turn.as_deref()));
+        }
+        if self.replays.is_none() {
+            self.replays = Some(Replays::new(store::replay::runnable(tx).await?, self.last_replay));
         }
         Ok(version)
     }
@@ -182,7 +233,7 @@ impl FanOut {
     /// Adds a hub message for each subscriber that the event matches. Defers the event if its tenant has deferred events, or
     /// would exceed its share of this batch.
     fn match_event<'a>(&mut self, item: &'a Delivery, shares: &mut Shares<'a>, batch: &mut Batch) {
-        let (message, is_repair) = (&item.message, is_repair(item));
+        let (message, origin) = (&item.message, if is_repair(item) { Origin::Repair } else { Origin::Live });
         let (interests, matching) = self.directory.matching(message);
         if matching.is_empty() {
             return;
@@ -196,16 +247,17 @@ impl FanOut {
         if matching.len() > NARROW {
             batch.wide += matching.len();
         }
-        add_messages(message, is_repair, matching.iter().map(|at| &interests[*at]), batch);
+        add_messages(message, origin, matching.iter().map(|at| &interests[*at]), batch);
     }
 
-    /// Numbers and inserts what a batch leads to. Returns it for the dispatcher of this process.
+    /// Numbers and inserts what a batch leads to. Returns it for the dispatcher of this process, and the streams with new
+    /// messages.
     async fn write(
         &mut self,
         tx: &mut PgConnection,
         mut batch: Batch,
         version: DirectoryVersion,
-    ) -> Result<FannedBatch, ConsumerError> {
+    ) -> Result<(FannedBatch, Vec<Uuid>), ConsumerError> {
         let after = self.sequences.assign(tx, &mut batch.messages).await?;
         let now = self.clock.now();
         if let Some(from) = batch.needs_retention_hold(now) {
@@ -216,7 +268,24 @@ impl FanOut {
         store::fanout::insert_commands(tx, &batch.commands).await?;
         store::fanout::insert_skipped(tx, &batch.skipped, now).await?;
         deferred_event::insert(tx, &batch.deferred).await?;
-        Ok(batch.into_fanned(after, version))
+        let streamed = std::mem::take(&mut batch.stream_messages);
+        let streams = self.stream_sequences.append(tx, streamed, version.incarnation, now).await?;
+        Ok((batch.into_fanned(after, version), streams))
+    }
+
+    /// Runs the turn of a replay or of a tenant with deferred events, alternately. None if nothing can be done now.
+    async fn run_next_turn(&mut self, tx: &mut PgConnection) -> Result<Option<(Batch, DeferredTurn)>, ConsumerError> {
+        self.is_replays_turn = !self.is_replays_turn;
+        if self.is_replays_turn
+            && let Some((batch, turn)) = self.run_replay(tx).await?
+        {
+            return Ok(Some((batch, DeferredTurn::Replay(Box::new(turn)))));
+        }
+        if let Some((batch, turn)) = self.run_turn(tx).await? {
+            return Ok(Some((batch, DeferredTurn::Tenant(turn))));
+        }
+        let replayed = if self.is_replays_turn { None } else { self.run_replay(tx).await? };
+        Ok(replayed.map(|(batch, turn)| (batch, DeferredTurn::Replay(Box::new(turn)))))
     }
 
     /// Creates the hub messages of a batch in a transaction, and returns it.
@@ -231,9 +300,9 @@ impl FanOut {
         };
         // The share of its tenant bounds what an event with many matches leads to; smaller batches would not.
         let batch_limit = previous_limit.saturating_mul(2).min(limit_for(items.len(), batch.size - batch.wide));
-        let deferred = std::mem::take(&mut batch.deferred_tenants);
-        let batch = self.write(&mut tx, batch, version).await?;
-        self.uncommitted = Some(Uncommitted { batch, batch_limit, deferred, turn: None });
+        let (deferred, has_changed_replays) = (std::mem::take(&mut batch.deferred_tenants), batch.has_changed_replays);
+        let (batch, streams) = self.write(&mut tx, batch, version).await?;
+        self.uncommitted = Some(Uncommitted { batch, streams, batch_limit, deferred, has_changed_replays, turn: None });
         Ok(BatchResult { outcomes: vec![Outcome::Done; items.len()], tx: Some(tx) })
     }
 }
@@ -244,10 +313,11 @@ impl Processor for FanOut {
     }
 
     fn deferred_due(&self) -> Option<Instant> {
-        match &self.backlog {
-            Some(backlog) if backlog.is_empty() => None,
-            // It is loaded in the first turn.
-            Some(_) | None => Some(self.pace.next_turn_at().unwrap_or_else(Instant::now)),
+        let turn_at = self.pace.next_turn_at().unwrap_or_else(Instant::now);
+        match (&self.backlog, &self.replays) {
+            (Some(backlog), Some(replays)) if backlog.is_empty() => replays.next_due().map(|due| due.max(turn_at)),
+            // Both are loaded in the first turn.
+            (Some(_), Some(_)) | (None, _) | (_, None) => Some(turn_at),
         }
     }
 
@@ -258,22 +328,38 @@ impl Processor for FanOut {
         self.uncommitted = None;
         let mut tx = context.db.begin().await?;
         let version = self.refresh(&mut tx).await?;
-        let Some((batch, turn)) = self.run_turn(&mut tx).await? else { return Ok(None) };
-        let (batch, batch_limit) = (self.write(&mut tx, batch, version).await?, self.batch_limit);
-        self.uncommitted = Some(Uncommitted { batch, batch_limit, deferred: HashSet::new(), turn: Some(turn) });
+        let Some((batch, turn)) = self.run_next_turn(&mut tx).await? else { return Ok(None) };
+        let ((batch, streams), batch_limit) = (self.write(&mut tx, batch, version).await?, self.batch_limit);
+        let (deferred, has_changed_replays, turn) = (HashSet::new(), false, Some(turn));
+        self.uncommitted = Some(Uncommitted { batch, streams, batch_limit, deferred, has_changed_replays, turn });
         Ok(Some(tx))
     }
 
     fn committed(&mut self) {
-        let Some(Uncommitted { batch, batch_limit, deferred, turn }) = self.uncommitted.take() else { return };
+        let Some(uncommitted) = self.uncommitted.take() else { return };
+        let Uncommitted { batch, streams, batch_limit, deferred, has_changed_replays, turn } = uncommitted;
         (self.sequences.newest, self.batch_limit) = (batch.to, batch_limit);
+        self.stream_sequences.commit();
+        self.stream_waiters.wake(&streams);
         if let Some(backlog) = &mut self.backlog {
             deferred.iter().for_each(|tenant| backlog.add(tenant));
-            if let Some(turn) = turn {
-                turn.report_lost();
-                self.pace.finish_turn(turn.started_at, Instant::now());
-                backlog.finish(turn);
+            match turn {
+                Some(DeferredTurn::Tenant(turn)) => {
+                    turn.report_lost();
+                    self.pace.finish_turn(turn.started_at, Instant::now());
+                    backlog.finish(turn);
+                }
+                Some(DeferredTurn::Replay(turn)) => {
+                    self.pace.finish_turn(turn.started_at, Instant::now());
+                    if let Some(replays) = &mut self.replays {
+                        replays.finish(*turn);
+                    }
+                }
+                None => {}
             }
+        }
+        if has_changed_replays {
+            self.replays = None;
         }
         if batch.to > batch.after {
             // If the channel is full, the dispatcher reads the messages from the database.
@@ -283,7 +369,7 @@ impl Processor for FanOut {
 
     fn reset(&mut self) {
         (self.directory, self.sequences, self.uncommitted) = (Directory::default(), LaneSequences::default(), None);
-        self.backlog = None;
+        (self.backlog, self.replays, self.stream_sequences) = (None, None, StreamSequences::default());
     }
 
     fn batch_limit(&self) -> u32 {
@@ -306,7 +392,11 @@ impl LaneSequences {
     /// this batch.
     async fn assign(&mut self, tx: &mut PgConnection, messages: &mut [NewMessage]) -> sqlx::Result<i64> {
         let after = std::mem::replace(&mut self.newest, UNCOMMITTED);
-        let lane_of = |message: &NewMessage| message.lane.clone().map(|lane| (message.subscriber, lane));
+        // The lanes of a replay have no numbers.
+        let lane_of = |message: &NewMessage| {
+            let lane = message.lane.as_ref().filter(|lane| without_replay(lane, message.replay).is_none())?;
+            Some((message.subscriber, lane.clone()))
+        };
         let mut unknown: Vec<(Uuid, String)> =
             messages.iter().filter_map(lane_of).filter(|lane| !self.by_lane.contains_key(lane)).collect();
         unknown.sort_unstable();
@@ -341,7 +431,9 @@ impl Meaning {
     fn dead_letter(&self) -> Option<Uuid> {
         match self {
             Meaning::Command(CommandRequest::Retry(request)) => Some(request.dead_letter),
-            Meaning::Command(CommandRequest::DeadLetter(_)) | Meaning::Event | Meaning::Nothing => None,
+            Meaning::Command(CommandRequest::DeadLetter(_) | CommandRequest::ReplayChanged(_))
+            | Meaning::Event
+            | Meaning::Nothing => None,
         }
     }
 }
@@ -355,10 +447,22 @@ fn is_repair(item: &Delivery) -> bool {
     item.is_replayed && item.run == 0
 }
 
+/// Whether an event creates nothing for a subscriber that it matches.
+fn is_excluded(interest: &Interest, message: &Message, origin: Origin) -> bool {
+    let is_covered = match (interest.backfill, origin) {
+        // The backfill reads what fan-out has read: it creates the message.
+        (Some(Backfill::Active), _) => true,
+        (Some(Backfill::Ended { deferred_to }), Origin::Deferred(id)) => id <= deferred_to,
+        (Some(Backfill::Ended { .. }), Origin::Live | Origin::Repair) | (None, _) => false,
+    };
+    // A repair, or a deferred event, creates nothing for a subscriber that did not exist when the event was posted.
+    is_covered || (origin != Origin::Live && interest.since > message.at + CLOCK_SKEW)
+}
+
 /// Adds a hub message, or the record that it is skipped, for each of the subscribers.
 fn add_messages<'a>(
     message: &Message,
-    excludes_newer_subscribers: bool,
+    origin: Origin,
     matching: impl ExactSizeIterator<Item = &'a Interest>,
     batch: &mut Batch,
 ) {
@@ -371,8 +475,11 @@ fn add_messages<'a>(
     let value = || payload.get_or_init(|| parse_payload(message));
     let (mut filtered, mut inactive) = (Vec::new(), Vec::new());
     for interest in matching {
-        // A repair, or a deferred event, creates nothing for a subscriber that did not exist when the event was posted.
-        if excludes_newer_subscribers && interest.since > message.at + CLOCK_SKEW {
+        if is_excluded(interest, message, origin) {
+            continue;
+        }
+        // Otherwise a report about a failing subscriber would fail, too, and lead to the next report.
+        if system_event::is_about(message, interest.subscriber) {
             continue;
         }
         if !interest.is_active {
@@ -380,13 +487,19 @@ fn add_messages<'a>(
             continue;
         }
         if interest.filter.as_ref().is_some_and(|filter| !filter.matches(value())) {
-            filtered.push(interest.subscriber);
+            // The outcomes of an event are those of subscribers.
+            if !interest.is_stream {
+                filtered.push(interest.subscriber);
+            }
             continue;
         }
-        let lane = match &interest.ordering_key {
-            Some(pointer) => lane_at(value(), pointer),
-            None => message.key.clone(),
-        };
+        let lane = lane_of(interest, message, value);
+        if interest.is_stream {
+            let part = part_of(lane.as_deref(), message.message_id);
+            let (stream, log_ref) = (interest.subscriber, message.log_ref());
+            batch.stream_messages.push(NewStreamMessage { stream, part, lane, seq: None, log_ref });
+            continue;
+        }
         batch.add_message(interest.subscriber, lane, message.log_ref(), event.clone());
     }
     batch.add_skipped(message.id, filtered, inactive);
@@ -395,9 +508,4 @@ fn add_messages<'a>(
 /// How many events lead to half of [`BATCH_MESSAGES_MAX`], if they match as many subscribers as these did.
 fn limit_for(events: usize, messages: usize) -> u32 {
     u32::try_from(events * (BATCH_MESSAGES_MAX / 2) / messages.max(1)).unwrap_or(u32::MAX).max(1)
-}
-
-/// Every payload is JSON, but it may be nested too deeply for the parser: then it has no fields to match.
-fn parse_payload(message: &Message) -> Value {
-    serde_json::from_str(message.payload.get()).unwrap_or(Value::Null)
 }

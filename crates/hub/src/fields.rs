@@ -1,20 +1,31 @@
 //! The fields with which a caller creates or changes a subscriber. All of them are checked, and every invalid one is
 //! reported.
 
+mod auth;
+mod headers;
+mod retry;
+
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use chrono::{DateTime, Utc};
 use kit::field::{Field, FieldChecks, FieldErrors, Whole, check_each, error, printable};
 use kit::problem::FieldError;
 use serde::Deserialize;
 use serde_json::json;
-use utoipa::openapi::schema::{AdditionalProperties, Object, Schema, Type};
-use utoipa::openapi::{ObjectBuilder, RefOr};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
+use self::auth::{AuthFields, check_auth_field};
+use self::headers::{CustomHeaders, StoredHeaders, check_headers_field};
+pub(crate) use self::retry::RetryRuleMap;
+use self::retry::{BackoffSeconds, RetryStatus, check_backoff_fields, check_rule_fields};
 use crate::client::Client;
-use crate::domain::{EventTypes, Filter, Format, OnExhausted, SubscriberSettings, check_pointer};
-use crate::headers;
+use crate::domain::{
+    Batch, EventTypes, Filter, Format, OnExhausted, RetryAction, RetrySchedule, SubscriberSettings, check_pointer,
+};
+use crate::replay_fields::BackfillFields;
 use crate::signature::{SecretKind, SigningSecret};
 use crate::target::Target;
 
@@ -23,19 +34,13 @@ const NAME_CHARS_MAX: usize = 100;
 const EVENT_TYPES_MAX: usize = 100;
 /// Bytes of a filter as JSON.
 const FILTER_BYTES_MAX: usize = 16 * 1024;
-/// Entries in `retry_backoff_seconds`, and so retries of a message.
-const RETRIES_MAX: usize = 20;
-const BACKOFF_SECONDS: RangeInclusive<i64> = 1..=86_400;
-const BACKOFF_DEFAULT: [u32; 3] = [5, 30, 300];
-/// Entries in `retry_statuses`.
-const STATUSES_MAX: usize = 100;
-/// 2xx is not among them: a delivered message is not retried.
-const STATUSES: RangeInclusive<i64> = 300..=599;
 const TIMEOUT_MS: RangeInclusive<i64> = 100..=60_000;
 const TIMEOUT_MS_DEFAULT: u32 = 10_000;
 const IN_FLIGHT: RangeInclusive<i64> = 1..=1_000;
 const IN_FLIGHT_DEFAULT: u32 = 50;
 const RATE: RangeInclusive<i64> = 1..=100_000;
+const BATCH_MAX: RangeInclusive<i64> = 1..=100;
+const BATCH_WAIT_MS: RangeInclusive<i64> = 0..=5_000;
 /// Shown instead of a header's value. When a caller sends it back, the stored value stays.
 pub(crate) const HIDDEN_VALUE: &str = "***";
 
@@ -68,13 +73,26 @@ pub(crate) struct SubscriberFields {
     #[serde(default)]
     #[schema(value_type = Option<String>, pattern = "^/([^~]|~[01])*$", max_length = 200, example = "/customer/id")]
     ordering_key: Field<String>,
-    /// The pause in seconds before each retry. After the last retry fails, the message becomes a dead letter.
+    /// The pause in seconds before each retry. After the last retry fails, the message becomes a dead letter. Give this list
+    /// or a `retry_schedule`, not both.
     #[serde(default)]
     #[schema(value_type = Option<Vec<BackoffSeconds>>, max_items = 20, default = json!([5, 30, 300]))]
     retry_backoff_seconds: Field<Vec<Whole>>,
-    /// HTTP statuses after which a message is retried, in addition to 429 and 5xx.
+    /// The name of a list of pauses, instead of `retry_backoff_seconds`: `seed` is 5 s, 30 s, 5 min; `patient` is 5 s, 5 min,
+    /// 30 min, 2 h, 5 h, 10 h, 10 h.
+    #[serde(default)]
+    #[schema(value_type = Option<RetrySchedule>, default = "seed")]
+    retry_schedule: Field<RetrySchedule>,
+    /// What happens after a status, or after each status of a class: `retry`, `dead_letter` or, for a single 4xx status,
+    /// `disable` (dead letter, and the subscriber is switched off). The rule of a status precedes that of its class. Without
+    /// a rule, 429 and 5xx are retried, 410 disables, and all others become dead letters. 2xx is always a delivery.
+    #[serde(default)]
+    #[schema(value_type = Option<RetryRuleMap>, default = json!({}))]
+    retry_rules: Field<BTreeMap<String, RetryAction>>,
+    /// Replaced by `retry_rules`: HTTP statuses with the rule `retry`. It changes these rules and no others.
     #[serde(default)]
     #[schema(value_type = Option<Vec<RetryStatus>>, max_items = 100, default = json!([]), example = json!([409]))]
+    #[schema(deprecated)]
     retry_statuses: Field<Vec<Whole>>,
     /// What happens to a lane when one of its messages becomes a dead letter: it continues (`skip`), or waits until the
     /// dead letter is retried or given up (`block`).
@@ -89,6 +107,10 @@ pub(crate) struct SubscriberFields {
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 1, maximum = 1000, default = 50)]
     max_in_flight: Field<Whole>,
+    /// Sends several messages in one request, whose body is a JSON array. Null: each message has a request of its own.
+    #[serde(default)]
+    #[schema(value_type = Option<BatchFields>)]
+    batch: Field<BatchFields>,
     /// The number of requests per second. Null: no limit.
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 1, maximum = 100000)]
@@ -99,10 +121,22 @@ pub(crate) struct SubscriberFields {
     #[serde(default)]
     #[schema(value_type = Option<CustomHeaders>)]
     headers: Field<BTreeMap<String, String>>,
+    /// The credentials that the endpoint requires besides the signature: an access token by OAuth 2 client credentials
+    /// (`oauth2`), or a client certificate (`mtls`). Secrets are stored encrypted and shown as `***`. Sending `***` back leaves
+    /// one unchanged, except together with another `url` or `token_url`. Null: none.
+    #[serde(default)]
+    #[schema(value_type = Option<AuthFields>)]
+    auth: Field<AuthFields>,
     /// The format of the request body.
     #[serde(default)]
     #[schema(value_type = Option<Format>, default = "raw")]
     format: Field<Format>,
+    /// Whether the endpoint has to prove that it wants the webhooks: nothing is sent until it has answered a challenge. Asked
+    /// when this is set, and when the scheme, the host or the port of the `url` changes. The operator can require it
+    /// (`hub.verify_endpoints`).
+    #[serde(default)]
+    #[schema(value_type = Option<bool>, default = false)]
+    verify_endpoint: Field<bool>,
     /// Whether events become messages for this subscriber. Events that arrive while it is inactive are not sent later.
     #[serde(default)]
     #[schema(value_type = Option<bool>, default = true)]
@@ -116,25 +150,28 @@ pub(crate) struct SubscriberFields {
     #[serde(default)]
     #[schema(value_type = Option<SignatureKind>, default = "v1")]
     signature: Field<SignatureKind>,
+    /// Sends what was posted before, in the order of the lanes and before all events that are posted from now on. Accepted
+    /// only when the subscriber is created.
+    #[serde(default)]
+    #[schema(value_type = Option<BackfillFields>)]
+    backfill: Field<BackfillFields>,
+}
+
+/// Several messages in one request.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = SubscriberBatch)]
+struct BatchFields {
+    /// The number of messages in a request, at most. A request body has about 1 MB at most.
+    #[schema(value_type = i64, minimum = 1, maximum = 100)]
+    max: Whole,
+    /// How long messages wait for others to fill the request, in milliseconds.
+    #[schema(value_type = Option<i64>, minimum = 0, maximum = 5000, default = 0)]
+    wait_ms: Option<Whole>,
 }
 
 /// Describes the [`SubscriberFields`] of a change: all but those that only a new subscriber accepts.
 pub(crate) struct ChangedSubscriberFields;
-
-/// The seconds before a retry.
-#[derive(ToSchema)]
-#[schema(value_type = i64, minimum = 1, maximum = 86400)]
-#[expect(dead_code, reason = "it only describes the items of a list")]
-struct BackoffSeconds(i64);
-
-/// An HTTP status after which a message is retried.
-#[derive(ToSchema)]
-#[schema(value_type = i64, minimum = 300, maximum = 599)]
-#[expect(dead_code, reason = "it only describes the items of a list")]
-struct RetryStatus(i64);
-
-/// The headers of deliveries: names and values.
-struct CustomHeaders;
 
 /// The [`SubscriberFields`] of a new subscriber, of which `name`, `url` and `event_types` are required.
 #[derive(Debug, Deserialize)]
@@ -166,6 +203,7 @@ impl SubscriberFields {
         self,
         old: Option<&SubscriberSettings>,
         client: &Client,
+        now: DateTime<Utc>,
     ) -> Result<SubscriberSettings, Vec<FieldError>> {
         let fields = self;
         let mut checks = FieldChecks::new(old);
@@ -176,15 +214,18 @@ impl SubscriberFields {
         let filter = setting!(checks, fields.filter, Some(None), check_filter);
         let ordering_key = setting!(checks, fields.ordering_key, Some(None), check_ordering_key);
         let retry_backoff_seconds =
-            setting!(checks, fields.retry_backoff_seconds, Some(BACKOFF_DEFAULT.to_vec()), check_backoff);
-        let retry_statuses = setting!(checks, fields.retry_statuses, Some(Vec::new()), check_statuses);
+            check_backoff_fields(&mut checks, fields.retry_backoff_seconds, fields.retry_schedule);
+        let retry_rules = check_rule_fields(&mut checks, fields.retry_rules, fields.retry_statuses, old);
         let timeout_ms = setting!(checks, fields.timeout_ms, Some(TIMEOUT_MS_DEFAULT), in_range(TIMEOUT_MS));
         let max_in_flight = setting!(checks, fields.max_in_flight, Some(IN_FLIGHT_DEFAULT), in_range(IN_FLIGHT));
         let rate_limit_per_second =
             setting!(checks, fields.rate_limit_per_second, Some(None), |rate| check_number(rate, RATE).map(Some));
+        let batch = setting!(checks, fields.batch, Some(None), |batch| check_batch(&batch).map(Some));
         let headers = check_headers_field(&mut checks, fields.headers, &StoredHeaders::of(old, url.as_deref()));
+        let auth = check_auth_field(&mut checks, fields.auth, old, url.as_deref(), headers.as_deref(), client, now);
         let on_exhausted = setting!(checks, fields.on_exhausted, Some(OnExhausted::Skip), Ok);
         let format = setting!(checks, fields.format, Some(Format::Raw), Ok);
+        let verify_endpoint = setting!(checks, fields.verify_endpoint, Some(false), Ok);
         let is_active = setting!(checks, fields.is_active, Some(true), Ok);
         let settings = || {
             Some(SubscriberSettings {
@@ -194,13 +235,16 @@ impl SubscriberFields {
                 filter: filter?,
                 ordering_key: ordering_key?,
                 retry_backoff_seconds: retry_backoff_seconds?,
-                retry_statuses: retry_statuses?,
+                retry_rules: retry_rules?,
                 on_exhausted: on_exhausted?,
                 timeout_ms: timeout_ms?,
                 max_in_flight: max_in_flight?,
                 rate_limit_per_second: rate_limit_per_second?,
                 headers: headers?,
+                auth: auth?,
                 format: format?,
+                batch: batch?,
+                verify_endpoint: verify_endpoint?,
                 is_active: is_active?,
             })
         };
@@ -224,6 +268,14 @@ impl SubscriberFields {
         }
     }
 
+    /// The requested backfill of a new subscriber.
+    pub(crate) fn extract_backfill(&mut self) -> Option<BackfillFields> {
+        match std::mem::take(&mut self.backfill) {
+            Field::Given(backfill) => Some(backfill),
+            Field::Absent | Field::Null => None,
+        }
+    }
+
     /// Returns an error for each given field that only a new subscriber accepts.
     pub(crate) fn creation_only_errors(&self) -> Vec<FieldError> {
         let given = |is_absent: bool, pointer| {
@@ -231,7 +283,12 @@ impl SubscriberFields {
             (!is_absent).then(|| FieldError::body(pointer, detail))
         };
         let secret = given(matches!(self.secret, Field::Absent), "/secret");
-        secret.into_iter().chain(given(matches!(self.signature, Field::Absent), "/signature")).collect()
+        let backfill = (!matches!(self.backfill, Field::Absent)).then(|| {
+            let detail = "is accepted only when a subscriber is created; send POST /hub/v1/replays for a replay";
+            FieldError::body("/backfill", detail)
+        });
+        let signature = given(matches!(self.signature, Field::Absent), "/signature");
+        secret.into_iter().chain(signature).chain(backfill).collect()
     }
 }
 
@@ -246,14 +303,14 @@ fn check_url(url: String, client: &Client) -> Result<String, FieldErrors> {
     Ok(url)
 }
 
-fn check_event_types(patterns: Vec<String>) -> Result<Vec<EventTypes>, FieldErrors> {
+pub(crate) fn check_event_types(patterns: Vec<String>) -> Result<Vec<EventTypes>, FieldErrors> {
     if !(1..=EVENT_TYPES_MAX).contains(&patterns.len()) {
         return Err(error(format!("must be a list of 1 to {EVENT_TYPES_MAX} types")));
     }
     check_each(patterns, EventTypes::try_from)
 }
 
-fn check_filter(filter: Filter) -> Result<Option<Filter>, FieldErrors> {
+pub(crate) fn check_filter(filter: Filter) -> Result<Option<Filter>, FieldErrors> {
     filter.check().map_err(|error| vec![error])?;
     let bytes = serde_json::to_vec(&filter).map_or(usize::MAX, |text| text.len());
     if bytes > FILTER_BYTES_MAX {
@@ -262,26 +319,23 @@ fn check_filter(filter: Filter) -> Result<Option<Filter>, FieldErrors> {
     Ok(Some(filter).filter(|Filter(conditions)| !conditions.is_empty()))
 }
 
-fn check_ordering_key(pointer: String) -> Result<Option<String>, FieldErrors> {
+pub(crate) fn check_ordering_key(pointer: String) -> Result<Option<String>, FieldErrors> {
     check_pointer(&pointer).map_err(error)?;
     Ok(Some(pointer))
 }
 
-fn check_backoff(list: Vec<Whole>) -> Result<Vec<u32>, FieldErrors> {
-    check_numbers(&list, RETRIES_MAX, BACKOFF_SECONDS)
-}
-
-fn check_statuses(list: Vec<Whole>) -> Result<Vec<u16>, FieldErrors> {
-    Ok(check_numbers(&list, STATUSES_MAX, STATUSES)?.into_iter().map(|status| status as u16).collect())
-}
-
-fn check_numbers(list: &[Whole], count_max: usize, range: RangeInclusive<i64>) -> Result<Vec<u32>, FieldErrors> {
-    if list.len() > count_max {
-        return Err(error(format!("must be a list of at most {count_max} numbers")));
+fn check_batch(BatchFields { max, wait_ms }: &BatchFields) -> Result<Batch, FieldErrors> {
+    let below = |name: &str, checked: Result<u32, FieldErrors>| {
+        checked.map_err(|errors| {
+            errors.into_iter().map(|(_, detail)| (format!("/{name}"), detail)).collect::<FieldErrors>()
+        })
+    };
+    let max = below("max", check_number(*max, BATCH_MAX));
+    let wait_ms = below("wait_ms", check_number(wait_ms.unwrap_or(Whole(0)), BATCH_WAIT_MS));
+    match (max, wait_ms) {
+        (Ok(max), Ok(wait_ms)) => Ok(Batch { max, wait_ms }),
+        (max, wait_ms) => Err(max.err().into_iter().chain(wait_ms.err()).flatten().collect()),
     }
-    check_each(list.to_vec(), |number| {
-        check_number(number, range.clone()).map_err(|errors| errors.into_iter().map(|(_, detail)| detail).collect())
-    })
 }
 
 fn check_number(Whole(number): Whole, range: RangeInclusive<i64>) -> Result<u32, FieldErrors> {
@@ -289,79 +343,10 @@ fn check_number(Whole(number): Whole, range: RangeInclusive<i64>) -> Result<u32,
     fits.ok_or_else(|| error(format!("must be a number from {} to {}", range.start(), range.end())))
 }
 
-/// The headers of a subscriber before a change.
-enum StoredHeaders<'a> {
-    Reusable(&'a [(String, String)]),
-    /// The URL gets another origin. The stored values must not be sent there: whoever may change a subscriber could read
-    /// them by changing its URL, although no response shows them.
-    OfAnotherOrigin,
-}
-
-impl<'a> StoredHeaders<'a> {
-    /// `url` is the URL after the change; None if it is invalid.
-    fn of(old: Option<&'a SubscriberSettings>, url: Option<&str>) -> StoredHeaders<'a> {
-        let Some(old) = old else { return StoredHeaders::Reusable(&[]) };
-        let origin = |url: &str| Target::parse(url, false).ok().map(|target| target.origin().clone());
-        let is_same =
-            url.is_none_or(|url| url == old.url || origin(url).is_some_and(|new| Some(new) == origin(&old.url)));
-        match is_same || old.headers.is_empty() {
-            true => StoredHeaders::Reusable(&old.headers),
-            false => StoredHeaders::OfAnotherOrigin,
-        }
-    }
-}
-
-fn check_headers_field(
-    checks: &mut FieldChecks<'_, SubscriberSettings>,
-    field: Field<BTreeMap<String, String>>,
-    stored: &StoredHeaders<'_>,
-) -> Option<Vec<(String, String)>> {
-    let (pointer, old) = ("/headers", |old: &SubscriberSettings| old.headers.clone());
-    match (field, stored) {
-        (Field::Absent, StoredHeaders::OfAnotherOrigin) => {
-            let detail = "must be sent together with a `url` of another scheme, host or port: the stored values are not \
-                          sent to another receiver. Give the headers with their values, or {} for none";
-            checks.check(pointer, Field::Given(()), old, None, |()| Err(error(detail)))
-        }
-        (field, stored) => checks.check(pointer, field, old, Some(Vec::new()), |given| check_headers(given, stored)),
-    }
-}
-
-/// Returns the headers with lower-case names. A value of [`HIDDEN_VALUE`] is replaced by the stored one.
-fn check_headers(
-    mut given: BTreeMap<String, String>,
-    stored: &StoredHeaders<'_>,
-) -> Result<Vec<(String, String)>, FieldErrors> {
-    let pointer = |name: &str| match name {
-        "" => String::new(),
-        name => format!("/{}", name.replace('~', "~0").replace('/', "~1")),
-    };
-    let stored_value = |name: &str| match stored {
-        StoredHeaders::Reusable(stored) => {
-            let found = stored.iter().find(|(stored, _)| stored.eq_ignore_ascii_case(name));
-            found.map(|(_, value)| value).ok_or("none is stored: give a value")
-        }
-        StoredHeaders::OfAnotherOrigin => {
-            Err("it is not sent to another receiver, and the `url` gets another scheme, host or port: give the value")
-        }
-    };
-    let mut errors = Vec::new();
-    for (name, value) in given.iter_mut().filter(|(_, value)| *value == HIDDEN_VALUE) {
-        match stored_value(name) {
-            Ok(stored) => value.clone_from(stored),
-            Err(reason) => {
-                errors.push((pointer(name), format!("`{HIDDEN_VALUE}` leaves a stored value unchanged, but {reason}")))
-            }
-        }
-    }
-    let checked = headers::check(&given).map_err(|refused| {
-        refused.into_iter().map(|refused| (pointer(&refused.name), refused.detail)).collect::<FieldErrors>()
-    });
-    match checked {
-        Ok(_) if !errors.is_empty() => Err(errors),
-        Ok(_) => Ok(given.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect()),
-        Err(refused) => Err(errors.into_iter().chain(refused).collect()),
-    }
+/// Whether two URLs have the same scheme, host and port. False if one of them is invalid, unless they are equal.
+pub(crate) fn has_same_origin(url: &str, other: &str) -> bool {
+    let origin = |url: &str| Target::parse(url, false).ok().map(|target| target.origin().clone());
+    url == other || origin(url).is_some_and(|origin_of_url| Some(origin_of_url) == origin(other))
 }
 
 impl PartialSchema for NewSubscriberFields {
@@ -390,7 +375,7 @@ impl PartialSchema for ChangedSubscriberFields {
     fn schema() -> RefOr<Schema> {
         let mut schema = SubscriberFields::schema();
         if let RefOr::T(Schema::Object(object)) = &mut schema {
-            object.properties.retain(|name, _| !["secret", "signature"].contains(&name.as_str()));
+            object.properties.retain(|name, _| !["secret", "signature", "backfill"].contains(&name.as_str()));
             object.example = Some(json!({"name": "billing", "retry_backoff_seconds": [5, 30, 300]}));
         }
         schema
@@ -406,18 +391,3 @@ impl ToSchema for ChangedSubscriberFields {
         SubscriberFields::schemas(schemas);
     }
 }
-
-impl PartialSchema for CustomHeaders {
-    fn schema() -> RefOr<Schema> {
-        let text = |pattern: &str| ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern)).build();
-        let mut headers = Object::with_type(Type::Object);
-        headers.property_names = Some(Box::new(text("^[A-Za-z0-9!#$%&'*+.^_`|~-]+$").into()));
-        let value = RefOr::T(Schema::from(text(r"^([!-~]([\t -~]*[!-~])?)?$")));
-        headers.additional_properties = Some(Box::new(AdditionalProperties::RefOr(value)));
-        headers.max_properties = Some(20);
-        headers.example = Some(json!({"authorization": "Bearer 123"}));
-        headers.into()
-    }
-}
-
-impl ToSchema for CustomHeaders {}

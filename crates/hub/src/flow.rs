@@ -1,9 +1,16 @@
-//! The hub's use cases, one transaction each. A subscriber, event, message or dead letter of another tenant is not
-//! found.
+//! The hub's use cases, one transaction each. A subscriber, event, message, stream or dead letter of another tenant is
+//! not found.
 
+pub(crate) mod catalogue_file;
 pub(crate) mod dead_letter;
 pub(crate) mod event;
+pub(crate) mod event_type;
+pub(crate) mod health;
+pub(crate) mod pull;
+pub(crate) mod replay;
+pub(crate) mod stream;
 pub(crate) mod subscriber;
+pub(crate) mod verification;
 
 use std::sync::Arc;
 
@@ -34,6 +41,6 @@ where
 }
 
 /// The log message that carries an operator command to fan-out.
-fn command_post(tenant: &Tenant, subscriber: Uuid, request: &CommandRequest) -> Result<Post, Error> {
-    request.to_post(tenant, subscriber).map_err(|error| sqlx::Error::Encode(error.into()).into())
+fn command_post(tenant: &Tenant, key: Uuid, request: &CommandRequest) -> Result<Post, Error> {
+    request.to_post(tenant, key).map_err(|error| sqlx::Error::Encode(error.into()).into())
 }

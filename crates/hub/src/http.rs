@@ -1,12 +1,19 @@
-//! The HTTP API of the hub under `/hub/v1`: [`ingest`] for producers, and the rest for managers of subscribers.
+//! The HTTP API of the hub under `/hub/v1`: [`ingest`] for producers, and the rest for managers of subscribers
+//! and streams.
 //!
-//! A handler for producers extracts a [`Producer`], a management handler a [`Manager`], which sees only the caller's tenant. A handler that changes something in
-//! one transaction honours `Idempotency-Key`.
+//! A handler for producers extracts a [`Producer`], one that shows the catalogue a [`CatalogueReader`], a management handler a
+//! [`Manager`]. Each sees only the caller's tenant: its own, or the one that a key of the tenant `main` acts for. A handler that
+//! changes something in one transaction honours `Idempotency-Key`.
 
+mod catalogue;
 mod dead_letters;
+mod event_types;
 mod events;
+mod health;
 mod ingest;
 mod messages;
+mod replays;
+mod streams;
 mod subscribers;
 
 use std::fmt::Debug;
@@ -14,7 +21,7 @@ use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;
-use kit::auth::{Caller, Role};
+use kit::auth::{Caller, PortalAccess, Role};
 use kit::openapi::{self, RouteProblem};
 use kit::page::PageScope;
 use kit::problem::Problem;
@@ -24,11 +31,25 @@ use crate::Hub;
 
 /// The problems of the hub's own errors, for the OpenAPI document.
 const PROBLEMS: &[RouteProblem] = &[
+    ("* /hub/v1/*", 404, "tenant-not-found", NO_TENANT),
+    ("POST /events", 404, "tenant-not-found", NO_TENANT),
     ("POST /events", 400, "unfit-event", UNFIT_EVENT),
     ("POST /events", 429, "too-many-waiting", TOO_MANY_WAITING),
     ("POST /hub/v1/events*", 400, "unfit-event", UNFIT_EVENT),
     ("POST /hub/v1/events*", 429, "too-many-waiting", TOO_MANY_WAITING),
     ("GET /hub/v1/events/{id}", 404, "event-not-found", "there is no such hub event, or its retention has expired"),
+    ("* /hub/v1/event-types/{name}*", 404, "event-type-not-found", "there is no such event type"),
+    ("POST /hub/v1/event-types", 409, "event-type-exists", "there is already an event type `order.paid`"),
+    ("POST /hub/v1/event-types", 409, "too-many-event-types", TOO_MANY_TYPES),
+    ("POST /hub/v1/event-types/{name}/versions", 409, "breaking-change", BREAKING_CHANGE),
+    (
+        "POST /hub/v1/event-types/{name}/versions",
+        409,
+        "too-many-versions",
+        "an event type can have at most 100 versions",
+    ),
+    ("PUT /hub/v1/catalogue/file", 409, "breaking-change", BREAKING_CHANGE),
+    ("PUT /hub/v1/catalogue/file", 409, "too-many-event-types", TOO_MANY_TYPES),
     ("* /hub/v1/subscribers/{id}*", 404, "subscriber-not-found", NO_SUBSCRIBER),
     ("POST /hub/v1/subscribers", 409, "too-many-subscribers", "a tenant can have at most 10000 subscribers"),
     ("POST /hub/v1/subscribers", 409, "already-answered", ALREADY_ANSWERED),
@@ -39,12 +60,42 @@ const PROBLEMS: &[RouteProblem] = &[
     ("GET /hub/v1/messages", 404, "subscriber-not-found", NO_SUBSCRIBER),
     ("* /hub/v1/messages/{id}*", 404, "message-not-found", "there is no such message, or its retention has expired"),
     ("POST /hub/v1/messages/{id}/dead-letter", 409, "message-settled", "the message is already delivered"),
+    ("POST /hub/v1/messages/{id}/resend", 409, "too-many-replays", TOO_MANY_REPLAYS),
+    ("POST /hub/v1/replays", 404, "subscriber-not-found", NO_SUBSCRIBER),
+    ("POST /hub/v1/replays", 404, "event-not-found", "there is no such hub event, or its retention has expired"),
+    ("POST /hub/v1/replays", 409, "too-many-replays", TOO_MANY_REPLAYS),
+    ("POST /hub/v1/subscribers", 409, "too-many-replays", TOO_MANY_REPLAYS),
+    ("* /hub/v1/replays/{id}*", 404, "replay-not-found", "there is no such replay"),
+    ("POST /hub/v1/replays/{id}/*", 409, "replay-ended", "the replay is already finished"),
+    ("* /hub/v1/streams/{name}*", 404, "stream-not-found", "there is no such stream"),
+    ("POST /hub/v1/streams", 409, "stream-exists", "the tenant has a stream of this name"),
+    ("POST /hub/v1/streams", 409, "too-many-streams", "a tenant can have at most 100 streams"),
+    ("POST /hub/v1/streams/{name}/pull", 409, "lease-lost", LEASE_LOST),
+    ("POST /hub/v1/streams/{name}/pull", 409, "too-many-readers", "64 readers have a lease on this stream"),
+    ("POST /hub/v1/streams/{name}/pull", 410, "position-lapsed", LAPSED),
+    ("POST /hub/v1/streams/{name}/pull", 429, "too-many-pulls", "too many pulls wait in this process"),
+    ("POST /hub/v1/streams/{name}/acknowledge", 409, "lease-lost", LEASE_LOST),
+    ("POST /hub/v1/streams/{name}/seek", 404, "event-not-in-stream", "the stream does not contain this event"),
+    (
+        "POST /hub/v1/streams/{name}/seek",
+        404,
+        "event-not-found",
+        "there is no such event, or its retention has expired",
+    ),
+    ("POST /hub/v1/streams/{name}/seek", 409, "stream-in-use", "the reader `worker-1` has a lease"),
+    ("POST /hub/v1/streams/{name}/seek", 410, "position-lapsed", LAPSED),
     ("* /hub/v1/dead-letters/{id}*", 404, "dead-letter-not-found", "there is no such dead letter"),
     ("POST /hub/v1/dead-letters/{id}/retry", 409, "already-retried", "the dead letter was already retried"),
     ("POST /hub/v1/dead-letters/{id}/retry", 409, "subscriber-gone", "the subscriber of this dead letter was deleted"),
     ("POST /hub/v1/dead-letters/{id}/retry", 409, "event-gone", "the log no longer had the event"),
 ];
+const NO_TENANT: &str = "there is no tenant `acme`: check the spelling, or create it with POST /admin/v1/tenants";
+const TOO_MANY_TYPES: &str = "a tenant can have at most 1000 event types";
+const BREAKING_CHANGE: &str = "the schema may refuse payloads that the previous version accepts";
+const LEASE_LOST: &str = "nothing was acknowledged: another reader has some of the parts. Pull again";
+const LAPSED: &str = "messages that nobody had acknowledged are no longer retained. Seek to the oldest that is";
 const NO_SUBSCRIBER: &str = "there is no such subscriber";
+const TOO_MANY_REPLAYS: &str = "a tenant can have at most 10 active replays";
 const UNFIT_EVENT: &str = "PostgreSQL cannot store the payload as JSON; it may be nested too deeply";
 const TOO_MANY_WAITING: &str = "1000001 messages of the tenant `acme` wait for their subscribers";
 const UNDECRYPTABLE: &str =
@@ -58,8 +109,15 @@ pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
         .merge(subscribers::router())
         .merge(events::router())
         .merge(messages::router())
-        .merge(dead_letters::router());
-    openapi::document(router.get_openapi_mut(), PROBLEMS);
+        .merge(replays::router())
+        .merge(streams::router())
+        .merge(dead_letters::router())
+        .merge(event_types::router())
+        .merge(catalogue::router())
+        .merge(health::router());
+    let description = router.get_openapi_mut();
+    openapi::accept_tenant_header(description);
+    openapi::document(description, PROBLEMS);
     router
 }
 
@@ -73,12 +131,30 @@ impl<S: Send + Sync> FromRequestParts<S> for Producer {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Producer, Problem> {
         let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
         caller.require(Role::Ingest)?;
+        // A key of the tenant is refused earlier; this is an operator who acts for it.
+        caller.require_active_tenant()?;
         Ok(Producer(caller))
     }
 }
 
-/// A caller with the role `manage`. Handlers extract it first, so that the role is checked before anything else of the
-/// request.
+/// A caller who may read the catalogue: one with the role `ingest`, which posts what the catalogue describes, or with a portal
+/// token.
+struct CatalogueReader(Caller);
+
+impl<S: Send + Sync> FromRequestParts<S> for CatalogueReader {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<CatalogueReader, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        if caller.portal.is_none() {
+            caller.require(Role::Ingest)?;
+        }
+        Ok(CatalogueReader(caller))
+    }
+}
+
+/// A caller with the role `manage`, or with a portal token, which may be for reading only. Handlers extract it first, so that
+/// the permission is checked before anything else of the request.
 struct Manager(Caller);
 
 impl<S: Send + Sync> FromRequestParts<S> for Manager {
@@ -86,8 +162,17 @@ impl<S: Send + Sync> FromRequestParts<S> for Manager {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Manager, Problem> {
         let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        caller.require(Role::Manage)?;
-        Ok(Manager(caller))
+        match caller.portal {
+            Some(PortalAccess::Manage) => Ok(Manager(caller)),
+            Some(PortalAccess::Read) if parts.method.is_safe() => Ok(Manager(caller)),
+            Some(PortalAccess::Read) => {
+                Err(Problem::forbidden("this portal token is for reading only: create one with the access manage"))
+            }
+            None => {
+                caller.require(Role::Manage)?;
+                Ok(Manager(caller))
+            }
+        }
     }
 }
 

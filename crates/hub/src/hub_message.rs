@@ -14,9 +14,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-const HUB: &str = "hub";
+const HUB: &str = contracts::HUB_SOURCE;
 /// The source of events that are posted to the hub.
 pub(crate) const EVENT_SOURCE: Source = Source::new(HUB);
+/// How the name of a lane of a replay begins.
+const REPLAY_LANE: &str = "replay:";
 
 /// The content of a hub event. All its hub messages share it.
 #[derive(Debug)]
@@ -56,6 +58,8 @@ pub(crate) struct HubMessage {
     pub(crate) seq: Option<i64>,
     /// The attempts before an operator retried the message. The attempts of the retry are numbered after them.
     pub(crate) attempts_before: u16,
+    /// The replay that has created the message.
+    pub(crate) replay: Option<Uuid>,
     /// None if neither the log nor a dead letter has the content any more.
     pub(crate) event: Option<Arc<HubEvent>>,
 }
@@ -91,6 +95,24 @@ impl HubMessage {
     pub(crate) fn lane_key(&self) -> LaneKey {
         LaneKey::new(self.lane.clone(), self.n)
     }
+}
+
+/// The name of a lane of a replay. It differs from the name of each lane of live messages, so that neither waits for the
+/// other.
+pub(crate) fn replay_lane(replay: Uuid, lane: &str) -> String {
+    format!("{REPLAY_LANE}{replay}:{lane}")
+}
+
+/// The name as callers know it, if it is a lane of this replay. The name alone does not tell: an ordering key can be any text,
+/// so `replay` is that of the message.
+pub(crate) fn without_replay(lane: &str, replay: Option<Uuid>) -> Option<&str> {
+    let (id, name) = lane.strip_prefix(REPLAY_LANE)?.split_once(':')?;
+    (replay? == id.parse::<Uuid>().ok()?).then_some(name)
+}
+
+/// The name of a lane as callers know it; `replay` is that of the message.
+pub(crate) fn public_lane(lane: &str, replay: Option<Uuid>) -> &str {
+    without_replay(lane, replay).unwrap_or(lane)
 }
 
 impl LaneKey {
@@ -173,5 +195,28 @@ pub(crate) mod fixtures {
 
     pub(crate) fn directory_version(count: i64) -> DirectoryVersion {
         DirectoryVersion { incarnation: None, count }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lane_of_a_replay_is_no_lane_of_live_messages() {
+        let replay = Uuid::now_v7();
+        let lane = replay_lane(replay, "order:5");
+        assert_eq!(without_replay(&lane, Some(replay)), Some("order:5"));
+        assert_eq!(public_lane(&lane, Some(replay)), "order:5");
+        for of in [None, Some(Uuid::now_v7())] {
+            assert_eq!(
+                (without_replay(&lane, of), public_lane(&lane, of)),
+                (None, &*lane),
+                "only its key looks like that"
+            );
+        }
+        for live in ["order:5", "replay:order:5", "replay:", ""] {
+            assert_eq!((without_replay(live, Some(replay)), public_lane(live, Some(replay))), (None, live));
+        }
     }
 }

@@ -134,9 +134,11 @@ fn post_error(error: PostError) -> WriteError {
             WriteError::Request(Problem::bad_request("unfit-event", detail))
         }
         PostError::Database(error) => error.into(),
-        invalid @ (PostError::Topic | PostError::Key | PostError::Aggregate | PostError::TooLarge(_)) => {
-            WriteError::Request(Problem::bad_request("unfit-event", invalid.to_string()))
-        }
+        invalid @ (PostError::Topic
+        | PostError::Key
+        | PostError::Aggregate
+        | PostError::TooLarge(_)
+        | PostError::TooDeep) => WriteError::Request(Problem::bad_request("unfit-event", invalid.to_string())),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::hub_message::LaneKey;
 pub(crate) const CONTROL_SOURCE: Source = Source::new("hub.control");
 const RETRY_TOPIC: &str = "hub.dead_letter.retry";
 const DEAD_LETTER_TOPIC: &str = "hub.message.dead_letter";
+const REPLAY_TOPIC: &str = "hub.replay.changed";
 
 /// What the dispatcher has to do with a hub message. The names are the values of the column `command.action`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumString, IntoStaticStr)]
@@ -50,6 +51,7 @@ pub(crate) struct PendingCommand {
 pub(crate) enum CommandRequest {
     Retry(RetryRequest),
     DeadLetter(DeadLetterRequest),
+    ReplayChanged(ReplayNotice),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,15 +66,22 @@ pub(crate) struct DeadLetterRequest {
     pub(crate) by: String,
 }
 
+/// A replay was created, resumed or canceled: fan-out loads the replays again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReplayNotice {
+    pub(crate) replay: Uuid,
+}
+
 impl CommandRequest {
-    /// The log message that carries this request. Its key is the subscriber, so requests for one subscriber keep their
-    /// order. Fails if the request cannot be encoded.
-    pub(crate) fn to_post(&self, tenant: &Tenant, subscriber: Uuid) -> serde_json::Result<Post> {
+    /// The log message that carries this request. Its key is the subscriber (or the replay), so requests for one
+    /// subscriber keep their order. Fails if the request cannot be encoded.
+    pub(crate) fn to_post(&self, tenant: &Tenant, key: Uuid) -> serde_json::Result<Post> {
         let (topic, payload): (&'static str, Box<RawValue>) = match self {
             CommandRequest::Retry(request) => (RETRY_TOPIC, to_raw_value(request)?),
             CommandRequest::DeadLetter(request) => (DEAD_LETTER_TOPIC, to_raw_value(request)?),
+            CommandRequest::ReplayChanged(notice) => (REPLAY_TOPIC, to_raw_value(notice)?),
         };
-        Ok(Post { tenant: tenant.clone(), ..Post::new(topic, payload) }.with_key(subscriber.to_string()))
+        Ok(Post { tenant: tenant.clone(), ..Post::new(topic, payload) }.with_key(key.to_string()))
     }
 
     /// Fails with the reason if the topic is unknown or the payload does not fit the topic.
@@ -85,7 +94,10 @@ fn decode(topic: &str, payload: &str) -> Result<CommandRequest, String> {
     match topic {
         RETRY_TOPIC => parse(payload).map(CommandRequest::Retry),
         DEAD_LETTER_TOPIC => parse(payload).map(CommandRequest::DeadLetter),
-        _ => Err(format!("unknown topic; this version knows `{RETRY_TOPIC}` and `{DEAD_LETTER_TOPIC}`")),
+        REPLAY_TOPIC => parse(payload).map(CommandRequest::ReplayChanged),
+        _ => Err(format!(
+            "unknown topic; this version knows `{RETRY_TOPIC}`, `{DEAD_LETTER_TOPIC}` and `{REPLAY_TOPIC}`"
+        )),
     }
 }
 

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use http::{HeaderValue, Uri};
 use url::{Host, Url};
 
+use crate::client_identity::ClientIdentity;
+
 /// Characters of a URL as the caller writes it. Percent-encoded it may have four times as many.
 const CHARS_MAX: usize = 2_000;
 
@@ -16,8 +18,11 @@ pub struct Target {
     uri: Uri,
     /// Path and query, for the request line.
     path: Uri,
-    /// Scheme, host and port: targets with the same origin share connections.
+    /// Scheme, host and port.
     origin: Arc<str>,
+    /// Targets with the same key share connections: those with the same origin and the same identity.
+    connection_key: Arc<str>,
+    identity: Option<Arc<ClientIdentity>>,
     /// The `host` header, built once here instead of once per request.
     host: HeaderValue,
     ip_address: Option<IpAddr>,
@@ -67,9 +72,18 @@ impl Target {
         let host = HeaderValue::try_from(authority).map_err(|error| unusable(error.to_string()))?;
         let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
         let path = Uri::try_from(path).map_err(|error| unusable(error.to_string()))?;
-        let origin = url[..url::Position::AfterPort].into();
+        let origin: Arc<str> = url[..url::Position::AfterPort].into();
         let port = url.port_or_known_default().unwrap_or(if is_https { 443 } else { 80 });
-        Ok(Target { uri, path, origin, host, ip_address, port, is_https })
+        let (connection_key, identity) = (Arc::clone(&origin), None);
+        Ok(Target { uri, path, origin, connection_key, identity, host, ip_address, port, is_https })
+    }
+
+    /// The same URL, with a certificate for the endpoint. No request without this identity uses its connections, and none
+    /// with it uses those of others.
+    #[must_use]
+    pub fn with_identity(self, identity: Arc<ClientIdentity>) -> Target {
+        let connection_key = format!("{} {}", self.origin, identity.name()).into();
+        Target { connection_key, identity: Some(identity), ..self }
     }
 
     pub(crate) fn uri(&self) -> &Uri {
@@ -82,6 +96,14 @@ impl Target {
 
     pub(crate) fn origin(&self) -> &Arc<str> {
         &self.origin
+    }
+
+    pub(crate) fn connection_key(&self) -> &Arc<str> {
+        &self.connection_key
+    }
+
+    pub(crate) fn identity(&self) -> Option<&ClientIdentity> {
+        self.identity.as_deref()
     }
 
     /// The `host` header: the host, and the port unless it is the scheme's default.

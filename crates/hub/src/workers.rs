@@ -6,7 +6,9 @@ use mailbox::database::{cluster_identity, step, time};
 use mailbox::operations::maintenance::Retention;
 use sqlx::PgPool;
 
-use crate::store::maintenance;
+use crate::domain::ReplayState;
+use crate::store::stream_maintenance::StreamLag;
+use crate::store::{maintenance, replay, stream_maintenance};
 
 /// How long the batches of fan-out and expired secrets are retained. Dispatchers need a batch for seconds only.
 const BATCH_RETENTION: Duration = Duration::days(1);
@@ -21,13 +23,15 @@ pub(crate) struct HubRetention {
     pub(crate) log: Retention,
     pub(crate) attempts: u32,
     pub(crate) dead_letters: u32,
+    pub(crate) health: u32,
 }
 
 /// Creates partitions ahead, deletes old data, and holds the log for messages that are not sent yet; all by the database's
 /// time. Returns `Busy` if there is more to do at once.
 pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Round, sqlx::Error> {
     let mut db = db.acquire().await?;
-    let created = maintenance::create_partitions(&mut db).await?;
+    let created =
+        maintenance::create_partitions(&mut db).await? + stream_maintenance::create_partitions(&mut db).await?;
     if created > 0 {
         tracing::info!(created, "created partitions of the hub");
     }
@@ -37,12 +41,19 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
     let now = time::now(&mut db).await?;
     let days = |count: u32| Duration::days(i64::from(count));
     let held = maintenance::retention_hold_version(&mut db).await?;
-    let oldest = maintenance::oldest_pending(&mut db).await?;
+    let pending = maintenance::oldest_pending(&mut db).await?;
+    let replayed = replay::oldest_unread(&mut db).await?;
+    let unread = stream_maintenance::oldest_unread(&mut db).await?;
+    let oldest = pending.into_iter().chain(replayed).chain(unread).min();
     // The log is held for `behind_days` at most. A message whose event is no longer in the log becomes a dead letter with
     // the reason `expired`.
     maintenance::set_retention_hold(&mut db, oldest.map(|at| at.max(now - days(retention.log.behind_days)))).await?;
     maintenance::merge_retention_hold(&mut db, held).await?;
     let messages_until = now - days(retention.log.log_days);
+    // What streams have not read is retained as long as the log is held for it.
+    let read_until = unread.map_or(messages_until, |unread| unread.max(now - days(retention.log.behind_days)));
+    stream_maintenance::drop_days(&mut db, messages_until.min(read_until)).await?;
+    stream_maintenance::delete_batches(&mut db, now - BATCH_RETENTION).await?;
     // The pending messages of a single paused subscriber must not retain a whole day of everybody's messages.
     if maintenance::move_pending(&mut db, messages_until, now).await? == maintenance::MOVED_MAX {
         return Ok(Round::Busy);
@@ -51,12 +62,14 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
     // A position is needed as long as there are messages before it.
     maintenance::drop_positions(&mut db, messages_until - Duration::days(1)).await?;
     maintenance::drop_days(&mut db, &["attempt"], (now - days(retention.attempts)).min(messages_until)).await?;
+    maintenance::drop_days(&mut db, &["health"], now - days(retention.health)).await?;
     maintenance::delete_dead_letters(&mut db, now - days(retention.dead_letters)).await?;
     maintenance::delete_obsolete(&mut db, now - BATCH_RETENTION).await?;
+    replay::delete_ended(&mut db, now - days(retention.attempts)).await?;
     Ok(Round::Idle)
 }
 
-/// Sets the gauges of pending and stale messages and dead letters. Those that cannot be measured are unknown: a gauge that
+/// Sets the gauges of pending and stale messages, dead letters and streams. Those that cannot be measured are unknown: a gauge that
 /// kept its last value would hide that messages wait. The measurements do not depend on each other.
 pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
     let sizes = async { maintenance::sizes(&mut *db.acquire().await?).await };
@@ -68,5 +81,17 @@ pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
     let stale = async { maintenance::stale(&mut *db.acquire().await?, STALE_AFTER).await };
     let stale = step(db, "count stale messages", MEASURE_TIME_MAX, stale).await;
     metrics::gauge!("eventhub_stale_messages").set(stale.as_ref().map_or(f64::NAN, |stale| *stale as f64));
-    sizes.and(stale).map(|_| Round::Idle)
+    let replays = async { replay::count_by_state(&mut *db.acquire().await?).await };
+    let replays = step(db, "count replays", MEASURE_TIME_MAX, replays).await;
+    for state in [ReplayState::Pending, ReplayState::Running, ReplayState::Paused].map(ReplayState::as_str) {
+        let count = replays.as_ref().map(|counts| counts.get(state).copied().unwrap_or_default() as f64);
+        metrics::gauge!("eventhub_replays", "state" => state).set(count.unwrap_or(f64::NAN));
+    }
+    let lag = async { stream_maintenance::lag(&mut *db.acquire().await?).await };
+    let lag = step(db, "measure streams", MEASURE_TIME_MAX, lag).await;
+    let value = |of: fn(&StreamLag) -> f64| lag.as_ref().map_or(f64::NAN, of);
+    metrics::gauge!("eventhub_stream_lag_messages").set(value(|lag| lag.messages as f64));
+    metrics::gauge!("eventhub_stream_lag_seconds").set(value(|lag| lag.seconds));
+    metrics::gauge!("eventhub_streams_lapsed").set(value(|lag| lag.lapsed as f64));
+    sizes.and(stale).and(replays).and(lag).map(|_| Round::Idle)
 }

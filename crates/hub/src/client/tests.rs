@@ -41,6 +41,7 @@ fn the_stored_names_of_error_classes_are_stable() {
     for (class, name) in [
         (ErrorClass::Dns, "dns"),
         (ErrorClass::AddressRefused, "address_refused"),
+        (ErrorClass::Oauth2, "oauth2"),
         (ErrorClass::Connect, "connect"),
         (ErrorClass::Proxy, "proxy"),
         (ErrorClass::Tls, "tls"),

@@ -1,28 +1,19 @@
-//! One attempt: the HTTP request for a hub message, and the meaning of the response.
+//! One attempt: the HTTP request for a hub message or a batch of them, and the meaning of the response.
 
-use std::borrow::Cow;
 use std::time::Instant;
 
 use bytes::Bytes;
-use chrono::{SecondsFormat, Utc};
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, StatusCode};
 use kit::clock::Clock;
-use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
-use crate::client::{Client, WebhookRequest};
+use super::webhook::{batch_body, batch_headers, body, headers};
+use crate::access_token::TokenSource;
+use crate::client::{Client, RequestError, WebhookRequest, WebhookResponse};
 use crate::delivery::{AttemptResult, Recipient};
-use crate::domain::{Format, Reason, Verdict, verdict};
+use crate::domain::{Reason, Verdict, verdict};
 use crate::hub_message::{HubEvent, HubMessage};
 use crate::send_permit::SendPermit;
-use crate::signature::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP, active_secrets, sign};
-
-const LANE: HeaderName = HeaderName::from_static("webhook-lane");
-/// The ASCII characters that are percent-encoded in [`LANE`]: control characters, which a header value cannot contain,
-/// the space, which would be trimmed at its ends, and `%`, so that the encoding is unambiguous. The crate
-/// encodes everything that is not ASCII.
-const ENCODED_IN_LANE: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
-const SEQ: HeaderName = HeaderName::from_static("webhook-seq");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Sends the message once and returns the result. A failure to send is a result, too. Returns None if the permit
 /// had ended before the first bytes were written, so that nothing was sent.
@@ -33,20 +24,85 @@ pub(crate) async fn attempt(
     clock: &Clock,
     permit: Option<SendPermit>,
 ) -> Option<AttemptResult> {
-    let started = Instant::now();
-    let Some(event) = &message.event else {
-        return Some(AttemptResult::not_sent(Reason::Expired, "the log no longer has it"));
-    };
+    let Some(event) = &message.event else { return Some(expired()) };
     let body = body(recipient.format, event);
     let headers = headers(recipient, message, event, &body, clock.now());
-    let request = WebhookRequest { target: &recipient.target, headers, body, timeout: recipient.timeout };
-    let sent = client.post_if(request, permit).await;
+    send(client, recipient, (headers, body), permit).await
+}
+
+/// Sends the messages in one request, like [`attempt`]. The result is that of all of them.
+pub(crate) async fn attempt_batch(
+    client: &Client,
+    recipient: &Recipient,
+    messages: &[HubMessage],
+    clock: &Clock,
+    permit: Option<SendPermit>,
+) -> Option<AttemptResult> {
+    let items: Vec<(&HubMessage, &HubEvent)> =
+        messages.iter().filter_map(|message| Some((message, message.event.as_deref()?))).collect();
+    // A message without content is the only one of its batch.
+    if items.is_empty() {
+        return Some(expired());
+    }
+    let body = batch_body(recipient.format, &items);
+    let headers = batch_headers(recipient, &items, &body, clock.now());
+    send(client, recipient, (headers, body), permit).await
+}
+
+fn expired() -> AttemptResult {
+    AttemptResult::not_sent(Reason::Expired, "the log no longer has it")
+}
+
+async fn send(
+    client: &Client,
+    recipient: &Recipient,
+    (headers, body): (HeaderMap, Bytes),
+    permit: Option<SendPermit>,
+) -> Option<AttemptResult> {
+    let started = Instant::now();
+    let sent = match &recipient.token_source {
+        None => client.post_if(request(recipient, headers, body), permit).await,
+        Some(source) => send_with_token(client, recipient, source, (headers, body), permit).await,
+    };
+    Some(result_of(recipient, sent.transpose()?, started))
+}
+
+fn request(recipient: &Recipient, headers: HeaderMap, body: Bytes) -> WebhookRequest<'_> {
+    WebhookRequest { target: &recipient.target, headers, body, timeout: recipient.timeout }
+}
+
+/// Sends the request with an access token. If the endpoint answers 401 to a token of an earlier attempt, the token may have
+/// been revoked: the request is sent once more with another one. The time limit is that of the whole attempt.
+async fn send_with_token(
+    client: &Client,
+    recipient: &Recipient,
+    source: &TokenSource,
+    (mut headers, body): (HeaderMap, Bytes),
+    permit: Option<SendPermit>,
+) -> Result<Option<WebhookResponse>, RequestError> {
+    let end = Instant::now() + recipient.timeout;
+    let within = |headers, body| {
+        let timeout = end.saturating_duration_since(Instant::now());
+        WebhookRequest { timeout, ..request(recipient, headers, body) }
+    };
+    let token = client.tokens.token(client, source, None, end).await?;
+    headers.insert(AUTHORIZATION, token.header.clone());
+    let answer = client.post_if(within(headers.clone(), body.clone()), permit.clone()).await?;
+    let is_refused = answer.as_ref().is_some_and(|answer| answer.status == StatusCode::UNAUTHORIZED);
+    if !is_refused || token.is_new {
+        return Ok(answer);
+    }
+    let token = client.tokens.token(client, source, Some(&token.header), end).await?;
+    headers.insert(AUTHORIZATION, token.header);
+    client.post_if(within(headers, body), permit).await
+}
+
+fn result_of(recipient: &Recipient, sent: Result<WebhookResponse, RequestError>, started: Instant) -> AttemptResult {
     let latency = started.elapsed();
-    Some(match sent {
-        Ok(None) => return None,
-        Ok(Some(answer)) => {
+    match sent {
+        Ok(answer) => {
             let status = answer.status.as_u16();
-            let verdict = verdict(Some(status), &recipient.retry.statuses);
+            let verdict = verdict(Some(status), &recipient.retry.rules);
             AttemptResult {
                 verdict,
                 retry_after: answer.retry_after,
@@ -59,7 +115,7 @@ pub(crate) async fn attempt(
             }
         }
         Err(failure) => AttemptResult {
-            verdict: verdict(None, &[]),
+            verdict: verdict(None, &recipient.retry.rules),
             retry_after: None,
             status: None,
             latency,
@@ -68,102 +124,5 @@ pub(crate) async fn attempt(
             excerpt: None,
             not_sent: None,
         },
-    })
-}
-
-/// The request body: the same bytes on every attempt.
-fn body(format: Format, event: &HubEvent) -> Bytes {
-    let payload = &event.payload;
-    let at = || event.at.to_rfc3339_opts(SecondsFormat::Micros, true);
-    // The payload is embedded as it was posted. Sources, types and times contain no character that JSON escapes.
-    let envelope = |before: String| {
-        let mut body = Vec::with_capacity(before.len() + payload.len() + 1);
-        body.extend_from_slice(before.as_bytes());
-        body.extend_from_slice(payload);
-        body.push(b'}');
-        Bytes::from(body)
-    };
-    match format {
-        Format::Raw => payload.clone(),
-        Format::Standard => envelope(format!(r#"{{"type":"{}","timestamp":"{}","data":"#, event.topic, at())),
-        Format::Cloudevents => envelope(format!(
-            r#"{{"specversion":"1.0","id":"evt_{}","source":"/pillarbox/{}","type":"{}","time":"{}","datacontenttype":"application/json","data":"#,
-            event.id,
-            event.source,
-            event.topic,
-            at()
-        )),
-    }
-}
-
-fn headers(
-    recipient: &Recipient,
-    message: &HubMessage,
-    event: &HubEvent,
-    body: &Bytes,
-    now: chrono::DateTime<Utc>,
-) -> HeaderMap {
-    let mut headers = recipient.headers.clone();
-    let id = format!("evt_{}", event.id);
-    let timestamp = now.timestamp();
-    let content_type = match recipient.format {
-        Format::Raw | Format::Standard => "application/json",
-        Format::Cloudevents => "application/cloudevents+json",
-    };
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    headers.insert(WEBHOOK_SIGNATURE, sign(active_secrets(&recipient.secrets, now), &id, timestamp, body));
-    insert(&mut headers, WEBHOOK_ID, &id);
-    headers.insert(WEBHOOK_TIMESTAMP, HeaderValue::from(timestamp));
-    if let (Some(lane), Some(seq)) = (&message.lane, message.seq) {
-        insert(&mut headers, LANE, &encoded_lane(lane));
-        headers.insert(SEQ, HeaderValue::from(seq));
-    }
-    if let Some(trace) = &event.traceparent {
-        insert(&mut headers, TRACEPARENT, trace);
-    }
-    headers
-}
-
-/// The lane as a header value, percent-encoded where necessary.
-fn encoded_lane(lane: &str) -> Cow<'_, str> {
-    utf8_percent_encode(lane, ENCODED_IN_LANE).into()
-}
-
-fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
-    if let Ok(value) = HeaderValue::from_str(value) {
-        headers.insert(name, value);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use chrono::TimeDelta;
-
-    use super::*;
-    use crate::delivery::fixtures::recipient;
-    use crate::hub_message::fixtures::event;
-    use crate::signature::SigningSecret;
-
-    #[test]
-    fn a_secret_that_has_expired_since_it_was_loaded_does_not_sign() {
-        let (now, secret) = (Utc::now(), SigningSecret::parse("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD").unwrap());
-        let expiring = [None, Some(now + TimeDelta::seconds(1)), Some(now), Some(now - TimeDelta::days(1))];
-        let secrets = expiring.map(|expires_at| (secret.clone(), expires_at)).to_vec();
-        let (recipient, event) = (Recipient { secrets, ..recipient() }, event(0));
-        let message = HubMessage { n: 1, lane: None, seq: None, attempts_before: 0, event: None };
-        let headers = headers(&recipient, &message, &event, &Bytes::new(), now);
-        let signatures = headers[WEBHOOK_SIGNATURE].to_str().unwrap().split(' ').count();
-        assert_eq!(signatures, 2, "the current one, and the one that is still valid");
-    }
-
-    #[test]
-    fn a_lane_is_printable_ascii_and_unambiguous() {
-        for byte in 0..=255_u8 {
-            let is_plain = (0x21..=0x7e).contains(&byte) && byte != b'%';
-            let expected = if is_plain { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-            assert_eq!(percent_encoding::percent_encode(&[byte], ENCODED_IN_LANE).to_string(), expected, "{byte:#x}");
-        }
-        assert_eq!(encoded_lane("order/Zürich 5%\n"), "order/Z%C3%BCrich%205%25%0A");
-        assert!(matches!(encoded_lane("order/5"), Cow::Borrowed("order/5")));
     }
 }

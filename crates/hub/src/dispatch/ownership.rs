@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::saver::save_changes;
 use super::subscriber_queue::SubscriberQueue;
 use super::{DispatchError, Dispatcher};
-use crate::delivery::{Changes, Recipient};
+use crate::delivery::Recipient;
 use crate::hub_message::DirectoryVersion;
 use crate::store::subscriber::StoredSubscriber;
 use crate::store::{self, delivery_reads};
@@ -250,7 +250,10 @@ impl Dispatcher {
             .await
             .map_err(|error| DispatchError::Directory(error.to_string()))?;
         let recipient = |stored: StoredSubscriber| match Recipient::new(stored.subscriber, stored.secrets) {
-            Ok(recipient) => Some(Arc::new(recipient)),
+            Ok(mut recipient) => {
+                recipient.is_enabled &= !stored.is_tenant_suspended;
+                Some(Arc::new(recipient))
+            }
             Err(error) => {
                 tracing::error!(error, "a subscriber has invalid settings; nothing is sent to it until they are fixed");
                 None
@@ -274,7 +277,8 @@ impl Dispatcher {
             }
         }
         for subscriber in removed {
-            if let Some(queue) = self.queues.remove(&subscriber) {
+            if let Some(mut queue) = self.queues.remove(&subscriber) {
+                queue.drain_health(&mut self.saver.left_over);
                 self.sender.drop_queue(&queue);
             }
         }
@@ -363,8 +367,11 @@ impl Dispatcher {
         {
             return Ok(()); // The lease is lost: the new owner sends these messages again.
         }
-        let mut changes = Changes::default();
-        self.queues.values_mut().for_each(|queue| queue.drain_changes(now, &mut changes));
+        let mut changes = std::mem::take(&mut self.saver.left_over);
+        for queue in self.queues.values_mut() {
+            queue.drain_changes(now, &mut changes);
+            queue.drain_health(&mut changes);
+        }
         save_changes(&self.db, self.step_time_max, self.ownership.fence(), &changes, now).await.map(drop)
     }
 }

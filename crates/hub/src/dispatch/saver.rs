@@ -10,6 +10,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use mailbox::consumers::Fence;
 use mailbox::database::step;
+use mailbox::log::post_all;
 use sqlx::PgPool;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 use super::{DATABASE_RETRY_PAUSE, DispatchError, Dispatcher, TaskResult, finished, flatten};
 use crate::delivery::Changes;
 use crate::store;
+use crate::system_event::{self, SYSTEM_SOURCE};
 
 /// The minimum time between two saves. The changes of this time are saved together, which avoids a quarter of the
 /// database's work.
@@ -29,11 +31,13 @@ pub(super) struct Saver {
     /// Changes whose save failed. Nothing is sent until they are saved.
     pub(super) failed: Option<Arc<Changes>>,
     saved_at: Instant,
+    /// The counts of queues that were removed. They are saved together with the next changes.
+    pub(super) left_over: Changes,
 }
 
 impl Saver {
     pub(super) fn new() -> Saver {
-        Saver { in_flight: None, failed: None, saved_at: Instant::now() }
+        Saver { in_flight: None, failed: None, saved_at: Instant::now(), left_over: Changes::default() }
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -45,7 +49,7 @@ impl Saver {
         if let Some((_, save)) = &self.in_flight {
             save.abort();
         }
-        (self.in_flight, self.failed) = (None, None);
+        (self.in_flight, self.failed, self.left_over) = (None, None, Changes::default());
     }
 
     /// When the next save may start, unless the batch is full earlier.
@@ -76,7 +80,11 @@ pub(super) async fn save_changes(
         if !fence.lock(&mut tx).await? {
             return Ok(false);
         }
-        store::delivery_writes::save(&mut tx, changes, now).await?;
+        let disabled = store::delivery_writes::save(&mut tx, changes, now).await?;
+        let reports = system_event::reports(changes, &disabled, now);
+        if !reports.is_empty() {
+            post_all(&mut tx, &SYSTEM_SOURCE, &reports).await.map_err(system_event::database_error)?;
+        }
         tx.commit().await?;
         Ok(true)
     };
@@ -126,7 +134,7 @@ impl Dispatcher {
 
     /// Takes the due changes of all subscriber queues.
     fn drain_changes(&mut self, now: DateTime<Utc>) -> Arc<Changes> {
-        let mut changes = Changes::default();
+        let mut changes = std::mem::take(&mut self.saver.left_over);
         for subscriber in self.scheduler.active() {
             if let Some(queue) = self.queues.get_mut(subscriber)
                 && queue.has_changes(now)

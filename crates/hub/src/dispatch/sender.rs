@@ -9,12 +9,12 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::Dispatcher;
-use super::attempt::attempt;
+use super::attempt::{attempt, attempt_batch};
 use super::slots::Slots;
-use super::subscriber_queue::SubscriberQueue;
+use super::subscriber_queue::{StartedBatch, SubscriberQueue};
 use crate::delivery::AttemptResult;
 use crate::domain::{Reason, Verdict};
-use crate::hub_message::LaneKey;
+use crate::hub_message::{HubMessage, LaneKey};
 use crate::send_permit::SendPermit;
 use crate::tenant_clients::TenantClients;
 
@@ -40,12 +40,46 @@ pub(super) struct FinishedAttempt {
     subscriber: Uuid,
     /// The version of the subscriber that the message was sent to.
     version: i64,
-    key: LaneKey,
+    sent: Sent,
     /// The subscriber was slow when the attempt was started.
     was_slow: bool,
     /// None: before the request was sent, the lease may have expired, the subscriber was changed or its queue was dropped,
     /// so it was not sent.
     result: Option<AttemptResult>,
+}
+
+/// What an attempt sends.
+enum Sent {
+    /// The head of a lane.
+    Head(LaneKey),
+    /// The first messages of these lanes.
+    Batch(Vec<(LaneKey, usize)>),
+}
+
+/// The messages that one request contains.
+enum Content {
+    Message(HubMessage),
+    Batch(Vec<HubMessage>),
+}
+
+impl Content {
+    /// Marks the next messages of the queue as in flight and returns them. None if none may be sent now.
+    fn start(queue: &mut SubscriberQueue, now: DateTime<Utc>) -> Option<(Sent, Content)> {
+        if queue.recipient.batch.is_none() {
+            let (key, message) = queue.start_next(now)?;
+            return Some((Sent::Head(key), Content::Message(message)));
+        }
+        let StartedBatch { lanes, messages } = queue.start_batch(now)?;
+        Some((Sent::Batch(lanes), Content::Batch(messages)))
+    }
+
+    /// The first message. One that was given up, or that has no content, is the only one of its batch.
+    fn head(&self) -> Option<&HubMessage> {
+        match self {
+            Content::Message(message) => Some(message),
+            Content::Batch(messages) => messages.first(),
+        }
+    }
 }
 
 impl Sender {
@@ -75,31 +109,42 @@ impl Sender {
         let mut started = 0;
         while started < TURN_STARTS_MAX
             && self.slots.allow(queue, now)
-            && let Some((key, message)) = queue.start_next(now)
+            && let Some((sent, content)) = Content::start(queue, now)
         {
             started += 1;
-            let was_slow = self.slots.start(queue, now);
-            // A message without content is not given up here: its attempt makes it a dead letter as `expired`, not `manual`.
-            let requested_by = queue.pop_dead_letter_request(message.n).filter(|_| message.event.is_some());
-            let (finished, generation) = (self.finished.clone(), queue.generation);
-            let recipient = queue.recipient.clone();
-            let (subscriber, version) = (recipient.id, recipient.version);
-            let finish = move |result| {
-                let _ = finished.send(FinishedAttempt { generation, subscriber, version, key, was_slow, result });
-            };
-            if let Some(by) = requested_by {
-                finish(Some(AttemptResult::not_sent(Reason::Manual, &format!("given up by {by}"))));
-                continue;
-            }
-            let (client, clock) = (self.clients.of(&recipient.tenant).clone(), self.clock.clone());
-            let permit = SendPermit::new(lease.clone(), queue.validity.watch());
-            tokio::spawn(async move { finish(attempt(&client, &recipient, &message, &clock, Some(permit)).await) });
+            self.start(queue, sent, content, lease, now);
         }
         // A queue at its limit has attempts in flight. The result of one of them makes it active again.
         if !self.slots.is_at_limit(queue) && queue.can_start(now) {
             self.slots.enqueue(queue, now);
         }
         started
+    }
+
+    /// Starts one attempt. A message that an operator has given up is not sent.
+    fn start(&mut self, queue: &mut SubscriberQueue, sent: Sent, content: Content, lease: &Lease, now: DateTime<Utc>) {
+        let was_slow = self.slots.start(queue, now);
+        let requested_by = content.head().and_then(|head| {
+            // A message without content is not given up here: its attempt makes it a dead letter as `expired`, not `manual`.
+            queue.pop_dead_letter_request(head.n).filter(|_| head.event.is_some())
+        });
+        let (finished, generation) = (self.finished.clone(), queue.generation);
+        let recipient = queue.recipient.clone();
+        let (subscriber, version) = (recipient.id, recipient.version);
+        let finish = move |result| {
+            let _ = finished.send(FinishedAttempt { generation, subscriber, version, sent, was_slow, result });
+        };
+        if let Some(by) = requested_by {
+            return finish(Some(AttemptResult::not_sent(Reason::Manual, &format!("given up by {by}"))));
+        }
+        let (client, clock) = (self.clients.of(&recipient.tenant).clone(), self.clock.clone());
+        let permit = Some(SendPermit::new(lease.clone(), queue.validity.watch()));
+        tokio::spawn(async move {
+            finish(match content {
+                Content::Message(message) => attempt(&client, &recipient, &message, &clock, permit).await,
+                Content::Batch(messages) => attempt_batch(&client, &recipient, &messages, &clock, permit).await,
+            });
+        });
     }
 
     /// Gives every tenant its turns, until all slots are used or every waiting queue has to wait longer.
@@ -145,11 +190,20 @@ impl Dispatcher {
         let Some(queue) = queue.filter(|queue| queue.generation == finished.generation) else { return };
         self.sender.slots.finish(queue, finished.was_slow);
         self.scheduler.activate(finished.subscriber);
-        let Some(mut result) = finished.result else { return queue.cancel_attempt(&finished.key, self.clock.now()) };
+        let now = self.clock.now();
+        let Some(mut result) = finished.result else {
+            return match &finished.sent {
+                Sent::Head(key) => queue.cancel_attempt(key, now),
+                Sent::Batch(lanes) => queue.cancel_batch(lanes, now),
+            };
+        };
         if result.verdict == Verdict::Gone && finished.version != queue.recipient.version {
             // The tenant has changed the subscriber meanwhile, perhaps its address: the new address may exist.
             result.verdict = Verdict::Retry;
         }
-        queue.finish_attempt(&finished.key, result, self.clock.now(), rand::random());
+        match &finished.sent {
+            Sent::Head(key) => queue.finish_attempt(key, result, now, rand::random()),
+            Sent::Batch(lanes) => queue.finish_batch(lanes, &result, now, rand::random()),
+        }
     }
 }

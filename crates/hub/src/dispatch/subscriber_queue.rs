@@ -4,13 +4,16 @@
 //! gets the time as a parameter. The module documentation of `dispatch` describes the states of messages and lanes.
 //!
 //! The parts, each in its own file: [`Lanes`] (order), [`Limits`] (rate, breaker, in flight), [`ReadProgress`] (how far it
-//! has read), [`UnsavedChanges`] (what the database does not have yet) and [`Commands`] (of operators). This file has the
-//! operations that involve several parts, in the order of a message's life: receive, start, finish, save.
+//! has read), [`ReplayLimits`] (the share of replays), [`UnsavedChanges`] (what the database does not have yet) and [`Commands`]
+//! (of operators); `batches` sends several messages in one request. This file has the operations that involve several parts, in
+//! the order of a message's life: receive, start, finish, save.
 
+mod batches;
 mod commands;
 mod lanes;
 mod limits;
 mod read_progress;
+mod replay_limits;
 mod unsaved;
 mod validity;
 
@@ -19,17 +22,21 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+pub(super) use self::batches::StartedBatch;
 use self::commands::Commands;
 use self::lanes::{LANE_MESSAGES_MAX, Lanes};
 use self::limits::Limits;
 use self::read_progress::{MESSAGES_AHEAD_MAX, ReadProgress};
+use self::replay_limits::ReplayLimits;
 use self::unsaved::{POSITION_SAVE_PAUSE, UnsavedChanges, only_head_moved};
 use self::validity::Validity;
 use crate::delivery::{
-    Attempt, AttemptResult, Changes, LaneReadRequest, NewDeadLetter, QueueReadRequest, Recipient, StoredState,
+    Attempt, AttemptResult, Changes, LaneReadRequest, NewDeadLetter, QueueReadRequest, Recipient, Recovery, StoredState,
 };
 use crate::domain::{OnExhausted, Outcome, Reason, Verdict, backoff};
+use crate::health::HealthCounts;
 use crate::hub_message::{HubMessage, LaneKey};
+use crate::system_event;
 
 /// The path on which messages reach a subscriber queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,10 +49,17 @@ pub(super) enum Origin {
 }
 
 /// What happens to a message after an attempt.
+#[derive(Clone, Copy)]
 enum NextStep {
     Complete,
     RetryAfter(Duration),
     DeadLetter(Reason),
+}
+
+/// Whether the message is one of the hub's own events. A report about the delivery of a report could lead to the next one,
+/// without end.
+fn is_report(message: &HubMessage) -> bool {
+    message.event.as_ref().is_some_and(|event| system_event::is_system_source(&event.source))
 }
 
 pub(super) struct SubscriberQueue {
@@ -54,8 +68,10 @@ pub(super) struct SubscriberQueue {
     /// started is ignored.
     pub(super) generation: u64,
     pub(super) validity: Validity,
-    /// The subscriber answered 410: nothing is sent until it changes.
-    answered_gone: bool,
+    /// The status with which the subscriber has switched itself off: nothing is sent until it changes.
+    answered_gone: Option<u16>,
+    /// Since when messages wait for a batch to become full. None: no lane is ready, or there are no batches.
+    batch_since: Option<DateTime<Utc>>,
     /// The queue waits for a slot. Set by the sender.
     pub(super) waits_for_slot: bool,
     /// Attempts in flight that were started while the subscriber was slow. Set by the sender.
@@ -65,6 +81,8 @@ pub(super) struct SubscriberQueue {
     progress: ReadProgress,
     unsaved: UnsavedChanges,
     commands: Commands,
+    health: HealthCounts,
+    replays: ReplayLimits,
 }
 
 impl SubscriberQueue {
@@ -73,7 +91,8 @@ impl SubscriberQueue {
             recipient,
             generation,
             validity: Validity::default(),
-            answered_gone: false,
+            answered_gone: None,
+            batch_since: None,
             waits_for_slot: false,
             slow_in_flight: 0,
             lanes: Lanes::new(stored.lanes, stored.completed, now),
@@ -81,12 +100,14 @@ impl SubscriberQueue {
             progress: ReadProgress::new(stored.position),
             unsaved: UnsavedChanges::new(stored.position, now),
             commands: Commands::new(),
+            health: HealthCounts::default(),
+            replays: ReplayLimits::default(),
         }
     }
 
     /// Whether anything may be sent at all, apart from the limits.
     pub(super) fn may_send(&self) -> bool {
-        self.recipient.is_enabled && !self.answered_gone
+        self.recipient.is_enabled && self.answered_gone.is_none()
     }
 
     /// Whether the database does not have the outcome of an attempt or the row of a lane. False does not mean idle: attempts
@@ -112,7 +133,10 @@ impl SubscriberQueue {
     /// Whether a message may be sent now, if there is a slot for it.
     pub(super) fn can_start(&mut self, now: DateTime<Utc>) -> bool {
         self.lanes.wake_due(now);
-        self.lanes.has_ready() && self.may_send() && self.limits.allow(&self.recipient.limits, now)
+        self.has_ready(now)
+            && self.may_send()
+            && self.limits.allow(&self.recipient.limits, now)
+            && self.recipient.batch.is_none_or(|batch| self.is_batch_due(batch, now))
     }
 
     /// Marks the next message as in flight and returns it. None if no message may be sent now.
@@ -120,27 +144,39 @@ impl SubscriberQueue {
         if !self.can_start(now) {
             return None;
         }
-        let started = self.lanes.start_next()?;
+        let may_replay = self.replays.allow(self.recipient.limits.max_in_flight, now);
+        let started = self.lanes.start_next(may_replay)?;
+        if started.1.replay.is_some() {
+            self.replays.start(started.0.clone());
+        }
         self.limits.start_attempt(&self.recipient.limits, now);
         Some(started)
     }
 
+    /// Whether a live message, or a message of a replay that may be sent now, is ready.
+    fn has_ready(&self, now: DateTime<Utc>) -> bool {
+        let may_replay = self.replays.allow(self.recipient.limits.max_in_flight, now);
+        self.lanes.has_ready_live() || (may_replay && self.lanes.has_ready())
+    }
+
     /// When the dispatcher has to check this queue again if nothing else happens before.
     pub(super) fn next_wake(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
-        let save = self.next_save();
+        let save = [self.next_save(), self.health.next_save(self.recipient.id)].into_iter().flatten().min();
         if !self.may_send() {
             return save;
         }
         let allowed = self.limits.next_allowed_at(&self.recipient.limits, now).filter(|_| self.lanes.has_ready());
-        [self.lanes.next_due(), allowed, save].into_iter().flatten().min()
+        let replays = self.replays.paused_until(now).filter(|_| self.lanes.has_ready());
+        [self.lanes.next_due(), allowed, self.next_batch_at(now), replays, save].into_iter().flatten().min()
     }
 
     /// The tenant may have changed the settings of the subscriber. Attempts that are still connecting with the old ones are
     /// not sent: their messages are ready again.
     pub(super) fn update_recipient(&mut self, recipient: Arc<Recipient>) {
         if recipient.version != self.recipient.version {
-            self.answered_gone = false;
+            self.answered_gone = None;
             self.limits.clear_pause();
+            self.replays.clear_pause();
             self.validity = Validity::default();
         }
         self.recipient = recipient;
@@ -239,29 +275,38 @@ impl SubscriberQueue {
     /// Applies the result of the attempt at the head of this lane. `jitter`, from 0 to 1, spreads the retries of messages
     /// that failed together.
     pub(super) fn finish_attempt(&mut self, key: &LaneKey, result: AttemptResult, now: DateTime<Utc>, jitter: f64) {
-        self.limits.finish_attempt(now);
-        if result.not_sent.is_none() {
-            self.limits.record_time(result.latency);
-        }
+        let before = (self.health.failing_since(), self.limits.is_breaker_open());
+        let is_replay = self.replays.finish(key);
+        let pause = self.record_result(&result, is_replay, now);
         let Some(lane) = self.lanes.get_mut(key) else { return };
         lane.is_in_flight = false;
         let Some(message) = lane.queue.front().cloned() else { return };
         lane.attempts += 1;
         // The backoff starts anew when an operator retries the message; the numbers of its attempts do not.
-        let (run_attempts, verdict) = (lane.attempts, result.verdict);
+        let run_attempts = lane.attempts;
         let attempt = message.attempts_before.saturating_add(run_attempts);
-        let pause = result.retry_after.filter(|_| verdict == Verdict::Retry);
-        self.limits.record(verdict, pause, now);
-        self.answered_gone |= verdict == Verdict::Gone;
         let next_step = self.next_step(&result, run_attempts, pause, jitter);
         let outcome = match next_step {
             NextStep::Complete => Outcome::Delivered,
             NextStep::RetryAfter(_) => Outcome::Failed,
             NextStep::DeadLetter(_) => Outcome::Dead,
         };
+        self.health.record(outcome, &result, self.limits.is_breaker_open(), now);
+        if !is_report(&message) {
+            self.report_recovery(&result, before, now);
+        }
         let detail = result.dead_letter_detail();
         let (n, subscriber) = (message.n, self.recipient.id);
-        self.unsaved.attempts.push(Attempt { at: now, subscriber, n, attempt, outcome, result });
+        self.unsaved.attempts.push(Attempt {
+            at: now,
+            subscriber,
+            n,
+            attempt,
+            outcome,
+            result,
+            replay: message.replay,
+            was_dead: message.attempts_before > 0,
+        });
         match next_step {
             NextStep::Complete => self.lanes.complete_head(key),
             // An operator has given the message up meanwhile: it is not retried, so it does not wait either.
@@ -279,9 +324,41 @@ impl SubscriberQueue {
         }
     }
 
+    /// Updates the limits with the result of a request. Returns the pause that the subscriber requests.
+    fn record_result(&mut self, result: &AttemptResult, is_replay: bool, now: DateTime<Utc>) -> Option<Duration> {
+        self.limits.finish_attempt(now);
+        if result.not_sent.is_none() {
+            self.limits.record_time(result.latency);
+        }
+        let pause = result.retry_after.filter(|_| result.verdict == Verdict::Retry);
+        // A replay that fails must not hold up live messages: it opens no breaker, and only replays wait for its pause.
+        match is_replay && result.verdict != Verdict::Delivered {
+            true => self.replays.pause(pause, now),
+            false => self.limits.record(result.verdict, pause, now),
+        }
+        if result.verdict == Verdict::Gone {
+            self.answered_gone = result.status;
+        }
+        pause
+    }
+
+    /// Reports that the subscriber has recovered if this result has closed its breaker. `before`: since when attempts failed, and
+    /// whether the breaker was open.
+    fn report_recovery(
+        &mut self,
+        result: &AttemptResult,
+        (failing_since, was_open): (Option<DateTime<Utc>>, bool),
+        now: DateTime<Utc>,
+    ) {
+        if was_open && result.verdict == Verdict::Delivered {
+            self.unsaved.recoveries.push(Recovery { recipient: self.recipient.clone(), failing_since, at: now });
+        }
+    }
+
     /// The attempt at the head of this lane was not sent: the head is ready again.
     pub(super) fn cancel_attempt(&mut self, key: &LaneKey, now: DateTime<Utc>) {
         self.limits.finish_attempt(now);
+        self.replays.finish(key);
         self.lanes.return_head(key);
     }
 
@@ -326,11 +403,13 @@ impl SubscriberQueue {
         let subscriber = self.recipient.id;
         changes.attempts.append(&mut self.unsaved.attempts);
         changes.dead_letters.append(&mut self.unsaved.dead_letters);
+        changes.recoveries.append(&mut self.unsaved.recoveries);
+        self.health.drain(subscriber, now, changes);
         changes.executed_commands.append(&mut self.commands.executed);
         changes.rejected_retries.extend(self.commands.rejected_retries.drain(..).map(|n| (subscriber, n)));
         changes.deleted_lanes.extend(self.lanes.drain_deleted_rows().map(|head| (subscriber, head)));
-        if self.answered_gone && self.recipient.is_enabled {
-            changes.gone_subscribers.push((subscriber, self.recipient.version));
+        if let Some(status) = self.answered_gone.filter(|_| self.recipient.is_enabled) {
+            changes.gone_subscribers.push((subscriber, self.recipient.version, status));
         }
         let mut has_new_row = false;
         self.lanes.save_dirty(now, |lane, row| {
@@ -370,6 +449,12 @@ impl SubscriberQueue {
             || self.lanes.has_deleted_rows()
             || !self.commands.executed.is_empty()
             || self.next_save().is_some_and(|at| at <= now)
+            || self.health.next_save(self.recipient.id).is_some_and(|at| at <= now)
+    }
+
+    /// Moves all counts into `changes`, also those of the current minute: another process may send from now on.
+    pub(super) fn drain_health(&mut self, changes: &mut Changes) {
+        self.health.drain_all(self.recipient.id, changes);
     }
 }
 

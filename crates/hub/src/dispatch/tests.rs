@@ -69,7 +69,8 @@ impl Dispatcher {
         let id = recipient.id;
         let mut queue = SubscriberQueue::new(Arc::new(recipient), 0, StoredState::default(), self.clock.now());
         let event = Arc::new(event(0));
-        let message = |n| HubMessage { n, lane: None, seq: None, attempts_before: 0, event: Some(event.clone()) };
+        let message =
+            |n| HubMessage { n, lane: None, seq: None, attempts_before: 0, replay: None, event: Some(event.clone()) };
         let messages = (1..=messages).map(message);
         queue.receive(messages.collect(), Origin::Read { is_complete: true });
         self.queues.insert(id, queue);

@@ -7,7 +7,8 @@ use utoipa::openapi::schema::{AdditionalProperties, SchemaType, Type};
 use utoipa::openapi::{ArrayBuilder, ObjectBuilder, OneOfBuilder, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// A pattern of event types: an exact type, `order.*` for all types below `order`, or `*` for all types.
+/// A pattern of event types: an exact type, `order.*` for all types below `order`, or `*` for all types but those of the hub
+/// itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schema(value_type = String, example = "order.*", pattern = r"^(\*|[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*(\.\*)?)$", max_length = 200)]
@@ -115,10 +116,17 @@ impl EventTypes {
 
     pub fn include(&self, event_type: &str) -> bool {
         match self.0.strip_suffix('*') {
+            // Receivers of all events of a tenant do not expect those of the hub.
+            Some("") => !event_type.is_empty() && !is_reserved(event_type),
             Some(prefix) => event_type.len() > prefix.len() && event_type.starts_with(prefix),
             None => self.0 == event_type,
         }
     }
+}
+
+/// Whether only the hub itself posts events of this type: `hub`, and all types below it.
+pub fn is_reserved(event_type: &str) -> bool {
+    event_type.split('.').next() == Some("hub")
 }
 
 impl Filter {
@@ -237,7 +245,9 @@ mod tests {
         assert!(includes("order.paid", "order.paid") && !includes("order.paid", "order.paid.twice"));
         assert!(includes("order.*", "order.paid") && includes("order.*", "order.item.added"));
         assert!(!includes("order.*", "order") && !includes("order.*", "orders.paid"));
-        assert!(includes("*", "anything.at.all"));
+        assert!(includes("*", "anything.at.all") && includes("*", "hubs.all"));
+        assert!(!includes("*", "hub.message.dead"), "only on purpose");
+        assert!(includes("hub.*", "hub.message.dead") && includes("hub.message.dead", "hub.message.dead"));
         for bad in ["", "order.", ".order", "order*", "order.*.paid", "order paid", "**", "é"] {
             assert!(EventTypes::try_from(bad.to_owned()).is_err(), "{bad}");
         }

@@ -1,8 +1,5 @@
-//! What a response means, and the outcome of a message.
+//! The outcome of a message and of an event.
 
-use std::time::Duration;
-
-use kit::backoff::lengthen;
 use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr};
 use utoipa::ToSchema;
@@ -64,6 +61,31 @@ pub enum EventStatus {
     Completed,
 }
 
+/// Whether an event has subscribers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = HubEventOutcome)]
+pub enum EventOutcome {
+    /// The event is not fanned out yet: its subscribers are not determined.
+    Pending,
+    /// No subscriber has subscribed to its type, and no stream contains it: nobody gets it.
+    Unmatched,
+    /// At least one subscriber has subscribed to its type, also if its filter does not match or it is switched off; or a
+    /// stream contains it.
+    Matched,
+}
+
+impl EventOutcome {
+    /// `is_matched`: fan-out has created a message of the event, has recorded why it did not, or has added it to a stream.
+    pub fn of(fan_out: FanOutProgress, is_matched: bool) -> EventOutcome {
+        match (is_matched, fan_out) {
+            (true, _) => EventOutcome::Matched,
+            (false, FanOutProgress::Done) => EventOutcome::Unmatched,
+            (false, FanOutProgress::Waiting | FanOutProgress::Deferred) => EventOutcome::Pending,
+        }
+    }
+}
+
 /// Whether an event was turned into messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FanOutProgress {
@@ -97,7 +119,7 @@ pub enum Reason {
     Exhausted,
     /// The subscriber answered with a status that is not retried.
     Refused,
-    /// The subscriber answered 410.
+    /// The subscriber answered 410, or another status that switches it off.
     Gone,
     /// An operator requested it.
     Manual,
@@ -116,57 +138,18 @@ impl Reason {
     }
 }
 
-/// What the result of an attempt means for the message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    Delivered,
-    /// A later attempt may succeed.
-    Retry,
-    /// A later attempt would fail, too.
-    Refused,
-    /// 410: the endpoint does not exist any more.
-    Gone,
-}
-
-/// The verdict for a response; `status` is None if there was none.
-pub fn verdict(status: Option<u16>, retry_statuses: &[u16]) -> Verdict {
-    match status {
-        None => Verdict::Retry,
-        Some(200..=299) => Verdict::Delivered,
-        Some(status) if retry_statuses.contains(&status) => Verdict::Retry,
-        Some(410) => Verdict::Gone,
-        Some(429 | 500..=599) => Verdict::Retry,
-        Some(_) => Verdict::Refused,
-    }
-}
-
-/// Returns the time to wait after this many failures, or None if there is no further attempt. `schedule` is in seconds.
-/// `random`, from 0 to 1, makes the time up to 20 % longer, so that messages that failed together are not retried
-/// together.
-pub fn backoff(schedule: &[u32], failures: u32, random: f64) -> Option<Duration> {
-    let seconds = *schedule.get(failures.checked_sub(1)? as usize)?;
-    Some(lengthen(Duration::from_secs(u64::from(seconds)), random))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_status_has_its_verdict() {
-        for status in 100..=599 {
-            let expected = match status {
-                200..=299 => Verdict::Delivered,
-                410 => Verdict::Gone,
-                429 | 500..=599 => Verdict::Retry,
-                _ => Verdict::Refused,
-            };
-            assert_eq!(verdict(Some(status), &[]), expected, "{status}");
+    fn an_event_is_unmatched_only_when_it_is_fanned_out() {
+        use FanOutProgress::{Deferred, Done, Waiting};
+        for fan_out in [Waiting, Deferred, Done] {
+            assert_eq!(EventOutcome::of(fan_out, true), EventOutcome::Matched);
         }
-        assert_eq!(verdict(None, &[]), Verdict::Retry);
-        assert_eq!(verdict(Some(409), &[409]), Verdict::Retry);
-        assert_eq!(verdict(Some(410), &[410]), Verdict::Retry);
-        assert_eq!(verdict(Some(204), &[204]), Verdict::Delivered);
+        let without = [Waiting, Deferred, Done].map(|fan_out| EventOutcome::of(fan_out, false));
+        assert_eq!(without, [EventOutcome::Pending, EventOutcome::Pending, EventOutcome::Unmatched]);
     }
 
     #[test]
@@ -184,13 +167,5 @@ mod tests {
         ] {
             assert_eq!(EventStatus::of(fan_out, outcomes.iter().copied()), expected, "{fan_out:?} {outcomes:?}");
         }
-    }
-
-    #[test]
-    fn the_fourth_failure_is_the_last() {
-        let seconds = |failures| backoff(&[5, 30, 300], failures, 0.0).map(|pause| pause.as_secs());
-        assert_eq!([1, 2, 3, 4].map(seconds), [Some(5), Some(30), Some(300), None]);
-        assert_eq!(backoff(&[10], 1, 1.0), Some(Duration::from_secs(12)));
-        assert_eq!(backoff(&[], 1, 0.0), None);
     }
 }

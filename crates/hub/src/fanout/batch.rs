@@ -1,4 +1,4 @@
-//! What one batch of log messages leads to: hub messages, skipped subscribers and operator commands.
+//! What one batch of log messages leads to: hub messages, stream messages, skipped subscribers and operator commands.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use crate::hub_message::{DirectoryVersion, FannedBatch, HubEvent, HubMessage};
 use crate::operator_command::{CommandRequest, DeadLetterRequest, OperatorCommand, RetryRequest};
 use crate::store::deferred_event::NewDeferred;
 use crate::store::fanout::{DeadLetterToRetry, NewCommand, NewMessage, NewSkipped};
+use crate::store::stream_message::NewStreamMessage;
 
 /// Maintenance renews the retention hold of the hub every few minutes, and drops no day from yesterday on. So it needs to
 /// know of a reference to an older entry at once, in the transaction that moves fan-out beyond that entry.
@@ -22,12 +23,15 @@ pub(super) struct Batch {
     /// The content of each message; None for a retried dead letter, whose content is in the database.
     events: Vec<Option<Arc<HubEvent>>>,
     pub(super) skipped: Vec<NewSkipped>,
+    pub(super) stream_messages: Vec<NewStreamMessage>,
     pub(super) commands: Vec<NewCommand>,
     /// Events to defer, and their tenants.
     pub(super) deferred: Vec<NewDeferred>,
     pub(super) deferred_tenants: HashSet<String>,
     /// Matching subscribers of all events that are not deferred, whether they get a message or are skipped.
     pub(super) size: usize,
+    /// Replays were created or changed.
+    pub(super) has_changed_replays: bool,
     /// Those of events with more than [`NARROW`](super::shares::NARROW) matches.
     pub(super) wide: usize,
 }
@@ -40,8 +44,22 @@ impl Batch {
         log_ref: LogRef,
         event: Arc<HubEvent>,
     ) {
-        self.messages.push(NewMessage { subscriber, lane, seq: None, log_ref, dead_letter: None });
+        self.messages.push(NewMessage { subscriber, lane, seq: None, log_ref, dead_letter: None, replay: None });
         self.events.push(Some(event));
+    }
+
+    /// Adds a message of a replay.
+    pub(super) fn add_replayed(
+        &mut self,
+        replay: Uuid,
+        (subscriber, lane): (Uuid, Option<String>),
+        log_ref: LogRef,
+        event: Arc<HubEvent>,
+    ) {
+        self.add_message(subscriber, lane, log_ref, event);
+        if let Some(message) = self.messages.last_mut() {
+            message.replay = Some(replay);
+        }
     }
 
     pub(super) fn add_skipped(&mut self, log_id: i64, filtered: Vec<Uuid>, inactive: Vec<Uuid>) {
@@ -63,7 +81,8 @@ impl Batch {
         let sent =
             self.messages.iter().filter(|message| message.dead_letter.is_none()).map(|message| message.log_ref.at);
         let deferred = self.deferred.iter().map(|event| event.log_ref.at);
-        sent.chain(deferred).min().filter(|oldest| *oldest < now - OLD_REFERENCE_AGE)
+        let streamed = self.stream_messages.iter().map(|message| message.log_ref.at);
+        sent.chain(deferred).chain(streamed).min().filter(|oldest| *oldest < now - OLD_REFERENCE_AGE)
     }
 
     /// Adds what an operator requested. The retry of a dead letter that blocks its lane is a command for the dispatcher; any
@@ -75,13 +94,14 @@ impl Batch {
                     let (command, by) = (OperatorCommand::Retry, String::new());
                     self.commands.push(NewCommand { subscriber, n, command, by });
                 }
-                Some(DeadLetterToRetry { subscriber, lane, log_ref, blocks_lane: false, .. }) => {
+                Some(DeadLetterToRetry { subscriber, lane, replay, log_ref, blocks_lane: false, .. }) => {
                     let dead_letter = Some(dead_letter);
-                    self.messages.push(NewMessage { subscriber, lane, seq: None, log_ref, dead_letter });
+                    self.messages.push(NewMessage { subscriber, lane, seq: None, log_ref, dead_letter, replay });
                     self.events.push(None);
                 }
                 None => {}
             },
+            CommandRequest::ReplayChanged(_) => self.has_changed_replays = true,
             CommandRequest::DeadLetter(DeadLetterRequest { subscriber, n, by }) => {
                 self.commands.push(NewCommand { subscriber, n, command: OperatorCommand::DeadLetter, by });
             }
@@ -99,9 +119,9 @@ impl Batch {
         let mut is_complete = self.commands.is_empty();
         for ((n, message), event) in (after + 1..).zip(self.messages).zip(self.events) {
             is_complete &= event.is_some();
-            let lane = message.lane.map(Arc::from);
+            let (lane, replay) = (message.lane.map(Arc::from), message.replay);
             // A message that was retried is not handed over, so it has no earlier attempts.
-            let message_of = |seq| HubMessage { n, lane, seq, attempts_before: 0, event };
+            let message_of = |seq| HubMessage { n, lane, seq, attempts_before: 0, replay, event };
             messages.entry(message.subscriber).or_default().push(message_of(message.seq));
         }
         // Commands, and the content of retried dead letters, are in the database only: a batch with any of them is not
@@ -124,7 +144,7 @@ mod tests {
 
     fn dead_letter(blocks_lane: bool) -> DeadLetterToRetry {
         let (dead_letter, subscriber) = (Uuid::now_v7(), Uuid::now_v7());
-        DeadLetterToRetry { dead_letter, subscriber, n: 3, lane: None, log_ref: log_ref(), blocks_lane }
+        DeadLetterToRetry { dead_letter, subscriber, n: 3, lane: None, replay: None, log_ref: log_ref(), blocks_lane }
     }
 
     #[test]
@@ -148,6 +168,7 @@ mod tests {
             seq: None,
             log_ref: at(older),
             dead_letter: Some(Uuid::now_v7()),
+            replay: None,
         };
         batch.messages.push(retried);
         batch.defer(NewDeferred { tenant: "acme".to_owned(), log_ref: at(young), matches: 1 });

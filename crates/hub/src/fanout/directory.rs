@@ -1,9 +1,10 @@
-//! Which subscribers an event matches, cached in memory.
+//! Which subscribers and streams an event matches, cached in memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use mailbox::log::Message;
+use uuid::Uuid;
 
 use crate::domain::Interest;
 use crate::hub_message::DirectoryVersion;
@@ -17,6 +18,8 @@ pub(super) struct Directory {
     /// None: nothing is loaded.
     pub(super) version: Option<DirectoryVersion>,
     interests: HashMap<String, Vec<Interest>>,
+    /// Whether each one is active.
+    subscribers: HashMap<Uuid, bool>,
     /// Indexes into the interests of the tenant.
     cache: HashMap<(String, String), Arc<[usize]>>,
     /// The size of `cache`: each entry counts its matches plus one.
@@ -25,11 +28,17 @@ pub(super) struct Directory {
 
 impl Directory {
     pub(super) fn new(version: DirectoryVersion, all: Vec<Interest>) -> Directory {
+        let subscribers = all.iter().map(|interest| (interest.subscriber, interest.is_active)).collect();
         let mut interests: HashMap<String, Vec<Interest>> = HashMap::new();
         for interest in all {
             interests.entry(interest.tenant.as_str().to_owned()).or_default().push(interest);
         }
-        Directory { version: Some(version), interests, ..Directory::default() }
+        Directory { version: Some(version), interests, subscribers, ..Directory::default() }
+    }
+
+    /// Whether the subscriber is active. None: it does not exist.
+    pub(super) fn is_active(&self, subscriber: Uuid) -> Option<bool> {
+        self.subscribers.get(&subscriber).copied()
     }
 
     /// The interests of the message's tenant, and the indexes of those that match its event type.
@@ -61,19 +70,20 @@ impl Directory {
 mod tests {
     use super::*;
     use chrono::DateTime;
-    use uuid::Uuid;
 
     use crate::hub_message::fixtures::directory_version;
 
     fn interest(tenant: &str, types: &str) -> Interest {
         Interest {
             subscriber: Uuid::now_v7(),
+            is_stream: false,
             tenant: tenant.parse().unwrap(),
             event_types: vec![types.to_owned().try_into().unwrap()],
             filter: None,
             ordering_key: None,
             is_active: true,
             since: DateTime::UNIX_EPOCH,
+            backfill: None,
         }
     }
 

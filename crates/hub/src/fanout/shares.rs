@@ -133,6 +133,11 @@ impl Pace {
         self.share
     }
 
+    /// The turn had nothing to do.
+    pub(super) fn cancel_turn(&mut self) {
+        self.is_in_turn = false;
+    }
+
     /// There is an event of a tenant without a backlog.
     pub(super) fn notice_others(&mut self, now: Instant) {
         self.others_at = Some(now);

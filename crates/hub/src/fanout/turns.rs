@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::batch::Batch;
 use super::shares::{Backlog, Turn};
-use super::{FanOut, add_messages};
+use super::{FanOut, Origin, add_messages};
 use crate::store::deferred_event::{self, DeferredEvent};
 
 /// Deferred events that one turn reads. Their content is in memory.
@@ -25,7 +25,7 @@ impl FanOut {
         let from = event.after.map_or(0, |after| matching.partition_point(|at| interests[*at].subscriber <= after));
         let (part, rest) = matching[from..].split_at(room.min(matching.len() - from));
         // Nothing for a subscriber that was created after the event was posted.
-        add_messages(message, true, part.iter().map(|at| &interests[*at]), batch);
+        add_messages(message, Origin::Deferred(event.id), part.iter().map(|at| &interests[*at]), batch);
         part.last().filter(|_| !rest.is_empty()).map(|at| interests[*at].subscriber)
     }
 

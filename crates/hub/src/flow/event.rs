@@ -10,19 +10,19 @@ use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
 use mailbox::idempotency::StoreResponse;
 use mailbox::log::{LogRef, Message as Logged, post};
-use mailbox::operations::browse::{self, LogPage, Selection};
-use mailbox::operations::status::message_status;
+use mailbox::operations::browse::{self, Selection};
+use mailbox::operations::status::statuses_of;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{command_post, run_once};
-use crate::domain::{EventStatus, FanOutProgress, Outcome};
+use crate::domain::{EventOutcome, EventStatus, FanOutProgress, Outcome};
 use crate::error::Error;
 use crate::event_selection::is_event_source;
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest};
 use crate::store::message::{Attempt, Message};
 use crate::store::{deferred_event, message as store, subscriber};
-use crate::view::{EventView, EventWithOutcomes, MessageId, MessageView, OutcomeView};
+use crate::view::{EventView, EventWithOutcomes, ListedEvent, MessageId, MessageView, OutcomeView};
 use crate::{FAN_OUT, Hub};
 
 /// The status of a log message that a consumer has processed.
@@ -43,10 +43,35 @@ pub(crate) async fn list(
     tenant: &Tenant,
     filter: EventFilter,
     (before, limit): (Option<i64>, u32),
-) -> Result<LogPage, Error> {
+) -> Result<(Vec<ListedEvent>, Option<i64>), Error> {
     let selected =
         Selection { topic: filter.event_type, from: filter.from, to: filter.to, ..events_of_tenant(hub, tenant) };
-    Ok(browse::page(&mut *hub.db.acquire().await?, &selected, before, limit).await?)
+    let mut db = hub.db.acquire().await?;
+    let page = browse::page(&mut db, &selected, before, limit).await?;
+    let log_refs: Vec<LogRef> = page.messages.iter().map(Logged::log_ref).collect();
+    let outcomes = event_outcomes(&mut db, &log_refs).await?;
+    let listed = |event: Logged| {
+        let outcome = outcomes.get(&event.id).copied().unwrap_or(EventOutcome::Matched);
+        ListedEvent { event: EventView::summary(event), outcome }
+    };
+    Ok((page.messages.into_iter().map(listed).collect(), page.before))
+}
+
+/// The outcome of each of these events, by its id in the log, except those that are matched.
+async fn event_outcomes(db: &mut PgConnection, events: &[LogRef]) -> Result<HashMap<i64, EventOutcome>, Error> {
+    let matched = store::matched(db, events).await?;
+    let others: Vec<LogRef> = events.iter().copied().filter(|event| !matched.contains(&event.id)).collect();
+    if others.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let fan_out = fan_out_progress(db, &others).await?;
+    // Again: fan-out may have passed an event in between.
+    let matched = store::matched(db, &others).await?;
+    let outcome = |event: &LogRef| {
+        let progress = fan_out.get(&event.id).copied().unwrap_or(FanOutProgress::Waiting);
+        (event.id, EventOutcome::of(progress, matched.contains(&event.id)))
+    };
+    Ok(others.iter().map(outcome).collect())
 }
 
 /// Returns an event with its outcome for each subscriber whose types match it.
@@ -55,16 +80,19 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
     let event = find_candidate(&mut db, tenant, id).await?.ok_or(Error::NoEvent)?;
     let log_ref = event.log_ref();
     // Read before the messages: if fan-out has passed the event by now, its messages are found.
-    let fan_out = fan_out_progress(&mut db, &event).await?;
+    let fan_out = fan_out_progress(&mut db, &[log_ref]).await?.remove(&log_ref.id).unwrap_or(FanOutProgress::Waiting);
     let messages = store::of_event(&mut db, tenant, log_ref, None).await?;
     let skipped = store::skipped(&mut db, tenant, log_ref).await?;
     // A message that was an event when it was fanned out remains one, whatever `hub.export` and `hub.sql_events` list now.
     // And one that was none when fan-out passed it did not become one.
     let is_selected =
         events_of_tenant(hub, tenant).matches(&event) && browse::was_selected(&mut db, FAN_OUT, &event).await?;
-    if messages.is_empty() && skipped.is_empty() && !is_selected {
+    let is_shown = !messages.is_empty() || !skipped.is_empty();
+    if !is_shown && !is_selected {
         return Err(Error::NoEvent);
     }
+    // Its subscribers may have been deleted since, or only a stream contains it.
+    let is_matched = is_shown || !store::matched(&mut db, &[log_ref]).await?.is_empty();
     // A replay may have sent the event to a subscriber for which it was skipped at first.
     let reached: HashSet<Uuid> = messages.iter().map(|message| message.subscriber).collect();
     let mut outcomes: Vec<_> = messages.into_iter().map(|message| OutcomeView::of_message(id, message)).collect();
@@ -76,19 +104,23 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<EventWi
         fan_out => fan_out,
     };
     let status = EventStatus::of(fan_out, outcomes.iter().map(OutcomeView::outcome));
-    Ok(EventWithOutcomes { event: EventView::with_payload(event), status, outcomes })
+    let outcome = EventOutcome::of(fan_out, is_matched);
+    Ok(EventWithOutcomes { event: EventView::with_payload(event), status, outcome, outcomes })
 }
 
-/// Whether fan-out has processed the event.
-async fn fan_out_progress(db: &mut PgConnection, event: &Logged) -> Result<FanOutProgress, Error> {
-    let status = message_status(&mut *db, event, FAN_OUT).await?;
+/// Whether fan-out has processed each of the events, by its id in the log. An event that fan-out does not read is missing.
+async fn fan_out_progress(db: &mut PgConnection, events: &[LogRef]) -> Result<HashMap<i64, FanOutProgress>, Error> {
+    let statuses = statuses_of(&mut *db, events, FAN_OUT).await?;
     // Parked, dead and discarded events were not fanned out either; an operator decides about them.
-    let is_passed = status.is_some_and(|status| status.status == PASSED);
-    Ok(match is_passed {
-        false => FanOutProgress::Waiting,
-        true if deferred_event::exists(db, event.id).await? => FanOutProgress::Deferred,
-        true => FanOutProgress::Done,
-    })
+    let is_passed = |id: &i64| statuses.get(id).is_some_and(|status| status == PASSED);
+    let passed: Vec<i64> = statuses.keys().copied().filter(is_passed).collect();
+    let deferred = deferred_event::among(db, &passed).await?;
+    let progress = |id: &i64| match (is_passed(id), deferred.contains(id)) {
+        (false, _) => FanOutProgress::Waiting,
+        (true, true) => FanOutProgress::Deferred,
+        (true, false) => FanOutProgress::Done,
+    };
+    Ok(statuses.keys().map(|id| (*id, progress(id))).collect())
 }
 
 /// Returns a subscriber's messages, newest first, and where the next page starts.
@@ -154,7 +186,11 @@ pub(crate) async fn give_up(
     .await
 }
 
-async fn find_message(db: &mut PgConnection, tenant: &Tenant, id: MessageId) -> Result<(Logged, Message), Error> {
+pub(super) async fn find_message(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    id: MessageId,
+) -> Result<(Logged, Message), Error> {
     let event = find_candidate(db, tenant, id.event).await?.ok_or(Error::NoMessage)?;
     let message = store::of_event(db, tenant, event.log_ref(), Some(id.subscriber)).await?.pop();
     Ok((event, message.ok_or(Error::NoMessage)?))
@@ -162,7 +198,7 @@ async fn find_message(db: &mut PgConnection, tenant: &Tenant, id: MessageId) -> 
 
 /// Returns a log message that may be an event of this tenant, by its source. A message that was not posted to the hub is an
 /// event only if `hub.export` or `hub.sql_events` lists its topic, or if it was fanned out; the caller checks that.
-async fn find_candidate(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> Result<Option<Logged>, Error> {
+pub(super) async fn find_candidate(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> Result<Option<Logged>, Error> {
     let is_candidate = |message: &Logged| message.tenant == tenant.as_str() && is_event_source(&message.source);
     Ok(browse::find(db, id).await?.filter(is_candidate))
 }

@@ -1,38 +1,42 @@
 //! Managing subscribers and their secrets, and sending a test delivery.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::EventId;
 use http::header::LOCATION;
 use http::{HeaderValue, StatusCode};
-use kit::auth::Tenant;
+use kit::auth::{Principal, Tenant};
 use kit::etag::IfMatch;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::Problem;
 use mailbox::idempotency::StoreResponse;
+use mailbox::log::{lock_tenant, post};
 use serde_json::json;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::run_once;
+use super::replay::insert_backfill;
+use super::{run_once, verification};
 use crate::Hub;
 use crate::delivery::{AttemptResult, Recipient};
-use crate::dispatch::attempt::attempt;
+use crate::dispatch::attempt::{attempt, attempt_batch};
 use crate::domain::{Reason, Subscriber, Verdict};
 use crate::error::Error;
-use crate::fields::SubscriberFields;
+use crate::fields::{SubscriberFields, has_same_origin};
 use crate::hub_message::{EVENT_SOURCE, HubEvent, HubMessage};
 use crate::signature::{SecretKind, SigningSecret};
 use crate::store::subscriber as store;
 use crate::store::subscriber::{StoredSubscriber, SubscriberFilter};
+use crate::system_event::{self, SYSTEM_SOURCE};
 use crate::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult, not_yet_effective};
 
 /// Active secrets per subscriber, and so signatures per delivery.
 const SECRETS_MAX: usize = 5;
 /// Time for a test delivery. It is below the default time limit of a request, 30 s.
-const TEST_TIME_MAX: Duration = Duration::from_secs(20);
+pub(super) const TEST_TIME_MAX: Duration = Duration::from_secs(20);
 const TEST_TYPE: &str = "hub.test";
 
 /// A request to change one subscriber.
@@ -43,25 +47,38 @@ pub(crate) struct ChangeRequest {
     pub(crate) identity: Option<RequestIdentity>,
 }
 
-/// Creates a subscriber. The response contains its secret. Fails if a field is invalid or the tenant has too many
-/// subscribers.
+/// Creates a subscriber, and its backfill if one is requested. The response contains its secret. Fails if a field is invalid or
+/// the tenant has too many subscribers.
 pub(crate) async fn create(
     hub: &Arc<Hub>,
-    tenant: Tenant,
-    fields: SubscriberFields,
+    (tenant, by): (Tenant, Principal),
+    mut fields: SubscriberFields,
     identity: Option<&RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let now = hub.clock.now();
-    run_once(hub, identity, StoreResponse::WithoutBody, |tx, hub| {
+    let (owner, unverified) = (tenant.clone(), Arc::new(OnceLock::new()));
+    let created = unverified.clone();
+    let response = run_once(hub, identity, StoreResponse::WithoutBody, |tx, hub| {
         Box::pin(async move {
+            let backfill = fields.extract_backfill();
             let (stored, secret) = insert(tx, &hub, &tenant, fields, now).await?;
+            if let Some(backfill) = &backfill {
+                insert_backfill(tx, &tenant, (stored.subscriber.id, backfill), by.to_string(), now).await?;
+            }
+            if stored.subscriber.unverified_since.is_some() {
+                let _ = created.set(stored.subscriber.id);
+            }
             let location = HeaderValue::try_from(format!("/hub/v1/subscribers/{}", stored.subscriber.id))
                 .map_err(|error| Problem::internal(&error))?;
             let response = SubscriberWithSecret::response(StatusCode::CREATED, &stored, &secret);
             Ok(response.with_header(LOCATION, location).shown_once(next_step(stored.subscriber.id)))
         })
     })
-    .await
+    .await?;
+    if let Some(id) = unverified.get() {
+        verification::start(hub, owner, *id);
+    }
+    Ok(response)
 }
 
 /// How a caller continues who has lost a response with a secret.
@@ -80,7 +97,7 @@ async fn insert(
     now: DateTime<Utc>,
 ) -> Result<(StoredSubscriber, SigningSecret), Error> {
     let secret = fields.signing_secret();
-    let (settings, secret) = match (fields.into_settings(None, hub.clients.of(tenant.as_str())), secret) {
+    let (settings, secret) = match (fields.into_settings(None, hub.clients.of(tenant.as_str()), now), secret) {
         (Ok(settings), Ok(secret)) => (settings, secret),
         (settings, secret) => {
             let errors = settings.err().into_iter().flatten().chain(secret.err());
@@ -91,16 +108,22 @@ async fn insert(
         id: Uuid::now_v7(),
         tenant: tenant.clone(),
         version: 1,
+        unverified_since: (settings.verify_endpoint || hub.verify_endpoints).then_some(now),
         settings,
         paused_at: None,
         inactive_reason: None,
         created_at: now,
         updated_at: now,
     };
+    let own_max = lock_tenant(tx, tenant).await?.ok_or_else(|| Error::NoTenant(tenant.as_str().to_owned()))?;
+    let (subscribers_max, limit_name) = match own_max {
+        Some(own_max) => (own_max.unsigned_abs(), "the tenant's own `subscribers_max`"),
+        None => (hub.limits.subscribers_max, "`hub.subscribers_max`"),
+    };
     store::insert(tx, &hub.cipher, &subscriber).await?;
     // Counted after the insert, which locks the row of the directory: concurrent requests are counted one after the other.
-    if store::count(tx, tenant).await? > i64::from(hub.subscribers_max) {
-        return Err(Error::TooManySubscribers(hub.subscribers_max));
+    if store::count(tx, tenant).await? > i64::from(subscribers_max) {
+        return Err(Error::TooManySubscribers(subscribers_max, limit_name));
     }
     store::add_secret(tx, &hub.cipher, subscriber.id, &secret, now).await?;
     tracing::info!(subscriber = %subscriber.id, tenant = tenant.as_str(), "created a subscriber");
@@ -123,16 +146,18 @@ pub(crate) async fn list(
 }
 
 /// Changes the given fields. Fails if one of them is invalid, or if the URL gets another origin and the headers are not sent
-/// anew.
+/// anew. An endpoint that has to be verified gets a challenge.
 pub(crate) async fn update(
     hub: &Arc<Hub>,
     request: ChangeRequest,
     fields: SubscriberFields,
 ) -> Result<StoredResponse, Problem> {
-    change(hub, request, |subscriber, hub, _| {
+    let (tenant, id, is_asked) = (request.tenant.clone(), request.id, Arc::new(AtomicBool::new(false)));
+    let asks = is_asked.clone();
+    let response = change(hub, request, move |subscriber, hub, now| {
         let mut errors = fields.creation_only_errors();
         let (old, client) = (&subscriber.settings, hub.clients.of(subscriber.tenant.as_str()));
-        let settings = match fields.into_settings(Some(old), client) {
+        let settings = match fields.into_settings(Some(old), client, now) {
             Ok(settings) if errors.is_empty() => settings,
             settings => {
                 errors.extend(settings.err().into_iter().flatten());
@@ -146,10 +171,20 @@ pub(crate) async fn update(
             // The owner decides from now on, so the hub's reason no longer applies.
             subscriber.inactive_reason = None;
         }
+        if !(settings.verify_endpoint || hub.verify_endpoints) {
+            subscriber.unverified_since = None;
+        } else if !has_same_origin(&settings.url, &old.url) || (settings.verify_endpoint && !old.verify_endpoint) {
+            subscriber.unverified_since = Some(now);
+            asks.store(true, Ordering::Relaxed);
+        }
         subscriber.settings = settings;
         Ok(true)
     })
-    .await
+    .await?;
+    if is_asked.load(Ordering::Relaxed) {
+        verification::start(hub, tenant, id);
+    }
+    Ok(response)
 }
 
 /// Pauses a subscriber: its messages wait. A paused subscriber stays unchanged.
@@ -225,18 +260,38 @@ async fn add_secret(
     Ok((find(tx, hub, &stored.subscriber.tenant, id).await?, secret))
 }
 
-/// Sends one event at once and returns the result. It bypasses the log and the subscriber's queue.
-pub(crate) async fn test(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<TestResult, Error> {
+/// Sends one event at once and returns the result: the example of an event type, if one is given. It bypasses the log and the
+/// subscriber's queue.
+pub(crate) async fn test(
+    hub: &Hub,
+    tenant: &Tenant,
+    id: Uuid,
+    event_type: Option<String>,
+) -> Result<TestResult, Error> {
     // `show` returns its connection to the pool before the request is sent.
     let stored = check_decrypted(show(hub, tenant, id).await?)?;
     let mut recipient = Recipient::new(stored.subscriber, stored.secrets).map_err(Error::InvalidSubscriber)?;
     recipient.timeout = recipient.timeout.min(TEST_TIME_MAX);
     let (event_id, now) = (Uuid::now_v7(), hub.clock.now());
-    let payload = json!({"message": "This is a test from Pillarbox.", "subscriber_id": id, "sent_at": now});
-    let (source, topic, payload) = (EVENT_SOURCE.as_str().to_owned(), TEST_TYPE.to_owned(), payload.to_string().into());
+    let (topic, payload) = match event_type {
+        Some(name) => {
+            let example = super::event_type::example(hub, tenant, &name).await?;
+            (name, example.get().to_owned())
+        }
+        None => {
+            let payload = json!({"message": "This is a test from Pillarbox.", "subscriber_id": id, "sent_at": now});
+            (TEST_TYPE.to_owned(), payload.to_string())
+        }
+    };
+    let (source, payload) = (EVENT_SOURCE.as_str().to_owned(), payload.into());
     let event = HubEvent { id: event_id, source: source.into(), topic, key: None, at: now, payload, traceparent: None };
-    let message = HubMessage { n: 0, lane: None, seq: None, attempts_before: 0, event: Some(Arc::new(event)) };
-    let result = attempt(hub.clients.of(tenant.as_str()), &recipient, &message, &hub.clock, None).await;
+    let message =
+        HubMessage { n: 0, lane: None, seq: None, attempts_before: 0, replay: None, event: Some(Arc::new(event)) };
+    let client = hub.clients.of(tenant.as_str());
+    let result = match recipient.batch {
+        None => attempt(client, &recipient, &message, &hub.clock, None).await,
+        Some(_) => attempt_batch(client, &recipient, &[message], &hub.clock, None).await,
+    };
     let result = result.unwrap_or_else(|| AttemptResult::not_sent(Reason::Manual, "it was not sent"));
     Ok(TestResult {
         event_id: EventId(event_id),
@@ -259,8 +314,13 @@ where
     let changed = run_once(hub, identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
         Box::pin(async move {
             let mut stored = lock(tx, &hub, &tenant, id, &if_match).await?;
+            let was_disabled = stored.subscriber.inactive_reason.is_some();
             if change(&mut stored.subscriber, &hub, now)? {
                 save(tx, &hub, &mut stored, now).await?;
+                if was_disabled && stored.subscriber.settings.is_active {
+                    let report = system_event::enabled(&stored.subscriber, now);
+                    post(tx, &SYSTEM_SOURCE, &report).await.map_err(Error::from)?;
+                }
             }
             Ok(SubscriberWithSecrets::response(&stored))
         })
@@ -297,7 +357,7 @@ async fn lock(
 }
 
 /// Fails if the headers and secrets cannot be decrypted: saving the subscriber would lose them.
-fn check_decrypted(stored: StoredSubscriber) -> Result<StoredSubscriber, Error> {
+pub(super) fn check_decrypted(stored: StoredSubscriber) -> Result<StoredSubscriber, Error> {
     match stored.undecryptable {
         None => Ok(stored),
         Some(_) => Err(Error::Undecryptable),

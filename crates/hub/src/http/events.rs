@@ -16,7 +16,7 @@ use super::{Manager, page_scope, type_prefix};
 use crate::Hub;
 use crate::flow::event as flow;
 use crate::flow::event::EventFilter;
-use crate::view::{EventIdParam, EventView, EventWithOutcomes};
+use crate::view::{EventIdParam, EventWithOutcomes, ListedEvent};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(show))
@@ -40,18 +40,17 @@ struct EventFilters {
 ///
 /// Each page searches a bounded part of the log. A page can therefore be short or empty and still have a `next_cursor`.
 #[utoipa::path(get, path = "/hub/v1/events", tag = "hub", params(Listing<EventFilters>), security(("bearer" = [])),
-    responses((status = 200, body = Page<EventView>)))]
+    responses((status = 200, body = Page<ListedEvent>)))]
 async fn list(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Listing { filters, limit, cursor }: Listing<EventFilters>,
-) -> Result<Page<EventView>, Problem> {
+) -> Result<Page<ListedEvent>, Problem> {
     let scope = page_scope(&hub, "events", &caller, &filters);
     let before = scope.position(cursor.as_deref())?;
     let filter = EventFilter { event_type: type_prefix(filters.event_type), from: filters.from, to: filters.to };
-    let stretch = flow::list(&hub, &caller.tenant, filter, (before, limit)).await?;
-    let next_cursor = stretch.before.map(|before| scope.cursor(&before));
-    Ok(Page { items: stretch.messages, next_cursor }.map(EventView::summary))
+    let (items, before) = flow::list(&hub, &caller.tenant, filter, (before, limit)).await?;
+    Ok(Page { items, next_cursor: before.map(|before| scope.cursor(&before)) })
 }
 
 /// Show an event and its outcome for each subscriber

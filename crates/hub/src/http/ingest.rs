@@ -1,10 +1,12 @@
 //! The endpoints to which producers post events.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use axum::extract::State;
 use kit::auth::{Caller, Tenant};
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
+use kit::limit::Subject;
 use kit::problem::{FieldError, Problem};
 use kit::trace::TraceContext;
 use mailbox::log::{Post, PostError};
@@ -16,6 +18,7 @@ use utoipa_axum::routes;
 
 use super::Producer;
 use crate::Hub;
+use crate::domain::is_reserved;
 use crate::ingest::{Accepted, AllAccepted, IngestRequest};
 
 /// Events per batch request.
@@ -31,7 +34,7 @@ pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
 #[schema(as = NewHubEvent, example = json!({"event_type": "order.paid", "payload": {"id": 17}, "ordering_key": "order-17"}))]
 struct NewEvent {
     /// The type: letters, digits and `_` in parts joined by dots. In the tenant `main`, the types that services publish
-    /// (`hub.export`) are reserved.
+    /// (`hub.export`) are reserved, and in all tenants those that begin with `hub.`.
     #[schema(pattern = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$", max_length = 200, example = "order.paid")]
     event_type: String,
     /// Any JSON of at most 256 KB. It is delivered byte for byte.
@@ -67,7 +70,7 @@ async fn post_event(
     Mutation { body: JsonBody(event), identity }: Mutation<JsonBody<NewEvent>>,
 ) -> Result<StoredResponse, Problem> {
     let post = event.into_post(&hub, &caller, "")?;
-    submit(&hub, &caller, IngestRequest::new(vec![post], false, identity)).await
+    submit(&hub, &caller, (vec![post], false), identity).await
 }
 
 /// Post an event (short path)
@@ -106,13 +109,24 @@ async fn post_batch(
         .enumerate()
         .map(|(index, event)| event.into_post(&hub, &caller, &format!("/events/{index}")));
     let posts = posts.collect::<Result<Vec<Post>, Problem>>()?;
-    submit(&hub, &caller, IngestRequest::new(posts, true, identity)).await
+    submit(&hub, &caller, (posts, true), identity).await
 }
 
-/// Waits until the events of the request are committed. Refuses them if too many messages of the tenant wait.
-async fn submit(hub: &Hub, caller: &Caller, request: IngestRequest) -> Result<StoredResponse, Problem> {
-    hub.waiting_quota.check(&caller.tenant)?;
-    match hub.ingest.submit(request).await {
+/// Waits until the events of the request are committed. Refuses them if too many messages of the tenant wait, if it posts
+/// more events per second than the operator allows, or if one of them does not match the catalogue of event types.
+async fn submit(
+    hub: &Hub,
+    caller: &Caller,
+    (posts, is_batch): (Vec<Post>, bool),
+    identity: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    hub.limits.waiting.check(&caller.tenant)?;
+    if let Some(rate) = caller.standing.events_per_second_max.and_then(NonZeroU32::new) {
+        let count = u32::try_from(posts.len()).unwrap_or(u32::MAX);
+        hub.limits.rates.check(Subject::Tenant(caller.tenant.as_str()), rate, count)?;
+    }
+    let posts = hub.catalogue.check(&caller.tenant, posts, is_batch).await?;
+    match hub.ingest.submit(IngestRequest::new(posts, is_batch, identity)).await {
         Ok(response) => response,
         Err(error) => Err(error.into_problem(Problem::clone)),
     }
@@ -133,9 +147,20 @@ impl NewEvent {
                 field("event_type", "must be up to 200 letters, digits and _, in parts joined by dots".to_owned())
             }
             PostError::Key => field("ordering_key", "must have 1 to 255 characters, without NUL".to_owned()),
-            PostError::TooLarge(_) => field("payload", error.to_string()),
+            PostError::TooLarge(_) | PostError::TooDeep => field("payload", error.to_string()),
             PostError::Aggregate | PostError::Database(_) => Problem::internal(&error),
         })?;
+        if let Some(max) = caller.standing.payload_bytes_max
+            && post.payload.get().len() > max as usize
+        {
+            let (bytes, tenant) = (post.payload.get().len(), post.tenant.as_str());
+            let detail = format!("has {bytes} bytes; the tenant `{tenant}` may post at most {max}");
+            return Err(field("payload", detail));
+        }
+        if is_reserved(&post.topic) {
+            let detail = "is reserved: types that begin with `hub.` are posted by the hub itself";
+            return Err(field("event_type", detail.to_owned()));
+        }
         // Otherwise a subscriber could not distinguish a forged event from the service's own.
         if hub.export.covers(&post.topic) && post.tenant.as_str() == Tenant::MAIN {
             let detail = "is reserved for services (`hub.export`): choose another type";

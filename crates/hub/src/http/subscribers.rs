@@ -10,7 +10,7 @@ use chrono::TimeDelta;
 use kit::etag::{self, IfMatch, IfNoneMatch};
 use kit::extract::{Json, Path};
 use kit::field::Whole;
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use kit::idempotency::{JsonBody, Mutation, OptionalJsonBody, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
 use serde::Deserialize;
@@ -25,8 +25,9 @@ use crate::error::Error;
 use crate::fields::{ChangedSubscriberFields, NewSubscriberFields, SubscriberFields};
 use crate::flow::subscriber as flow;
 use crate::flow::subscriber::ChangeRequest;
+use crate::flow::verification;
 use crate::store::subscriber::SubscriberFilter;
-use crate::view::{ChangeView, SubscriberWithSecret, SubscriberWithSecrets, TestResult};
+use crate::view::{ChangeView, SubscriberWithSecret, SubscriberWithSecrets, TestResult, VerificationResult};
 
 /// How long earlier secrets still sign after a rotation.
 const OVERLAP_HOURS_DEFAULT: i64 = 24;
@@ -45,6 +46,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
         .routes(routes!(pause))
         .routes(routes!(resume))
         .routes(routes!(test))
+        .routes(routes!(verify))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -67,6 +69,15 @@ struct RotateSecret {
     overlap_hours: Option<Whole>,
 }
 
+/// What a test delivery sends.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({}))]
+struct TestDelivery {
+    /// An event type of the catalogue: the first example of its newest version is sent. Absent: an event of type `hub.test`.
+    event_type: Option<String>,
+}
+
 /// List subscribers, newest first
 #[utoipa::path(get, path = "/hub/v1/subscribers", tag = "hub", params(Listing<SubscriberFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<SubscriberWithSecrets>)))]
@@ -86,7 +97,7 @@ async fn list(
 /// Create a subscriber
 ///
 /// The response contains the signing secret, which is not shown again. Events that are posted from now on are sent to
-/// the subscriber.
+/// the subscriber; with a `backfill`, what was posted before is sent first.
 #[utoipa::path(post, path = "/hub/v1/subscribers", tag = "hub", request_body = NewSubscriberFields,
     params(("idempotency-key" = Option<String>, Header,
         description = "A repeat with the same key has no further effect, and does not show the secret again")),
@@ -99,7 +110,7 @@ async fn create(
     Manager(caller): Manager,
     Mutation { body: JsonBody(NewSubscriberFields(fields)), identity }: Mutation<JsonBody<NewSubscriberFields>>,
 ) -> Result<StoredResponse, Problem> {
-    flow::create(&hub, caller.tenant, fields, identity.as_ref()).await
+    flow::create(&hub, (caller.tenant, caller.principal), fields, identity.as_ref()).await
 }
 
 /// Show a subscriber
@@ -266,14 +277,32 @@ async fn resume(
 
 /// Send a test delivery
 ///
-/// Sends one signed event of type `hub.test` at once, within at most 20 seconds, and returns the result. The event
-/// bypasses the messages that wait, and is sent even if the subscriber is paused or inactive.
-#[utoipa::path(post, path = "/hub/v1/subscribers/{id}/test", tag = "hub", params(("id" = Uuid, Path)), security(("bearer" = [])),
+/// Sends one signed event at once, within at most 20 seconds, and returns the result: the first example of an event type, or
+/// an event of type `hub.test`. The event bypasses the messages that wait, and is sent even if the subscriber is paused or
+/// inactive, but not if the tenant is suspended.
+#[utoipa::path(post, path = "/hub/v1/subscribers/{id}/test", tag = "hub", request_body = Option<TestDelivery>, params(("id" = Uuid, Path)), security(("bearer" = [])),
     responses((status = 200, body = TestResult), (status = 404, description = "There is no such subscriber")))]
 async fn test(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
+    Mutation { body: OptionalJsonBody(body), .. }: Mutation<OptionalJsonBody<TestDelivery>>,
 ) -> Result<Json<TestResult>, Problem> {
-    Ok(Json(flow::test(&hub, &caller.tenant, id).await?))
+    caller.require_active_tenant()?;
+    Ok(Json(flow::test(&hub, &caller.tenant, id, body.event_type).await?))
+}
+
+/// Verify the endpoint of a subscriber
+///
+/// Sends a challenge to an endpoint that has to be verified (`unverified_since`), within at most 20 seconds: a signed POST of
+/// the type `hub.endpoint.verification` with the body `{"challenge": "…", "subscriber_id": "…"}`. The endpoint answers with
+/// 2xx and the challenge, alone or as the field `challenge` of a JSON object. Then the messages that wait are sent.
+#[utoipa::path(post, path = "/hub/v1/subscribers/{id}/verify", tag = "hub", params(("id" = Uuid, Path)), security(("bearer" = [])),
+    responses((status = 200, body = VerificationResult), (status = 404, description = "There is no such subscriber")))]
+async fn verify(
+    State(hub): State<Arc<Hub>>,
+    Manager(caller): Manager,
+    Path(id): Path<Uuid>,
+) -> Result<Json<VerificationResult>, Problem> {
+    Ok(Json(verification::verify(&hub, &caller.tenant, id).await?))
 }

@@ -17,6 +17,8 @@ pub(crate) struct DeadLetter {
     pub(crate) id: Uuid,
     pub(crate) subscriber: Uuid,
     pub(crate) lane: Option<String>,
+    /// The replay that has created the message.
+    pub(crate) replay: Option<Uuid>,
     /// The event's id and type. None: the log no longer had the event when the message was given up.
     pub(crate) event: Option<(Uuid, String)>,
     pub(crate) ordering_key: Option<String>,
@@ -48,7 +50,8 @@ pub(crate) struct DeadLetterFilter {
     pub(crate) retried: Option<bool>,
 }
 
-const COLUMNS: &str = "id, subscriber, lane, event_id, event_type, ordering_key, log_at, reason, detail, attempts,
+const COLUMNS: &str =
+    "id, subscriber, lane, replay, event_id, event_type, ordering_key, log_at, reason, detail, attempts,
     moved_to_dlq_at, manual_retry_by, manual_retry_at";
 const CONDITIONS: &str = "dead_letter.tenant = $1 and ($2::uuid is null or dead_letter.subscriber = $2)
     and ($3::text is null or event_type = $3 or starts_with(event_type, $3 || '.'))
@@ -152,6 +155,7 @@ fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
         id: row.try_get("id")?,
         subscriber: row.try_get("subscriber")?,
         lane: row.try_get("lane")?,
+        replay: row.try_get("replay")?,
         event: event_id.zip(row.try_get("event_type")?),
         ordering_key: row.try_get("ordering_key")?,
         received_at: row.try_get("log_at")?,

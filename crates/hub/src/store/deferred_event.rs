@@ -1,5 +1,7 @@
 //! Hub events whose fan-out is deferred, because their tenant had more than its share.
 
+use std::collections::HashSet;
+
 use chrono::{DateTime, Utc};
 use mailbox::log::LogRef;
 use sqlx::postgres::PgRow;
@@ -103,10 +105,10 @@ pub(crate) async fn advance(
     Ok(())
 }
 
-/// Whether the event is deferred, at least for some subscribers.
-pub(crate) async fn exists(db: &mut PgConnection, log_id: i64) -> sqlx::Result<bool> {
-    let query = "select exists (select from pillarbox_hub.deferred_event where log_id = $1)";
-    sqlx::query_scalar(query).bind(log_id).fetch_one(db).await
+/// Which of these events, by their ids in the log, are deferred, at least for some subscribers.
+pub(crate) async fn among(db: &mut PgConnection, log_ids: &[i64]) -> sqlx::Result<HashSet<i64>> {
+    let query = "select log_id from pillarbox_hub.deferred_event where log_id = any ($1)";
+    Ok(sqlx::query_scalar(query).bind(log_ids).fetch_all(db).await?.into_iter().collect())
 }
 
 /// Deletes the deferred events that were posted before a time; None: all. Returns how many.

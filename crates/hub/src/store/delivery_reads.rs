@@ -293,6 +293,7 @@ fn hub_message(
         lane: row.try_get::<Option<String>, _>("lane")?.map(Arc::from),
         seq: row.try_get("seq")?,
         attempts_before: retried.of(subscriber, n, row.try_get("dead_letter")?),
+        replay: row.try_get("replay")?,
         event: events.get(&log_ref(row)?).cloned(),
     };
     Ok((subscriber, message))

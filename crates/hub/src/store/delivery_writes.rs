@@ -1,26 +1,50 @@
 //! The writes of the dispatcher: attempts, dead letters, lanes, positions and executed commands.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, Utc};
-use sqlx::PgConnection;
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use crate::delivery::{Attempt, Changes, LaneRow, NewDeadLetter};
+use super::health;
 
-/// Saves all changes in the caller's transaction.
-pub(crate) async fn save(tx: &mut PgConnection, changes: &Changes, now: DateTime<Utc>) -> sqlx::Result<()> {
+use crate::delivery::{Attempt, Changes, LaneRow, NewDeadLetter};
+use crate::domain::Outcome;
+use crate::replay::ReplayOutcomes;
+use crate::store::replay;
+
+/// A subscriber that was switched off.
+#[derive(Debug)]
+pub(crate) struct DisabledSubscriber {
+    pub(crate) id: Uuid,
+    pub(crate) tenant: String,
+    pub(crate) name: String,
+    pub(crate) reason: String,
+}
+
+/// Saves all changes in the caller's transaction. Returns the subscribers that were switched off.
+pub(crate) async fn save(
+    tx: &mut PgConnection,
+    changes: &Changes,
+    now: DateTime<Utc>,
+) -> sqlx::Result<Vec<DisabledSubscriber>> {
     insert_attempts(tx, &changes.attempts).await?;
+    replay::add_outcomes(tx, &replay_outcomes(&changes.attempts)).await?;
     insert_dead_letters(tx, &changes.dead_letters).await?;
     // Delete first: a lane whose head has moved has one row to delete and another to insert, with the same name.
     delete_lanes(tx, &changes.deleted_lanes).await?;
     upsert_lanes(tx, &changes.saved_lanes).await?;
     insert_positions(tx, &changes.positions, now).await?;
-    deactivate_subscribers(tx, &changes.gone_subscribers, now).await?;
+    let disabled = deactivate_subscribers(tx, &changes.gone_subscribers, now).await?;
+    health::add_minutes(tx, &changes.health).await?;
+    health::save_states(tx, &changes.states, now).await?;
     reset_retries(tx, &changes.rejected_retries).await?;
     if !changes.executed_commands.is_empty() {
         let query = sqlx::query("delete from pillarbox_hub.command where id = any ($1)");
         query.bind(&changes.executed_commands).execute(tx).await?;
     }
-    Ok(())
+    Ok(disabled)
 }
 
 async fn delete_lanes(tx: &mut PgConnection, lanes: &[(Uuid, i64)]) -> sqlx::Result<()> {
@@ -65,16 +89,34 @@ async fn insert_positions(tx: &mut PgConnection, positions: &[(Uuid, i64)], now:
     sqlx::query(query).bind(subscribers).bind(numbers).bind(now).execute(tx).await.map(drop)
 }
 
-/// Switches off the subscribers that answered 410, unless they have changed since (their version differs).
-async fn deactivate_subscribers(tx: &mut PgConnection, gone: &[(Uuid, i64)], now: DateTime<Utc>) -> sqlx::Result<()> {
+/// Switches off the subscribers that answered 410, or a status that they treat alike, unless they have changed since (their
+/// version differs). Returns those that it has switched off.
+async fn deactivate_subscribers(
+    tx: &mut PgConnection,
+    gone: &[(Uuid, i64, u16)],
+    now: DateTime<Utc>,
+) -> sqlx::Result<Vec<DisabledSubscriber>> {
     if gone.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let query = "update pillarbox_hub.subscriber
-                 set is_active = false, inactive_reason = 'it answered 410 Gone', version = version + 1, updated_at = $3
-                 where (id, version) in (select * from unnest($1::uuid[], $2::bigint[])) and is_active";
-    let (subscribers, versions): (Vec<Uuid>, Vec<i64>) = gone.iter().copied().unzip();
-    sqlx::query(query).bind(subscribers).bind(versions).bind(now).execute(tx).await.map(drop)
+                 set is_active = false, version = subscriber.version + 1, updated_at = $4,
+                     inactive_reason = 'it answered ' || case gone.status when 410 then '410 Gone' else gone.status::text end
+                 from unnest($1::uuid[], $2::bigint[], $3::smallint[]) as gone (id, version, status)
+                 where subscriber.id = gone.id and subscriber.version = gone.version and is_active
+                 returning subscriber.id, tenant, name, inactive_reason";
+    let rows = sqlx::query(query)
+        .bind(gone.iter().map(|(subscriber, ..)| *subscriber).collect::<Vec<_>>())
+        .bind(gone.iter().map(|(_, version, _)| *version).collect::<Vec<_>>())
+        .bind(gone.iter().map(|(.., status)| *status as i16).collect::<Vec<_>>())
+        .bind(now)
+        .fetch_all(tx)
+        .await?;
+    let disabled = |row: &PgRow| {
+        let (id, tenant, name) = (row.try_get("id")?, row.try_get("tenant")?, row.try_get("name")?);
+        Ok(DisabledSubscriber { id, tenant, name, reason: row.try_get("inactive_reason")? })
+    };
+    rows.iter().map(disabled).collect()
 }
 
 /// Makes dead letters retryable again whose retry came too late.
@@ -86,6 +128,25 @@ async fn reset_retries(tx: &mut PgConnection, dead_letters: &[(Uuid, i64)]) -> s
                  where (subscriber, n) in (select * from unnest($1::uuid[], $2::bigint[]))";
     let (subscribers, numbers): (Vec<Uuid>, Vec<i64>) = dead_letters.iter().copied().unzip();
     sqlx::query(query).bind(subscribers).bind(numbers).execute(tx).await.map(drop)
+}
+
+/// The final outcomes of messages of replays, by replay and subscriber: each message counts once, also one that was dead and
+/// was retried. In order, so that two transactions lock the rows in
+/// the same one.
+fn replay_outcomes(attempts: &[Attempt]) -> Vec<((Uuid, Uuid), ReplayOutcomes)> {
+    let mut outcomes = BTreeMap::<(Uuid, Uuid), ReplayOutcomes>::new();
+    for attempt in attempts.iter().filter(|attempt| attempt.outcome.is_final()) {
+        let Some(replay) = attempt.replay else { continue };
+        let counted = outcomes.entry((replay, attempt.subscriber)).or_default();
+        match (attempt.outcome, attempt.was_dead) {
+            (Outcome::Delivered, was_dead) => {
+                counted.delivered += 1;
+                counted.dead -= i64::from(was_dead);
+            }
+            (_, was_dead) => counted.dead += i64::from(!was_dead),
+        }
+    }
+    outcomes.into_iter().collect()
 }
 
 async fn insert_attempts(tx: &mut PgConnection, attempts: &[Attempt]) -> sqlx::Result<()> {
@@ -125,10 +186,10 @@ async fn insert_dead_letters(tx: &mut PgConnection, dead_letters: &[NewDeadLette
     sqlx::query(
         "insert into pillarbox_hub.dead_letter
              (id, tenant, subscriber, n, lane, event_id, event_type, log_shard, log_id, log_at, event_snapshot,
-              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at, ordering_key)
+              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at, ordering_key, replay)
          select d.id, d.tenant, d.subscriber, d.n, d.lane, d.event_id, d.event_type, m.log_shard, m.log_id, m.log_at,
                 d.event_snapshot::json, d.subscriber_snapshot::jsonb, d.reason, d.detail, d.attempts, d.at,
-                d.ordering_key
+                d.ordering_key, m.replay
          from unnest($1::uuid[], $2::text[], $3::uuid[], $4::bigint[], $5::text[], $6::uuid[], $7::text[], $8::text[],
                      $9::text[], $10::text[], $11::text[], $12::smallint[], $13::timestamptz[], $14::text[])
               as d (id, tenant, subscriber, n, lane, event_id, event_type, event_snapshot, subscriber_snapshot, reason,

@@ -25,6 +25,8 @@ pub(crate) struct NewMessage {
     pub(crate) log_ref: LogRef,
     /// The dead letter that this message retries.
     pub(crate) dead_letter: Option<Uuid>,
+    /// The replay that creates this message.
+    pub(crate) replay: Option<Uuid>,
 }
 
 /// The subscribers that an event matched by its type, but that get no message.
@@ -48,8 +50,8 @@ pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, Directory
     Ok((row.try_get("n")?, version_of(&row)?))
 }
 
-/// The log ids of those messages that were fanned out before: they have a hub message or a skipped subscriber, or are
-/// deferred.
+/// The log ids of those messages that were fanned out before: they have a hub message, a stream message or a skipped
+/// subscriber, or are deferred.
 pub(crate) async fn fanned_out(tx: &mut PgConnection, messages: &[&Message]) -> sqlx::Result<HashSet<i64>> {
     let ids: Vec<i64> = messages.iter().map(|message| message.id).collect();
     let (Some(first), Some(last)) = (ids.iter().min(), ids.iter().max()) else { return Ok(HashSet::new()) };
@@ -59,6 +61,8 @@ pub(crate) async fn fanned_out(tx: &mut PgConnection, messages: &[&Message]) -> 
         "select log_id from pillarbox_hub.message where log_id between $1 and $2 and log_id = any ($3) and at >= $4
          union
          select log_id from pillarbox_hub.skipped where log_id between $1 and $2 and log_id = any ($3) and at >= $4
+         union
+         select log_id from pillarbox_hub.stream_message where log_id between $1 and $2 and log_id = any ($3) and at >= $4
          union
          select log_id from pillarbox_hub.deferred_event where log_id = any ($3)",
     )
@@ -128,10 +132,11 @@ async fn append_chunk(
     let to = after + (messages.len() as i64).max(1);
     sqlx::query(
         "with appended as (
-             insert into pillarbox_hub.message (n, at, subscriber, lane, seq, log_shard, log_id, log_at, dead_letter)
-             select $1 + m.ordinal, $2, m.subscriber, m.lane, m.seq, m.log_shard, m.log_id, m.log_at, m.dead_letter
-             from unnest($3::uuid[], $4::text[], $5::bigint[], $6::smallint[], $7::bigint[], $8::timestamptz[], $9::uuid[])
-                  with ordinality as m (subscriber, lane, seq, log_shard, log_id, log_at, dead_letter, ordinal))
+             insert into pillarbox_hub.message (n, at, subscriber, lane, seq, log_shard, log_id, log_at, dead_letter, replay)
+             select $1 + m.ordinal, $2, m.subscriber, m.lane, m.seq, m.log_shard, m.log_id, m.log_at, m.dead_letter, m.replay
+             from unnest($3::uuid[], $4::text[], $5::bigint[], $6::smallint[], $7::bigint[], $8::timestamptz[], $9::uuid[],
+                         $13::uuid[])
+                  with ordinality as m (subscriber, lane, seq, log_shard, log_id, log_at, dead_letter, replay, ordinal))
          insert into pillarbox_hub.fanout_batch (n_from, n_to, subscribers, at, has_commands)
          values ($1, $10, $11, $2, $12)",
     )
@@ -147,6 +152,7 @@ async fn append_chunk(
     .bind(to)
     .bind(subscribers)
     .bind(!also_for.is_empty())
+    .bind(messages.iter().map(|message| message.replay).collect::<Vec<_>>())
     .execute(tx)
     .await
     .map(drop)
@@ -181,6 +187,8 @@ pub(crate) struct DeadLetterToRetry {
     pub(crate) subscriber: Uuid,
     pub(crate) n: i64,
     pub(crate) lane: Option<String>,
+    /// The replay that has created the message. Its retry belongs to the same one.
+    pub(crate) replay: Option<Uuid>,
     pub(crate) log_ref: LogRef,
     /// It is the head of a blocked lane.
     pub(crate) blocks_lane: bool,
@@ -195,7 +203,7 @@ pub(crate) async fn dead_letters_to_retry(
         return Ok(Vec::new());
     }
     let rows = sqlx::query(
-        "select id, subscriber, n, lane, log_shard, log_id, log_at,
+        "select id, subscriber, n, lane, replay, log_shard, log_id, log_at,
                 exists (select from pillarbox_hub.lane
                         where lane.subscriber = dead_letter.subscriber and head = n and next_at is null) as blocks_lane
          from pillarbox_hub.dead_letter
@@ -210,6 +218,7 @@ pub(crate) async fn dead_letters_to_retry(
             subscriber: row.try_get("subscriber")?,
             n: row.try_get("n")?,
             lane: row.try_get("lane")?,
+            replay: row.try_get("replay")?,
             log_ref: LogRef {
                 shard: row.try_get("log_shard")?,
                 id: row.try_get("log_id")?,

@@ -17,8 +17,11 @@ pub(crate) const MOVED_MAX: u64 = 10_000;
 /// Creates partitions ahead. Returns how many it created; 0 if a lock prevents it, in which case the next call tries again.
 pub(crate) async fn create_partitions(db: &mut PgConnection) -> sqlx::Result<i32> {
     let query = "select pillarbox_hub.make_partitions($1)";
-    let created = sqlx::query_scalar(query).bind(partition::DAYS_AHEAD).fetch_one(db).await;
-    Ok(partition::unless_locked(created)?.unwrap_or(0))
+    let created = sqlx::query_scalar(query).bind(partition::DAYS_AHEAD).fetch_one(&mut *db).await;
+    let created = partition::unless_locked(created)?.unwrap_or(0);
+    let query = "select pillarbox_hub.make_health_partitions($1)";
+    let of_health: sqlx::Result<i32> = sqlx::query_scalar(query).bind(partition::DAYS_AHEAD).fetch_one(db).await;
+    Ok(created + partition::unless_locked(of_health)?.unwrap_or(0))
 }
 
 /// When the oldest event with a pending message was posted; None if no message is pending. It may be too old, because
@@ -185,8 +188,8 @@ pub(crate) async fn delete_dead_letters(db: &mut PgConnection, before: DateTime<
 }
 
 /// The number of messages that nothing holds back and that were created more than `age` ago without being sent: their
-/// subscriber is neither paused nor switched off, and no earlier message of their lane waits. At most [`COUNTED_MAX`] per
-/// subscriber are examined, which bounds the cost of the query.
+/// subscriber is active, verified and not paused, its tenant is not suspended, and no earlier message of their lane waits. At
+/// most [`COUNTED_MAX`] per subscriber are examined, which bounds the cost of the query.
 pub(crate) async fn stale(db: &mut PgConnection, age: Duration) -> sqlx::Result<i64> {
     sqlx::query_scalar(
         "select coalesce(sum(stale.count), 0)::bigint
@@ -205,7 +208,9 @@ pub(crate) async fn stale(db: &mut PgConnection, age: Duration) -> sqlx::Result<
                and not exists (select from pillarbox_hub.lane
                                where lane.subscriber = subscriber.id and lane.lane = old.lane)
          ) stale
-         where subscriber.is_active and subscriber.paused_at is null",
+         where subscriber.is_active and subscriber.paused_at is null
+           and subscriber.unverified_since is null
+           and not exists (select from pillarbox.tenant where tenant.name = subscriber.tenant and suspended_at is not null)",
     )
     .bind(age)
     .bind(COUNTED_MAX)

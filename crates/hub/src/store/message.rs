@@ -1,5 +1,7 @@
 //! Queries about hub messages and their attempts, for the HTTP API.
 
+use std::collections::HashSet;
+
 use chrono::{DateTime, Duration, Utc};
 use kit::auth::Tenant;
 use mailbox::log::LogRef;
@@ -30,6 +32,8 @@ pub(crate) struct Message {
     pub(crate) log_ref: LogRef,
     /// The dead letter that this message retries.
     pub(crate) retry_of: Option<Uuid>,
+    /// The replay that has created it.
+    pub(crate) replay: Option<Uuid>,
     pub(crate) progress: Progress,
 }
 
@@ -73,7 +77,7 @@ const OUTCOME: &str =
 /// All columns except the outcome, of messages with the alias `found`.
 const COLUMNS: &str =
     "found.n, found.at, found.subscriber, found.lane, found.seq, found.log_shard, found.log_id, found.log_at,
-    found.dead_letter, coalesce(last.attempt, retried.attempts, 0::smallint) as attempts,
+    found.dead_letter, found.replay, coalesce(last.attempt, retried.attempts, 0::smallint) as attempts,
     last.at as last_attempt_at, last.status as last_status, last.error as last_error, last.detail as last_detail,
     case when last.outcome = 'failed' or waiting.manual_retry then waiting.next_at end as next_attempt_at,
     waiting.head is not null and waiting.next_at is null as blocks_lane";
@@ -142,6 +146,24 @@ pub(crate) async fn skipped(db: &mut PgConnection, tenant: &Tenant, log_ref: Log
         })
     };
     rows.iter().map(skipped).collect()
+}
+
+/// Which of these events, by their ids in the log, somebody wanted: fan-out has created a message, has recorded that a
+/// subscriber got none, or has added the event to a stream. Also subscribers and streams that were deleted since.
+pub(crate) async fn matched(db: &mut PgConnection, events: &[LogRef]) -> sqlx::Result<HashSet<i64>> {
+    // One search for each event, which ends with the first row: an event may have messages for thousands of subscribers.
+    let found: Vec<i64> = sqlx::query_scalar(
+        "select event.id from unnest($1::bigint[], $2::timestamptz[]) as event (id, at)
+         where exists (select from pillarbox_hub.message where log_id = event.id and message.at >= event.at - $3::interval)
+            or exists (select from pillarbox_hub.skipped where log_id = event.id and skipped.at >= event.at - $3::interval)
+            or exists (select from pillarbox_hub.stream_message where log_id = event.id and stream_message.at = event.at)",
+    )
+    .bind(events.iter().map(|event| event.id).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.at).collect::<Vec<_>>())
+    .bind(CLOCK_SKEW)
+    .fetch_all(db)
+    .await?;
+    Ok(found.into_iter().collect())
 }
 
 /// A page of a subscriber's messages, newest first.
@@ -242,6 +264,7 @@ fn message(row: &PgRow) -> sqlx::Result<Message> {
         seq: row.try_get("seq")?,
         log_ref: LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? },
         retry_of: row.try_get("dead_letter")?,
+        replay: row.try_get("replay")?,
         progress,
     })
 }

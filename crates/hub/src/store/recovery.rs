@@ -72,11 +72,11 @@ pub(crate) async fn insert_dead_letters(
              select $3, subscriber, n, attempts, 'dead', 0, $4, $5 from given_up)
          insert into pillarbox_hub.dead_letter
              (id, tenant, subscriber, n, lane, event_id, event_type, log_shard, log_id, log_at, event_snapshot,
-              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at, ordering_key)
+              subscriber_snapshot, reason, detail, attempts, moved_to_dlq_at, ordering_key, replay)
          select given_up.id, $6, $1, given_up.n, given_up.lane, coalesce(event.id, retried.event_id),
                 coalesce(event.type, retried.event_type), given_up.log_shard, given_up.log_id, given_up.log_at,
                 coalesce(event.snapshot::json, retried.event_snapshot), $7, $4, $5, given_up.attempts, $3,
-                coalesce(event.key, retried.ordering_key)
+                coalesce(event.key, retried.ordering_key), given_up.replay
          from given_up
          left join unnest($8::bigint[], $9::uuid[], $10::text[], $11::text[], $13::text[])
                    as event (log_id, id, type, snapshot, key)

@@ -9,7 +9,10 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use crate::domain::{EventTypes, Filter, Format, Interest, OnExhausted, Subscriber, SubscriberSettings};
+use crate::domain::{
+    Backfill, Batch, EndpointAuth, EventTypes, Filter, Format, Interest, OnExhausted, RetryRules, Subscriber,
+    SubscriberSettings,
+};
 use crate::hub_message::DirectoryVersion;
 use crate::signature::{SigningSecret, active_secrets};
 
@@ -21,6 +24,8 @@ pub(crate) struct StoredSubscriber {
     pub(crate) secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
     /// Why the headers and secrets cannot be decrypted. They are empty here in that case.
     pub(crate) undecryptable: Option<String>,
+    /// While the tenant is suspended, nothing is sent to its subscribers.
+    pub(crate) is_tenant_suspended: bool,
 }
 
 impl StoredSubscriber {
@@ -39,8 +44,10 @@ pub(crate) struct SubscriberFilter {
 }
 
 const COLUMNS: &str = "id, tenant, name, url, event_types, filter, ordering_key, retry_backoff_seconds, retry_statuses,
-    on_exhausted, timeout_ms, max_in_flight, rate_limit_per_second, headers, format, is_active, inactive_reason,
-    paused_at, version, created_at, updated_at,
+    retry_rules, batch_max, batch_wait_ms, on_exhausted, timeout_ms, max_in_flight, rate_limit_per_second, headers, auth, format, is_active, inactive_reason,
+    paused_at, verify_endpoint, unverified_since, version, created_at, updated_at,
+    exists (select from pillarbox.tenant where tenant.name = subscriber.tenant and suspended_at is not null)
+        as is_tenant_suspended,
     array(select sealed from pillarbox_hub.secret where secret.subscriber = subscriber.id order by secret.id desc) as sealed,
     array(select expires_at from pillarbox_hub.secret where secret.subscriber = subscriber.id
           order by secret.id desc) as sealed_until";
@@ -61,17 +68,31 @@ pub(super) fn version_of(row: &PgRow) -> sqlx::Result<DirectoryVersion> {
 /// Returns the matching rules of all subscribers. It decrypts nothing, so that a subscriber that cannot be decrypted
 /// still gets messages, which wait for it.
 pub(crate) async fn load_interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interest>> {
-    let query = "select id, tenant, event_types, filter, ordering_key, is_active, created_at from pillarbox_hub.subscriber order by id";
+    // `backfill` is -1 while the backfill is active.
+    let query =
+        "select subscriber.id, subscriber.tenant, subscriber.event_types, subscriber.filter, ordering_key, is_active,
+                        subscriber.created_at,
+                        case when backfill.id is null then null when backfill.ended_at is null then -1
+                             else coalesce(backfill.deferred_to, 0) end as backfill
+                 from pillarbox_hub.subscriber
+                 left join pillarbox_hub.replay as backfill
+                      on backfill.subscriber = subscriber.id and backfill.kind = 'backfill'
+                 order by subscriber.id";
     let rows = sqlx::query(query).fetch_all(db).await?;
     let interest = |row: &PgRow| {
         Ok(Interest {
             subscriber: row.try_get("id")?,
+            is_stream: false,
             tenant: tenant(row)?,
             event_types: event_types(row)?,
             filter: filter(row)?,
             ordering_key: row.try_get("ordering_key")?,
             is_active: row.try_get("is_active")?,
             since: row.try_get("created_at")?,
+            backfill: row.try_get::<Option<i64>, _>("backfill")?.map(|deferred_to| match deferred_to {
+                -1 => Backfill::Active,
+                deferred_to => Backfill::Ended { deferred_to },
+            }),
         })
     };
     rows.iter().map(interest).collect()
@@ -106,7 +127,7 @@ pub(crate) async fn load_shards(
 pub(crate) async fn load_all(db: &mut PgConnection) -> sqlx::Result<Vec<Subscriber>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.subscriber order by id");
     let rows = sqlx::query(sqlx::AssertSqlSafe(query)).fetch_all(db).await?;
-    rows.iter().map(|row| subscriber(row, Vec::new())).collect()
+    rows.iter().map(|row| subscriber(row, Credentials::default())).collect()
 }
 
 /// Returns the number of subscribers of a tenant.
@@ -177,6 +198,7 @@ pub(crate) async fn list(
                select from unnest(event_types) as pattern
                where case when right(pattern, 1) = '*'
                    then starts_with($4, left(pattern, -1)) and length($4) >= length(pattern)
+                       and (pattern <> '*' or split_part($4, '.', 1) <> 'hub')
                    else pattern = $4 end))
          order by id desc limit $5"
     );
@@ -200,8 +222,10 @@ pub(crate) async fn insert(db: &mut PgConnection, cipher: &Cipher, new: &Subscri
         "insert into pillarbox_hub.subscriber
              (id, tenant, version, name, url, event_types, filter, ordering_key, retry_backoff_seconds, retry_statuses,
               on_exhausted, timeout_ms, max_in_flight, rate_limit_per_second, headers, format, is_active,
-              inactive_reason, paused_at, created_at, updated_at, shard)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
+              inactive_reason, paused_at, created_at, updated_at, retry_rules, batch_max,
+              batch_wait_ms, verify_endpoint, unverified_since, auth, shard)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
+              $25, $26, $27,
               pillarbox.shard_of($2, $1::text))",
     )
     .await
@@ -217,7 +241,9 @@ pub(crate) async fn update(db: &mut PgConnection, cipher: &Cipher, changed: &Sub
          set version = $3, name = $4, url = $5, event_types = $6, filter = $7, ordering_key = $8,
              retry_backoff_seconds = $9, retry_statuses = $10, on_exhausted = $11, timeout_ms = $12,
              max_in_flight = $13, rate_limit_per_second = $14, headers = $15, format = $16, is_active = $17,
-             inactive_reason = $18, paused_at = $19, created_at = $20, updated_at = $21
+             inactive_reason = $18, paused_at = $19, created_at = $20, updated_at = $21,
+             retry_rules = $22, batch_max = $23, batch_wait_ms = $24, verify_endpoint = $25, unverified_since = $26,
+             auth = $27
          where id = $1 and tenant = $2",
     )
     .await
@@ -230,6 +256,7 @@ async fn save(
     statement: &'static str,
 ) -> sqlx::Result<()> {
     let settings = &subscriber.settings;
+    let other_rules = Some(settings.retry_rules.without_retried_statuses()).filter(|rules| !rules.is_empty());
     sqlx::query(statement)
         .bind(subscriber.id)
         .bind(subscriber.tenant.as_str())
@@ -240,7 +267,7 @@ async fn save(
         .bind(settings.filter.as_ref().map(Json))
         .bind(&settings.ordering_key)
         .bind(settings.retry_backoff_seconds.iter().map(|seconds| *seconds as i32).collect::<Vec<_>>())
-        .bind(settings.retry_statuses.iter().map(|status| *status as i16).collect::<Vec<_>>())
+        .bind(settings.retry_rules.retried_statuses().into_iter().map(|status| status as i16).collect::<Vec<_>>())
         .bind(settings.on_exhausted.as_str())
         .bind(settings.timeout_ms as i32)
         .bind(settings.max_in_flight as i32)
@@ -252,9 +279,30 @@ async fn save(
         .bind(subscriber.paused_at)
         .bind(subscriber.created_at)
         .bind(subscriber.updated_at)
+        .bind(other_rules.map(Json))
+        .bind(settings.batch.map(|batch| batch.max as i16))
+        .bind(settings.batch.map(|batch| batch.wait_ms as i32))
+        .bind(settings.verify_endpoint)
+        .bind(subscriber.unverified_since)
+        .bind(encrypted_auth(cipher, subscriber.id, settings.auth.as_ref())?)
         .execute(db)
         .await
         .map(drop)
+}
+
+/// The endpoint has answered the challenge. Returns false, without a change, if the subscriber has another URL by now, or has
+/// to be verified again.
+pub(crate) async fn set_verified(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    id: Uuid,
+    (url, since): (&str, DateTime<Utc>),
+    now: DateTime<Utc>,
+) -> sqlx::Result<bool> {
+    let query = "update pillarbox_hub.subscriber set unverified_since = null, version = version + 1, updated_at = $5
+                 where id = $1 and tenant = $2 and url = $3 and unverified_since = $4";
+    let updated = sqlx::query(query).bind(id).bind(tenant.as_str()).bind(url).bind(since).bind(now).execute(db).await?;
+    Ok(updated.rows_affected() > 0)
 }
 
 /// Deletes a subscriber with its secrets, detached lanes and pending commands. Its messages and attempts remain until
@@ -266,6 +314,8 @@ pub(crate) async fn delete(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> 
         .execute(&mut *db)
         .await?;
     sqlx::query("delete from pillarbox_hub.command where subscriber = $1").bind(id).execute(&mut *db).await?;
+    let query = "delete from pillarbox_hub.subscriber_state where subscriber = $1";
+    sqlx::query(query).bind(id).execute(&mut *db).await?;
     sqlx::query("delete from pillarbox_hub.lane where subscriber = $1").bind(id).execute(db).await.map(drop)
 }
 
@@ -318,24 +368,39 @@ fn encrypted_headers(cipher: &Cipher, id: Uuid, headers: &[(String, String)]) ->
     Ok(Some(cipher.encrypt(&plain, id.as_bytes())))
 }
 
+fn encrypted_auth(cipher: &Cipher, id: Uuid, auth: Option<&EndpointAuth>) -> sqlx::Result<Option<Vec<u8>>> {
+    let Some(auth) = auth else { return Ok(None) };
+    let plain = serde_json::to_vec(auth).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    Ok(Some(cipher.encrypt(&plain, id.as_bytes())))
+}
+
+/// What is encrypted in the row of a subscriber.
+#[derive(Default)]
+struct Credentials {
+    headers: Vec<(String, String)>,
+    auth: Option<EndpointAuth>,
+}
+
 /// A subscriber that cannot be decrypted is returned without headers and secrets, so that it can be shown and deleted.
 fn stored_subscriber(row: &PgRow, cipher: &Cipher) -> sqlx::Result<StoredSubscriber> {
     let id: Uuid = row.try_get("id")?;
-    let decrypted = headers(row, cipher, id).and_then(|headers| Ok((headers, secrets(row, cipher, id)?)));
-    let (headers, secrets, undecryptable) = match decrypted {
-        Ok((headers, secrets)) => (headers, secrets, None),
-        Err(error) => (Vec::new(), Vec::new(), Some(error.to_string())),
+    let decrypted = credentials(row, cipher, id).and_then(|found| Ok((found, secrets(row, cipher, id)?)));
+    let (credentials, secrets, undecryptable) = match decrypted {
+        Ok((credentials, secrets)) => (credentials, secrets, None),
+        Err(error) => (Credentials::default(), Vec::new(), Some(error.to_string())),
     };
-    Ok(StoredSubscriber { subscriber: subscriber(row, headers)?, secrets, undecryptable })
+    let is_tenant_suspended = row.try_get("is_tenant_suspended")?;
+    Ok(StoredSubscriber { subscriber: subscriber(row, credentials)?, secrets, undecryptable, is_tenant_suspended })
 }
 
-fn subscriber(row: &PgRow, headers: Vec<(String, String)>) -> sqlx::Result<Subscriber> {
+fn subscriber(row: &PgRow, credentials: Credentials) -> sqlx::Result<Subscriber> {
     Ok(Subscriber {
         id: row.try_get("id")?,
         tenant: tenant(row)?,
         version: row.try_get("version")?,
-        settings: settings(row, headers)?,
+        settings: settings(row, credentials)?,
         paused_at: row.try_get("paused_at")?,
+        unverified_since: row.try_get("unverified_since")?,
         inactive_reason: row.try_get("inactive_reason")?,
         created_at: row.try_get("created_at")?,
         updated_at: row.try_get("updated_at")?,
@@ -353,17 +418,23 @@ fn secrets(row: &PgRow, cipher: &Cipher, id: Uuid) -> sqlx::Result<Vec<(SigningS
     sealed.into_iter().zip(expiries).map(secret).collect()
 }
 
-fn headers(row: &PgRow, cipher: &Cipher, id: Uuid) -> sqlx::Result<Vec<(String, String)>> {
-    match row.try_get::<Option<Vec<u8>>, _>("headers")? {
-        Some(sealed) => {
-            let plain = cipher.decrypt(&sealed, id.as_bytes()).map_err(unreadable)?;
-            serde_json::from_slice(&plain).map_err(unreadable)
-        }
-        None => Ok(Vec::new()),
-    }
+fn credentials(row: &PgRow, cipher: &Cipher, id: Uuid) -> sqlx::Result<Credentials> {
+    let headers = decrypted(row, "headers", cipher, id)?.unwrap_or_default();
+    Ok(Credentials { headers, auth: decrypted(row, "auth", cipher, id)? })
 }
 
-fn settings(row: &PgRow, headers: Vec<(String, String)>) -> sqlx::Result<SubscriberSettings> {
+fn decrypted<T: serde::de::DeserializeOwned>(
+    row: &PgRow,
+    column: &str,
+    cipher: &Cipher,
+    id: Uuid,
+) -> sqlx::Result<Option<T>> {
+    let Some(sealed) = row.try_get::<Option<Vec<u8>>, _>(column)? else { return Ok(None) };
+    let plain = cipher.decrypt(&sealed, id.as_bytes()).map_err(unreadable)?;
+    serde_json::from_slice(&plain).map(Some).map_err(unreadable)
+}
+
+fn settings(row: &PgRow, Credentials { headers, auth }: Credentials) -> sqlx::Result<SubscriberSettings> {
     let positive = |column| row.try_get::<i32, _>(column).map(i32::unsigned_abs);
     Ok(SubscriberSettings {
         name: row.try_get("name")?,
@@ -376,27 +447,44 @@ fn settings(row: &PgRow, headers: Vec<(String, String)>) -> sqlx::Result<Subscri
             .into_iter()
             .map(i32::unsigned_abs)
             .collect(),
-        retry_statuses: row.try_get::<Vec<i16>, _>("retry_statuses")?.into_iter().map(i16::unsigned_abs).collect(),
+        retry_rules: retry_rules(row)?,
         on_exhausted: OnExhausted::named(row.try_get("on_exhausted")?).ok_or("on_exhausted").map_err(unreadable)?,
         timeout_ms: positive("timeout_ms")?,
         max_in_flight: positive("max_in_flight")?,
         rate_limit_per_second: row.try_get::<Option<i32>, _>("rate_limit_per_second")?.map(i32::unsigned_abs),
         headers,
+        auth,
+        batch: batch(row)?,
         format: Format::named(row.try_get("format")?).ok_or("format").map_err(unreadable)?,
+        verify_endpoint: row.try_get("verify_endpoint")?,
         is_active: row.try_get("is_active")?,
     })
 }
 
-fn tenant(row: &PgRow) -> sqlx::Result<Tenant> {
+/// Rules that retry a single status have a column of their own, which the previous version writes, too.
+fn retry_rules(row: &PgRow) -> sqlx::Result<RetryRules> {
+    let others: Option<Json<RetryRules>> = row.try_get("retry_rules")?;
+    let retried: Vec<i16> = row.try_get("retry_statuses")?;
+    let others = others.map(|Json(rules)| rules).unwrap_or_default();
+    Ok(others.with_retried_statuses(retried.into_iter().map(i16::unsigned_abs)))
+}
+
+fn batch(row: &PgRow) -> sqlx::Result<Option<Batch>> {
+    let max = row.try_get::<Option<i16>, _>("batch_max")?.map(|max| u32::from(max.unsigned_abs()));
+    let wait_ms = row.try_get::<Option<i32>, _>("batch_wait_ms")?.map(i32::unsigned_abs);
+    Ok(max.zip(wait_ms).map(|(max, wait_ms)| Batch { max, wait_ms }))
+}
+
+pub(super) fn tenant(row: &PgRow) -> sqlx::Result<Tenant> {
     row.try_get::<&str, _>("tenant")?.parse().map_err(unreadable)
 }
 
-fn event_types(row: &PgRow) -> sqlx::Result<Vec<EventTypes>> {
+pub(super) fn event_types(row: &PgRow) -> sqlx::Result<Vec<EventTypes>> {
     let event_types: Vec<String> = row.try_get("event_types")?;
     event_types.into_iter().map(EventTypes::try_from).collect::<Result<_, _>>().map_err(unreadable)
 }
 
-fn filter(row: &PgRow) -> sqlx::Result<Option<Filter>> {
+pub(super) fn filter(row: &PgRow) -> sqlx::Result<Option<Filter>> {
     Ok(row.try_get::<Option<Json<Filter>>, _>("filter")?.map(|Json(filter)| filter))
 }
 

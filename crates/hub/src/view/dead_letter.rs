@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::domain::Reason;
+use crate::hub_message::public_lane;
 use crate::store::dead_letter::{DeadLetter, Snapshots};
 use crate::view::{EventReference, EventView, MessageId};
 
@@ -25,6 +26,9 @@ pub(crate) struct DeadLetterView {
     /// The lane of the message: messages of one lane are sent one after the other. Absent: the message had none.
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<String>,
+    /// The replay that has created the message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replay_id: Option<Uuid>,
     /// Why the message was given up.
     reason: Reason,
     /// The reason in words.
@@ -58,7 +62,8 @@ impl DeadLetterView {
             message_id: dead.event.as_ref().map(|(event, _)| MessageId { event: *event, subscriber }),
             event_reference: EventReference::new(dead.event, dead.ordering_key, dead.received_at),
             subscriber_id: dead.subscriber,
-            lane: dead.lane,
+            lane: dead.lane.map(|lane| public_lane(&lane, dead.replay).to_owned()),
+            replay_id: dead.replay,
             reason: dead.reason,
             detail: dead.detail,
             attempts: dead.attempts,

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::domain::{EventStatus, Outcome};
+use crate::domain::{EventOutcome, EventStatus, Outcome};
 use crate::hub_message::{EVENT_SOURCE, EventSnapshot};
 use crate::store::message::{Message, Progress, Skipped};
 use crate::view::MessageId;
@@ -22,7 +22,7 @@ pub(crate) struct EventView {
     #[schema(example = "order.paid")]
     event_type: String,
     /// The publisher: `hub` for events that were posted to the hub's API, `sql` for messages that were posted in SQL
-    /// (`hub.sql_events`), or the name of a service (`hub.export`).
+    /// (`hub.sql_events`), the name of a service (`hub.export`), or `hub.system` for events of the hub itself.
     #[schema(example = "hub")]
     source: String,
     /// The ordering key with which the event was posted.
@@ -100,6 +100,15 @@ impl EventReference {
     }
 }
 
+/// An event in a list.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = HubListedEvent)]
+pub(crate) struct ListedEvent {
+    #[serde(flatten)]
+    pub(crate) event: EventView,
+    pub(crate) outcome: EventOutcome,
+}
+
 /// An event and its outcome for each subscriber.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubEventWithOutcomes)]
@@ -108,6 +117,7 @@ pub(crate) struct EventWithOutcomes {
     pub(crate) event: EventView,
     /// How far the event is. An event that matches no subscriber is completed.
     pub(crate) status: EventStatus,
+    pub(crate) outcome: EventOutcome,
     /// One outcome for each subscriber whose `event_types` match the event.
     pub(crate) outcomes: Vec<OutcomeView>,
 }

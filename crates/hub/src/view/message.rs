@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::domain::Outcome;
+use crate::hub_message::public_lane;
 use crate::store::message::{Attempt, Message};
 use crate::view::{EventReference, ProgressView};
 
@@ -84,6 +85,9 @@ pub(crate) struct MessageView {
     /// The dead letter of which this message is the retry.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_of: Option<Uuid>,
+    /// The replay that has created the message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replay_id: Option<Uuid>,
     #[serde(flatten)]
     progress: ProgressView,
 }
@@ -100,10 +104,11 @@ impl MessageView {
             id: event_id.map(|event| MessageId { event, subscriber: message.subscriber }),
             event: EventReference::new(event, ordering_key, message.log_ref.at),
             subscriber_id: message.subscriber,
-            lane: message.lane,
+            lane: message.lane.map(|lane| public_lane(&lane, message.replay).to_owned()),
             seq: message.seq,
             created_at: message.at,
             retry_of: message.retry_of,
+            replay_id: message.replay,
             progress: message.progress.into(),
         }
     }

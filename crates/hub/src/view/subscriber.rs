@@ -13,8 +13,11 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::domain::{EventTypes, Filter, Format, OnExhausted, Subscriber};
-use crate::fields::{HIDDEN_VALUE, SignatureKind};
+use crate::delivery::AttemptResult;
+use crate::domain::{
+    AuthKind, Batch, EndpointAuth, EventTypes, Filter, Format, OnExhausted, RetryRules, RetrySchedule, Subscriber,
+};
+use crate::fields::{HIDDEN_VALUE, RetryRuleMap, SignatureKind};
 use crate::signature::{SecretKind, SigningSecret};
 use crate::store::subscriber::StoredSubscriber;
 
@@ -34,7 +37,14 @@ pub(crate) struct SubscriberView {
     ordering_key: Option<String>,
     /// The pause in seconds before each retry.
     retry_backoff_seconds: Vec<u32>,
-    /// HTTP statuses after which a message is retried, in addition to 429 and 5xx.
+    /// The name of these pauses. Absent: they have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_schedule: Option<RetrySchedule>,
+    /// What happens after a status, or after the statuses of a class, instead of the default.
+    #[schema(value_type = RetryRuleMap)]
+    retry_rules: RetryRules,
+    /// The statuses with a rule `retry` of their own in `retry_rules`, which replaces this field.
+    #[schema(deprecated)]
     retry_statuses: Vec<u16>,
     on_exhausted: OnExhausted,
     /// The time for one attempt in milliseconds.
@@ -47,7 +57,13 @@ pub(crate) struct SubscriberView {
     /// The headers that each delivery carries. Their values are not shown.
     #[schema(example = json!({"authorization": "***"}))]
     headers: BTreeMap<String, &'static str>,
+    /// The credentials that the endpoint requires, without their secrets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    auth: Option<AuthView>,
     format: Format,
+    /// Several messages in one request. Absent: each message has a request of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<Batch>,
     /// Whether events become messages for this subscriber.
     is_active: bool,
     /// Why the hub deactivated the subscriber. Absent if a request did, or if the subscriber is active.
@@ -56,10 +72,65 @@ pub(crate) struct SubscriberView {
     /// Since when the subscriber is paused. Its messages wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     paused_at: Option<DateTime<Utc>>,
+    /// Whether each new scheme, host or port of the `url` has to answer a challenge.
+    verify_endpoint: bool,
+    /// Since when the endpoint has to answer a challenge. Messages wait until it does. Absent: it is verified, or need not be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unverified_since: Option<DateTime<Utc>>,
     /// Grows with each change. The `ETag` is made of it.
     version: i64,
     created_at: DateTime<Utc>,
     updated_at: DateTime<Utc>,
+}
+
+/// Credentials without their secrets.
+#[derive(Debug, Default, Serialize, ToSchema)]
+#[schema(as = SubscriberAuthView)]
+struct AuthView {
+    #[serde(rename = "type")]
+    kind: Option<AuthKind>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    client_id: Option<String>,
+    /// Not shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "***")]
+    client_secret: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scope: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    audience: Option<String>,
+    /// As PEM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    certificate: Option<String>,
+    /// Not shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "***")]
+    private_key: Option<&'static str>,
+}
+
+impl From<EndpointAuth> for AuthView {
+    fn from(auth: EndpointAuth) -> AuthView {
+        let kind = Some(auth.kind());
+        match auth {
+            EndpointAuth::Oauth2(credentials) => AuthView {
+                kind,
+                token_url: Some(credentials.token_url),
+                client_id: Some(credentials.client_id),
+                client_secret: Some(HIDDEN_VALUE),
+                scope: credentials.scope,
+                audience: credentials.audience,
+                ..AuthView::default()
+            },
+            EndpointAuth::Mtls(pair) => AuthView {
+                kind,
+                certificate: Some(pair.certificate),
+                private_key: Some(HIDDEN_VALUE),
+                ..AuthView::default()
+            },
+        }
+    }
 }
 
 /// A signing secret without the secret itself.
@@ -130,17 +201,23 @@ impl From<&Subscriber> for SubscriberView {
             event_types: settings.event_types,
             filter: settings.filter,
             ordering_key: settings.ordering_key,
+            retry_schedule: RetrySchedule::of(&settings.retry_backoff_seconds),
             retry_backoff_seconds: settings.retry_backoff_seconds,
-            retry_statuses: settings.retry_statuses,
+            retry_statuses: settings.retry_rules.retried_statuses(),
+            retry_rules: settings.retry_rules,
             on_exhausted: settings.on_exhausted,
             timeout_ms: settings.timeout_ms,
             max_in_flight: settings.max_in_flight,
             rate_limit_per_second: settings.rate_limit_per_second,
             headers: settings.headers.into_iter().map(|(name, _)| (name, HIDDEN_VALUE)).collect(),
+            auth: settings.auth.map(AuthView::from),
             format: settings.format,
+            batch: settings.batch,
             is_active: settings.is_active,
             inactive_reason: subscriber.inactive_reason.clone(),
             paused_at: subscriber.paused_at,
+            verify_endpoint: settings.verify_endpoint,
+            unverified_since: subscriber.unverified_since,
             version: subscriber.version,
             created_at: subscriber.created_at,
             updated_at: subscriber.updated_at,
@@ -180,6 +257,32 @@ impl SubscriberWithSecret {
     pub(crate) fn response(status: StatusCode, stored: &StoredSubscriber, secret: &SigningSecret) -> StoredResponse {
         StoredResponse::json(status, &SubscriberWithSecret { subscriber: stored.into(), secret: secret.to_text() })
             .with_header(ETAG, etag::of(stored.subscriber.version, stored.subscriber.updated_at))
+    }
+}
+
+/// The result of a challenge.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct VerificationResult {
+    /// Whether the endpoint has answered with the challenge, now or earlier.
+    pub(crate) verified: bool,
+    /// The HTTP status. Absent: there was no response, or no challenge was necessary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
+    /// The kind of failure: `status`, `challenge` (another answer), or why there was no response.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'static str>,
+    /// The failure in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+}
+
+impl VerificationResult {
+    pub(crate) fn verified() -> VerificationResult {
+        VerificationResult { verified: true, status: None, error: None, detail: None }
+    }
+
+    pub(crate) fn failed(result: AttemptResult) -> VerificationResult {
+        VerificationResult { verified: false, status: result.status, error: result.error, detail: result.detail }
     }
 }
 

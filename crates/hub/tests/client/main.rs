@@ -4,6 +4,7 @@
 
 mod addresses;
 mod connections;
+mod mutual_tls;
 mod proxies;
 mod receiver;
 mod responses;

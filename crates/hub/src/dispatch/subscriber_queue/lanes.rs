@@ -10,6 +10,8 @@ use chrono::{DateTime, Utc};
 use crate::delivery::{LaneReadRequest, LaneRow};
 use crate::hub_message::{HubMessage, LaneKey};
 
+/// While both are ready, one of so many messages belongs to a replay.
+const REPLAY_TURN: u32 = 4;
 /// Messages of one lane held in memory. A lane with more is detached and reads the rest later.
 pub(super) const LANE_MESSAGES_MAX: usize = 64;
 
@@ -20,6 +22,8 @@ pub(super) struct Lane {
     pub(super) is_in_flight: bool,
     /// Attempts of the head.
     pub(super) attempts: u16,
+    /// The messages, from the head, that were in the batch that failed last.
+    pub(super) failed_together: usize,
     pub(super) next_at: Option<DateTime<Utc>>,
     /// The head is a dead letter; the lane waits for an operator.
     pub(super) is_blocked: bool,
@@ -43,11 +47,22 @@ pub(super) struct DetachedLane {
     pub(super) is_reading: bool,
 }
 
+/// Live messages and those of replays take turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    Live,
+    Replay,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     by_key: HashMap<LaneKey, Lane>,
-    /// Lanes with a message to send, in turns.
+    /// Lanes with a live message to send, in turns.
     ready: VecDeque<LaneKey>,
+    /// Lanes whose next message was created by a replay, in turns.
+    ready_replays: VecDeque<LaneKey>,
+    /// Live messages since the last message of a replay, while both were ready.
+    live_starts: u32,
     /// Lanes that wait for their next attempt, by its time.
     due: BTreeSet<(DateTime<Utc>, LaneKey)>,
     /// Detached lanes that must read before they can send.
@@ -107,10 +122,14 @@ impl Lanes {
     }
 
     pub(super) fn ready_count(&self) -> usize {
-        self.ready.len()
+        self.ready.len() + self.ready_replays.len()
     }
 
     pub(super) fn has_ready(&self) -> bool {
+        !self.ready.is_empty() || !self.ready_replays.is_empty()
+    }
+
+    pub(super) fn has_ready_live(&self) -> bool {
         !self.ready.is_empty()
     }
 
@@ -159,7 +178,7 @@ impl Lanes {
         lane.queue.push_back(message);
         self.queued += 1;
         if lane.queue.len() == 1 && !lane.is_in_flight {
-            self.ready.push_back(key);
+            self.push_ready(key);
         } else if lane.detached.is_none() && lane.queue.len() > LANE_MESSAGES_MAX {
             self.detach(&key);
         }
@@ -208,7 +227,7 @@ impl Lanes {
                 false => self.end(&request.key),
             }
         } else if !lane.is_in_flight {
-            self.ready.push_back(request.key.clone());
+            self.push_ready(request.key.clone());
         }
     }
 
@@ -231,33 +250,91 @@ impl Lanes {
             if lane.queue.is_empty() {
                 self.needs_read.insert(key);
             } else {
-                self.ready.push_back(key);
+                self.push_ready(key);
             }
         }
     }
 
+    /// The head of the lane may be sent, in its turn.
+    fn push_ready(&mut self, key: LaneKey) {
+        self.ready_of(&key).push_back(key);
+    }
+
+    /// Where the lane waits for its turn: apart from others if its head was created by a replay.
+    fn ready_of(&mut self, key: &LaneKey) -> &mut VecDeque<LaneKey> {
+        let head = self.by_key.get(key).and_then(|lane| lane.queue.front());
+        match head.is_some_and(|head| head.replay.is_some()) {
+            true => &mut self.ready_replays,
+            false => &mut self.ready,
+        }
+    }
+
+    /// Whose turn it is. A live message is never behind more than one request of a replay, and both get on while both are ready.
+    pub(super) fn next_turn(&mut self, may_replay: bool) -> Turn {
+        let has_replays = may_replay && !self.ready_replays.is_empty();
+        self.live_starts = if has_replays { self.live_starts + 1 } else { 0 };
+        if has_replays && (self.ready.is_empty() || self.live_starts >= REPLAY_TURN) {
+            self.live_starts = 0;
+            return Turn::Replay;
+        }
+        Turn::Live
+    }
+
     /// Marks the head of the next ready lane as in flight and returns it.
-    pub(super) fn start_next(&mut self) -> Option<(LaneKey, HubMessage)> {
-        let key = self.ready.pop_front()?;
+    pub(super) fn start_next(&mut self, may_replay: bool) -> Option<(LaneKey, HubMessage)> {
+        let turn = self.next_turn(may_replay);
+        let key = self.pop_ready(turn)?;
         let lane = self.by_key.get_mut(&key)?;
         let message = lane.queue.front()?.clone();
         lane.is_in_flight = true;
         Some((key, message))
     }
 
+    fn ready_in(&mut self, turn: Turn) -> &mut VecDeque<LaneKey> {
+        match turn {
+            Turn::Live => &mut self.ready,
+            Turn::Replay => &mut self.ready_replays,
+        }
+    }
+
+    /// The lanes with a message to send, in the order of their turns.
+    pub(super) fn ready_lanes(&self, turn: Turn) -> impl Iterator<Item = &Lane> {
+        let keys = match turn {
+            Turn::Live => &self.ready,
+            Turn::Replay => &self.ready_replays,
+        };
+        keys.iter().filter_map(|key| self.by_key.get(key))
+    }
+
+    /// Removes the next lane from the ready ones.
+    pub(super) fn pop_ready(&mut self, turn: Turn) -> Option<LaneKey> {
+        self.ready_in(turn).pop_front()
+    }
+
+    /// Lanes that [`Lanes::pop_ready`] returned, and whose turn is still the next one.
+    pub(super) fn return_ready(&mut self, turn: Turn, keys: Vec<LaneKey>) {
+        let ready = self.ready_in(turn);
+        keys.into_iter().rev().for_each(|key| ready.push_front(key));
+    }
+
     /// The head of the lane was not sent: it is the next one again.
     pub(super) fn return_head(&mut self, key: &LaneKey) {
         let Some(lane) = self.by_key.get_mut(key) else { return };
         if std::mem::replace(&mut lane.is_in_flight, false) {
-            self.ready.push_front(key.clone());
+            self.ready_of(key).push_front(key.clone());
         }
     }
 
     /// The head of the lane has its final outcome; the next message may be sent.
     pub(super) fn complete_head(&mut self, key: &LaneKey) {
+        self.complete_heads(key, 1);
+    }
+
+    /// The first `count` messages of the lane have their final outcome; the next one may be sent.
+    pub(super) fn complete_heads(&mut self, key: &LaneKey, count: usize) {
         let Some(lane) = self.by_key.get_mut(key) else { return };
-        (lane.attempts, lane.manual_retry) = (0, false);
-        if let Some(message) = lane.queue.pop_front() {
+        (lane.attempts, lane.failed_together, lane.manual_retry) = (0, 0, false);
+        for message in lane.queue.drain(..count.min(lane.queue.len())) {
             self.queued -= 1;
             self.pending.remove(&message.n);
             if let Some(detached) = &mut lane.detached {
@@ -266,10 +343,10 @@ impl Lanes {
         }
         let has_more = lane.detached.as_ref().is_some_and(|detached| detached.has_more || detached.is_reading);
         if !lane.queue.is_empty() {
-            self.ready.push_back(key.clone());
             if lane.detached.is_some() {
                 self.dirty.insert(key.clone());
             }
+            self.push_ready(key.clone());
         } else if has_more {
             self.needs_read.insert(key.clone());
             self.dirty.insert(key.clone());
@@ -290,6 +367,7 @@ impl Lanes {
     pub(super) fn block(&mut self, key: &LaneKey, head: i64) {
         if let Some(lane) = self.unload(key, head) {
             (lane.is_blocked, lane.manual_retry, lane.next_at) = (true, false, None);
+            lane.failed_together = 0;
         }
     }
 
@@ -385,7 +463,8 @@ impl Lane {
 impl Lanes {
     /// Fails if a lane is scheduled twice, or if a count differs from what it counts.
     pub(super) fn check_invariants(&self) {
-        let scheduled = self.ready.iter().chain(self.due.iter().map(|(_, key)| key)).chain(&self.needs_read);
+        let ready = self.ready.iter().chain(&self.ready_replays);
+        let scheduled = ready.chain(self.due.iter().map(|(_, key)| key)).chain(&self.needs_read);
         let mut seen = HashSet::new();
         for key in scheduled {
             assert!(seen.insert(key), "{key:?} is scheduled twice");

@@ -63,7 +63,8 @@ mod tests {
 
     fn messages(count: i64, payload_bytes: usize) -> Vec<HubMessage> {
         let event = Arc::new(event(payload_bytes));
-        let message = |n| HubMessage { n, lane: None, seq: None, attempts_before: 0, event: Some(event.clone()) };
+        let message =
+            |n| HubMessage { n, lane: None, seq: None, attempts_before: 0, replay: None, event: Some(event.clone()) };
         (1..=count).map(message).collect()
     }
 

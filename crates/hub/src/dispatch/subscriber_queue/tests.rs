@@ -1,5 +1,6 @@
 //! Tests of a subscriber queue against a simulated database.
 
+mod batch_behaviour;
 mod behaviour;
 mod random_model;
 
@@ -8,9 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
 
 use super::*;
-use crate::delivery::{AttemptResult, Changes, LaneReadRequest, LaneRow, RecipientLimits, RecipientRetry, fixtures};
+use crate::delivery::{
+    AttemptResult, Changes, LaneReadRequest, LaneRow, RecipientBatch, RecipientLimits, RecipientRetry, fixtures,
+};
 use crate::domain::{OnExhausted, Outcome, Verdict};
 use crate::hub_message::fixtures::event;
 
@@ -22,6 +26,12 @@ fn recipient(max_in_flight: usize, on_exhausted: OnExhausted) -> Arc<Recipient> 
     let recipient = fixtures::recipient();
     let retry = RecipientRetry { on_exhausted, ..recipient.retry };
     Arc::new(Recipient { limits: RecipientLimits { max_in_flight, rate: None }, retry, ..recipient })
+}
+
+fn with_batch(recipient: Arc<Recipient>, batch: Option<RecipientBatch>) -> Arc<Recipient> {
+    let mut recipient = Arc::into_inner(recipient).unwrap();
+    recipient.batch = batch;
+    Arc::new(recipient)
 }
 
 fn result(verdict: Verdict) -> AttemptResult {
@@ -52,13 +62,16 @@ struct Database {
     /// Final outcomes.
     completed: BTreeMap<i64, Outcome>,
     payload_bytes: usize,
+    /// The replays of messages that were created by one.
+    replays: BTreeMap<i64, Uuid>,
 }
 
 impl Database {
     fn message(&self, n: i64) -> HubMessage {
         let event = event(self.payload_bytes);
         let lane = self.messages[&n].clone();
-        HubMessage { n, lane, seq: None, attempts_before: 0, event: Some(Arc::new(event)) }
+        let replay = self.replays.get(&n).copied();
+        HubMessage { n, lane, seq: None, attempts_before: 0, replay, event: Some(Arc::new(event)) }
     }
 
     fn load(&self, recipient: Arc<Recipient>, now: DateTime<Utc>) -> SubscriberQueue {
@@ -155,6 +168,37 @@ impl ReadInFlight {
         for (request, messages) in self.lanes {
             queue.receive_lane(&request, messages);
         }
+    }
+}
+
+/// Starts the next request, as the sender does: a batch, or a single message.
+fn start_request(queue: &mut SubscriberQueue, now: DateTime<Utc>) -> Option<StartedBatch> {
+    match queue.recipient.batch {
+        Some(_) => queue.start_batch(now),
+        None => {
+            let (key, message) = queue.start_next(now)?;
+            Some(StartedBatch { lanes: vec![(key, 1)], messages: vec![message] })
+        }
+    }
+}
+
+fn cancel_request(queue: &mut SubscriberQueue, request: &StartedBatch, now: DateTime<Utc>) {
+    match queue.recipient.batch {
+        Some(_) => queue.cancel_batch(&request.lanes, now),
+        None => queue.cancel_attempt(&request.lanes[0].0, now),
+    }
+}
+
+fn finish_request(
+    queue: &mut SubscriberQueue,
+    request: &StartedBatch,
+    result: AttemptResult,
+    now: DateTime<Utc>,
+    jitter: f64,
+) {
+    match queue.recipient.batch {
+        Some(_) => queue.finish_batch(&request.lanes, &result, now, jitter),
+        None => queue.finish_attempt(&request.lanes[0].0, result, now, jitter),
     }
 }
 

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 
 use super::lanes::DetachedLane;
-use crate::delivery::{Attempt, LaneRow, NewDeadLetter};
+use crate::delivery::{Attempt, LaneRow, NewDeadLetter, Recovery};
 
 /// The minimum time between two saves of a position. After a crash, the stored attempts tell which messages beyond the
 /// saved position have a final outcome.
@@ -15,6 +15,7 @@ const LANE_SAVE_PAUSE: chrono::Duration = chrono::Duration::milliseconds(1_000);
 pub(super) struct UnsavedChanges {
     pub(super) attempts: Vec<Attempt>,
     pub(super) dead_letters: Vec<NewDeadLetter>,
+    pub(super) recoveries: Vec<Recovery>,
     pub(super) saved_position: i64,
     /// When the position was last compared with the saved one; it was saved then if it had changed.
     pub(super) checked_at: DateTime<Utc>,
@@ -22,7 +23,8 @@ pub(super) struct UnsavedChanges {
 
 impl UnsavedChanges {
     pub(super) fn new(position: i64, now: DateTime<Utc>) -> UnsavedChanges {
-        UnsavedChanges { attempts: Vec::new(), dead_letters: Vec::new(), saved_position: position, checked_at: now }
+        let (attempts, dead_letters, recoveries) = (Vec::new(), Vec::new(), Vec::new());
+        UnsavedChanges { attempts, dead_letters, recoveries, saved_position: position, checked_at: now }
     }
 
     pub(super) fn has_outcomes(&self) -> bool {

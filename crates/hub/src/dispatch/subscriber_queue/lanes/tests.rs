@@ -4,7 +4,7 @@ use super::*;
 use std::sync::Arc;
 
 fn message(n: i64, lane: &str) -> HubMessage {
-    HubMessage { n, lane: Some(Arc::from(lane)), seq: None, attempts_before: 0, event: None }
+    HubMessage { n, lane: Some(Arc::from(lane)), seq: None, attempts_before: 0, replay: None, event: None }
 }
 
 fn key(lane: &str) -> LaneKey {
@@ -15,19 +15,19 @@ fn key(lane: &str) -> LaneKey {
 fn lanes_alternate_and_each_sends_its_head_only() {
     let mut lanes = Lanes::default();
     [(1, "a"), (2, "a"), (3, "b")].iter().for_each(|(n, lane)| lanes.push(message(*n, lane)));
-    let started: Vec<i64> = std::iter::from_fn(|| lanes.start_next()).map(|(_, message)| message.n).collect();
+    let started: Vec<i64> = std::iter::from_fn(|| lanes.start_next(true)).map(|(_, message)| message.n).collect();
     assert_eq!(started, [1, 3]);
     assert_eq!(lanes.first_pending(), Some(1));
     lanes.get_mut(&key("a")).unwrap().is_in_flight = false;
     lanes.complete_head(&key("a"));
-    assert_eq!(lanes.start_next().map(|(_, message)| message.n), Some(2));
+    assert_eq!(lanes.start_next(true).map(|(_, message)| message.n), Some(2));
 }
 
 #[test]
 fn the_position_does_not_wait_for_a_postponed_lane() {
     let (mut lanes, now) = (Lanes::default(), DateTime::UNIX_EPOCH);
     [(1, "a"), (2, "a"), (3, "b")].iter().for_each(|(n, lane)| lanes.push(message(*n, lane)));
-    lanes.start_next().unwrap();
+    lanes.start_next(true).unwrap();
     lanes.get_mut(&key("a")).unwrap().is_in_flight = false;
     lanes.schedule_at(&key("a"), 1, now);
     assert_eq!((lanes.first_pending(), lanes.queued(), lanes.is_dirty()), (Some(3), 1, true));

@@ -87,7 +87,7 @@ fn an_attempt_that_is_connecting_is_not_sent_when_its_subscriber_changes() {
 #[test]
 fn the_attempts_of_a_retried_message_are_numbered_after_the_earlier_ones_with_all_retries() {
     let mut queue = Database::default().load(recipient(10, OnExhausted::Skip), now());
-    let message = HubMessage { n: 1, lane: None, seq: None, attempts_before: 4, event: None };
+    let message = HubMessage { n: 1, lane: None, seq: None, attempts_before: 4, replay: None, event: None };
     queue.receive(vec![message.clone()], Origin::Read { is_complete: true });
     let mut later = now();
     let mut found = Vec::new();
@@ -294,4 +294,47 @@ fn a_message_that_is_given_up_while_in_flight_is_not_retried() {
     database.read(&mut queue, now());
     let (_, again) = queue.start_next(now()).expect("it does not wait for its backoff");
     assert_eq!((again.n, queue.pop_dead_letter_request(again.n)), (message.n, Some("ann".to_owned())));
+}
+
+/// A queue with messages of a replay, each a lane of its own, and then live ones.
+fn queue_with_replay(max_in_flight: usize, replayed: i64, live: i64) -> SubscriberQueue {
+    let mut queue = Database::default().load(recipient(max_in_flight, OnExhausted::Skip), now());
+    let message = |n| HubMessage {
+        n,
+        lane: None,
+        seq: None,
+        attempts_before: 0,
+        replay: (n <= replayed).then(uuid::Uuid::nil),
+        event: Some(Arc::new(event(0))),
+    };
+    queue.receive((1..=replayed + live).map(message).collect(), Origin::Read { is_complete: true });
+    queue
+}
+
+#[test]
+fn a_live_message_does_not_wait_behind_the_messages_of_a_replay() {
+    let mut queue = queue_with_replay(8, 100, 0);
+    assert_eq!(start_all(&mut queue, now()).len(), 6, "a quarter of the requests is reserved for live messages");
+    let mut queue = queue_with_replay(20, 100, 6);
+    assert_eq!(numbers(&start_all(&mut queue, now()))[..8], [101, 102, 103, 1, 104, 105, 106, 2]);
+}
+
+#[test]
+fn a_replay_that_fails_opens_no_breaker_and_pauses_only_replays() {
+    let mut queue = queue_with_replay(8, 60, 3);
+    for _ in 0..30 {
+        let mut started = start_all(&mut queue, now());
+        started.retain(|(_, message)| message.replay.is_some());
+        started.iter().for_each(|(key, _)| queue.finish_attempt(key, result(Verdict::Retry), now(), 0.0));
+    }
+    assert_eq!((queue.limits.is_breaker_open(), queue.in_flight()), (false, 3), "the live ones are in flight");
+    let mut queue = queue_with_replay(8, 60, 0);
+    let (key, _) = queue.start_next(now()).unwrap();
+    let busy = AttemptResult { retry_after: Some(Duration::from_secs(30)), ..result(Verdict::Retry) };
+    queue.finish_attempt(&key, busy, now(), 0.0);
+    assert!(queue.start_next(now()).is_none());
+    let live = HubMessage { n: 61, lane: None, seq: None, attempts_before: 0, replay: None, event: None };
+    queue.receive(vec![live], Origin::Read { is_complete: true });
+    assert_eq!(queue.start_next(now()).map(|(_, message)| message.n), Some(61));
+    assert!(queue.start_next(now() + TimeDelta::seconds(30)).is_some(), "the replay continues");
 }

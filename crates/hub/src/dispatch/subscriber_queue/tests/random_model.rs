@@ -1,7 +1,9 @@
 //! Random runs: messages arrive, are sent, fail and become dead letters, and the process crashes and starts again.
 //!
-//! Checked all the time: at most one message of a lane is in flight, a message is sent only after all earlier ones of its
-//! lane have a final outcome, no message is sent again without a reason, none is lost, and every run comes to an end.
+//! Checked all the time: at most one request of a lane is in flight, a message is sent only after all earlier ones of its
+//! lane have a final outcome, or together with them in one batch, no message is sent again without a reason, none is lost,
+//! and every run comes to an end. A third of the runs sends batches, which never mix live messages and replays. In each run
+//! messages of two replays, in lanes of their own, and of a backfill, in the lanes of live messages, are between live ones.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -9,6 +11,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::*;
+use crate::hub_message::replay_lane;
 use crate::operator_command::{OperatorCommand, PendingCommand};
 
 const STEPS_MAX: usize = 200_000;
@@ -23,7 +26,7 @@ struct Simulation {
     queue: SubscriberQueue,
     read: Option<ReadInFlight>,
     fanout: FanOut,
-    in_flight: Vec<(LaneKey, HubMessage)>,
+    in_flight: Vec<StartedBatch>,
     /// Messages that became dead letters, saved or not.
     dead: HashSet<i64>,
     commands: i64,
@@ -43,7 +46,9 @@ struct Endpoint {
 
 /// The messages that fan-out creates, and how it announces them.
 struct FanOut {
-    lanes: Vec<Arc<str>>,
+    lanes: Vec<String>,
+    replays: [Uuid; 2],
+    backfill: Uuid,
     created: i64,
     total: i64,
     /// Batches on their way to the dispatcher: first and last number.
@@ -55,12 +60,17 @@ struct FanOut {
 impl Simulation {
     fn new(seed: u64) -> Simulation {
         let mut random = StdRng::seed_from_u64(seed);
-        let lanes = (0..random.random_range(1..8)).map(|lane| Arc::from(format!("lane {lane}"))).collect();
+        let lanes = (0..random.random_range(1..8)).map(|lane| format!("lane {lane}")).collect();
         let on_exhausted = if seed.is_multiple_of(2) { OnExhausted::Block } else { OnExhausted::Skip };
-        let recipient = recipient(random.random_range(1..20), on_exhausted);
+        let wait = Duration::from_millis(random.random_range(0..5_000));
+        let batch = RecipientBatch { max: random.random_range(1..=100), wait };
+        let recipient =
+            with_batch(recipient(random.random_range(1..20), on_exhausted), seed.is_multiple_of(3).then_some(batch));
         let (failure_rate, refusal_rate) = (random.random_range(0.0..0.4), random.random_range(0.0..0.05));
         let total = random.random_range(1..600);
         let database = Database::default();
+        let ([first, second, backfill], announced) = ([1, 2, 3].map(Uuid::from_u128), 0);
+        let (replays, handed_over) = ([first, second], VecDeque::new());
         Simulation {
             seed,
             random,
@@ -70,7 +80,7 @@ impl Simulation {
             endpoint: Endpoint { failure_rate, refusal_rate, ..Endpoint::default() },
             recipient,
             read: None,
-            fanout: FanOut { lanes, created: 0, total, handed_over: VecDeque::new(), announced: 0 },
+            fanout: FanOut { lanes, replays, backfill, created: 0, total, handed_over, announced },
             in_flight: Vec::new(),
             dead: HashSet::new(),
             commands: 0,
@@ -118,7 +128,16 @@ impl Simulation {
         for n in first..=self.fanout.created {
             let lane = self.random.random_range(0..self.fanout.lanes.len());
             let lane = self.random.random_bool(0.7).then(|| self.fanout.lanes[lane].clone());
-            self.database.messages.insert(n, lane);
+            let (replay, lane) = match self.random.random_range(0..10) {
+                at @ 0..2 => {
+                    let replay = self.fanout.replays[at];
+                    (Some(replay), lane.map(|lane| replay_lane(replay, &lane)))
+                }
+                2..4 => (Some(self.fanout.backfill), lane),
+                _ => (None, lane),
+            };
+            self.database.replays.extend(replay.map(|replay| (n, replay)));
+            self.database.messages.insert(n, lane.map(Arc::from));
         }
         if self.random.random_bool(0.8) {
             self.fanout.handed_over.push_back((first, self.fanout.created));
@@ -144,26 +163,48 @@ impl Simulation {
     }
 
     fn send(&mut self) {
-        while let Some((key, message)) = self.queue.start_next(self.now) {
+        while let Some(started) = start_request(&mut self.queue, self.now) {
             assert!(self.in_flight.len() < self.recipient.limits.max_in_flight);
-            assert!(!self.in_flight.iter().any(|(other, _)| *other == key), "two messages of a lane in flight");
-            self.check_order(&message);
-            let is_new = !self.endpoint.delivered.contains(&message.n);
-            let is_allowed = is_new || self.endpoint.may_repeat.remove(&message.n);
-            assert!(is_allowed, "seed {}: {} is sent again without a reason", self.seed, message.n);
-            self.endpoint.sent.push(message.n);
-            self.in_flight.push((key, message));
+            self.check_batch(&started);
+            for (at, message) in started.messages.iter().enumerate() {
+                self.check_order(message, &started.messages[..at]);
+                let is_new = !self.endpoint.delivered.contains(&message.n);
+                let is_allowed = is_new || self.endpoint.may_repeat.remove(&message.n);
+                assert!(is_allowed, "seed {}: {} is sent again without a reason", self.seed, message.n);
+                self.endpoint.sent.push(message.n);
+            }
+            self.in_flight.push(started);
         }
     }
 
-    /// Every earlier message of the lane must have a final outcome, saved or not.
-    fn check_order(&self, message: &HubMessage) {
+    fn check_batch(&self, started: &StartedBatch) {
+        let max = self.recipient.batch.map_or(1, |batch| batch.max);
+        assert!((1..=max).contains(&started.messages.len()), "{} messages in a request", started.messages.len());
+        let mut lanes = self.in_flight.iter().flat_map(|other| &other.lanes).collect::<Vec<_>>();
+        for (key, count) in &started.lanes {
+            assert!(!lanes.iter().any(|(other, _)| other == key), "two requests of a lane in flight");
+            let of_lane = started.messages.iter().filter(|message| message.lane_key() == *key).count();
+            assert_eq!(of_lane, *count, "a lane is in a batch once");
+        }
+        lanes.extend(&started.lanes);
+        let replay = started.messages[0].replay;
+        assert!(started.messages.iter().all(|message| message.replay == replay), "seed {}: a batch mixes", self.seed);
+        let is_replay = |request: &&StartedBatch| request.messages[0].replay.is_some();
+        let of_replays = self.in_flight.iter().chain([started]).filter(is_replay).count();
+        let replays_max = (self.recipient.limits.max_in_flight * 3 / 4).max(1);
+        assert!(of_replays <= replays_max || replay.is_none(), "{of_replays} requests of replays in flight");
+        assert_eq!(started.lanes.iter().map(|(_, count)| count).sum::<usize>(), started.messages.len());
+    }
+
+    /// Every earlier message of the lane must have a final outcome, saved or not, or precede it in the same request.
+    fn check_order(&self, message: &HubMessage, before: &[HubMessage]) {
         let Some(lane) = &message.lane else { return };
         for (n, other) in self.database.messages.range(..message.n) {
             if other.as_ref() == Some(lane) {
                 let is_saved = self.database.completed.contains_key(n);
                 let is_completed = is_saved || self.endpoint.delivered.contains(n) || self.dead.contains(n);
-                assert!(is_completed, "{} was sent before {n} was completed", message.n);
+                let is_before = before.iter().any(|message| message.n == *n);
+                assert!(is_completed || is_before, "{} was sent before {n} was completed", message.n);
             }
         }
     }
@@ -172,13 +213,12 @@ impl Simulation {
         if self.in_flight.is_empty() {
             return;
         }
-        let (key, message) = self.in_flight.swap_remove(self.random.random_range(0..self.in_flight.len()));
+        let request = self.in_flight.swap_remove(self.random.random_range(0..self.in_flight.len()));
+        let numbers = request.messages.iter().map(|message| message.n);
         if self.random.random_bool(0.03) {
             // The lease may have expired, so it was not sent.
-            if self.endpoint.delivered.contains(&message.n) {
-                self.endpoint.may_repeat.insert(message.n);
-            }
-            return self.queue.cancel_attempt(&key, self.now);
+            self.endpoint.may_repeat.extend(numbers.filter(|n| self.endpoint.delivered.contains(n)));
+            return cancel_request(&mut self.queue, &request, self.now);
         }
         let verdict = match self.random.random::<f64>() {
             chance if chance < self.endpoint.refusal_rate => Verdict::Refused,
@@ -186,12 +226,13 @@ impl Simulation {
             _ => Verdict::Delivered,
         };
         if verdict == Verdict::Delivered {
-            self.endpoint.delivered.insert(message.n);
-        } else if self.endpoint.delivered.contains(&message.n) {
-            self.endpoint.may_repeat.insert(message.n); // A repetition that fails is retried.
+            self.endpoint.delivered.extend(numbers);
+        } else {
+            // A repetition that fails is retried.
+            self.endpoint.may_repeat.extend(numbers.filter(|n| self.endpoint.delivered.contains(n)));
         }
         let before = self.queue.unsaved.dead_letters.len();
-        self.queue.finish_attempt(&key, result(verdict), self.now, self.random.random());
+        finish_request(&mut self.queue, &request, result(verdict), self.now, self.random.random());
         let dead_letters = &self.queue.unsaved.dead_letters[before..];
         self.dead.extend(dead_letters.iter().map(|dead_letter| dead_letter.message.n));
     }
@@ -235,6 +276,7 @@ impl Simulation {
     }
 
     fn check_end(self) {
+        assert!(self.queue.replays.allow(1, self.now), "no request of a replay is counted as in flight");
         let completed: BTreeSet<i64> = self.database.completed.keys().copied().collect();
         assert_eq!(completed, self.database.messages.keys().copied().collect(), "seed {}", self.seed);
         // Lane by lane, messages are sent in order when they are sent for the first time.

@@ -1,0 +1,194 @@
+//! The catalogues as ingest uses them: loaded once per process, and again when they have changed.
+//!
+//! A process may use what it has loaded for [`VALID_TIME`] after its last check began. The response to a change waits that long
+//! after its commit, so every request that arrives later is checked against the change. While events arrive, checks run in the
+//! background, at most one per [`CHECK_PAUSE`], so that no request waits for one; without events there are none. A tenant
+//! without a catalogue costs a lookup in memory.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use kit::auth::Tenant;
+use kit::boot_time::BootTime;
+use kit::problem::{FieldError, Problem};
+use mailbox::database::{Database, problem};
+use mailbox::log::Post;
+use serde_json::Value;
+use tokio::sync::{Mutex, OnceCell};
+use uuid::Uuid;
+
+use super::UnknownTypes;
+use super::schema::Schema;
+use super::validator::Validator;
+use crate::store::catalogue as store;
+
+/// How long a process may use the catalogues without asking whether they have changed.
+pub(crate) const VALID_TIME: Duration = Duration::from_millis(300);
+/// How old a check is when the next one begins in the background.
+const CHECK_PAUSE: Duration = Duration::from_millis(100);
+/// Payloads of this size together are checked in a thread of their own.
+const INLINE_BYTES_MAX: usize = 64 * 1024;
+
+/// Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct CatalogueCache {
+    db: Database,
+    loaded: Arc<RwLock<Loaded>>,
+    check: Arc<Mutex<()>>,
+}
+
+#[derive(Clone, Default)]
+struct Loaded {
+    /// When the last check began. None: nothing is loaded.
+    checked_at: Option<BootTime>,
+    stamp: Option<Uuid>,
+    tenants: Arc<HashMap<String, Arc<TenantCatalogue>>>,
+}
+
+struct TenantCatalogue {
+    stamp: Uuid,
+    unknown_types: UnknownTypes,
+    /// Loaded with the first event.
+    types: OnceCell<HashMap<String, KnownType>>,
+}
+
+struct KnownType {
+    /// None: every payload is accepted.
+    schema: Option<Box<serde_json::value::RawValue>>,
+    /// Compiled with the first event of the type.
+    validator: OnceLock<Option<Validator>>,
+}
+
+impl CatalogueCache {
+    pub(crate) fn new(db: &Database) -> CatalogueCache {
+        CatalogueCache { db: db.clone(), loaded: Arc::default(), check: Arc::default() }
+    }
+
+    /// Checks the events of a request. Fails with pointers into its body; `is_batch`: it has a list of events.
+    pub(crate) async fn check(&self, tenant: &Tenant, posts: Vec<Post>, is_batch: bool) -> Result<Vec<Post>, Problem> {
+        let Some(catalogue) = self.tenant(tenant).await.map_err(|error| problem(&error))? else { return Ok(posts) };
+        catalogue.load(&self.db, tenant).await.map_err(|error| problem(&error))?;
+        let bytes: usize = posts.iter().map(|post| post.payload.get().len()).sum();
+        let check = move || {
+            let errors = catalogue.errors(&posts, is_batch);
+            if errors.is_empty() { Ok(posts) } else { Err(Problem::validation(errors)) }
+        };
+        match bytes > INLINE_BYTES_MAX {
+            true => tokio::task::spawn_blocking(check).await.map_err(|error| Problem::internal(&error))?,
+            false => check(),
+        }
+    }
+
+    /// The catalogue of a tenant, as current as [`VALID_TIME`] requires. None if the tenant has none.
+    async fn tenant(&self, tenant: &Tenant) -> sqlx::Result<Option<Arc<TenantCatalogue>>> {
+        let now = BootTime::now();
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_within = |time: Duration| loaded.checked_at.is_some_and(|at| now < at + time);
+        if is_within(VALID_TIME) {
+            if !is_within(CHECK_PAUSE) {
+                self.refresh_in_background();
+            }
+            return Ok(loaded.tenants.get(tenant.as_str()).cloned());
+        }
+        let guard = self.check.lock().await;
+        // Another request may have made the check meanwhile.
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let loaded = match loaded.checked_at.is_some_and(|at| now < at + VALID_TIME) {
+            true => loaded,
+            false => self.refresh(loaded).await?,
+        };
+        drop(guard);
+        Ok(loaded.tenants.get(tenant.as_str()).cloned())
+    }
+
+    fn refresh_in_background(&self) {
+        let Ok(guard) = self.check.clone().try_lock_owned() else { return };
+        let cache = self.clone();
+        tokio::spawn(async move {
+            let loaded = cache.loaded.read().unwrap_or_else(PoisonError::into_inner).clone();
+            // After a failure, a later request makes the check itself and reports the error.
+            if let Err(error) = cache.refresh(loaded).await {
+                tracing::debug!(%error, "cannot check whether event types have changed");
+            }
+            drop(guard);
+        });
+    }
+
+    async fn refresh(&self, mut loaded: Loaded) -> sqlx::Result<Loaded> {
+        loaded.checked_at = Some(BootTime::now());
+        let mut db = self.db.acquire().await?;
+        let stamp = store::stamp(&mut db).await?;
+        if loaded.stamp != Some(stamp) {
+            let unchanged = |tenant: &String, stamp: Uuid| {
+                loaded.tenants.get(tenant).filter(|catalogue| catalogue.stamp == stamp).cloned()
+            };
+            let catalogues = store::catalogues(&mut db).await?.into_iter();
+            let tenants = catalogues.map(|(tenant, unknown_types, stamp)| {
+                let new = || Arc::new(TenantCatalogue { stamp, unknown_types, types: OnceCell::new() });
+                let catalogue = unchanged(&tenant, stamp).unwrap_or_else(new);
+                (tenant, catalogue)
+            });
+            (loaded.tenants, loaded.stamp) = (Arc::new(tenants.collect()), Some(stamp));
+        }
+        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded.clone();
+        Ok(loaded)
+    }
+}
+
+impl TenantCatalogue {
+    /// Loads the types, unless they are.
+    async fn load(&self, db: &Database, tenant: &Tenant) -> sqlx::Result<()> {
+        let load = || async {
+            let types = store::applied_schemas(&mut *db.acquire().await?, tenant).await?;
+            let known = |(name, schema)| (name, KnownType { schema, validator: OnceLock::new() });
+            Ok::<_, sqlx::Error>(types.into_iter().map(known).collect())
+        };
+        self.types.get_or_try_init(load).await.map(drop)
+    }
+
+    fn errors(&self, posts: &[Post], is_batch: bool) -> Vec<FieldError> {
+        let Some(types) = self.types.get() else { return Vec::new() };
+        let mut errors = Vec::new();
+        for (at, post) in posts.iter().enumerate() {
+            let pointer = if is_batch { format!("/events/{at}") } else { String::new() };
+            match types.get(&post.topic) {
+                Some(known) => errors.extend(known.errors(post, &pointer)),
+                None if self.unknown_types == UnknownTypes::Refuse => {
+                    let detail = "is not in the catalogue of event types: add it with POST /hub/v1/event-types, or accept unknown \
+                                  types with PATCH /hub/v1/catalogue";
+                    errors.push(FieldError::body(format!("{pointer}/event_type"), detail));
+                }
+                None => {}
+            }
+        }
+        errors
+    }
+}
+
+impl KnownType {
+    fn errors(&self, post: &Post, pointer: &str) -> Vec<FieldError> {
+        let Some(schema) = &self.schema else { return Vec::new() };
+        let compile = || {
+            let schema = Schema::parse(schema).map_err(|errors| format!("{errors:?}"));
+            let validator = schema.and_then(|schema| Validator::new(&schema.rust));
+            if let Err(error) = &validator {
+                tracing::error!(
+                    event_type = post.topic,
+                    error,
+                    "a stored schema cannot be applied, so it is not enforced"
+                );
+            }
+            validator.ok()
+        };
+        let Some(validator) = self.validator.get_or_init(compile) else { return Vec::new() };
+        match serde_json::from_str::<Value>(post.payload.get()) {
+            Ok(payload) => validator.errors(&payload, &format!("{pointer}/payload")),
+            Err(_) => {
+                let detail = "cannot be checked against its schema: it must not be nested more than 127 levels deep, nor have \
+                              numbers beyond double precision or incomplete surrogate pairs";
+                vec![FieldError::body(format!("{pointer}/payload"), detail)]
+            }
+        }
+    }
+}

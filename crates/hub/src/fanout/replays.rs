@@ -1,0 +1,510 @@
+//! The turns in which fan-out advances replays.
+//!
+//! Only fan-out appends hub messages, so it also creates those of replays: a part in each turn, in the transaction that saves
+//! how far the replay has come. A replay never reads what fan-out has not read. In each part the events have the order of
+//! the log across all shards, because a lane can span them.
+//!
+//! A replay has lanes of its own and creates messages only while few of them wait at a subscriber. A backfill creates the
+//! messages of a new subscriber, for which fan-out itself creates none meanwhile; when it has read everything that fan-out
+//! has read, it ends, and in the same transaction the subscriber becomes live.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use mailbox::consumers::{ConsumerError, FollowerPosition, LogFollower};
+use mailbox::log::{LogRef, Message, load_messages};
+use serde_json::Value;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::FanOut;
+use super::batch::Batch;
+use crate::FAN_OUT;
+use crate::domain::{ReplayKind, ReplayMode, ReplayState};
+use crate::hub_message::{HubEvent, replay_lane};
+use crate::replay::{Replay, ReplayProgress, targets};
+use crate::store::replay as store;
+
+/// The time until a replay that has to wait is tried again: longer each time it cannot continue, up to the maximum.
+const WAIT_MIN: Duration = Duration::from_millis(5);
+const WAIT_MAX: Duration = Duration::from_secs(2);
+/// Rows of the log that a turn reads for each message that it may create: more if most rows lead to none, because they
+/// belong to other tenants for example.
+const ROWS_PER_MESSAGE_MAX: u32 = 16;
+/// Rows that a turn reads at least, and at most.
+const ROWS_MIN: u32 = 128;
+const ROWS_MAX: u32 = 2_000;
+/// Rows that the turn of a backfill reads beyond the history: as many as fan-out reads at most meanwhile, so that it catches
+/// up.
+const FOLLOWING_ROWS: u32 = 5_000;
+/// Named events that a turn reads.
+const NAMED_EVENTS_MAX: usize = 100;
+
+/// The replays that fan-out advances, in turn.
+#[derive(Debug, Default)]
+pub(super) struct Replays {
+    waiting: VecDeque<ActiveReplay>,
+}
+
+/// What fan-out has in memory about a replay.
+#[derive(Debug)]
+struct ActiveReplay {
+    id: Uuid,
+    due: Instant,
+    wait: Duration,
+    follower: Option<LogFollower>,
+    rows_per_message: u32,
+    /// Messages that its rate allows now, and when that was.
+    allowed: (f64, Instant),
+}
+
+/// How far a turn has come, once it is committed.
+#[derive(Debug)]
+pub(super) struct ReplayTurn {
+    replay: ActiveReplay,
+    is_ended: bool,
+    created: usize,
+    pub(super) started_at: Instant,
+}
+
+/// What a turn has read.
+struct Part {
+    messages: Vec<Message>,
+    /// Where the messages were read from; None for named events.
+    read_from: Option<FollowerPosition>,
+    /// It is the last one.
+    is_last: bool,
+    checks_time: bool,
+}
+
+/// A message to create.
+struct Candidate {
+    /// The index of the event in the part.
+    at: usize,
+    subscriber: Uuid,
+    lane: Option<String>,
+}
+
+/// Where a turn ends before the end of its part.
+struct Cut {
+    /// The index of the first event that is not done.
+    at: usize,
+    /// The subscribers of this event up to this one are done.
+    after: Option<Uuid>,
+    /// The subscriber that has too many messages.
+    waits_for: Option<Uuid>,
+}
+
+impl Replays {
+    /// The replays take turns in the order of their ids. The first turn belongs to the one after `last_turn`: if it always
+    /// began with the first id, a turn that fails would delay all others for ever.
+    pub(super) fn new(mut ids: Vec<Uuid>, last_turn: Option<Uuid>) -> Replays {
+        let now = Instant::now();
+        let first = ids.partition_point(|id| last_turn.is_some_and(|last| *id <= last));
+        ids.rotate_left(first);
+        let active = |id| ActiveReplay {
+            id,
+            due: now,
+            wait: WAIT_MIN,
+            follower: None,
+            rows_per_message: 1,
+            allowed: (1.0, now),
+        };
+        Replays { waiting: ids.into_iter().map(active).collect() }
+    }
+
+    /// When the next replay can continue. None if there is none.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.waiting.iter().map(|replay| replay.due).min()
+    }
+
+    fn pop_due(&mut self, now: Instant) -> Option<ActiveReplay> {
+        let at = self.waiting.iter().position(|replay| replay.due <= now)?;
+        self.waiting.remove(at)
+    }
+
+    /// The turn is committed; the next replay follows.
+    pub(super) fn finish(&mut self, turn: ReplayTurn) {
+        metrics::counter!("eventhub_replayed_messages_total").increment(turn.created as u64);
+        if !turn.is_ended {
+            self.waiting.push_back(turn.replay);
+        }
+    }
+}
+
+impl ActiveReplay {
+    /// The number of messages that a rate allows now, at most a tenth of a second's.
+    fn allowance(&mut self, rate: Option<u32>, now: Instant) -> usize {
+        let Some(rate) = rate.map(f64::from) else { return usize::MAX };
+        let (allowed, since) = self.allowed;
+        let size = (rate / 10.0).max(1.0);
+        self.allowed = ((allowed + now.saturating_duration_since(since).as_secs_f64() * rate).min(size), now);
+        self.allowed.0 as usize
+    }
+
+    /// Reads more rows for each message if few have led to one, and fewer if some were read in vain.
+    fn adapt_rows(&mut self, created: usize, share: usize, is_cut: bool) {
+        self.rows_per_message = match is_cut {
+            true => (self.rows_per_message / 2).max(1),
+            false if created < share / 4 => (self.rows_per_message * 2).min(ROWS_PER_MESSAGE_MAX),
+            false => self.rows_per_message,
+        };
+    }
+
+    /// Its rate allows the next message later.
+    fn wait_for_rate(&mut self, rate: Option<u32>, now: Instant) {
+        let missing = (1.0 - self.allowed.0).max(0.0) / f64::from(rate.unwrap_or(1).max(1));
+        self.due = now + Duration::from_secs_f64(missing).max(WAIT_MIN);
+    }
+
+    /// It cannot continue now.
+    fn wait_longer(&mut self, now: Instant) {
+        self.due = now + self.wait;
+        self.wait = (self.wait * 3 / 2).min(WAIT_MAX);
+    }
+}
+
+impl FanOut {
+    /// Creates the next messages of the replay whose turn it is. None if no replay can continue now.
+    pub(super) async fn run_replay(
+        &mut self,
+        tx: &mut PgConnection,
+    ) -> Result<Option<(Batch, ReplayTurn)>, ConsumerError> {
+        let started_at = Instant::now();
+        let due = self.replays.as_mut().and_then(|replays| replays.pop_due(started_at));
+        let Some(mut active) = due else { return Ok(None) };
+        self.last_replay = Some(active.id);
+        // It was paused, it has ended, or it was deleted: when it is resumed, the replays are loaded again.
+        let Some(mut replay) = store::lock_runnable(tx, active.id).await? else { return Ok(None) };
+        let share = self.pace.begin_turn().min(active.allowance(replay.rate, started_at));
+        let leader = FollowerPosition::of_consumer(tx, FAN_OUT).await?;
+        let before = saved_progress(&replay);
+        let turn = match leader.filter(|_| share > 0) {
+            Some(leader) => self.advance(tx, (&mut active, &mut replay), &leader, share).await?,
+            None => None,
+        };
+        let has_advanced = before != saved_progress(&replay);
+        let Some(batch) = turn.filter(|batch| !batch.messages.is_empty() || has_advanced) else {
+            self.pace.cancel_turn();
+            match share {
+                0 => active.wait_for_rate(replay.rate, Instant::now()),
+                _ => active.wait_longer(Instant::now()),
+            }
+            self.replays.get_or_insert_default().waiting.push_back(active);
+            return Ok(None);
+        };
+        store::save(tx, &replay).await?;
+        let is_ended = replay.status.state.is_ended();
+        if is_ended && replay.kind == ReplayKind::Backfill {
+            store::end_backfill(tx, replay.id).await?;
+        }
+        let created = batch.messages.len();
+        active.allowed.0 -= created as f64;
+        match created == 0 && replay.progress.waits_for.is_some() {
+            true => active.wait_longer(Instant::now()),
+            false => (active.due, active.wait) = (self.next_replay_due(&replay), WAIT_MIN),
+        }
+        Ok(Some((batch, ReplayTurn { replay: active, is_ended, created, started_at })))
+    }
+
+    /// At once, or when its rate or its subscriber may allow the next messages.
+    fn next_replay_due(&self, replay: &Replay) -> Instant {
+        let now = Instant::now();
+        let for_rate = replay.rate.map(|rate| Duration::from_secs_f64(1.0 / f64::from(rate)).max(WAIT_MIN));
+        let for_subscriber = replay.progress.waits_for.map(|_| WAIT_MIN);
+        now + for_rate.into_iter().chain(for_subscriber).max().unwrap_or_default()
+    }
+
+    /// Adds the next messages, at most `share`, and advances the replay. None if it cannot be continued now.
+    async fn advance(
+        &mut self,
+        tx: &mut PgConnection,
+        (active, replay): (&mut ActiveReplay, &mut Replay),
+        leader: &FollowerPosition,
+        share: usize,
+    ) -> Result<Option<Batch>, ConsumerError> {
+        let now = self.clock.now();
+        if replay.status.started_at.is_none() {
+            start(tx, replay, leader, now).await?;
+        }
+        let share = match replay.subscriber.map(|subscriber| (subscriber, self.directory.is_active(subscriber))) {
+            Some((subscriber, None)) => {
+                replay.status.error = Some(format!("subscriber {subscriber} was deleted"));
+                replay.end(ReplayState::Failed, now);
+                return Ok(Some(Batch::default()));
+            }
+            // No messages are created for a subscriber that is switched off: the replay would pass its events over.
+            Some((_, Some(false))) => 0,
+            Some((subscriber, Some(true))) => share.min(free_capacity(tx, replay, subscriber, now).await?),
+            None => share,
+        };
+        if share == 0 {
+            replay.progress.waits_for = replay.subscriber;
+            return Ok(Some(Batch::default()));
+        }
+        let part = self.read_part(tx, (active, replay), leader, share).await?;
+        let (mut candidates, mut cut) = self.candidates(replay, &part, share);
+        if replay.selection.mode == ReplayMode::Missed && replay.kind == ReplayKind::Replay {
+            drop_existing(tx, &part.messages, &mut candidates).await?;
+        }
+        if let Some(earlier) = limit_waiting(tx, replay, &part.messages, &candidates, now).await? {
+            candidates.truncate(earlier.0);
+            cut = Some(earlier.1);
+        }
+        active.adapt_rows(candidates.len(), share, cut.is_some());
+        let batch = self.create(tx, replay, &part.messages, candidates).await?;
+        advance_to(active, replay, &part, cut.as_ref(), now);
+        Ok(Some(batch))
+    }
+
+    async fn read_part(
+        &self,
+        tx: &mut PgConnection,
+        (active, replay): (&mut ActiveReplay, &Replay),
+        leader: &FollowerPosition,
+        share: usize,
+    ) -> Result<Part, ConsumerError> {
+        if let Some(events) = &replay.events {
+            let rest = &events[replay.progress.events_done.min(events.len())..];
+            let part = &rest[..rest.len().min(NAMED_EVENTS_MAX)];
+            let mut messages = load_messages(tx, part).await?;
+            messages.sort_unstable_by_key(|message| message.id);
+            let is_last = part.len() == rest.len();
+            return Ok(Part { messages, read_from: None, is_last, checks_time: false });
+        }
+        let filter = self.events.fan_out().of_tenant(&replay.tenant);
+        let follower = match &mut active.follower {
+            Some(follower) => follower,
+            none => {
+                let read_to = replay.progress.read_to.clone().unwrap_or_default();
+                none.insert(LogFollower::new(filter, FollowerPosition::from_json(tx, read_to).await?))
+            }
+        };
+        let until = match (&replay.progress.read_until, replay.kind) {
+            (Some(until), ReplayKind::Replay) => FollowerPosition::from_json(tx, until.clone()).await?,
+            (Some(_) | None, _) => leader.clone(),
+        };
+        let is_history = follower.position().is_history();
+        let limit = match is_history || replay.kind == ReplayKind::Replay {
+            true => (share as u32 * active.rows_per_message).clamp(ROWS_MIN, ROWS_MAX),
+            false => FOLLOWING_ROWS,
+        };
+        let (read_from, mut messages) = follower.read(tx, &until, limit).await?;
+        let mut is_last = follower.has_reached(&until);
+        if let Some(until_id) = replay.progress.until_id {
+            messages.retain(|message| message.id < until_id);
+            is_last |= follower.position().approximate_id() >= until_id;
+        }
+        let checks_time = read_from.is_history() || replay.kind == ReplayKind::Replay;
+        Ok(Part { messages, read_from: Some(read_from), is_last, checks_time })
+    }
+
+    /// The messages to create for the events of this part, at most `share`, and where the rest begins.
+    fn candidates(&mut self, replay: &Replay, part: &Part, share: usize) -> (Vec<Candidate>, Option<Cut>) {
+        let mut candidates = Vec::new();
+        for (at, message) in part.messages.iter().enumerate() {
+            let (interests, matching) = self.directory.matching(message);
+            // The directory has the order of the subscribers' ids.
+            let after = replay.progress.after.filter(|_| at == 0);
+            let from = after.map_or(0, |after| matching.partition_point(|at| interests[*at].subscriber <= after));
+            let interests = matching[from..].iter().map(|at| &interests[*at]);
+            let mut found = targets(replay, &self.events, message, part.checks_time, interests).into_iter();
+            let room = share - candidates.len();
+            let fits = found.by_ref().take(room);
+            candidates.extend(fits.map(|(subscriber, lane)| Candidate { at, subscriber, lane }));
+            if found.next().is_some() {
+                let last = candidates.last().filter(|last| last.at == at).map(|last| last.subscriber);
+                return (candidates, Some(Cut { at, after: last.or(after), waits_for: None }));
+            }
+        }
+        (candidates, None)
+    }
+
+    async fn create(
+        &mut self,
+        tx: &mut PgConnection,
+        replay: &mut Replay,
+        messages: &[Message],
+        candidates: Vec<Candidate>,
+    ) -> Result<Batch, ConsumerError> {
+        let (mut batch, mut created) = (Batch::default(), BTreeMap::<Uuid, i64>::new());
+        let mut event: Option<(usize, Arc<HubEvent>)> = None;
+        for Candidate { at, subscriber, lane } in candidates {
+            let message = &messages[at];
+            let content = match &event {
+                Some((of, content)) if *of == at => content.clone(),
+                Some(_) | None => Arc::new(HubEvent::from_log(message)),
+            };
+            event = Some((at, content.clone()));
+            let lane = match replay.kind {
+                ReplayKind::Replay => lane.map(|lane| replay_lane(replay.id, &lane)),
+                ReplayKind::Backfill => lane,
+            };
+            batch.add_replayed(replay.id, (subscriber, lane), message.log_ref(), content);
+            *created.entry(subscriber).or_default() += 1;
+        }
+        replay.progress.matched += batch.messages.len() as i64;
+        replay.progress.created += batch.messages.len() as i64;
+        store::add_created(tx, replay.id, &created.into_iter().collect::<Vec<_>>()).await?;
+        Ok(batch)
+    }
+}
+
+/// How many messages of replays have room at a subscriber; 0 unless a quarter of the room is free, so that each turn creates
+/// many.
+async fn free_capacity(
+    tx: &mut PgConnection,
+    replay: &Replay,
+    subscriber: Uuid,
+    now: DateTime<Utc>,
+) -> sqlx::Result<usize> {
+    let waiting = store::waiting(tx, &replay.tenant, &[subscriber], now).await?.remove(&subscriber).unwrap_or_default();
+    let waiting_max = replay.waiting_max(0);
+    let room = waiting_max - waiting;
+    Ok(if room > waiting_max / 4 { room as usize } else { 0 })
+}
+
+/// What tells whether a turn has changed anything.
+fn saved_progress(replay: &Replay) -> (Option<Value>, Option<Uuid>, Option<Uuid>, usize, ReplayState) {
+    let ReplayProgress { read_to, after, waits_for, events_done, .. } = &replay.progress;
+    (read_to.clone(), *after, *waits_for, *events_done, replay.status.state)
+}
+
+/// Determines what the replay reads.
+async fn start(
+    tx: &mut PgConnection,
+    replay: &mut Replay,
+    leader: &FollowerPosition,
+    now: DateTime<Utc>,
+) -> Result<(), ConsumerError> {
+    (replay.status.state, replay.status.started_at) = (ReplayState::Running, Some(now));
+    replay.status.timed_from = Some(now);
+    if replay.events.is_some() {
+        return Ok(());
+    }
+    let first = FollowerPosition::since(tx, replay.selection.from, leader).await?;
+    let progress = &mut replay.progress;
+    progress.until_id = match replay.selection.to {
+        Some(to) => FollowerPosition::first_id_after(tx, to).await?,
+        None => None,
+    };
+    (progress.first_id, progress.position_id) = (Some(first.approximate_id()), Some(first.approximate_id()));
+    progress.last_id = progress.until_id.or(Some(leader.approximate_id()));
+    (progress.read_to, progress.read_until) = (Some(first.to_json()), Some(leader.to_json()));
+    Ok(())
+}
+
+/// Drops the candidates whose subscriber has a message of the event.
+async fn drop_existing(
+    tx: &mut PgConnection,
+    messages: &[Message],
+    candidates: &mut Vec<Candidate>,
+) -> sqlx::Result<()> {
+    let Some(oldest) = messages.iter().map(|message| message.at).min() else { return Ok(()) };
+    let pair = |candidate: &Candidate| (candidate.subscriber, messages[candidate.at].id);
+    let pairs: Vec<(Uuid, i64)> = candidates.iter().map(pair).collect();
+    let existing = store::with_message(tx, &pairs, oldest).await?;
+    candidates.retain(|candidate| !existing.contains(&pair(candidate)));
+    Ok(())
+}
+
+/// Returns how many candidates can be created, and where the rest begins, if too many messages wait at a subscriber.
+async fn limit_waiting(
+    tx: &mut PgConnection,
+    replay: &Replay,
+    messages: &[Message],
+    candidates: &[Candidate],
+    now: DateTime<Utc>,
+) -> sqlx::Result<Option<(usize, Cut)>> {
+    if candidates.is_empty() {
+        return Ok(None);
+    }
+    let mut subscribers: Vec<Uuid> = candidates.iter().map(|candidate| candidate.subscriber).collect();
+    subscribers.sort_unstable();
+    subscribers.dedup();
+    let mut waiting = store::waiting(tx, &replay.tenant, &subscribers, now).await?;
+    let bytes: usize = messages.iter().map(|message| message.payload.get().len()).sum();
+    let waiting_max = replay.waiting_max(bytes / messages.len().max(1));
+    for (index, Candidate { at, subscriber, .. }) in candidates.iter().enumerate() {
+        let count = waiting.entry(*subscriber).or_default();
+        if *count >= waiting_max {
+            let previous = index.checked_sub(1).map(|previous| &candidates[previous]);
+            let after = match previous.filter(|previous| previous.at == *at) {
+                Some(previous) => Some(previous.subscriber),
+                None => replay.progress.after.filter(|_| *at == 0),
+            };
+            return Ok(Some((index, Cut { at: *at, after, waits_for: Some(*subscriber) })));
+        }
+        *count += 1;
+    }
+    Ok(None)
+}
+
+/// Advances the replay past what is done.
+fn advance_to(active: &mut ActiveReplay, replay: &mut Replay, part: &Part, cut: Option<&Cut>, now: DateTime<Utc>) {
+    let progress = &mut replay.progress;
+    (progress.after, progress.waits_for) = (cut.and_then(|cut| cut.after), cut.and_then(|cut| cut.waits_for));
+    let last_done = match cut {
+        Some(cut) => cut.at.checked_sub(1).map(|last| &part.messages[last]),
+        None => part.messages.last(),
+    };
+    progress.position_at = last_done.map(|message| message.at).or(progress.position_at);
+    let next_id = cut.map(|cut| part.messages[cut.at].id);
+    if let Some(events) = &replay.events {
+        let is_done = |event: &&LogRef| next_id.is_none_or(|next| event.id < next);
+        let read = events.iter().skip(progress.events_done).take(NAMED_EVENTS_MAX);
+        progress.events_done += read.take_while(is_done).count();
+    } else if let (Some(follower), Some(read_from)) = (&mut active.follower, &part.read_from) {
+        if let Some(next_id) = next_id {
+            follower.return_to(read_from, next_id);
+        }
+        progress.position_id = Some(follower.position().approximate_id());
+        progress.read_to = Some(follower.position().to_json());
+    }
+    if cut.is_none() && part.is_last {
+        replay.end(ReplayState::Finished, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replays_alternate_and_one_that_waits_delays_no_other() {
+        let ids = [Uuid::now_v7(), Uuid::now_v7()];
+        let (mut replays, now) = (Replays::new(ids.to_vec(), None), Instant::now());
+        let mut first = replays.pop_due(now).unwrap();
+        assert_eq!(first.id, ids[0]);
+        first.wait_longer(now);
+        replays.waiting.push_back(first);
+        for _ in 0..2 {
+            let second = replays.pop_due(now).unwrap();
+            assert_eq!(second.id, ids[1], "the first one waits");
+            replays.finish(ReplayTurn { replay: second, is_ended: false, created: 0, started_at: now });
+        }
+        assert_eq!(replays.pop_due(now + WAIT_MIN).unwrap().id, ids[0]);
+        let second = replays.pop_due(now).unwrap();
+        replays.finish(ReplayTurn { replay: second, is_ended: true, created: 0, started_at: now });
+        assert!(replays.next_due().is_none());
+        let after = |last| Replays::new(ids.to_vec(), last).pop_due(Instant::now()).unwrap().id;
+        assert_eq!([None, Some(ids[0]), Some(ids[1])].map(after), [ids[0], ids[1], ids[0]], "after a turn that failed");
+    }
+
+    #[test]
+    fn a_rate_allows_its_messages_and_no_more() {
+        let (mut replays, start) = (Replays::new(vec![Uuid::now_v7()], None), Instant::now());
+        let mut active = replays.pop_due(start + WAIT_MIN).unwrap();
+        assert_eq!(active.allowance(None, start), usize::MAX);
+        let mut sent = 0;
+        for step in 0..=1_000 {
+            let allowed = active.allowance(Some(100), start + Duration::from_millis(step * 10)).min(500);
+            active.allowed.0 -= allowed as f64;
+            sent += allowed;
+        }
+        assert!((999..=1_012).contains(&sent), "100 per second for ten seconds: {sent}");
+        assert_eq!(active.allowance(Some(100), start + Duration::from_secs(60)), 10, "a tenth of a second at once");
+    }
+}

@@ -1,0 +1,134 @@
+//! The catalogue of event types as a whole: its settings, its file, and the documents made of it.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, header};
+use kit::extract::{Json, Query};
+use kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use kit::problem::Problem;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{CatalogueReader, Manager};
+use crate::Hub;
+use crate::catalogue::{UnknownTypes, page};
+use crate::flow::catalogue_file::{self, ImportOptions};
+use crate::flow::event_type as flow;
+use crate::view::{CatalogueFile, CatalogueView, ImportResult};
+
+/// The page contains texts of the tenant, so it may load and run nothing.
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'";
+
+pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
+    OpenApiRouter::new()
+        .routes(routes!(show, update))
+        .routes(routes!(export, import))
+        .routes(routes!(schemas))
+        .routes(routes!(read))
+}
+
+/// Changes of the catalogue's settings.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"unknown_types": "accept"}))]
+struct ChangedCatalogue {
+    /// Whether events are accepted whose type is not in the catalogue.
+    unknown_types: UnknownTypes,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct ImportQuery {
+    /// Changes nothing, and tells what would change.
+    #[serde(default)]
+    dry_run: bool,
+    /// Accepts versions that may refuse payloads that the previous version accepts.
+    #[serde(default)]
+    force: bool,
+    /// Removes the event types that are not in the file.
+    #[serde(default)]
+    remove_others: bool,
+}
+
+/// Show the settings of the catalogue
+#[utoipa::path(get, path = "/hub/v1/catalogue", tag = "hub", security(("bearer" = [])),
+    responses((status = 200, body = CatalogueView)))]
+async fn show(
+    State(hub): State<Arc<Hub>>,
+    CatalogueReader(caller): CatalogueReader,
+) -> Result<Json<CatalogueView>, Problem> {
+    Ok(Json(flow::catalogue(&hub, &caller.tenant).await?))
+}
+
+/// Change the settings of the catalogue
+#[utoipa::path(patch, path = "/hub/v1/catalogue", tag = "hub", request_body = ChangedCatalogue,
+    params(("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
+    security(("bearer" = [])), responses((status = 200, body = CatalogueView)))]
+async fn update(
+    State(hub): State<Arc<Hub>>,
+    Manager(caller): Manager,
+    Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<ChangedCatalogue>>,
+) -> Result<StoredResponse, Problem> {
+    flow::set_unknown_types(&hub, caller.tenant, body.unknown_types, identity.as_ref()).await
+}
+
+/// Export the catalogue as one file
+#[utoipa::path(get, path = "/hub/v1/catalogue/file", tag = "hub", security(("bearer" = [])),
+    responses((status = 200, body = CatalogueFile)))]
+async fn export(
+    State(hub): State<Arc<Hub>>,
+    CatalogueReader(caller): CatalogueReader,
+) -> Result<Json<CatalogueFile>, Problem> {
+    Ok(Json(catalogue_file::export(&hub, &caller.tenant).await?))
+}
+
+/// Import a file
+///
+/// All of it, or nothing. Versions that exist must be the same in the file, which may add others.
+#[utoipa::path(put, path = "/hub/v1/catalogue/file", tag = "hub", request_body = CatalogueFile,
+    params(ImportQuery,
+        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
+    security(("bearer" = [])),
+    responses((status = 200, body = ImportResult),
+        (status = 409, description = "A version breaks what the previous one accepts, or there are too many event types")))]
+async fn import(
+    State(hub): State<Arc<Hub>>,
+    Manager(caller): Manager,
+    Query(query): Query<ImportQuery>,
+    Mutation { body: JsonBody(file), identity }: Mutation<JsonBody<CatalogueFile>>,
+) -> Result<StoredResponse, Problem> {
+    let ImportQuery { dry_run, force, remove_others } = query;
+    let options = ImportOptions { is_dry_run: dry_run, is_forced: force, removes_others: remove_others };
+    catalogue_file::import(&hub, caller.tenant, (file, options), identity.as_ref()).await
+}
+
+/// All schemas as one JSON Schema
+///
+/// For code generators: `$defs` has the newest schema of each event type, by its name.
+#[utoipa::path(get, path = "/hub/v1/catalogue/schemas", tag = "hub", security(("bearer" = [])),
+    responses((status = 200, body = Value, content_type = "application/json")))]
+async fn schemas(
+    State(hub): State<Arc<Hub>>,
+    CatalogueReader(caller): CatalogueReader,
+) -> Result<Json<Value>, Problem> {
+    Ok(Json(page::schemas(&flow::all(&hub, &caller.tenant).await?)))
+}
+
+/// The catalogue as a page to read
+#[utoipa::path(get, path = "/hub/v1/catalogue/page", tag = "hub", security(("bearer" = [])),
+    responses((status = 200, body = String, content_type = "text/html")))]
+async fn read(State(hub): State<Arc<Hub>>, CatalogueReader(caller): CatalogueReader) -> Result<Response, Problem> {
+    let page = page::html(caller.tenant.as_str(), &flow::all(&hub, &caller.tenant).await?);
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8")),
+        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY)),
+        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    ];
+    Ok((headers, page).into_response())
+}

@@ -1,0 +1,199 @@
+//! SQL for the catalogue of event types.
+
+use kit::auth::Tenant;
+use serde_json::value::RawValue;
+use sqlx::postgres::PgRow;
+use sqlx::types::Json;
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use crate::catalogue::{EventType, TypeVersion, UnknownTypes};
+
+/// The stamp of all catalogues, another one after each change.
+pub(crate) async fn stamp(db: &mut PgConnection) -> sqlx::Result<Uuid> {
+    sqlx::query_scalar("select stamp from pillarbox_hub.catalogue_stamp").fetch_one(db).await
+}
+
+/// All tenants with a catalogue: what happens to unknown types, and the stamp.
+pub(crate) async fn catalogues(db: &mut PgConnection) -> sqlx::Result<Vec<(String, UnknownTypes, Uuid)>> {
+    let rows = sqlx::query("select tenant, unknown_types, stamp from pillarbox_hub.catalogue").fetch_all(db).await?;
+    rows.iter().map(|row| Ok((row.try_get("tenant")?, unknown_types(row)?, row.try_get("stamp")?))).collect()
+}
+
+/// What happens to unknown types of a tenant.
+pub(crate) async fn find_unknown_types(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<UnknownTypes> {
+    let query = "select unknown_types from pillarbox_hub.catalogue where tenant = $1";
+    let row = sqlx::query(query).bind(tenant.as_str()).fetch_optional(db).await?;
+    row.map_or(Ok(UnknownTypes::default()), |row| unknown_types(&row))
+}
+
+/// Locks the catalogue of a tenant until the end of the transaction, and creates it if it does not exist. Returns what happens
+/// to unknown types.
+pub(crate) async fn lock(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<UnknownTypes> {
+    let query = "insert into pillarbox_hub.catalogue (tenant, stamp) values ($1, $2)
+                 on conflict (tenant) do update set stamp = excluded.stamp returning unknown_types";
+    let row = sqlx::query(query).bind(tenant.as_str()).bind(Uuid::new_v4()).fetch_one(db).await?;
+    unknown_types(&row)
+}
+
+pub(crate) async fn set_unknown_types(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    unknown_types: UnknownTypes,
+) -> sqlx::Result<()> {
+    let query = "update pillarbox_hub.catalogue set unknown_types = $2 where tenant = $1";
+    let name: &'static str = unknown_types.into();
+    sqlx::query(query).bind(tenant.as_str()).bind(name).execute(db).await.map(drop)
+}
+
+/// Sets another stamp of all catalogues. The last statement of a change: other changes wait for its row.
+pub(crate) async fn set_stamp(db: &mut PgConnection) -> sqlx::Result<()> {
+    let query = "update pillarbox_hub.catalogue_stamp set stamp = $1";
+    sqlx::query(query).bind(Uuid::new_v4()).execute(db).await.map(drop)
+}
+
+/// The types of a tenant, each with its newest schema if payloads are checked against it.
+pub(crate) async fn applied_schemas(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+) -> sqlx::Result<Vec<(String, Option<Box<RawValue>>)>> {
+    let query = "select name, schema from pillarbox_hub.event_type left join pillarbox_hub.event_type_version as newest
+                     using (tenant, name)
+                 where tenant = $1 and (newest.version is null or newest.version = event_type.newest) and is_enforced
+                 union all
+                 select name, null from pillarbox_hub.event_type where tenant = $1 and not is_enforced";
+    let rows = sqlx::query(query).bind(tenant.as_str()).fetch_all(db).await?;
+    let schema = |row: &PgRow| {
+        let schema: Option<Json<Box<RawValue>>> = row.try_get("schema")?;
+        Ok((row.try_get("name")?, schema.map(|Json(schema)| schema)))
+    };
+    rows.iter().map(schema).collect()
+}
+
+const COLUMNS: &str = "name, description, is_deprecated, is_enforced, newest, version, created_at, updated_at";
+
+/// Returns types in the order of their names, those after `after`.
+pub(crate) async fn list(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    after: Option<&str>,
+    limit: i64,
+) -> sqlx::Result<Vec<EventType>> {
+    let query = format!(
+        "select {COLUMNS} from pillarbox_hub.event_type where tenant = $1 and ($2::text is null or name > $2)
+         order by name limit $3"
+    );
+    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(after).bind(limit);
+    query.fetch_all(db).await?.iter().map(event_type).collect()
+}
+
+pub(crate) async fn find(db: &mut PgConnection, tenant: &Tenant, name: &str) -> sqlx::Result<Option<EventType>> {
+    let query = format!("select {COLUMNS} from pillarbox_hub.event_type where tenant = $1 and name = $2");
+    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).fetch_optional(db).await?;
+    row.as_ref().map(event_type).transpose()
+}
+
+pub(crate) async fn count(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<i64> {
+    let query = "select count(*) from pillarbox_hub.event_type where tenant = $1";
+    sqlx::query_scalar(query).bind(tenant.as_str()).fetch_one(db).await
+}
+
+/// Inserts the type, or updates every column of it.
+pub(crate) async fn save(db: &mut PgConnection, tenant: &Tenant, saved: &EventType) -> sqlx::Result<()> {
+    let query = "insert into pillarbox_hub.event_type
+                     (tenant, name, description, is_deprecated, is_enforced, newest, version, created_at, updated_at)
+                 values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+                 on conflict (tenant, name) do update
+                 set description = excluded.description, is_deprecated = excluded.is_deprecated,
+                     is_enforced = excluded.is_enforced, newest = excluded.newest, version = excluded.version,
+                     updated_at = excluded.updated_at";
+    sqlx::query(query)
+        .bind(tenant.as_str())
+        .bind(&saved.name)
+        .bind(&saved.description)
+        .bind(saved.is_deprecated)
+        .bind(saved.is_enforced)
+        .bind(saved.newest)
+        .bind(saved.version)
+        .bind(saved.created_at)
+        .bind(saved.updated_at)
+        .execute(db)
+        .await
+        .map(drop)
+}
+
+/// Deletes a type with its versions. Returns whether it existed.
+pub(crate) async fn delete(db: &mut PgConnection, tenant: &Tenant, name: &str) -> sqlx::Result<bool> {
+    let query = "delete from pillarbox_hub.event_type where tenant = $1 and name = $2";
+    Ok(sqlx::query(query).bind(tenant.as_str()).bind(name).execute(db).await?.rows_affected() > 0)
+}
+
+pub(crate) async fn insert_version(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    name: &str,
+    new: &TypeVersion,
+) -> sqlx::Result<()> {
+    let query = "insert into pillarbox_hub.event_type_version (tenant, name, version, schema, examples, created_at)
+                 values ($1, $2, $3, $4::json, $5::json, $6)";
+    // As text: jsonb would change it.
+    let examples = serde_json::to_string(&new.examples).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    sqlx::query(query)
+        .bind(tenant.as_str())
+        .bind(name)
+        .bind(new.version)
+        .bind(new.schema.get())
+        .bind(examples)
+        .bind(new.created_at)
+        .execute(db)
+        .await
+        .map(drop)
+}
+
+const VERSION_COLUMNS: &str = "version, schema, examples, created_at";
+
+/// The versions of a type, oldest first.
+pub(crate) async fn versions(db: &mut PgConnection, tenant: &Tenant, name: &str) -> sqlx::Result<Vec<TypeVersion>> {
+    let query = format!(
+        "select {VERSION_COLUMNS} from pillarbox_hub.event_type_version where tenant = $1 and name = $2 order by version"
+    );
+    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name);
+    query.fetch_all(db).await?.iter().map(type_version).collect()
+}
+
+/// One version of a type.
+pub(crate) async fn find_version(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    name: &str,
+    version: i32,
+) -> sqlx::Result<Option<TypeVersion>> {
+    let query = format!(
+        "select {VERSION_COLUMNS} from pillarbox_hub.event_type_version where tenant = $1 and name = $2 and version = $3"
+    );
+    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).bind(version);
+    query.fetch_optional(db).await?.as_ref().map(type_version).transpose()
+}
+
+fn event_type(row: &PgRow) -> sqlx::Result<EventType> {
+    Ok(EventType {
+        name: row.try_get("name")?,
+        description: row.try_get("description")?,
+        is_deprecated: row.try_get("is_deprecated")?,
+        is_enforced: row.try_get("is_enforced")?,
+        newest: row.try_get("newest")?,
+        version: row.try_get("version")?,
+        created_at: row.try_get("created_at")?,
+        updated_at: row.try_get("updated_at")?,
+    })
+}
+
+fn type_version(row: &PgRow) -> sqlx::Result<TypeVersion> {
+    let (Json(schema), Json(examples)) = (row.try_get("schema")?, row.try_get("examples")?);
+    Ok(TypeVersion { version: row.try_get("version")?, schema, examples, created_at: row.try_get("created_at")? })
+}
+
+fn unknown_types(row: &PgRow) -> sqlx::Result<UnknownTypes> {
+    let name: &str = row.try_get("unknown_types")?;
+    name.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))
+}
