@@ -47,6 +47,9 @@ def before_call(context, case, kwargs):
     # Deliveries must not leave this machine, whatever the request is meant to test.
     if isinstance(case.body, dict) and str(case.body.get("url", "")).lower().startswith("http"):
         case.body["url"] = RECEIVER
+    if isinstance(case.body, dict) and isinstance(case.body.get("auth"), dict) and "token_url" in case.body["auth"]:
+        if str(case.body["auth"]["token_url"]).lower().startswith("http"):
+            case.body["auth"]["token_url"] = RECEIVER
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
     if case.headers:
@@ -84,12 +87,30 @@ def repair_body(body):
             body[name] = time
     if isinstance(body.get("time_zone"), str):
         body["time_zone"] = "Europe/Zurich"
+    if isinstance(body.get("quiet_hours"), dict):
+        body["quiet_hours"] = {"time_zone": "Europe/Zurich", "from": "22:00", "until": "07:00"}
     # An address is unlike any text that its pattern alone describes, and common passwords are refused.
     if isinstance(body.get("email"), str):
         body["email"] = "somebody@example.org"
     for name in ("password", "current_password", "new_password"):
         if isinstance(body.get(name), str):
             body[name] = "a password for tests"
+    # Each type of credentials has fields of its own; a certificate is unlike any text that a schema describes.
+    if isinstance(body.get("auth"), dict):
+        secret = {"client_id": "hub", "client_secret": "a secret for tests"}
+        body["auth"] = {"type": "oauth2", "token_url": RECEIVER, **secret}
+        headers = body.get("headers")
+        if isinstance(headers, dict):
+            body["headers"] = {name: value for name, value in headers.items() if name.lower() != "authorization"}
+    # Either of two fields, not both.
+    if isinstance(body.get("retry_schedule"), str):
+        body.pop("retry_backoff_seconds", None)
+    if isinstance(body.get("retry_rules"), dict):
+        body.pop("retry_statuses", None)
+        # Only a single 4xx status can disable a subscriber.
+        for status, rule in body["retry_rules"].items():
+            if rule == "disable" and not re.fullmatch("4[0-9]{2}", status):
+                body["retry_rules"][status] = "retry"
     # A secret is base64 of some length, and determines the kind of its signature.
     if isinstance(body.get("secret"), str):
         body["secret"] = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

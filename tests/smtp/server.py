@@ -65,6 +65,7 @@ class Handler:
         mail = {
             "from": envelope.mail_from,
             "to": envelope.rcpt_tos,
+            "options": envelope.mail_options,
             "headers": [[name, str(value)] for name, value in parsed.items()],
             "text": part("plain"),
             "html": part("html"),

@@ -10,9 +10,10 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::app::App;
+use crate::audit::{self, AuditTrail};
 use crate::services::{BuiltService, ServiceList};
 use crate::settings::Settings;
-use crate::{keys, operator, server_routes};
+use crate::{keys, operator, portal_tokens, server_routes, tenants};
 
 /// The routes that this process serves: the server routes always, the API only with the role `api`.
 pub(crate) fn router(
@@ -20,19 +21,26 @@ pub(crate) fn router(
     app: App,
     services: Vec<Arc<dyn BuiltService>>,
     authenticator: Authenticator,
+    audit_trail: AuditTrail,
 ) -> Router {
     let open = Router::from(server_routes::router().with_state(app.clone()));
     if !settings.roles().contains(Role::Api) {
         return open;
     }
-    let platform = Router::from(platform_routes().with_state(app));
+    let mut platform = platform_routes();
+    // They are of use only where the hub accepts them.
+    if settings.has_service(hub::NAME) {
+        platform = platform.merge(portal_tokens::http::router());
+    }
+    let platform = Router::from(platform.with_state(app));
     let api = services.into_iter().fold(platform, |api, service| api.merge(service.router()));
+    let api = api.layer(middleware::from_fn_with_state(audit_trail, audit::audit));
     open.merge(api.layer(middleware::from_fn_with_state(authenticator, authenticate)))
 }
 
-/// The authenticated routes of the platform itself.
+/// The authenticated routes of the platform itself that every process with the role `api` serves.
 fn platform_routes() -> OpenApiRouter<App> {
-    keys::http::router().merge(operator::http::router())
+    keys::http::router().merge(tenants::http::router()).merge(audit::http::router()).merge(operator::http::router())
 }
 
 #[derive(OpenApi)]
@@ -44,7 +52,7 @@ fn platform_routes() -> OpenApiRouter<App> {
     ),
     tags(
         (name = "server", description = "Health, readiness, metrics and this description. No authentication."),
-        (name = "admin", description = "API keys. Requires the role `admin`, from an API key or an operator's token."),
+        (name = "admin", description = "API keys, tenants and the audit trail. Requires the role `admin`, from an API key or an operator's token; for tenants and the audit trail in the tenant `main`."),
         (name = "operator", description = "The log and its consumers. Requires the role `admin` in the tenant `main`."),
     )
 )]
@@ -53,7 +61,8 @@ struct Description;
 /// The OpenAPI description of every route, independent of the roles and services of this process.
 pub fn api_description(services: ServiceList) -> utoipa::openapi::OpenApi {
     let platform = OpenApiRouter::with_openapi(Description::openapi());
-    let mut described = platform.merge(server_routes::router()).merge(platform_routes()).into_openapi();
+    let platform = platform.merge(server_routes::router()).merge(platform_routes());
+    let mut described = platform.merge(portal_tokens::http::router()).into_openapi();
     for service in services {
         described.merge(service.describe());
     }

@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use kit::auth::{Authenticator, TokenVerifier};
+use kit::auth::{Authenticator, TenantRoutes, TokenVerifier};
 use kit::clock::Clock;
 use kit::config::InvalidSetting;
 use kit::health::Health;
-use kit::limit::RateLimit;
+use kit::limit::RateLimits;
 use kit::page::CursorKey;
 use kit::secret::{MasterKey, Secret};
 use kit::telemetry::{self, PrometheusHandle};
@@ -30,14 +30,17 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::{self, AuditTrail};
 use crate::checks::Checks;
 use crate::clock_check::ClockCheck;
 use crate::keys::cache::KeyCache;
 use crate::keys::flow::claim_installation;
 use crate::pools::Pools;
+use crate::rate_exchange::RateExchange;
 use crate::services::{self, ServiceList};
-use crate::settings::Settings;
-use crate::{api, keys};
+use crate::settings::{Bus, Settings};
+use crate::tenants::flow::{Propagation, adopt, remove_deleted};
+use crate::{api, keys, portal_tokens};
 
 /// Time between two health checks of the dependencies.
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
@@ -45,6 +48,10 @@ const CHECK_PAUSE: Duration = Duration::from_secs(1);
 const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
 /// Time between two checks whether the payloads of confidential messages are still needed.
 const BLANK_PAUSE: Duration = Duration::from_secs(2);
+/// Time between two removals of old audit lines, expired portal tokens and deleted tenants.
+const REMOVE_PAUSE: Duration = Duration::from_secs(60);
+/// Time between two exchanges of the demands on shared rate limits.
+const RATE_PAUSE: Duration = Duration::from_secs(1);
 /// Time between two measurements of the consumers' lag.
 const LAG_PAUSE: Duration = Duration::from_secs(5);
 /// Timeout of each step of a stop.
@@ -60,6 +67,7 @@ pub struct App {
     pub(crate) local_handlers: LocalHandlers,
     pub(crate) health: Health,
     pub(crate) metrics: PrometheusHandle,
+    pub(crate) propagation: Propagation,
     services: ServiceList,
     description: Arc<OnceLock<Bytes>>,
 }
@@ -110,6 +118,7 @@ pub enum StartError {
 }
 
 /// RabbitMQ, and the signatures of the messages that services exchange over it.
+#[derive(Clone)]
 pub(crate) struct MessageBus {
     pub(crate) broker: Arc<Broker>,
     pub(crate) signer: MessageSigner,
@@ -123,7 +132,7 @@ pub struct Running {
     stop: CancellationToken,
     server: TaskTracker,
     workers: Workers,
-    runtime: Runtime,
+    runtime: Arc<Runtime>,
     service_tasks: TaskTracker,
     pools: Pools,
     checks: Arc<Checks>,
@@ -179,8 +188,10 @@ pub async fn start(
     let checks = Arc::new(Checks::new(settings, &pools.checks, pools.pooler_checks.clone(), broker.clone(), &health)?);
     checks.run().await;
     let address = listener.local_addr().map_err(StartError::Listener)?;
-    let context = service_context(settings, &pools, &app, master_keys, authenticator.tokens.clone());
+    let mut context = service_context(settings, &pools, &app, master_keys, authenticator.tokens.clone());
+    context.rate_limits = authenticator.limits.clone();
     let built = services::build(services, &context, settings)?;
+    adopt(&pools.workers).await?;
     // The last step that can fail: it may create the first admin key, which is lost unless the caller can show it.
     let has_admin_key = settings.admin_key.is_some();
     let first_admin_key = claim_installation(&pools.workers, master_keys, has_admin_key).await?;
@@ -191,17 +202,23 @@ pub async fn start(
     workers.start_upkeep(Upkeep {
         checks: checks.clone(),
         clock_check,
-        rate_limit: authenticator.rate_limit.clone(),
+        limits: authenticator.limits.clone(),
         metrics: app.metrics.clone(),
     });
     let bus = broker.map(|broker| MessageBus { broker, signer: MessageSigner::new(master_keys) });
-    let runtime = start_runtime(settings, &pools, &app, &workers, bus.as_ref());
+    let runtime = Arc::new(start_runtime(settings, &pools, &app, &workers, bus.as_ref()));
     services::start_workers(&built, settings, &runtime, bus.as_ref());
     workers.start_lag_measurement(pools.workers.clone());
+    if settings.roles().contains(Role::Api) {
+        workers.start_rate_exchange(RateExchange::new(authenticator.limits.clone(), pools.workers.clone()));
+    }
 
-    let router = web::finish(api::router(settings, app, built, authenticator), settings.request_limits(), &health);
+    let (audit_trail, write_audit_trail) = AuditTrail::new(pools.requests.clone(), app.clock.clone());
+    context.spawn(write_audit_trail);
+    let api = api::router(settings, app, built, authenticator, audit_trail);
+    let router = web::finish(api, settings.request_limits(), &health);
     let server = TaskTracker::new();
-    server.spawn(serve::serve(listener, router, settings.serve_limits(), stop.clone()));
+    server.spawn(serve::serve(listener, router, settings.serve_limits(), settings.proxies(), stop.clone()));
     let service_tasks = context.tasks().clone();
     Ok(Running { address, first_admin_key, stop, server, workers, runtime, service_tasks, pools, checks })
 }
@@ -230,6 +247,11 @@ fn app_state(
         local_handlers: LocalHandlers::default(),
         health: health.clone(),
         metrics,
+        propagation: Propagation {
+            lease_time: settings.lease_time(),
+            time_max: Duration::from_millis(settings.hub.change_wait_ms.into()),
+            own_processes: 1,
+        },
         services,
         description: Arc::default(),
     })
@@ -239,7 +261,11 @@ fn authenticator(settings: &Settings, app: &App, master_keys: &[MasterKey]) -> R
     Ok(Authenticator {
         keys: Arc::new(app.keys.clone()),
         tokens: Arc::new(token_verifier(settings, app, master_keys)?),
-        rate_limit: settings.rate_limit().map(RateLimit::per_second),
+        limits: RateLimits::default(),
+        rate: settings.rate_limit(),
+        tenant_routes: TenantRoutes::new(
+            app.services.iter().flat_map(|service| service.tenant_routes().iter().copied()),
+        ),
     })
 }
 
@@ -265,6 +291,7 @@ fn start_runtime(
     if roles.contains(Role::Maintain) {
         workers.start_log_maintenance(settings, pools.workers.clone());
         workers.start_blanking(pools.workers.clone());
+        workers.start_removal(settings.audit_days, app.services, pools.workers.clone());
     }
     let replica = Replica::new(process_name(), settings.lease_time());
     // Commits over the pool for requests and over that for background work wake the same readers.
@@ -272,7 +299,8 @@ fn start_runtime(
     let runtime = Runtime::start(db, app.clock.clone(), replica, workers.health.clone(), workers.stop.clone())
         .with_local_handlers(app.local_handlers.clone());
     if let (true, Some(bus)) = (roles.contains(Role::Relay), bus) {
-        relay::start(&runtime, &settings.relay, &bus.broker, &bus.signer);
+        let for_services = settings.bus == Bus::Rabbitmq;
+        relay::start(&runtime, &settings.relay, &bus.broker, &bus.signer, for_services);
     }
     runtime
 }
@@ -343,10 +371,32 @@ impl Workers {
         self.tasks.spawn(async move { worker.run(|| maintain(&db, blanking.run_once(&db))).await });
     }
 
+    fn start_removal(&self, audit_days: u32, services: ServiceList, db: PgPool) {
+        let worker = self.worker("tenants", REMOVE_PAUSE, false).with_limits(RoundLimits::LONG);
+        self.tasks.spawn(async move { worker.run(|| maintain(&db, remove_old(&db, audit_days, services))).await });
+    }
+
+    fn start_rate_exchange(&self, exchange: RateExchange) {
+        let worker = self.worker("rate limits", RATE_PAUSE, false);
+        self.tasks.spawn(async move {
+            worker.run(|| exchange.round()).await;
+            if let Err(error) = exchange.end().await {
+                tracing::debug!(%error, "the demands of this process remain for some seconds");
+            }
+        });
+    }
+
     fn start_lag_measurement(&self, db: PgPool) {
         let (worker, gauges) = (self.worker("lag", LAG_PAUSE, false), LagGauges::default());
         self.tasks.spawn(async move { worker.run(|| measure_lag(&db, &gauges)).await });
     }
+}
+
+/// Removes what has expired: audit lines, portal tokens, what deleted tenants still have, and finally their names.
+async fn remove_old(db: &PgPool, audit_days: u32, services: ServiceList) -> Result<Round, sqlx::Error> {
+    portal_tokens::flow::remove_expired(db).await?;
+    let (audit, tenants) = (audit::remove_old(db, audit_days).await?, remove_deleted(db, services).await?);
+    Ok(if audit == Round::Busy { audit } else { tenants })
 }
 
 async fn measure_lag(db: &PgPool, gauges: &LagGauges) -> Result<Round, sqlx::Error> {
@@ -358,7 +408,7 @@ async fn measure_lag(db: &PgPool, gauges: &LagGauges) -> Result<Round, sqlx::Err
 struct Upkeep {
     checks: Arc<Checks>,
     clock_check: ClockCheck,
-    rate_limit: Option<RateLimit>,
+    limits: RateLimits,
     metrics: PrometheusHandle,
 }
 
@@ -366,9 +416,7 @@ impl Upkeep {
     async fn run_once(&self) -> Result<Round, std::convert::Infallible> {
         tokio::join!(self.checks.run(), self.clock_check.run_in_time());
         self.metrics.run_upkeep();
-        if let Some(limit) = &self.rate_limit {
-            limit.drop_idle();
-        }
+        self.limits.drop_idle();
         Ok(Round::Idle)
     }
 }

@@ -1,10 +1,14 @@
 //! The command line: its commands, their options, and how it loads the settings.
 
 mod admin;
+mod aliases;
 mod consumers;
 mod cursors;
 mod dead_letters;
+mod emails;
+mod event_types;
 mod installation;
+mod notifications;
 mod parity;
 mod parked;
 mod readyz;
@@ -13,8 +17,11 @@ mod replay;
 mod secret_flags;
 mod serve;
 mod status;
+mod streams;
 mod table;
 mod tail;
+mod tenants;
+mod webhook_replays;
 mod webhooks;
 
 use std::net::SocketAddr;
@@ -27,6 +34,7 @@ use identity::UserRole;
 use kit::auth::{Role, Tenant};
 use kit::config::{ENV_PREFIX, InvalidSetting, Sources};
 use kit::duration::{self, Unit};
+use kit::secret::Secret;
 use mailbox::database;
 use serde::Serialize;
 use uuid::Uuid;
@@ -130,6 +138,9 @@ enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Create, list, suspend, resume and delete tenants: the customers of this installation
+    #[command(subcommand)]
+    Tenants(tenants::Command),
     /// Change accounts of users
     #[command(subcommand)]
     User(UserCommand),
@@ -137,6 +148,10 @@ enum Command {
     Send(webhooks::Send),
     /// Receive webhooks on this machine, verify and print them
     Listen(webhooks::Listen),
+    /// List, show, import and export the event types of a tenant
+    EventTypes(event_types::EventTypes),
+    /// List, show, seek and delete the streams of a tenant
+    Streams(streams::Streams),
     /// Print the messages of the log as lines of JSON, and follow the log
     Tail {
         /// Start with the oldest message of the log instead of the next one
@@ -157,7 +172,13 @@ enum Command {
     /// List, retry or discard dead letters, which were given up after their retries
     #[command(subcommand)]
     DeadLetters(dead_letters::Command),
-    /// Make a consumer read a time range again; list or cancel replays
+    /// Retry e-mails that were given up
+    #[command(subcommand, name = "mail")]
+    Emails(emails::Command),
+    /// Deliver notifications again that were given up
+    #[command(subcommand)]
+    Notifications(notifications::Command),
+    /// Make a consumer read a time range again, or send webhooks again (`replay webhooks`); list or cancel replays
     Replay(replay::Replay),
     /// Resume the consumers after the database was restored or copied
     Recover(replay::RecoverArgs),
@@ -185,6 +206,8 @@ enum UserCommand {
         #[arg(value_name = "admin|user")]
         role: UserRole,
     },
+    /// Announce the contacts of all verified users again, for a notify service that has lost them
+    Announce,
 }
 
 #[derive(Subcommand)]
@@ -232,6 +255,8 @@ enum Failure {
     Telemetry(#[from] kit::telemetry::TelemetryError),
     #[error(transparent)]
     Keys(#[from] keys::Error),
+    #[error(transparent)]
+    Tenants(#[from] crate::tenants::Error),
     #[error(transparent)]
     Operator(#[from] operator::Error),
     #[error("the database cannot be migrated: {0}")]
@@ -295,24 +320,27 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
         }
         Command::Key(KeyCommand::List { tenant, json }) => admin::list_keys(&settings, tenant, json).await?,
         Command::Key(KeyCommand::Revoke { id }) => admin::revoke_key(&settings, id).await?,
+        Command::Tenants(command) => tenants::run(&settings, command).await?,
         Command::User(UserCommand::SetRole { email, role }) => admin::set_role(&settings, &email, role).await?,
+        Command::User(UserCommand::Announce) => admin::announce_users(&settings).await?,
         Command::Tail { from_beginning, once, topic } => tail::tail(&settings, from_beginning, once, topic).await?,
         Command::Cursors(cursors) => cursors::run(&settings, cursors).await?,
         Command::Parked(command) => parked::run(&settings, command).await?,
         Command::DeadLetters(command) => dead_letters::run(&settings, command).await?,
+        Command::Emails(command) => emails::run(&settings, command).await?,
+        Command::Notifications(command) => notifications::run(&settings, command).await?,
         Command::Replay(args) => replay::replay(&settings, args).await?,
         Command::Recover(args) => replay::recover(&settings, args).await?,
         Command::Parity(args) => parity::run(&settings, args).await?,
         Command::Reconcile(args) => return reconcile::run(&settings, args).await,
         Command::Status { json } => return status::run(&settings, json).await,
         Command::Send(send) => webhooks::send(&settings, send).await?,
+        Command::EventTypes(event_types) => event_types::run(&settings, event_types).await?,
+        Command::Streams(streams) => streams::run(&settings, streams).await?,
         Command::Openapi | Command::Listen(_) => {} // done above, without settings
     }
     Ok(ExitCode::SUCCESS)
 }
-
-/// A variable that means the same as `PILLARBOX_RELAY__ENABLE_DUAL_PUBLISH`.
-const DUAL_PUBLISH_ALIAS: &str = "ENABLE_DUAL_PUBLISH";
 
 /// Loads and checks the settings. Fails with the name of the invalid setting.
 fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
@@ -323,11 +351,8 @@ fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
     load_with(cli, environment)
 }
 
-fn load_with(cli: &Cli, mut environment: Vec<(String, String)>) -> Result<Settings, InvalidSetting> {
-    // The name that the operators of the first such migration know. The name of the setting itself overrides it.
-    if let Some((_, value)) = environment.iter().find(|(name, _)| name == DUAL_PUBLISH_ALIAS) {
-        environment.insert(0, (format!("{ENV_PREFIX}RELAY__ENABLE_DUAL_PUBLISH"), value.clone()));
-    }
+fn load_with(cli: &Cli, environment: Vec<(String, String)>) -> Result<Settings, InvalidSetting> {
+    let mut environment = [aliases::resolve(&environment), environment].concat();
     // `--set` works like an environment variable that overrides the real ones: the same names, the same parsing.
     let from_set = cli
         .set
@@ -335,7 +360,12 @@ fn load_with(cli: &Cli, mut environment: Vec<(String, String)>) -> Result<Settin
         .map(|(name, value)| (format!("{ENV_PREFIX}{}", name.to_uppercase().replace('.', "__")), value.clone()));
     environment.extend(from_set);
     let file = cli.config.as_deref().or_else(|| default_file());
-    let settings: Settings = Sources { file, environment, flags: &cli.flags }.load()?;
+    let sources = Sources { file, environment, flags: &cli.flags };
+    let mut settings: Settings = sources.load()?;
+    // Below the file, which says what is meant for this program.
+    if settings.progress.redis_url.is_none() {
+        settings.progress.redis_url = aliases::progress_redis_url(&sources.environment)?.map(Secret::new);
+    }
     settings.check()?;
     Ok(settings)
 }

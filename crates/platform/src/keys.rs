@@ -47,6 +47,8 @@ pub enum Error {
     NotFound,
     #[error("name {0}")]
     InvalidName(String),
+    #[error("{}", mailbox::log::unknown_tenant_text(.0))]
+    NoTenant(String),
     #[error("expires_at must be a time in the future")]
     ExpiresInThePast,
     #[error(
@@ -66,6 +68,7 @@ impl From<Error> for Problem {
             Error::NotFound => Problem::not_found("key-not-found", &error),
             // The pointer names the field, which the text of the command line has to name itself.
             Error::InvalidName(detail) => Problem::validation(vec![FieldError::body("/name", detail)]),
+            Error::NoTenant(_) => Problem::validation(vec![FieldError::body("/tenant", &error)]),
             Error::ExpiresInThePast => {
                 Problem::validation(vec![FieldError::body("/expires_at", "must be a time in the future")])
             }

@@ -5,12 +5,15 @@
 //! - `clock_check`: compares the clock of the process with the database's.
 //! - [`services`]: the list of services. [`api`]: the router and the OpenAPI description.
 //! - `embedded`: an embedded PostgreSQL in the data folder. [`data_dir`]: that folder, its lock and its secret key.
-//! - [`keys`]: API keys (schema `pillarbox_platform`).
+//! - [`keys`]: API keys. `portal_tokens`: short-lived tokens of a tenant. [`audit`]: who acted for which tenant. `rate_exchange`:
+//!   limits that processes share. (All in the schema `pillarbox_platform`.)
+//! - [`tenants`]: the customers of the installation.
 //! - `operator`: the operator API: the log, its consumers, parked messages, dead letters and replays.
 //! - `server_routes`: health, readiness, metrics and the API documentation.
 
 pub mod api;
 pub mod app;
+pub mod audit;
 mod checks;
 pub mod cli;
 mod clock_check;
@@ -19,8 +22,11 @@ mod embedded;
 pub mod keys;
 mod operator;
 mod pools;
+mod portal_tokens;
+mod rate_exchange;
 mod server_routes;
 pub mod services;
 pub mod settings;
+pub mod tenants;
 
 pub use cli::run;

@@ -201,6 +201,10 @@ pub(crate) enum Error {
     NoDeadLetter,
     #[error("its consumer {0} no longer exists, so it cannot be retried; it can only be discarded")]
     ConsumerDropped(String),
+    #[error(
+        "another message with the same event id is parked; when it is processed or discarded, this one can be retried"
+    )]
+    SameIdParked,
     #[error("there is no such replay; `pillarbox replay list` shows the replays")]
     NoReplay,
     #[error("must contain at least one filter, or `all: true`")]
@@ -226,6 +230,7 @@ impl From<Error> for Problem {
             Error::ParkedBehind(_) => Problem::conflict("parked-behind", &error),
             Error::NoDeadLetter => Problem::not_found("dead-letter-not-found", &error),
             Error::ConsumerDropped(_) => Problem::conflict("consumer-gone", &error),
+            Error::SameIdParked => Problem::conflict("same-id-parked", &error),
             Error::NoReplay => Problem::not_found("replay-not-found", &error),
             Error::NoFilter => field(""),
             Error::AllAndFilters => field("/all"),

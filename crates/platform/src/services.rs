@@ -1,38 +1,57 @@
 //! The list of services, and how the platform uses a service without knowing its type.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use events::Events;
 use hub::Hub;
 use identity::Identity;
 use joins::Joins;
+use kit::auth::Tenant;
 use kit::config::InvalidSetting;
 use kit::telemetry::MetricHelp;
+use kit::worker::Round;
 use mailbox::consumers::{Runtime, Subscription};
-use mailbox::service::{Role, Roles, Service, ServiceContext};
+use mailbox::database::Database;
+use mailbox::service::{AddedSubscriptions, DeletedRows, Role, Roles, Service, ServiceContext};
 use notify::Notify;
+use progress::Progress;
+use sqlx::PgConnection;
+use tokio::sync::Mutex;
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::tag::TagBuilder;
 
 use crate::app::MessageBus;
 use crate::settings::{Bus, Settings};
 
+/// The longest time until a message handler runs that depends on data, such as that of a new aggregate type.
+const ADDED_SUBSCRIPTIONS_PAUSE: Duration = Duration::from_secs(1);
+
 /// A list of services, in the order in which they are started and described.
 pub type ServiceList = &'static [&'static dyn ServiceEntry];
 
 /// Every service of this binary. A new service adds its line here.
 pub static SERVICES: ServiceList = &[
-    &Entry::<Hub> { section: |settings| &settings.hub },
-    &Entry::<Events> { section: |settings| &settings.events },
-    &Entry::<Joins> { section: |_| &() },
-    &Entry::<Identity> { section: |settings| &settings.identity },
-    &Entry::<Notify> { section: |settings| &settings.mail },
+    &Entry::<Hub> { section: |settings| settings.hub.clone() },
+    &Entry::<Events> { section: |settings| settings.events.clone() },
+    &Entry::<Joins> { section: |_| () },
+    &Entry::<Identity> { section: |settings| settings.identity.clone() },
+    &Entry::<Progress> {
+        section: |settings| progress::Settings {
+            progress: settings.progress.clone(),
+            redis_prefix: settings.redis_prefix.clone(),
+        },
+    },
+    &Entry::<Notify> {
+        section: |settings| notify::Settings { notify: settings.notify.clone(), mail: settings.mail.clone() },
+    },
 ];
 
-/// A service in the list: its type, and where its section of the settings is.
+/// A service in the list: its type, and its part of the settings.
 pub struct Entry<S: Service> {
-    pub section: fn(&Settings) -> &S::Settings,
+    pub section: fn(&Settings) -> S::Settings,
 }
 
 /// The static part of a service: what every process knows about it, whether it runs the service or not.
@@ -42,8 +61,12 @@ pub trait ServiceEntry: Sync {
     fn describe(&self) -> OpenApi;
     /// See [`Service::METRICS`].
     fn metrics(&self) -> &'static [MetricHelp];
+    /// See [`Service::TENANT_ROUTES`].
+    fn tenant_routes(&self) -> &'static [&'static str];
     /// See [`Service::WORK`].
     fn work(&self) -> &'static [(Role, &'static str)];
+    /// See [`Service::delete_tenant_rows`].
+    fn delete_tenant_rows<'a>(&self, db: &'a mut PgConnection, tenant: &'a Tenant, limit: i64) -> DeletedRows<'a>;
     /// Checks the service's section of the settings. Fails with the name of the invalid setting.
     fn check(&self, settings: &Settings) -> Result<(), InvalidSetting>;
     fn build(&self, context: &ServiceContext, settings: &Settings) -> Result<Arc<dyn BuiltService>, InvalidSetting>;
@@ -53,6 +76,7 @@ pub trait ServiceEntry: Sync {
 pub trait BuiltService: Send + Sync {
     fn router(self: Arc<Self>) -> Router;
     fn subscriptions(&self) -> Vec<Subscription>;
+    fn added_subscriptions<'a>(&'a self, db: &'a Database) -> AddedSubscriptions<'a>;
     fn start_workers(&self, runtime: &Runtime, roles: &Roles);
     fn start_maintenance(&self, runtime: &Runtime);
 }
@@ -72,16 +96,24 @@ impl<S: Service> ServiceEntry for Entry<S> {
         S::METRICS
     }
 
+    fn tenant_routes(&self) -> &'static [&'static str] {
+        S::TENANT_ROUTES
+    }
+
     fn work(&self) -> &'static [(Role, &'static str)] {
         S::WORK
     }
 
+    fn delete_tenant_rows<'a>(&self, db: &'a mut PgConnection, tenant: &'a Tenant, limit: i64) -> DeletedRows<'a> {
+        S::delete_tenant_rows(db, tenant, limit)
+    }
+
     fn check(&self, settings: &Settings) -> Result<(), InvalidSetting> {
-        S::check((self.section)(settings))
+        S::check(&(self.section)(settings))
     }
 
     fn build(&self, context: &ServiceContext, settings: &Settings) -> Result<Arc<dyn BuiltService>, InvalidSetting> {
-        Ok(Arc::new(S::build(context, (self.section)(settings))?))
+        Ok(Arc::new(S::build(context, &(self.section)(settings))?))
     }
 }
 
@@ -92,6 +124,10 @@ impl<S: Service> BuiltService for S {
 
     fn subscriptions(&self) -> Vec<Subscription> {
         Service::subscriptions(self)
+    }
+
+    fn added_subscriptions<'a>(&'a self, db: &'a Database) -> AddedSubscriptions<'a> {
+        Service::added_subscriptions(self, db)
     }
 
     fn start_workers(&self, runtime: &Runtime, roles: &Roles) {
@@ -117,7 +153,7 @@ pub(crate) fn build(
 pub(crate) fn start_workers(
     services: &[Arc<dyn BuiltService>],
     settings: &Settings,
-    runtime: &Runtime,
+    runtime: &Arc<Runtime>,
     bus: Option<&MessageBus>,
 ) {
     let roles = settings.roles();
@@ -131,7 +167,34 @@ pub(crate) fn start_workers(
         for subscription in services.iter().flat_map(|service| service.subscriptions()) {
             subscribe(settings, runtime, bus, subscription);
         }
+        start_added_subscriptions(services, settings, runtime, bus);
     }
+}
+
+/// Starts the message handlers that depend on data, at once and whenever there are new ones.
+fn start_added_subscriptions(
+    services: &[Arc<dyn BuiltService>],
+    settings: &Settings,
+    runtime: &Arc<Runtime>,
+    bus: Option<&MessageBus>,
+) {
+    let worker = runtime.worker("subscriptions".to_owned(), ADDED_SUBSCRIPTIONS_PAUSE);
+    let (services, settings, bus) = (services.to_vec(), settings.clone(), bus.cloned());
+    let shared = runtime.clone();
+    runtime.spawn(async move {
+        let started = Mutex::new(BTreeSet::new());
+        let round = async || -> Result<Round, sqlx::Error> {
+            for service in &services {
+                for added in service.added_subscriptions(shared.db()).await? {
+                    if started.lock().await.insert(added.consumer.clone()) {
+                        subscribe(&settings, &shared, bus.as_ref(), added);
+                    }
+                }
+            }
+            Ok(Round::Idle)
+        };
+        worker.run(round).await;
+    });
 }
 
 /// Runs a message handler on the configured bus. The handler behaves the same on both.

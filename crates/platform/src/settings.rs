@@ -10,11 +10,14 @@ use events::EventsSettings;
 use hub::HubSettings;
 use identity::IdentitySettings;
 use kit::auth::Issuer;
+use kit::client_address::ForwardedHeader;
 use kit::config::InvalidSetting;
+use kit::network::Network;
 use kit::secret::Secret;
 use kit::telemetry::LogFormat;
 pub use mailbox::service::Role;
-use notify::MailSettings;
+use notify::{MailSettings, NotifySettings};
+use progress::ProgressSettings;
 use relay::RelaySettings;
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +34,11 @@ pub struct Settings {
     /// The address under which users reach this installation, such as `https://events.example.org`. It is the issuer of the
     /// tokens that it signs, and the beginning of the links in e-mails.
     pub public_url: Option<String>,
+    /// The proxies in front, whose header is believed about the address of a client. Empty: none.
+    #[serde(deserialize_with = "kit::config::list")]
+    pub trusted_proxies: Vec<Network>,
+    /// The header in which they pass it on.
+    pub forwarded_header: ForwardedHeader,
     /// The data folder: the embedded PostgreSQL and the secret key.
     pub data_dir: PathBuf,
 
@@ -59,6 +67,8 @@ pub struct Settings {
     pub hub: HubSettings,
     pub events: EventsSettings,
     pub identity: IdentitySettings,
+    pub progress: ProgressSettings,
+    pub notify: NotifySettings,
     pub mail: MailSettings,
     /// How long a process that no longer responds keeps its leases.
     pub lease_ms: u32,
@@ -66,6 +76,8 @@ pub struct Settings {
     pub log_days: u32,
     /// How long retention waits for a consumer that is behind; then the consumer lapses.
     pub behind_days: u32,
+    /// How long the audit trail retains what keys of the tenant `main` did for other tenants.
+    pub audit_days: u32,
 
     /// An admin key that is valid from the start.
     pub admin_key: Option<Secret<String>>,
@@ -120,6 +132,8 @@ impl Default for Settings {
         Settings {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             public_url: None,
+            trusted_proxies: Vec::new(),
+            forwarded_header: ForwardedHeader::default(),
             data_dir: default_data_dir(),
             database_url: None,
             database_direct_url: None,
@@ -135,10 +149,13 @@ impl Default for Settings {
             hub: HubSettings::default(),
             events: EventsSettings::default(),
             identity: IdentitySettings::default(),
+            progress: ProgressSettings::default(),
+            notify: NotifySettings::default(),
             mail: MailSettings::default(),
             lease_ms: 15_000,
             log_days: 7,
             behind_days: 14,
+            audit_days: 90,
             admin_key: None,
             secret_key: None,
             secret_keys_previous: Vec::new(),
@@ -201,6 +218,7 @@ impl Settings {
         for (name, value) in [
             ("statement_timeout_ms", self.statement_timeout_ms),
             ("log_days", self.log_days),
+            ("audit_days", self.audit_days),
             ("connections_max", self.connections_max),
             ("body_bytes_max", self.body_bytes_max),
             ("body_timeout_ms", self.body_timeout_ms),
@@ -220,6 +238,11 @@ impl Settings {
         }
         if self.behind_days < self.log_days {
             return Err(InvalidSetting::new("behind_days", "must be a number not below log_days"));
+        }
+        // A message that is processed again must find the notifications that it has made.
+        if self.notify.retention_days <= self.behind_days {
+            let detail = format!("must be a number above behind_days, which is {}", self.behind_days);
+            return Err(InvalidSetting::new("notify.retention_days", detail));
         }
         Ok(())
     }

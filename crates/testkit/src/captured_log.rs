@@ -1,10 +1,12 @@
 //! What the code of a test logs.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
+
+static DISCARDING: Once = Once::new();
 
 /// The log of the current thread, from its creation to its end. A test with a runtime of one thread captures all of its
 /// tasks; the log of a process is that of [`Pillarbox`](crate::Pillarbox).
@@ -18,6 +20,12 @@ struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl CapturedLog {
     pub fn start() -> CapturedLog {
+        // Tests of other threads log at the same places without a subscriber. `tracing` caches that nobody is interested in a
+        // place, for all threads; with a subscriber for every thread it does not.
+        DISCARDING.call_once(|| {
+            let discarding = tracing_subscriber::fmt().with_writer(io::sink).finish();
+            let _ = tracing::subscriber::set_global_default(discarding);
+        });
         let lines = Lines::default();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(lines.clone()).finish();
         CapturedLog { lines, _guard: tracing::subscriber::set_default(subscriber) }

@@ -89,7 +89,7 @@ impl Client {
     async fn try_send_text(&self, method: Method, path: &str, body: Option<String>) -> Result<Response, String> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         request.headers_mut().expect("a valid URL").extend(self.headers.clone());
-        if body.is_some() {
+        if body.is_some() && !self.headers.contains_key(CONTENT_TYPE) {
             request = request.header(CONTENT_TYPE, "application/json");
         }
         let request = request.body(Full::new(Bytes::from(body.unwrap_or_default()))).expect("a valid request");

@@ -58,6 +58,7 @@ enum Mode {
     Refuse,
     Stall,
     Mute,
+    WithholdRequests,
     Truncate,
     Delay(Duration),
 }
@@ -138,6 +139,11 @@ impl FaultProxy {
     /// Responses are withheld: data from clients is delivered, data from the server is not, on new connections too.
     pub fn mute(&self) {
         self.state.send_modify(|state| state.mode = Mode::Mute);
+    }
+
+    /// Requests are withheld: data from the server is delivered, data from clients is not, on new connections too.
+    pub fn withhold_requests(&self) {
+        self.state.send_modify(|state| state.mode = Mode::WithholdRequests);
     }
 
     /// The server goes away in the middle of a response: half of the next data from the server is delivered, then the
@@ -254,7 +260,7 @@ enum Direction {
 impl Direction {
     fn is_open(self, mode: Mode) -> bool {
         match self {
-            Direction::Request => mode != Mode::Stall,
+            Direction::Request => mode != Mode::Stall && mode != Mode::WithholdRequests,
             Direction::Response => mode != Mode::Stall && mode != Mode::Mute,
         }
     }

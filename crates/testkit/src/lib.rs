@@ -12,6 +12,7 @@
 //! | to wait for a condition  | [`eventually`]: polls a condition, with a deadline                          |
 //! | network faults           | [`FaultProxy`]: refuses, cuts, stalls, mutes, delays or redirects them      |
 //! | servers it may kill      | [`PrivateServers`]: a separate PostgreSQL and RabbitMQ, for faults          |
+//! | a Redis it may kill      | [`PrivateRedis`]: a separate Redis, restarted empty or with what it has saved    |
 //! | a failover               | [`Standby`]: a streaming copy of a private PostgreSQL, which it promotes    |
 //! | days to pass             | [`MovableTime`]: a separate PostgreSQL whose time the test moves            |
 //! | Pillarbox                | [`TestApp`]: the real roles in this process, and a [`Client`] to call them  |
@@ -37,6 +38,7 @@ mod fault;
 mod movable_time;
 mod pooler;
 mod postgres;
+mod private_redis;
 mod private_servers;
 mod process;
 mod rabbit;
@@ -55,6 +57,7 @@ pub use fault::{FaultProxy, LeftBehind};
 pub use movable_time::MovableTime;
 pub use pooler::TestPooler;
 pub use postgres::TestDatabase;
+pub use private_redis::PrivateRedis;
 pub use private_servers::{PrivateServers, Server};
 pub use process::{Pillarbox, command};
 pub use rabbit::TestVhost;

@@ -115,9 +115,25 @@ async fn create_template(admin: &mut PgConnection, server: &str, name: &str, mig
     execute(admin, format!("create database {name} template template0")).await;
     let mut db = PgConnection::connect_with(&options_of(server, name)).await.expect("a connection to the template");
     mailbox::database::apply_migrations(migrator, &mut db).await.expect("the migrations run");
+    create_tenants(&mut db).await;
     close(db).await;
     // The flag comes last: it distinguishes a complete template from an incomplete one.
     execute(admin, format!("alter database {name} with is_template true allow_connections false")).await;
+}
+
+/// The tenants that tests post and subscribe for, beside `main`.
+const TENANTS: [&str; 5] = ["acme", "other", "rival", "slow", "zeta"];
+
+/// Creates the tenants of the tests, if the migrations are those of a version with tenants.
+async fn create_tenants(db: &mut PgConnection) {
+    let has_tenants: bool = sqlx::query_scalar("select to_regclass('pillarbox.tenant') is not null")
+        .fetch_one(&mut *db)
+        .await
+        .expect("the list of tables");
+    if has_tenants {
+        let insert = sqlx::query("insert into pillarbox.tenant (name) select unnest($1::text[])").bind(TENANTS);
+        insert.execute(db).await.expect("the tenants");
+    }
 }
 
 /// Returns `None` if there is no such template, and `Some(false)` if it is incomplete.
@@ -135,6 +151,7 @@ fn template_name(migrator: &Migrator) -> String {
     for migration in migrator.iter() {
         (migration.version, &migration.checksum).hash(&mut hasher);
     }
+    TENANTS.hash(&mut hasher);
     format!("template_{:016x}", hasher.finish())
 }
 

@@ -9,12 +9,13 @@ use mailbox::database::{self, LockHolder, LockWait};
 use uuid::Uuid;
 
 use super::Failure;
-use super::installation::{check_installation, connect, database_options, require_database};
+use super::installation::{check_installation, connect, database_options, pool, require_database};
 use super::table::{self, print_line};
 use crate::data_dir::DataDir;
 use crate::keys::{NewKey, flow};
 use crate::pools::check_reachable;
 use crate::settings::Settings;
+use crate::tenants::flow::adopt;
 
 /// Applies the missing migrations. Fails if the database cannot be reached or a migration fails.
 pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
@@ -24,6 +25,7 @@ pub(super) async fn migrate(settings: &Settings) -> Result<(), Failure> {
     check_reachable(settings, &options).await?;
     let report = |holder: &LockHolder| eprintln!("waiting for the lock of migrations, held by {holder}");
     let applied = database::migrate_reporting(&options, LockWait::default(), report).await?;
+    adopt(&pool(options)).await?;
     print_line(&match applied.as_slice() {
         [] => "The database's schema is up to date.".to_owned(),
         [only] => format!("Migration {only} is applied. The database's schema is up to date."),
@@ -56,7 +58,9 @@ pub(super) fn token(settings: &Settings, user: Uuid, role: Option<Role>, ttl: Du
 pub(super) async fn create_key(settings: &Settings, role: Role, tenant: Tenant, name: String) -> Result<(), Failure> {
     let db = connect(settings)?;
     let new = NewKey { name, role, tenant, expires_at: None };
-    let (key, secret) = flow::create(&mut *db.acquire().await?, new).await?;
+    let mut tx = db.begin().await?;
+    let (key, secret) = flow::create(&mut tx, new).await?;
+    tx.commit().await?;
     // Standard output has only the key, so that a script can read it.
     print_line(secret.reveal()).map_err(|error| {
         let id = key.id;
@@ -129,5 +133,14 @@ pub(super) async fn set_role(settings: &Settings, email: &str, role: UserRole) -
             format!("User {id} is no admin, and is signed out; tokens of the former role end within 5 min.")
         }
     })?;
+    Ok(())
+}
+
+/// Requests that the contacts of all verified users are announced again. Fails if the database cannot be reached.
+pub(super) async fn announce_users(settings: &Settings) -> Result<(), Failure> {
+    let users = identity::announce_all_again(&connect(settings)?).await?;
+    print_line(&format!(
+        "{users} users are announced again, as soon as a process runs the service identity with the role maintain."
+    ))?;
     Ok(())
 }

@@ -143,8 +143,10 @@ async fn continue_like(settings: &Settings, name: &str, other: &str) -> Result<(
 
 async fn drop_consumer(settings: &Settings, name: &str) -> Result<(), Failure> {
     let mut tx = connect(settings)?.begin().await?;
-    flow::drop_consumer(&mut tx, name).await?;
+    let dead_letters = flow::drop_consumer(&mut tx, name).await?;
     tx.commit().await?;
-    print_line(&format!("{name} is dropped; its parked messages are dead letters now."))?;
-    Ok(())
+    Ok(print_line(&match dead_letters {
+        0 => format!("{name} is dropped."),
+        count => format!("{name} is dropped; {count} parked messages are dead letters now."),
+    })?)
 }

@@ -1,6 +1,6 @@
 //! `parity`: compares the two routes of dual publish, event by event.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::Args;
@@ -21,8 +21,11 @@ use crate::settings::Settings;
 /// The two routes of dual publish, which send the same messages: to the new exchange, and to the legacy exchange.
 const NEW: &str = "relay.email";
 const LEGACY: &str = "relay.legacy";
-/// Where the new consumer of e-mails records them, by event. Only the database of the service notify has it.
-const RECORDS: &str = "pillarbox_notify.mail";
+/// The new consumer of e-mails. It records every event that it has processed; those records outlive deleted accounts.
+const NEW_CONSUMER: &str = "notify.mail";
+
+const NO_RECORDS: &str = "notify.mail has never run on this database, so nothing shows that the new side would have sent the \
+                          e-mails. Start the service notify, or add --exchanges-only if it runs on another database.";
 
 /// The range without `--from`.
 const RANGE: TimeDelta = TimeDelta::days(7);
@@ -31,9 +34,12 @@ const NAMED_MAX: usize = 20;
 
 #[derive(Args)]
 pub(super) struct Parity {
-    /// Exit with 1 if an event is missing on one side
+    /// Exit with 1 if an event is missing on one side, or if notify.mail has no record of it
     #[arg(long)]
     check: bool,
+    /// Compare the exchanges only: notify.mail runs on another database
+    #[arg(long)]
+    exchanges_only: bool,
     /// Events that were posted at this time or later: RFC 3339, or a duration before now (30m, 2h, 7d). Default: 7d
     #[arg(long, value_name = "TIME", value_parser = time::parse)]
     from: Option<DateTime<Utc>>,
@@ -53,7 +59,7 @@ struct Pair {
     new: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     legacy: Option<String>,
-    /// Whether the new consumer has a record of it. Absent: its records are not in this database.
+    /// Whether the new consumer has a record of it. Absent: the event is not for it, or it does not run on this database.
     #[serde(skip_serializing_if = "Option::is_none")]
     recorded: Option<bool>,
 }
@@ -74,20 +80,24 @@ struct Found {
     missing: Vec<Missing>,
 }
 
-/// Prints what the two exchanges have received. Fails with `--check` if an event is missing on one side, or if there is nothing
-/// to compare, and if the database cannot be reached.
+/// Prints what the two exchanges have received and the new consumer has recorded. Fails with `--check` if an event is missing
+/// on one side, or if there is nothing to compare, and if the database cannot be reached.
 pub(super) async fn run(settings: &Settings, args: Parity) -> Result<(), Failure> {
     let pool = connect(settings)?;
     let consumers = status::consumers(&pool).await?;
     let of = |name: &str| consumers.iter().find(|consumer| consumer.consumer == name);
     let result = match (of(NEW), of(LEGACY)) {
         (Some(new), Some(legacy)) => {
-            let found = compare(&mut *pool.acquire().await?, &args).await?;
+            let has_records = of(NEW_CONSUMER).is_some() && !args.exchanges_only;
+            let found = compare(&mut *pool.acquire().await?, &args, has_records).await?;
             match args.json {
                 true => found.missing.iter().try_for_each(table::print_json)?,
                 false => print_parity(new, legacy, &found)?,
             }
-            found.verdict()
+            match has_records || args.exchanges_only {
+                true => found.verdict(has_records),
+                false => found.verdict(false).and_then(|text| Err(format!("{text}\n{NO_RECORDS}"))),
+            }
         }
         (_, None) => {
             Err("relay.legacy is not registered: dual publish was never enabled here, or the consumer was dropped.\n\
@@ -112,18 +122,28 @@ pub(super) async fn run(settings: &Settings, args: Parity) -> Result<(), Failure
     Ok(())
 }
 
-async fn compare(db: &mut PgConnection, args: &Parity) -> sqlx::Result<Found> {
+async fn compare(db: &mut PgConnection, args: &Parity, has_records: bool) -> sqlx::Result<Found> {
     let now = database_time::now(db).await?;
     let to = args.to.unwrap_or(now);
     let range = (args.from.unwrap_or(to - RANGE), to);
-    let mut comparison = Comparison::new(db, &[NEW, LEGACY], range).await?;
+    // The states of the new consumer tell which messages are for it.
+    let mut comparison = Comparison::new(db, &[NEW, LEGACY, NEW_CONSUMER], range).await?;
     let mut result = Found::default();
     while let Some(states) = comparison.next(db).await? {
         let ids: Vec<Uuid> = states.iter().map(|state| state.message_id).collect();
-        let recorded = parity::recorded(db, RECORDS, &ids).await?;
+        let recorded = match has_records {
+            true => parity::processed(db, NEW_CONSUMER, &ids).await?,
+            false => HashSet::new(),
+        };
+        let is_for_new = |state: &&MessageState| has_records && state.consumer == NEW_CONSUMER;
+        let expected: HashSet<Uuid> = states.iter().filter(is_for_new).map(|state| state.message_id).collect();
         let mut events: BTreeMap<i64, Missing> = BTreeMap::new();
         for MessageState { log_id, message_id, at, consumer, state } in states {
-            let recorded = recorded.as_ref().map(|recorded| recorded.contains(&message_id));
+            if consumer == NEW_CONSUMER {
+                continue;
+            }
+            let is_recorded = recorded.contains(&message_id);
+            let recorded = (is_recorded || expected.contains(&message_id)).then_some(is_recorded);
             let pair = Pair { new: None, legacy: None, recorded };
             let event = events.entry(log_id).or_insert(Missing { event_id: EventId(message_id), at, pair });
             match consumer.as_str() {
@@ -145,13 +165,17 @@ impl Found {
     }
 
     /// Fails with a description of what is missing.
-    fn verdict(&self) -> Result<String, String> {
+    fn verdict(&self, has_records: bool) -> Result<String, String> {
         if self.missing.is_empty() {
-            return Ok("The legacy exchange has received everything that the new one has, and vice versa.".to_owned());
+            let recorded = if has_records { " notify.mail has a record of all of it." } else { "" };
+            let text = "The legacy exchange has received everything that the new one has, and vice versa.";
+            return Ok(format!("{text}{recorded}"));
         }
         let side = |state: &Option<String>| state.as_deref().unwrap_or("not for it").to_owned();
         let line = |event: &Missing| {
-            format!("\n  {}  new: {}  legacy: {}", event.event_id, side(&event.pair.new), side(&event.pair.legacy))
+            let unrecorded = if event.pair.recorded == Some(false) { "  recorded: no" } else { "" };
+            let (new, legacy) = (side(&event.pair.new), side(&event.pair.legacy));
+            format!("\n  {}  new: {new}  legacy: {legacy}{unrecorded}", event.event_id)
         };
         let named: String = self.missing.iter().take(NAMED_MAX).map(line).collect();
         let rest = match self.missing.len().saturating_sub(NAMED_MAX) {
@@ -163,12 +187,14 @@ impl Found {
 }
 
 impl Pair {
-    /// Whether one side has received the event and the other has not. A route that has skipped an event did not exist when it was
-    /// posted, or was reset by an operator: that is no difference.
+    /// Whether one side has received the event and the other has not, or the new consumer has no record of it. A route that has
+    /// skipped an event did not exist when it was posted, or was reset by an operator: that is no difference.
     fn is_missing(&self) -> bool {
         let is = |side: &Option<String>, states: &[&str]| side.as_deref().is_some_and(|state| states.contains(&state));
         let (received, lacking) = (["sent"], ["pending", "parked", "dead", "discarded", "unrouted"]);
-        (is(&self.new, &received) && is(&self.legacy, &lacking))
+        let is_unrecorded = self.recorded == Some(false) && (is(&self.new, &received) || is(&self.legacy, &received));
+        is_unrecorded
+            || (is(&self.new, &received) && is(&self.legacy, &lacking))
             || (is(&self.legacy, &received) && is(&self.new, &lacking))
     }
 }
@@ -215,6 +241,14 @@ mod tests {
             ("dead", "pending", false),
         ] {
             assert_eq!(pair(new, legacy).is_missing(), expected, "{new} {legacy}");
+            let recorded = Pair { recorded: Some(true), ..pair(new, legacy) };
+            assert_eq!(recorded.is_missing(), expected, "{new} {legacy} recorded");
+        }
+        for (new, legacy, expected) in
+            [("sent", "sent", true), ("sent", "skipped", true), ("pending", "pending", false)]
+        {
+            let unrecorded = Pair { recorded: Some(false), ..pair(new, legacy) };
+            assert_eq!(unrecorded.is_missing(), expected, "{new} {legacy} not recorded");
         }
     }
 }

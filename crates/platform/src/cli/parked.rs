@@ -42,7 +42,8 @@ pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Fai
                 let page = parked::list(&db, filter.consumer.as_deref(), after, limit).await?;
                 Ok(page.into_iter().map(ParkedView::from).collect())
             };
-            table::print_list(json, heads, None, id_and_row, load).await
+            let if_empty = "Nothing is parked.";
+            table::print_list(json, heads, Some(if_empty), id_and_row, load).await
         }
         Command::Retry { place } => {
             let mut tx = db.begin().await?;

@@ -1,4 +1,4 @@
-//! `replay` and `recover`: reading the log again.
+//! `replay` and `recover`: reading the log again. The replays of webhooks are in `webhook_replays`.
 
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use sqlx::PgPool;
 use super::Failure;
 use super::installation::{connect, require_same_time};
 use super::table::{self, print_line};
+use super::webhook_replays::{self, WebhookReplays};
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{flow, time};
 use crate::settings::Settings;
@@ -44,7 +45,10 @@ pub(super) struct Replay {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List replays with their progress, newest first
+    /// Send events to webhooks again, and show the progress; list, watch, pause, resume or cancel such replays. An interrupted
+    /// command leaves the replay running
+    Webhooks(Box<WebhookReplays>),
+    /// List replays of consumers with their progress, newest first
     List {
         #[command(flatten)]
         filter: ConsumerFilter,
@@ -52,7 +56,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Cancel a replay; messages that it has already processed stay processed
+    /// Cancel the replay of a consumer; messages that it has already processed stay processed
     Cancel {
         /// The number in the column ID of `pillarbox replay list`
         id: i64,
@@ -74,13 +78,16 @@ pub(super) struct RecoverArgs {
 pub(super) async fn replay(settings: &Settings, replay: Replay) -> Result<(), Failure> {
     let db = connect(settings)?;
     match replay {
+        Replay { command: Some(Command::Webhooks(replays)), .. } => webhook_replays::run(settings, *replays).await,
         Replay { command: Some(Command::List { filter, json }), .. } => list(&db, filter, json).await,
         Replay { command: Some(Command::Cancel { id }), .. } => cancel(&db, id).await,
         Replay { command: None, consumer: Some(consumer), from: Some(from), to, again, wait } => {
             let to = to.unwrap_or_else(Utc::now);
             request_replay(&db, &Request { consumer, from, to, again }, wait).await
         }
-        Replay { command: None, .. } => Err(Failure::Other("a replay requires --consumer and --from".to_owned())),
+        Replay { command: None, .. } => Err(Failure::Other(
+            "a replay requires --consumer and --from; `pillarbox replay webhooks` sends webhooks again".to_owned(),
+        )),
     }
 }
 
@@ -113,7 +120,7 @@ async fn cancel(db: &PgPool, id: i64) -> Result<(), Failure> {
 async fn list(db: &PgPool, filter: ConsumerFilter, json: bool) -> Result<(), Failure> {
     let heads = ["ID", "CONSUMER", "FROM", "TO", "AGAIN", "REQUESTED", "STATE"];
     let load = async |before, limit| replays::list(db, filter.consumer.as_deref(), before, limit).await;
-    table::print_list(json, heads, None, id_and_row, load).await
+    table::print_list(json, heads, Some("There are no replays."), id_and_row, load).await
 }
 
 fn id_and_row(replay: &replays::Replay) -> (i64, [String; 7]) {

@@ -10,8 +10,16 @@ use kit::config::ENV_PREFIX;
 /// The settings whose value is a secret.
 const KEYS: [&str; 3] = ["admin_key", "secret_key", "secret_keys_previous"];
 /// The settings whose value may contain a password.
-const ADDRESSES: [&str; 7] =
-    ["database_url", "database_direct_url", "replica_url", "amqp_url", "redis_url", "smtp_url", "hub.egress_proxy"];
+const ADDRESSES: [&str; 8] = [
+    "database_url",
+    "database_direct_url",
+    "replica_url",
+    "amqp_url",
+    "redis_url",
+    "smtp_url",
+    "hub.egress_proxy",
+    "progress.redis_url",
+];
 /// Options of single commands: the name of the option, and its variable.
 const OPTIONS: [(&str, &str); 2] = [("api_key", "PILLARBOX_API_KEY"), ("secret", "PILLARBOX_WEBHOOK_SECRET")];
 

@@ -36,6 +36,10 @@ struct Report {
     consumers: Vec<Consumer>,
     /// The number of dead letters by name, for intake queues and for consumers that no longer exist.
     other_dead_letters: BTreeMap<String, i64>,
+    /// E-mails that were given up and can be retried.
+    dead_emails: i64,
+    /// Notifications that were given up and can be retried.
+    dead_notifications: i64,
 }
 
 /// Prints the status. Returns the exit code 1 when a required dependency is down, the database was restored, or a consumer
@@ -69,6 +73,8 @@ async fn load(settings: &Settings) -> Result<Report, Failure> {
         is_restored: false,
         consumers: Vec::new(),
         other_dead_letters: BTreeMap::new(),
+        dead_emails: 0,
+        dead_notifications: 0,
     };
     // The checks of the server take precedence: it does the work, and its settings may differ from those of this command.
     if let Some(server) = &server {
@@ -87,6 +93,8 @@ async fn load(settings: &Settings) -> Result<Report, Failure> {
         report.consumers = load_consumers(&db, &report.checks).await?;
         report.other_dead_letters =
             dead_letters::without_consumer(&db, &Selection::default()).await?.into_iter().collect();
+        let given_up = notify::given_up(&db).await?;
+        (report.dead_emails, report.dead_notifications) = (given_up.mails, given_up.notifications);
     }
     Ok(report)
 }
@@ -139,12 +147,27 @@ fn print(report: &Report) -> std::io::Result<()> {
             )?;
         }
     }
-    for (consumer, count) in &report.other_dead_letters {
-        line("dead", &format!("{count} of {consumer}: `pillarbox dead-letters list --consumer {consumer}`"))?;
-    }
+    print_given_up(report)?;
     if !report.consumers.is_empty() {
         print_line("")?;
         consumers::print(&report.consumers)?;
+    }
+    Ok(())
+}
+
+/// What an operator can retry. It changes no exit code: nothing waits behind it.
+fn print_given_up(report: &Report) -> std::io::Result<()> {
+    let dead = |text: &str| print_line(&format!("{:9} {text}", "dead"));
+    for (consumer, count) in &report.other_dead_letters {
+        dead(&format!("{count} of {consumer}: `pillarbox dead-letters list --consumer {consumer}`"))?;
+    }
+    for (count, name, route) in
+        [(report.dead_emails, "e-mails", "mail"), (report.dead_notifications, "notifications", "notifications")]
+    {
+        if count > 0 {
+            let reasons = format!("GET /admin/v1/{route}?status=dead shows why");
+            dead(&format!("{count} {name}: {reasons}, and `pillarbox {route} retry --all` retries them"))?;
+        }
     }
     Ok(())
 }

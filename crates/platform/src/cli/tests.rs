@@ -6,6 +6,7 @@ use clap::Parser;
 use serde_json::{Value, json};
 
 use super::{Cli, load_with};
+use crate::services::SERVICES;
 use crate::settings::Settings;
 
 /// Loads the settings from a file, variables and arguments. Fails with the text that the user sees.
@@ -59,6 +60,7 @@ fn plain_lists() -> Vec<(&'static str, Value, String)> {
     vec![
         ("services", json!(["events", "joins"]), "events, joins".to_owned()),
         ("roles", json!(["api", "maintain"]), "api,maintain".to_owned()),
+        ("trusted_proxies", json!(["10.1.0.0/16", "fd00::/8"]), "10.1.0.0/16, fd00::/8".to_owned()),
         ("secret_keys_previous", json!([KEY_1, KEY_2]), format!("{KEY_1},{KEY_2}")),
         ("hub.allowed_networks", json!(["10.1.0.0/16", "::1/128"]), "10.1.0.0/16, ::1".to_owned()),
         ("hub.allowed_ports", json!([443, 8443]), "443,8443".to_owned()),
@@ -159,6 +161,7 @@ fn an_invalid_list_names_its_setting_and_quotes_no_secret() {
         ("roles", "api,king"),
         ("hub.allowed_ports", "443,many"),
         ("hub.allowed_networks", "[\"10.1.0.0/33\"]"),
+        ("trusted_proxies", "10.1.0.0/16,proxy"),
         ("hub.export", "[\"event.*\""),
         ("relay.routes", "orders"),
         ("secret_keys_previous", "hunter2"),
@@ -254,16 +257,50 @@ fn the_alias_of_dual_publishing_is_overridden_by_the_name_of_the_setting() {
 }
 
 #[test]
+fn the_aliases_of_redis_name_the_state_of_projects_and_are_overridden_by_the_name_of_the_setting() {
+    let (host, name) = (("REDIS_HOST", "cache"), "PILLARBOX_PROGRESS__REDIS_URL");
+    let all = vec![host, ("REDIS_PORT", "6380"), ("REDIS_PASSWORD", "p@ss/w:1"), ("REDIS_STATE_DB", "3")];
+    let address = |variables: &[(&str, &str)]| {
+        let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let cli = Cli::try_parse_from(["pillarbox", "status"]).unwrap();
+        let settings = load_with(&cli, environment).map_err(|error| error.to_string())?;
+        Ok::<_, String>(settings.progress.redis_url.map(|url| url.reveal().clone()))
+    };
+    assert_eq!(address(&[("REDIS_PORT", "6380")]), Ok(None), "without a host there is no Redis");
+    assert_eq!(address(&[host]), Ok(Some("redis://cache:6379/1".to_owned())));
+    assert_eq!(address(&all), Ok(Some("redis://:p%40ss%2Fw%3A1@cache:6380/3".to_owned())));
+    assert_eq!(address(&[("REDIS_HOST", "::1")]), Ok(Some("redis://[::1]:6379/1".to_owned())));
+    assert_eq!(address(&[host, (name, "redis://other/2")]), Ok(Some("redis://other/2".to_owned())));
+    let path = std::env::temp_dir().join(format!("pillarbox-aliases-{}.toml", uuid::Uuid::new_v4()));
+    std::fs::write(&path, "[progress]\nredis_url = 'redis://file/4'").unwrap();
+    let cli = Cli::try_parse_from(["pillarbox", "--config", path.to_str().unwrap(), "status"]).unwrap();
+    let in_file = load_with(&cli, vec![("REDIS_HOST".to_owned(), "cache".to_owned())]).unwrap();
+    std::fs::remove_file(path).unwrap();
+    assert_eq!(in_file.progress.redis_url.map(|url| url.reveal().clone()), Some("redis://file/4".to_owned()));
+    // As Kubernetes sets it for a service with the name redis.
+    let error = address(&[host, ("REDIS_PORT", "tcp://10.0.0.1:6379")]).unwrap_err();
+    assert!(error.contains("progress.redis_url") && error.contains("REDIS_PORT"), "{error}");
+    assert!(address(&[host, ("REDIS_STATE_DB", "one")]).unwrap_err().contains("REDIS_STATE_DB"));
+}
+
+#[test]
 fn the_alert_rules_use_metrics_that_exist() {
     let rules = include_str!("../../../../docs/alerts.yml");
-    let known: BTreeSet<&str> = relay::METRICS.iter().chain(mailbox::METRICS).map(|(name, _)| *name).collect();
+    let of_services = SERVICES.iter().flat_map(|service| service.metrics());
+    let known: BTreeSet<&str> =
+        relay::METRICS.iter().chain(mailbox::METRICS).chain(of_services).map(|(name, _)| *name).collect();
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let expressions = rules.lines().filter(|line| line.contains("_seconds"));
+    let expressions = rules.lines().filter(|line| line.contains("_seconds") || line.contains("expr:"));
     let used: BTreeSet<&str> = expressions
         .flat_map(|line| line.split(|c| !is_part(c)))
         .filter(|word| word.starts_with("event_") || word.starts_with("pillarbox_"))
         .map(|word| word.strip_suffix("_bucket").unwrap_or(word))
         .collect();
     assert!(used.contains("event_publish_duration_seconds") && used.is_subset(&known), "{used:?}");
+    assert!(used.contains("pillarbox_progress_redis_memory_ratio") && rules.contains("ratio > 0.8"), "{used:?}");
+    for gauge in ["pillarbox_notifications_dead", "pillarbox_notifications_oldest_seconds", "pillarbox_mail_dead_total"]
+    {
+        assert!(used.contains(gauge), "{gauge} alerts nobody");
+    }
     assert!(rules.contains("histogram_quantile(0.99, ") && rules.contains(") > 0.1"), "p99 above 100 ms");
 }

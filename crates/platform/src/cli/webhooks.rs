@@ -42,6 +42,8 @@ struct NewEvent<'a> {
 struct ReceivedLine<'a> {
     at: String,
     id: Option<&'a str>,
+    #[serde(rename = "type")]
+    event_type: Option<&'a str>,
     lane: Option<&'a str>,
     seq: Option<&'a str>,
     signature: String,
@@ -201,6 +203,7 @@ async fn receive(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body
     let line = ReceivedLine {
         at: now.to_rfc3339_opts(SecondsFormat::Millis, true),
         id: text("webhook-id"),
+        event_type: text("webhook-event-type"),
         lane: text("webhook-lane"),
         seq: text("webhook-seq"),
         signature: match &verified {

@@ -1,18 +1,20 @@
-//! Looks up the caller of an API key, through a short-lived cache: there may be thousands of requests per second.
+//! Looks up the caller of an API key or a portal token, through a short-lived cache: there may be thousands of requests per second.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kit::auth::{Caller, KeyLookup, KeyStore, Principal, Role, Tenant};
+use kit::auth::{Caller, KeyLookup, KeyStore, Principal, Role, Tenant, TenantLookup, TenantStanding};
 use kit::secret::{Secret, digest};
 use moka::future::Cache;
 use sqlx::PgPool;
 use uuid::Uuid;
 
 use super::store;
+use crate::tenants::flow::standing;
 
-/// How long a lookup is cached. A key that another process revokes is refused here after this time at the latest.
-const CACHE_TIME: Duration = Duration::from_secs(2);
+/// How long a lookup is cached. A key that another process revokes, or whose tenant it suspends, is refused here after this
+/// time at the latest.
+pub(crate) const CACHE_TIME: Duration = Duration::from_secs(2);
 /// Largest number of cached lookups.
 const CACHE_ENTRIES_MAX: u64 = 10_000;
 
@@ -24,27 +26,26 @@ pub(crate) struct KeyCache {
     admin_key: Option<[u8; 32]>,
     /// Callers by the digest of their key. Unknown keys are cached too, so that guessing keys does not load the database.
     callers: Cache<[u8; 32], Option<Caller>>,
+    /// The tenants that keys of the tenant `main` have acted for. Unknown ones are not cached, so that a new tenant can be used
+    /// at once.
+    tenants: Cache<Tenant, TenantStanding>,
 }
 
 impl KeyCache {
     pub(crate) fn new(db: PgPool, admin_key: Option<&Secret<String>>) -> KeyCache {
         let callers = Cache::builder().max_capacity(CACHE_ENTRIES_MAX).time_to_live(CACHE_TIME).build();
-        KeyCache { db, admin_key: admin_key.map(|key| digest(key.reveal())), callers }
+        let tenants = Cache::builder().max_capacity(CACHE_ENTRIES_MAX).time_to_live(CACHE_TIME).build();
+        KeyCache { db, admin_key: admin_key.map(|key| digest(key.reveal())), callers, tenants }
     }
 
-    /// Empties the cache, so that a key that this process revokes is refused at once.
+    /// Empties the cache, so that a key that this process revokes, or whose tenant it suspends, is refused at once.
     pub(crate) fn clear(&self) {
         self.callers.invalidate_all();
+        self.tenants.invalidate_all();
     }
 
     async fn load(&self, digest: [u8; 32]) -> Result<Option<Caller>, sqlx::Error> {
-        let key = store::find_valid(&mut *self.db.acquire().await?, digest).await?;
-        Ok(key.map(|key| Caller {
-            principal: Principal::Key(key.id),
-            tenant: key.tenant,
-            role: Some(key.role),
-            session: None,
-        }))
+        store::find_caller(&mut *self.db.acquire().await?, digest).await
     }
 }
 
@@ -58,10 +59,23 @@ impl KeyStore for KeyCache {
             // Digests may be compared in variable time: knowing part of a digest does not help to find the key.
             if self.admin_key == Some(digest) {
                 let principal = Principal::Key(Uuid::nil());
-                return Ok(Some(Caller { principal, tenant: Tenant::main(), role: Some(Role::Admin), session: None }));
+                return Ok(Some(Caller::new(principal, Tenant::main(), Some(Role::Admin))));
             }
             let found = self.callers.try_get_with(digest, self.load(digest)).await;
             found.map_err(|error: Arc<sqlx::Error>| mailbox::database::problem(&error))
+        })
+    }
+
+    fn standing<'a>(&'a self, tenant: &'a Tenant) -> TenantLookup<'a> {
+        Box::pin(async move {
+            if let Some(known) = self.tenants.get(tenant).await {
+                return Ok(Some(known));
+            }
+            let found = standing(&self.db, tenant).await.map_err(|error| mailbox::database::problem(&error))?;
+            if let Some(found) = found {
+                self.tenants.insert(tenant.clone(), found).await;
+            }
+            Ok(found)
         })
     }
 }

@@ -5,6 +5,7 @@ use kit::auth::{Role, Tenant};
 use kit::field::printable;
 use kit::secret::{MasterKey, Secret, digest, random_text};
 use mailbox::database::time;
+use mailbox::log::lock_tenant;
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
@@ -16,8 +17,13 @@ const RANDOM_CHARS: usize = 40;
 const NAME_CHARS_MAX: usize = 100;
 const HINT_CHARS: usize = PREFIX.len() + 4;
 
-/// Creates a key. The second value is the key itself; it is not stored. Fails when the name or the expiry is invalid.
+/// Creates a key, in the caller's transaction. The second value is the key itself; it is not stored. Fails when the name or the
+/// expiry is invalid, or the tenant does not exist.
 pub async fn create(db: &mut PgConnection, new: NewKey) -> Result<(ApiKey, Secret<String>), Error> {
+    // The lock makes a deletion of the tenant wait, which deletes the key, too.
+    if lock_tenant(db, &new.tenant).await?.is_none() {
+        return Err(Error::NoTenant(new.tenant.as_str().to_owned()));
+    }
     let (key, secret) = generate(new, time::now(db).await?)?;
     store::insert(db, &key, digest(secret.reveal())).await?;
     tracing::info!(key = %key.id, role = %key.role, tenant = key.tenant.as_str(), "created an API key");

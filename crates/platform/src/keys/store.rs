@@ -1,5 +1,7 @@
 //! SQL of API keys.
 
+use kit::auth::{Caller, Principal};
+use mailbox::log::{STANDING_COLUMNS, standing_of};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -26,16 +28,33 @@ pub(super) async fn insert(db: &mut PgConnection, key: &ApiKey, digest: [u8; 32]
     .map(drop)
 }
 
-/// The key with this digest, if it is neither revoked nor expired by the database's time.
-pub(super) async fn find_valid(db: &mut PgConnection, digest: [u8; 32]) -> sqlx::Result<Option<ApiKey>> {
+/// The caller whose API key or portal token has this digest, if it is neither revoked nor expired by the database's time. A key
+/// that a previous version has created may belong to a tenant without a row; the next start adopts its tenant.
+pub(super) async fn find_caller(db: &mut PgConnection, digest: [u8; 32]) -> sqlx::Result<Option<Caller>> {
     let row = sqlx::query(sqlx::AssertSqlSafe(format!(
-        "select {COLUMNS} from pillarbox_platform.api_key
-         where digest = $1 and revoked_at is null and (expires_at is null or expires_at > now())"
+        "select known.*, {STANDING_COLUMNS}
+         from (select id, tenant as tenant_name, role, null as access from pillarbox_platform.api_key
+               where digest = $1 and revoked_at is null and (expires_at is null or expires_at > now())
+               union all
+               select id, tenant, null, access from pillarbox_platform.portal_token
+               where digest = $1 and expires_at > now()) as known
+         left join pillarbox.tenant on tenant.name = known.tenant_name
+         where tenant.deleted_at is null"
     )))
     .bind(digest.as_slice())
     .fetch_optional(db)
     .await?;
-    row.as_ref().map(key).transpose()
+    row.as_ref().map(caller).transpose()
+}
+
+fn caller(row: &PgRow) -> sqlx::Result<Caller> {
+    let parsed = |error: String| sqlx::Error::Decode(error.into());
+    let id: Uuid = row.try_get("id")?;
+    let tenant = row.try_get::<&str, _>("tenant_name")?.parse().map_err(parsed)?;
+    let role = row.try_get::<Option<&str>, _>("role")?.map(str::parse).transpose().map_err(parsed)?;
+    let portal = row.try_get::<Option<&str>, _>("access")?.map(str::parse).transpose().map_err(parsed)?;
+    let principal = if portal.is_some() { Principal::Portal(id) } else { Principal::Key(id) };
+    Ok(Caller { portal, standing: standing_of(row)?, ..Caller::new(principal, tenant, role) })
 }
 
 /// Lists keys older than `before`, newest first. Without a tenant: the keys of all tenants.
@@ -86,8 +105,8 @@ pub(super) async fn has_admin_key(db: &mut PgConnection) -> sqlx::Result<bool> {
 /// first starts.
 pub(super) async fn lock_installation(db: &mut PgConnection, fingerprint: &str) -> sqlx::Result<String> {
     sqlx::query(
-        "insert into pillarbox_platform.installation (secret_key_fingerprint, created_at) values ($1, now())
-         on conflict do nothing",
+        "insert into pillarbox_platform.installation (secret_key_fingerprint, created_at, tenants_adopted_at)
+         values ($1, now(), now()) on conflict do nothing",
     )
     .bind(fingerprint)
     .execute(&mut *db)

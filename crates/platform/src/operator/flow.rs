@@ -55,6 +55,8 @@ pub(crate) async fn recover(db: &PgPool, recovery: Recovery) -> Result<Option<u6
     if !recovery::recover_in(&mut tx, recovery).await? {
         return Ok(None);
     }
+    // What they have read is meaningless in this database.
+    hub::fail_replays(&mut tx).await?;
     let skipped = match recovery {
         Recovery::From(_) => 0,
         Recovery::Skip => {
@@ -67,12 +69,12 @@ pub(crate) async fn recover(db: &PgPool, recovery: Recovery) -> Result<Option<u6
     Ok(Some(skipped))
 }
 
-/// Drops a consumer; its parked messages become dead letters. Fails if it does not exist or is in use.
-pub(crate) async fn drop_consumer(tx: &mut PgConnection, consumer: &str) -> Result<(), Error> {
+/// Drops a consumer; its parked messages become dead letters. Returns how many there were. Fails if it does not exist or is in use.
+pub(crate) async fn drop_consumer(tx: &mut PgConnection, consumer: &str) -> Result<u64, Error> {
     match cursors::delete_in(tx, consumer).await? {
-        DeleteResult::Deleted => {
-            tracing::info!(consumer, "an operator dropped a consumer");
-            Ok(())
+        DeleteResult::Deleted { dead_letters } => {
+            tracing::info!(consumer, dead_letters, "an operator dropped a consumer");
+            Ok(dead_letters)
         }
         DeleteResult::NotFound => Err(Error::NoConsumer),
         DeleteResult::InUse => Err(Error::ConsumerInUse(consumer.to_owned())),
@@ -103,13 +105,16 @@ pub(crate) async fn dead_letter(db: &mut PgConnection, id: i64) -> Result<DeadLe
     dead_letters::list(db, &selection, None, 1).await?.pop().ok_or(Error::NoDeadLetter)
 }
 
-/// Parks a dead letter again, due now, with all of its retries. Fails if there is none with this id, or its consumer no longer
-/// exists.
+/// Parks a dead letter again, due now, with all of its retries. Fails if there is none with this id, its consumer no longer
+/// exists, or another message with the same event id is parked.
 pub(crate) async fn retry_dead_letter(tx: &mut PgConnection, id: i64) -> Result<(), Error> {
     let selection = Selection { id: Some(id), ..Selection::default() };
     if dead_letters::retry(&mut *tx, &selection, 1).await? == 0 {
-        // Either the dead letter does not exist, which this reports, or its consumer does not.
-        return Err(Error::ConsumerDropped(dead_letter(tx, id).await?.consumer));
+        let dead = dead_letter(&mut *tx, id).await?;
+        return Err(match dead_letters::without_consumer(tx, &selection).await?.is_empty() {
+            true => Error::SameIdParked,
+            false => Error::ConsumerDropped(dead.consumer),
+        });
     }
     Ok(())
 }

@@ -24,6 +24,12 @@ const PROBLEMS: &[RouteProblem] = &[
     ("POST /admin/v1/parked/{place}/retry", 409, "parked-behind", "an earlier message of the same key is parked"),
     ("* /admin/v1/dead-letters/{id}*", 404, "dead-letter-not-found", "there is no such dead letter (any more)"),
     ("POST /admin/v1/dead-letters/{id}/retry", 409, "consumer-gone", "its consumer joins.events no longer exists"),
+    (
+        "POST /admin/v1/dead-letters/{id}/retry",
+        409,
+        "same-id-parked",
+        "another message with the same event id is parked; when it is processed or discarded, this one can be retried",
+    ),
     ("POST /admin/v1/replays", 404, "consumer-not-found", "there is no consumer with this name"),
     ("DELETE /admin/v1/replays/{id}", 404, "replay-not-found", "there is no such replay"),
 ];

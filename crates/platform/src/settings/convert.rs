@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kit::client_address::TrustedProxies;
 use kit::config::InvalidSetting;
 use kit::extract::RequestLimits;
 use kit::secret::{MasterKey, Secret};
@@ -135,6 +136,10 @@ impl Settings {
             write_time_max: millis(self.write_timeout_ms),
             drain_time_max: millis(self.drain_timeout_ms),
         }
+    }
+
+    pub fn proxies(&self) -> TrustedProxies {
+        TrustedProxies::new(&self.trusted_proxies, self.forwarded_header)
     }
 
     pub fn rate_limit(&self) -> Option<NonZeroU32> {

@@ -14,7 +14,7 @@ pub(super) const CONSUMER: &str = "greetings.answer";
 pub(super) fn subscription() -> Subscription {
     let (sources, topics) = (vec![SOURCE.to_owned()], vec![RECEIVED.to_owned()]);
     Subscription {
-        consumer: CONSUMER,
+        consumer: CONSUMER.into(),
         matching: MessagePattern { sources, topics, ..MessagePattern::default() },
         start: StartAt::Beginning,
         handler: Arc::new(AnswerGreeting),

@@ -20,7 +20,7 @@ use uuid::Uuid;
 #[path = "../example_service/lib.rs"]
 mod greetings;
 
-static SERVICES: ServiceList = &[&Entry::<greetings::Greetings> { section: |_| &() }];
+static SERVICES: ServiceList = &[&Entry::<greetings::Greetings> { section: |_| () }];
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

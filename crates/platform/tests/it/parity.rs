@@ -1,20 +1,26 @@
 //! The command `parity`: its output, and with `--check` its exit code, for scripts. `relay/dual_publish.rs` proves that it is exact.
 
-use mailbox::consumers::{StartAt, Subscription};
-use mailbox::log::MessagePattern;
+use std::sync::Arc;
+
+use mailbox::consumers::{Handler, StartAt, Subscription};
+use mailbox::log::{Message, MessagePattern};
+use serde_json::Value;
 
 use crate::consumers::removal::register;
-use crate::consumers::support::{Process, database, fast_options, post_numbers, recorder, wait_for_effects};
+use crate::consumers::support::{
+    Process, Recorder, database, fast_options, post_numbers, recorder, wait_for_count, wait_for_effects,
+};
 use crate::operator::commands::Cli;
 
 #[tokio::test]
 async fn parity_check_reports_what_one_side_lacks() {
     let database = database().await;
     let (db, cli) = (database.pool(), Cli::new(&database));
-    let check = async || {
-        let (code, out, error) = cli.run("parity --check").await;
+    let run = async |command: &str| {
+        let (code, out, error) = cli.run(command).await;
         (code, format!("{out}{error}"))
     };
+    let check = async || run("parity --check --exchanges-only").await;
     let (code, output) = check().await;
     assert!(code == Some(1) && output.contains("relay.legacy is not registered"), "{code:?} {output}");
     assert!(cli.ok("parity").await.contains("relay.legacy is not registered"));
@@ -31,7 +37,7 @@ async fn parity_check_reports_what_one_side_lacks() {
     let read = |consumer: &'static str| {
         let matching = MessagePattern { sources: vec!["test".to_owned()], ..MessagePattern::default() };
         let (start, handler, options) = (StartAt::Beginning, recorder(), fast_options());
-        process.runtime.subscribe(&Subscription { consumer, matching, start, handler, options });
+        process.runtime.subscribe(&Subscription { consumer: consumer.into(), matching, start, handler, options });
     };
     read("relay.email");
     wait_for_effects(db, 3).await;
@@ -55,12 +61,86 @@ async fn parity_check_reports_what_one_side_lacks() {
     assert!(code == Some(1) && output.contains("new: sent  legacy: dead"), "{code:?} {output}");
     assert!(cli.ok("parity").await.contains("1 events are missing on one side"));
 
-    // The records of the service notify are compared, too, if they are in this database.
-    let records = "create schema if not exists pillarbox_notify;
-                   create table if not exists pillarbox_notify.mail (message_id uuid)";
-    sqlx::raw_sql(records).execute(db).await.unwrap();
-    assert!(cli.ok("parity").await.contains("no"), "nothing is recorded");
     process.stop().await;
+}
+
+#[tokio::test]
+async fn parity_check_requires_the_record_of_the_new_consumer() {
+    let database = database().await;
+    let (db, cli) = (database.pool(), Cli::new(&database));
+    let process = Process::idle(db);
+    let read = |consumer: &'static str, handler: Arc<dyn Handler>| {
+        let matching = MessagePattern { sources: vec!["test".to_owned()], ..MessagePattern::default() };
+        let mut options = fast_options();
+        options.worker.retry.retries = Some(0);
+        process.runtime.subscribe(&Subscription {
+            consumer: consumer.into(),
+            matching,
+            start: StartAt::Beginning,
+            handler,
+            options,
+        });
+    };
+    read("relay.email", recorder());
+    read("relay.legacy", recorder());
+    post_numbers(db, None, 1..=3).await;
+    wait_for_effects(db, 6).await;
+    let check = async || cli.run("parity --check").await;
+    let (code, _, error) = check().await;
+    assert!(code == Some(1) && error.contains("notify.mail has never run on this database"), "{code:?} {error}");
+    let output = cli.ok("parity").await;
+    assert!(output.contains("has received everything") && output.contains("notify.mail has never run"), "{output}");
+
+    // It renders all of them but one.
+    let fails_once = Recorder(|_: &Message, number| if number == 2 { Err("no such template".into()) } else { Ok(()) });
+    read("notify.mail", Arc::new(fails_once));
+    wait_for_effects(db, 8).await;
+    wait_for_count(db, "dead_letter", 1).await;
+    let (code, _, error) = check().await;
+    assert!(code == Some(1) && error.contains("1 events are missing on one side"), "{code:?} {error}");
+    assert!(error.contains("new: sent  legacy: sent  recorded: no"), "{error}");
+    let (_, lines, _) = cli.run("parity --json").await;
+    let missing: Value = serde_json::from_str(&lines).unwrap();
+    assert_eq!(missing["recorded"], false);
+    assert_eq!(cli.run("parity --check --exchanges-only").await.0, Some(0));
+    sqlx::query(
+        "insert into pillarbox.inbox (consumer, message_id) select consumer, message_id from pillarbox.dead_letter",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    let output = cli.ok("parity --check").await;
+    assert!(output.contains("notify.mail has a record of all of it"), "{output}");
+    process.stop().await;
+}
+
+#[tokio::test]
+async fn parity_requires_a_record_only_of_messages_for_the_new_consumer_in_either_table() {
+    let database = database().await;
+    let (db, cli) = (database.pool(), Cli::new(&database));
+    let process = Process::idle(db);
+    let read = |consumer: &'static str, source: &str| {
+        let matching = MessagePattern { sources: vec![source.to_owned()], ..MessagePattern::default() };
+        let (start, handler, options) = (StartAt::Beginning, recorder(), fast_options());
+        process.runtime.subscribe(&Subscription { consumer: consumer.into(), matching, start, handler, options });
+    };
+    read("relay.email", "test");
+    read("relay.legacy", "test");
+    read("notify.mail", "other");
+    post_numbers(db, None, 1..=3).await;
+    wait_for_effects(db, 6).await;
+    let output = cli.ok("parity --check").await;
+    assert!(output.contains("has received everything"), "none of them is for notify.mail: {output}");
+    process.stop().await;
+    let all = "update pillarbox.cursor set (included, excluded) =
+                   (select included, excluded from pillarbox.cursor where consumer = 'relay.email') where consumer = 'notify.mail'";
+    sqlx::query(all).execute(db).await.unwrap();
+    let (code, _, error) = cli.run("parity --check").await;
+    assert!(code == Some(1) && error.contains("3 events are missing"), "{code:?} {error}");
+    let record = "insert into pillarbox.inbox_foreign (consumer, message_id)
+                  select 'notify.mail', message_id || '/0' from pillarbox.log where source = 'test'";
+    sqlx::query(record).execute(db).await.unwrap();
+    assert!(cli.ok("parity --check").await.contains("has a record of all of it"));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::PgPool;
+use sqlx::{AssertSqlSafe, PgPool};
 use testkit::{Client, TestApp};
 use uuid::Uuid;
 
@@ -54,4 +54,25 @@ pub(crate) async fn collect_pages_with(client: &Client, path: &str, mut between:
 pub(crate) async fn lock_waits(db: &PgPool) -> i64 {
     let query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
     sqlx::query_scalar(query).fetch_one(db).await.unwrap()
+}
+
+/// The tables with a row that contains this text, in upper or lower case, or in the hexadecimal form of bytes.
+pub(crate) async fn tables_with(db: &PgPool, wanted: &str) -> Vec<String> {
+    let tables: Vec<String> = sqlx::query_scalar(
+        "select format('%I.%I', schemaname, tablename) from pg_tables
+         where schemaname not in ('pg_catalog', 'information_schema') order by 1",
+    )
+    .fetch_all(db)
+    .await
+    .unwrap();
+    assert!(tables.len() > 20, "{}", tables.len());
+    let search = |table: &String| {
+        format!(
+            "select '{table}' where exists (select from {table} as row where position(lower($1) in lower(row::text)) > 0
+                                            or position($2 in row::text) > 0)"
+        )
+    };
+    let query = tables.iter().map(search).collect::<Vec<_>>().join(" union all ");
+    let hex: String = wanted.bytes().map(|byte| format!("{byte:02x}")).collect();
+    sqlx::query_scalar(AssertSqlSafe(query)).bind(wanted).bind(hex).fetch_all(db).await.unwrap()
 }

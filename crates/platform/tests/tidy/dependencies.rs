@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// The workspace crates that each crate may use. Services use `kit`, `contracts` and `mailbox`, and never each other.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("pillarbox-contracts", &[]),
     ("pillarbox-kit", &[]),
     ("pillarbox-mailbox", &["pillarbox-contracts", "pillarbox-kit"]),
@@ -15,6 +15,7 @@ const MAY_USE: [(&str, &[&str]); 12] = [
     ("pillarbox-identity", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-joins", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-notify", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
+    ("pillarbox-progress", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     ("pillarbox-relay", &["pillarbox-contracts", "pillarbox-kit", "pillarbox-mailbox"]),
     (
         "pillarbox",
@@ -27,6 +28,7 @@ const MAY_USE: [(&str, &[&str]); 12] = [
             "pillarbox-kit",
             "pillarbox-mailbox",
             "pillarbox-notify",
+            "pillarbox-progress",
             "pillarbox-relay",
         ],
     ),

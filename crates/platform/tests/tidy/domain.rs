@@ -2,13 +2,14 @@
 
 use crate::paths::{paths, tokens};
 
-const MAY_USE: [&str; 15] = [
+const MAY_USE: [&str; 16] = [
     "std",
     "core",
     "crate",
     "super",
     "self",
     "chrono",
+    "chrono_tz",
     "contracts",
     "kit",
     "serde",

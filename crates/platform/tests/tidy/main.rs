@@ -58,6 +58,13 @@ fn a_migration_builds_no_index_while_writes_wait() {
     assert_none(each_migration(migration::blocking_indexes));
 }
 
+#[test]
+fn a_released_migration_is_never_changed() {
+    let released = fs::read_to_string(root().join("migrations/checksums.txt")).unwrap();
+    let migrations = texts("migrations", ".sql");
+    assert_none(migration::changed_after_release(&released, &migrations));
+}
+
 fn each_migration(check: fn(&str, &str) -> Vec<String>) -> Vec<String> {
     let found = |(path, text): &(String, String)| {
         let name = path.rsplit('/').next().unwrap_or_default();

@@ -1,6 +1,8 @@
 //! A migration names its schema in its first line and uses no other schema. A migration after the first version only
 //! expands, so that the previous binary runs on the new schema, unless it says why it may contract.
 
+use sha2::{Digest, Sha256};
+
 /// Objects that are created, altered or dropped by name. An index and a trigger belong to the schema of their table, so
 /// for them the table after `on` is checked.
 const KINDS: [&str; 8] = ["table", "view", "function", "procedure", "type", "sequence", "domain", "aggregate"];
@@ -139,8 +141,51 @@ fn words(text: &str) -> Vec<String> {
     spaced.split(|c: char| !is_part(c)).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
+/// Released migrations that differ from their SHA-256 in `released`, lines as `sha256sum` prints them, and migrations that were
+/// added before the last released one: databases have applied what was released, and would never get the change.
+pub(crate) fn changed_after_release(released: &str, migrations: &[(String, String)]) -> Vec<String> {
+    let name_of = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
+    let expected: Vec<(&str, &str)> = released.lines().filter_map(|line| line.split_once("  ")).collect();
+    let last = expected.iter().map(|(_, name)| *name).max().unwrap_or_default();
+    let digest = |text: &str| Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let mut violations = Vec::new();
+    for (path, text) in migrations {
+        let name = name_of(path);
+        match expected.iter().find(|(_, released)| *released == name) {
+            Some((sum, _)) if *sum != digest(text) => {
+                violations.push(format!("{path} is released and must not change: write a new migration"));
+            }
+            None if name.as_str() <= last => violations.push(format!("{path} is older than {last}, which is released")),
+            Some(_) | None => {}
+        }
+    }
+    let is_missing = |name: &&str| !migrations.iter().any(|(path, _)| name_of(path) == **name);
+    let missing = expected.iter().map(|(_, name)| *name).filter(is_missing);
+    violations.extend(missing.map(|name| format!("{name} is released and must not be removed")));
+    violations
+}
+
 mod samples {
     use super::*;
+
+    #[test]
+    fn a_changed_removed_or_late_migration_is_found() {
+        let sum = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae";
+        let released = format!("{sum}  0001_a.sql\n{sum}  0003_b.sql\n");
+        let found = |files: &[(&str, &str)]| {
+            let files: Vec<(String, String)> =
+                files.iter().map(|(name, text)| (format!("migrations/{name}"), (*text).to_owned())).collect();
+            changed_after_release(&released, &files)
+        };
+        assert_eq!(found(&[("0001_a.sql", "foo"), ("0003_b.sql", "foo"), ("0004_c.sql", "bar")]), [""; 0]);
+        for bad in [
+            &[("0001_a.sql", "foo "), ("0003_b.sql", "foo")][..],
+            &[("0001_a.sql", "foo")],
+            &[("0001_a.sql", "foo"), ("0002_c.sql", "bar"), ("0003_b.sql", "foo")],
+        ] {
+            assert_eq!(found(bad).len(), 1, "{bad:?}");
+        }
+    }
 
     const FIRST_LINE: &str = "-- schema: pillarbox_a\n";
 

@@ -81,6 +81,23 @@ async fn mute_passes_requests_and_withholds_responses() {
 }
 
 #[tokio::test]
+async fn withheld_requests_arrive_later_and_responses_pass() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
+    let mut client = connect(&proxy).await;
+    let (mut server, _) = listener.accept().await.unwrap();
+
+    proxy.withhold_requests();
+    client.write_u8(1).await.unwrap();
+    timeout(SILENCE, server.read_u8()).await.expect_err("no data arrives and the connection stays open");
+    server.write_u8(2).await.unwrap();
+    assert_eq!(client.read_u8().await.unwrap(), 2);
+
+    proxy.pass();
+    assert_eq!(server.read_u8().await.unwrap(), 1);
+}
+
+#[tokio::test]
 async fn truncate_closes_old_and_new_connections_in_the_middle_of_a_response() {
     let proxy = proxied_echo().await;
     let mut old = connect(&proxy).await;

@@ -57,7 +57,7 @@ async fn show(State(app): State<App>, _: Operator, Path(id): Path<i64>) -> Resul
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 202, description = "The message is parked again and due now"), (status = 404, description = "The dead letter does not exist"),
-        (status = 409, description = "Its consumer no longer exists")))]
+        (status = 409, description = "Its consumer no longer exists, or another message with the same event id is parked")))]
 async fn retry(
     State(app): State<App>,
     _: Operator,

@@ -2,6 +2,7 @@
 
 mod deletion;
 mod path;
+mod promotion;
 
 use std::time::Duration;
 

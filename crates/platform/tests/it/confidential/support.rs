@@ -14,7 +14,8 @@ use sqlx::{PgPool, Postgres, Transaction};
 use testkit::TestDatabase;
 use uuid::Uuid;
 
-use crate::consumers::support::{Process, dump_database};
+use crate::consumers::support::Process;
+use crate::support::tables_with;
 
 pub(crate) const IDENTITY: Source = Source::new("identity");
 pub(crate) const TOPIC: &str = "email.verification.requested";
@@ -62,7 +63,7 @@ impl Handler for EmailHandler {
 pub(crate) fn email_subscription(handler: Arc<EmailHandler>, options: ConsumerOptions) -> Subscription {
     let sources = ["identity", "notify"].map(str::to_owned).to_vec();
     let matching = MessagePattern { sources, ..MessagePattern::topic("email.#") };
-    Subscription { consumer: "notify.mail", matching, start: StartAt::Beginning, handler, options }
+    Subscription { consumer: "notify.mail".into(), matching, start: StartAt::Beginning, handler, options }
 }
 
 /// Starts a process with the consumer of e-mails.
@@ -95,9 +96,9 @@ pub(crate) async fn blank(db: &PgPool) {
     while blanking.run_once(db).await.unwrap() == Round::Busy {}
 }
 
-/// How often the text is in the database.
-pub(crate) fn occurrences(database: &TestDatabase, text: &str) -> usize {
-    String::from_utf8(dump_database(database)).unwrap().matches(text).count()
+/// In how many tables the text is.
+pub(crate) async fn occurrences(database: &TestDatabase, text: &str) -> usize {
+    tables_with(database.pool(), text).await.len()
 }
 
 pub(crate) async fn expire_all(db: &PgPool) {

@@ -65,7 +65,7 @@ async fn no_view_and_no_log_shows_a_confidential_payload() {
     .await;
     let announced = amqp.consume("dead", 1).await;
     consumer.stop().await;
-    assert!(occurrences(&database, SECRET) > 0, "the payloads are in the database");
+    assert!(occurrences(&database, SECRET).await > 0, "the payloads are in the database");
 
     let mut shown = vec![("the notice of the dead letter".to_owned(), announced[0].body.to_string())];
     assert_eq!(announced[0].body["payload"]["payload"], json!({"redacted": true}));

@@ -26,11 +26,11 @@ async fn a_dropped_consumer_starts_anew_when_it_is_registered_again() {
     let behind = async || status::consumers(db).await.unwrap()[0].lag_messages;
 
     for (start, expected) in [(StartAt::Beginning, 3), (StartAt::Now, 0), (StartAt::Beginning, 3)] {
-        assert_eq!(cursors::delete(db, "effects").await.unwrap(), DeleteResult::Deleted);
+        assert_eq!(cursors::delete(db, "effects").await.unwrap(), DeleteResult::Deleted { dead_letters: 0 });
         register(db, "effects", start).await;
         assert_eq!(behind().await, expected, "{start:?}");
     }
-    assert_eq!(cursors::delete(db, "effects").await.unwrap(), DeleteResult::Deleted);
+    assert_eq!(cursors::delete(db, "effects").await.unwrap(), DeleteResult::Deleted { dead_letters: 0 });
     assert!(
         count(db, "position").await >= positions,
         "positions are not deleted one by one, since there may be millions"

@@ -7,9 +7,9 @@ use mailbox::consumers::{
     BatchResult, Consumer, ConsumerError, ConsumerKind, Delivery, Outcome, Processor, StartAt, WorkerContext,
 };
 use mailbox::log::{Filter, MessagePattern};
-use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use testkit::{FaultProxy, eventually};
+use sqlx::{Connection, PgConnection, PgPool};
+use testkit::{FaultProxy, TestDatabase, eventually};
 
 use crate::consumers::support::{
     Process, TIMEOUT, count, database, effects, fast_options, post_numbers, recorder, wait_for_count, wait_for_effects,
@@ -52,6 +52,61 @@ async fn a_panic_loses_no_message() {
     process.runtime.consume(&cursor, fast_options(), || Clumsy(seen.clone(), false));
     post_numbers(db, Some("k"), 1..=3).await;
     eventually("all messages are processed", TIMEOUT, async || *seen.lock().unwrap() == [1, 2, 3]).await;
+    process.stop().await;
+}
+
+/// A connection whose claims of shards take long: they sort the free shards by `random()`, which is slow here.
+async fn slow_connection(database: &TestDatabase) -> PgConnection {
+    let slow = "create schema slow;
+                create function slow.random() returns double precision language plpgsql volatile as
+                $$ begin perform pg_sleep(0.02); return pg_catalog.random(); end $$";
+    sqlx::raw_sql(slow).execute(database.pool()).await.unwrap();
+    let mut db = PgConnection::connect_with(&database.connect_options()).await.unwrap();
+    sqlx::query("set search_path = slow, pg_catalog, public").execute(&mut db).await.unwrap();
+    db
+}
+
+#[tokio::test]
+async fn a_worker_that_joins_while_another_one_claims_shards_shares_none_with_it() {
+    let database = database().await;
+    let (db, mut slow) = (database.pool(), slow_connection(&database).await);
+    let process = Process::idle(db);
+    let (mut first, mut second) = (process.runtime.shard_assignment("work"), process.runtime.shard_assignment("work"));
+    let pid: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut slow).await.unwrap();
+    let claiming = tokio::spawn(async move { (first.rebalance(&mut slow).await, first, slow) });
+    let is_claiming = "select count(*) from pg_stat_activity where pid = $1 and wait_event = 'PgSleep'";
+    eventually("the first worker claims all shards", TIMEOUT, async || {
+        sqlx::query_scalar::<_, i64>(is_claiming).bind(pid).fetch_one(db).await.unwrap() == 1
+    })
+    .await;
+    let of_second = second.rebalance(&mut db.acquire().await.unwrap()).await.unwrap().unwrap();
+    assert_eq!(of_second.len(), 8);
+    let (of_first, mut first, mut slow) = claiming.await.unwrap();
+    let of_first = of_first.unwrap().unwrap();
+    assert_eq!(of_first.intersection(&of_second).collect::<Vec<_>>(), [&0; 0], "shards with two owners");
+    assert_eq!(of_first.len(), 8, "the other shards");
+    // What the database says later is the same.
+    assert_eq!(first.rebalance(&mut slow).await.unwrap().unwrap(), of_first);
+    process.stop().await;
+}
+
+#[tokio::test]
+async fn a_late_heartbeat_costs_no_worker_its_shards_to_another_one_of_the_same_process() {
+    let database = database().await;
+    let db = database.pool();
+    let process = Process::idle(db);
+    let (mut first, mut second) = (process.runtime.shard_assignment("work"), process.runtime.shard_assignment("work"));
+    let mut connection = db.acquire().await.unwrap();
+    assert_eq!(first.rebalance(&mut connection).await.unwrap().unwrap().len(), 16);
+    assert_eq!(second.rebalance(&mut connection).await.unwrap().unwrap().len(), 0);
+    let fence = first.fence();
+    // In one transaction, so that no heartbeat intervenes.
+    let mut tx = db.begin().await.unwrap();
+    let late = sqlx::query("update pillarbox.replica set until = now() - interval '1 s'").execute(&mut *tx).await;
+    assert_eq!(late.unwrap().rows_affected(), 1);
+    assert_eq!(second.rebalance(&mut tx).await.unwrap().unwrap().len(), 0);
+    assert!(fence.lock(&mut tx).await.unwrap(), "the first worker is still there");
+    tx.rollback().await.unwrap();
     process.stop().await;
 }
 
@@ -228,4 +283,25 @@ async fn a_backlog_of_large_messages_is_read_in_small_batches() {
     process.stop().await;
     let weighed = weighed.lock().unwrap();
     assert!(weighed.iter().all(|bytes| *bytes <= BATCH_BYTES_MAX), "{weighed:?}");
+}
+
+#[tokio::test]
+async fn messages_that_do_not_match_are_not_unread_for_long() {
+    let database = database().await;
+    let db = database.pool();
+    let process = Process::start(db, recorder());
+    // The position is saved with the effect of the first message, so that it is not due again for a second.
+    post_numbers(db, Some("k"), [1]).await;
+    wait_for_effects(db, 1).await;
+    let other = mailbox::log::Post::new("test.other", crate::consumers::support::raw("2"));
+    crate::events::fixture::post_messages(db, "other", &[other]).await;
+    eventually("nothing is unread", Duration::from_secs(15), async || {
+        let status = mailbox::operations::status::consumers(db).await.unwrap().remove(0);
+        match (status.lag_messages, status.lag_seconds) {
+            (0, 0.0) => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await;
+    process.stop().await;
 }

@@ -74,7 +74,7 @@ impl Process {
     ) -> Process {
         let process = Process::idle_on(db);
         let matching = MessagePattern { sources: vec!["test".to_owned()], ..MessagePattern::default() };
-        process.runtime.subscribe(&Subscription { consumer: "effects", matching, start, handler, options });
+        process.runtime.subscribe(&Subscription { consumer: "effects".into(), matching, start, handler, options });
         process
     }
 

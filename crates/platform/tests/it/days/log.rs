@@ -37,7 +37,7 @@ async fn a_consumer_away_for_longer_than_a_partition_lives_resumes_where_it_was(
     maintain(db, PATIENT).await;
     assert!(!exists(db, &log).await, "everything of that day is read");
 
-    assert_eq!(cursors::delete(db, "effects").await.unwrap(), DeleteResult::Deleted);
+    assert_eq!(cursors::delete(db, "effects").await.unwrap(), DeleteResult::Deleted { dead_letters: 0 });
     time.advance(10 * DAY);
     maintain(db, PATIENT).await;
     assert_eq!(count(db, "position").await, 0, "the positions of a dropped consumer are dropped with their days");

@@ -65,7 +65,8 @@ async fn the_tour_of_the_readme_works_as_pasted() {
     let mut second = open();
     second.run(&tour.next("export PILLARBOX_ADMIN_KEY"), STEP).await;
     paste(&mut second, &tour.next("curl localhost"), &["\"status\":\"", "\nserver "]).await;
-    paste(&mut second, &tour.next("curl localhost"), &["\"key\":\"pbx_", "\npbx_", "created by command", "acme"]).await;
+    paste(&mut second, &tour.next("pillarbox tenants"), &["\"key\":\"pbx_", "\npbx_", "created by command", "acme"])
+        .await;
     paste(&mut second, &tour.next("curl localhost"), &["/role", "ingest"]).await;
     paste(&mut second, &tour.next("TOKEN="), &["created by command"]).await;
     let log = paste(&mut second, &tour.next("psql"), &["order.created", "COMMIT", "ROLLBACK"]).await;

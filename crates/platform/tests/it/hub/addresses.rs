@@ -20,6 +20,7 @@ async fn only_the_operators_tenant_reaches_loopback_by_default() {
     let receiver = Receiver::start().await;
     let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
     let main = admin_of(&process).await;
+    assert_eq!(main.post("/admin/v1/tenants", json!({"name": "acme"})).await.status, 201);
     let key = main.post("/admin/v1/keys", json!({"name": "t", "role": "manage", "tenant": "acme"})).await.json();
     let acme = Client::new(main.base()).bearer(text(&key["key"]));
     let fields = |url: &str| json!({"name": "test", "url": url, "event_types": ["*"], "retry_backoff_seconds": []});

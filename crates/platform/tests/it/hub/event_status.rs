@@ -3,12 +3,19 @@
 use serde_json::{Value, json};
 use testkit::{Client, Receiver, Reply, TestApp, eventually};
 
-use crate::hub::fixture::{Fixture, post, subscribe};
+use crate::hub::fixture::{Fixture, post, subscribe, subscriber_path};
 use crate::hub::rows::start_api_only;
+use crate::hub::stream_fixture::create_stream;
 use crate::support::{DEADLINE, caller};
 
 async fn show(manager: &Client, event_id: &str) -> Value {
     manager.get(&format!("/hub/v1/events/{event_id}")).await.json()
+}
+
+/// The outcomes in the list of events, without those that the hub itself posts.
+async fn listed_outcomes(manager: &Client) -> Vec<Value> {
+    let listed = manager.get("/hub/v1/events?event_type=test").await.json();
+    listed["items"].as_array().unwrap().iter().map(|event| event["outcome"].clone()).collect()
 }
 
 async fn wait_for_status(manager: &Client, event_id: &str, wanted: &str) -> Value {
@@ -26,17 +33,18 @@ async fn an_event_that_nobody_subscribed_to_differs_from_one_that_is_not_fanned_
     let unheard = post(&manager, "test.unheard", json!({}), None).await;
     let event = show(&manager, &unheard).await;
     assert_eq!((&event["status"], &event["outcomes"]), (&json!("pending"), &json!([])));
+    assert_eq!((&event["outcome"], listed_outcomes(&manager).await), (&json!("pending"), vec![json!("pending")]));
     api.stop().await;
 
     let app = TestApp::start(&database).await;
     let manager = caller(&app, "manage", "acme").await;
     let event = wait_for_status(&manager, &unheard, "completed").await;
-    assert_eq!(event["outcomes"], json!([]));
+    assert_eq!((&event["outcomes"], &event["outcome"]), (&json!([]), &json!("unmatched")));
 
     let (good, bad) = (Receiver::start().await, Receiver::with_reply(|_| Reply::status(503)).await);
-    subscribe(&manager, &good.url(), json!({"event_types": ["test.heard"]})).await;
+    let reached = subscribe(&manager, &good.url(), json!({"event_types": ["test.heard"]})).await;
     let fields = json!({"event_types": ["test.heard"], "retry_backoff_seconds": [1]});
-    subscribe(&manager, &bad.url(), fields).await;
+    let failing = subscribe(&manager, &bad.url(), fields).await;
     let heard = post(&manager, "test.heard", json!({}), None).await;
     let event = wait_for_status(&manager, &heard, "processing").await;
     assert_eq!(event["outcomes"].as_array().unwrap().len(), 2, "{event}");
@@ -44,7 +52,42 @@ async fn an_event_that_nobody_subscribed_to_differs_from_one_that_is_not_fanned_
     let mut outcomes: Vec<&str> =
         event["outcomes"].as_array().unwrap().iter().filter_map(|outcome| outcome["outcome"].as_str()).collect();
     outcomes.sort_unstable();
-    assert_eq!(outcomes, ["dead", "delivered"]);
+    assert_eq!((outcomes, &event["outcome"]), (vec!["dead", "delivered"], &json!("matched")));
+
+    // A filter that does not match is not the absence of subscribers, and a deleted subscriber was one.
+    let filter = json!([{"pointer": "/a", "op": "exists", "value": true}]);
+    subscribe(&manager, &good.url(), json!({"event_types": ["test.filtered"], "filter": filter})).await;
+    let filtered = post(&manager, "test.filtered", json!({}), None).await;
+    let event = wait_for_status(&manager, &filtered, "completed").await;
+    assert_eq!((&event["outcome"], event["outcomes"].as_array().unwrap().len()), (&json!("matched"), 1));
+    let only = post(&manager, "test.heard", json!({}), None).await;
+    wait_for_status(&manager, &only, "completed").await;
+    for subscriber in [reached, failing] {
+        let deleted = manager.send(hyper::Method::DELETE, &subscriber_path(&subscriber), None).await;
+        assert_eq!(deleted.status, 204, "{deleted:?}");
+    }
+    let event = show(&manager, &only).await;
+    assert_eq!((&event["outcome"], &event["outcomes"]), (&json!("matched"), &json!([])));
+    let newest_first = ["matched", "matched", "matched", "unmatched"].map(|outcome| json!(outcome));
+    assert_eq!(listed_outcomes(&manager).await, newest_first);
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_that_only_a_stream_contains_is_matched_and_completed_without_outcomes() {
+    let Fixture { database: _database, app, manager } = Fixture::start().await;
+    let filter = json!([{"pointer": "/n", "op": "eq", "value": 1}]);
+    create_stream(&manager, json!({"event_types": ["test.pulled"], "filter": filter})).await;
+    let pulled = post(&manager, "test.pulled", json!({"n": 1}), None).await;
+    let filtered = post(&manager, "test.pulled", json!({"n": 2}), None).await;
+    let event = wait_for_status(&manager, &pulled, "completed").await;
+    assert_eq!((&event["outcome"], &event["outcomes"]), (&json!("matched"), &json!([])));
+    let event = wait_for_status(&manager, &filtered, "completed").await;
+    assert_eq!((&event["outcome"], &event["outcomes"]), (&json!("unmatched"), &json!([])), "no stream contains it");
+    assert_eq!(listed_outcomes(&manager).await, ["unmatched", "matched"].map(|outcome| json!(outcome)));
+    // As with a subscriber that is deleted.
+    assert_eq!(manager.delete("/hub/v1/streams/orders").await.status, 204);
+    assert_eq!(show(&manager, &pulled).await["outcome"], "matched");
     app.stop().await;
 }
 

@@ -32,9 +32,11 @@ fn message(topic: &str, n: u64) -> Post {
     Post::new(topic, to_raw_value(&json!({ "n": n })).unwrap())
 }
 
+/// The types and sources of the listed events, without those of the hub itself.
 async fn listed(manager: &Client) -> Vec<(String, String)> {
     let of = |event: &Value| (text(&event["event_type"]).to_owned(), text(&event["source"]).to_owned());
-    collect_pages(manager, "/hub/v1/events").await.iter().map(of).collect()
+    let events = collect_pages(manager, "/hub/v1/events").await;
+    events.iter().map(of).filter(|(_, source)| source != "hub.system").collect()
 }
 
 fn ids(receiver: &Receiver) -> Vec<String> {

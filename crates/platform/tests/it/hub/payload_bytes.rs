@@ -39,6 +39,7 @@ async fn a_payload_stays_the_same_from_send_to_listen() {
     assert_eq!(String::from_utf8_lossy(&receiver.received()[0].body), PAYLOAD);
     let printed = listening.wait_for_line(|line| line.starts_with('{'), DEADLINE).await;
     assert!(printed.contains(r#""signature":"good""#), "{printed}");
+    assert!(printed.contains(r#""type":"order.paid""#), "{printed}");
     assert!(printed.ends_with(&format!(r#""body":{PAYLOAD}}}"#)), "{printed}");
     let shown = admin.get(&format!("/hub/v1/events/{}", text(&event_id["event_id"]))).await.text;
     assert!(shown.contains(&format!(r#""payload":{PAYLOAD}"#)), "{shown}");

@@ -5,9 +5,9 @@ use std::time::Duration;
 use hyper::Method;
 use serde_json::{Value, json};
 use standardwebhooks::Webhook;
-use testkit::{Received, Receiver, eventually};
+use testkit::{Received, Receiver, Reply, eventually};
 
-use crate::hub::fixture::{Fixture, post, subscribe, wait_for_webhooks};
+use crate::hub::fixture::{Fixture, post, subscribe, subscriber_path, wait_for_webhooks};
 use crate::support::{DEADLINE, text};
 
 #[tokio::test]
@@ -54,6 +54,7 @@ async fn each_format_has_its_body_and_custom_headers_are_sent() {
         assert_eq!(received.header("content-type"), content_type);
         assert_eq!((received.header("authorization"), received.header("x-team")), ("Bearer hush", "blue"));
         assert_eq!((received.header("webhook-id"), received.header("webhook-lane")), (&event_id[..], "k%201"));
+        assert_eq!(received.header("webhook-event-type"), "order.paid", "{format}");
         Webhook::new(text(&subscriber["secret"])).unwrap().verify(&received.body, &received.headers).unwrap();
     }
     fixture.app.stop().await;
@@ -63,6 +64,27 @@ async fn post_text(manager: &testkit::Client, body: &str) -> String {
     let posted = manager.send_text(Method::POST, "/hub/v1/events", body).await;
     assert_eq!(posted.status, 202, "{posted:?}");
     text(&posted.json()["event_id"]).to_owned()
+}
+
+#[tokio::test]
+async fn retries_and_test_deliveries_name_their_event_type_in_a_header() {
+    let fixture = Fixture::start().await;
+    let manager = &fixture.manager;
+    let mut failures = 1;
+    let receiver = Receiver::with_reply(move |_| match std::mem::take(&mut failures) {
+        1 => Reply::status(503),
+        _ => Reply::status(200),
+    })
+    .await;
+    let subscriber = subscribe(manager, &receiver.url(), json!({"retry_backoff_seconds": [1]})).await;
+    post(manager, "order.paid", json!({}), None).await;
+    wait_for_webhooks(&receiver, 2).await;
+    let tested = manager.post(&format!("{}/test", subscriber_path(&subscriber)), json!({})).await;
+    assert_eq!(tested.json()["delivered"], true, "{tested:?}");
+    fixture.app.stop().await;
+    let types: Vec<String> =
+        receiver.received().iter().map(|one| one.header("webhook-event-type").to_owned()).collect();
+    assert_eq!(types, ["order.paid", "order.paid", "hub.test"]);
 }
 
 #[tokio::test]

@@ -6,36 +6,13 @@ use serde_json::{Value, json};
 use testkit::eventually;
 
 use super::fixture::{Fixture, PASSWORD, sign_in};
-use crate::support::DEADLINE;
+use crate::support::{DEADLINE, tables_with};
 
-/// The tables and columns of all schemas of the installation that contain the text, except the log.
-async fn found_in(fixture: &Fixture, needle: &str) -> Vec<String> {
-    let tables: Vec<(String, String)> = sqlx::query_as(
-        "select table_schema::text, table_name::text from information_schema.tables
-         where table_schema like 'pillarbox%' and table_type = 'BASE TABLE' and table_name not like 'log%'
-           and table_schema <> 'pillarbox_notify'",
-    )
-    .fetch_all(fixture.db())
-    .await
-    .unwrap();
-    assert!(tables.len() > 20, "{}", tables.len());
-    let mut found = Vec::new();
-    for (schema, table) in tables {
-        // Also bytes as text: stored responses are bytea.
-        let query = format!(
-            "select count(*) from \"{schema}\".\"{table}\" as t
-             where t::text ilike $1 or t::text ilike '%' || encode($2::bytea, 'hex') || '%'"
-        );
-        let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(query))
-            .bind(format!("%{needle}%"))
-            .bind(needle.as_bytes())
-            .fetch_one(fixture.db())
-            .await
-            .unwrap();
-        if count > 0 {
-            found.push(format!("{schema}.{table}"));
-        }
-    }
+/// The tables of identity and of the platform that contain the text, except the log. `accounts/deletion.rs` searches all of
+/// them, with the service notify.
+async fn found_in(fixture: &Fixture, wanted: &str) -> Vec<String> {
+    let mut found = tables_with(fixture.db(), wanted).await;
+    found.retain(|table| !table.starts_with("pillarbox.log") && !table.starts_with("pillarbox_notify."));
     found
 }
 

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use serde_json::json;
-use testkit::TestApp;
+use testkit::{TestApp, eventually};
 
 use super::fixture::{Fixture, unlimited};
+use crate::support::{DEADLINE, lock_waits};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_overload_of_sign_ins_is_refused_and_stalls_no_other_route() {
@@ -70,6 +71,44 @@ async fn a_password_is_hashed_again_when_its_user_signs_in_after_the_parameters_
     assert!(new.starts_with("$argon2id$v=19$m=64,t=2,p=1$"), "{new}");
     assert_eq!(fixture.login(&person.email, super::fixture::PASSWORD).await.status, 200);
     assert_eq!(person.get("me").await.status, 200, "the sessions continue");
+    stronger.stop().await;
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn sign_ins_at_the_same_time_after_the_parameters_changed_all_succeed() {
+    let fixture = Fixture::start().await;
+    let (person, db) = (fixture.person("ada").await, fixture.db());
+    let stronger = TestApp::start_with(&fixture.database, |settings| {
+        unlimited(settings);
+        (settings.identity.hash_memory_kib, settings.identity.hash_iterations) = (64, 2);
+        // One address may use half of them.
+        settings.pool_max = 10;
+    })
+    .await;
+    // All of them have verified the old hash before the first one saves the new one.
+    let mut blocks = db.begin().await.unwrap();
+    let lock = "select from pillarbox_identity.account for update";
+    sqlx::query(lock).execute(&mut *blocks).await.unwrap();
+    let logins = (0..5).map(|number| {
+        let client = stronger.anonymous().with_header("idempotency-key", &format!("sign-in-{number}"));
+        let body = json!({"email": person.email, "password": super::fixture::PASSWORD});
+        tokio::spawn(async move { client.post("/identity/v1/login", body).await })
+    });
+    let logins: Vec<_> = logins.collect();
+    eventually("all wait for the account", DEADLINE, async || match lock_waits(db).await {
+        5 => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    blocks.rollback().await.unwrap();
+    for login in join_all(logins).await {
+        let login = login.unwrap();
+        assert_eq!(login.status, 200, "{login:?}");
+    }
+    let hash = "select password_hash from pillarbox_identity.account";
+    let hash: String = sqlx::query_scalar(hash).fetch_one(db).await.unwrap();
+    assert!(hash.starts_with("$argon2id$v=19$m=64,t=2,p=1$"), "{hash}");
     stronger.stop().await;
     fixture.app.stop().await;
 }

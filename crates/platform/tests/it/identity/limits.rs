@@ -1,10 +1,11 @@
 //! Limits on sign-ins and e-mails, shared by all processes.
 
 use hyper::Method;
+use mailbox::database::migrations;
 use serde_json::json;
-use testkit::Response;
+use testkit::{Response, TestApp, TestDatabase};
 
-use super::fixture::{Fixture, PASSWORD};
+use super::fixture::{Fixture, PASSWORD, unlimited};
 
 fn assert_limited(answer: &Response) {
     answer.assert_problem(429, "too-many-attempts");
@@ -94,6 +95,48 @@ async fn guesses_of_a_network_are_limited_over_all_addresses() {
         fixture.login(&email, "a wrong password").await.assert_problem(401, "wrong-credentials");
     }
     assert_limited(&fixture.login("another@example.org", "a wrong password").await);
+    fixture.app.stop().await;
+}
+
+/// Tries a wrong password for an unknown address, with this header, and returns the status.
+async fn guess(app: &TestApp, email: &str, header: &str, value: &str) -> u16 {
+    let body = json!({"email": email, "password": "a wrong password"});
+    app.anonymous().with_header(header, value).post("/identity/v1/login", body).await.status
+}
+
+#[tokio::test]
+async fn behind_trusted_proxies_the_guesses_of_the_real_client_are_counted() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start_with(&database, |settings| {
+        unlimited(settings);
+        settings.identity.login_failures_per_network_max = 3;
+        settings.trusted_proxies = vec!["127.0.0.0/8".parse().unwrap(), "10.0.0.0/8".parse().unwrap()];
+    })
+    .await;
+    let mut statuses = Vec::new();
+    for number in 0..5 {
+        // Two proxies have appended addresses; the client itself has sent the first one, another one each time.
+        let chain = format!("198.51.100.{number}, 203.0.113.9, 10.0.0.2");
+        statuses.push(guess(&app, &format!("user{number}@example.org"), "x-forwarded-for", &chain).await);
+    }
+    assert_eq!(statuses, [401, 401, 401, 429, 429]);
+    assert_eq!(guess(&app, "another@example.org", "x-forwarded-for", "203.0.113.10").await, 401, "another client");
+    let counted = "select count(*) from pillarbox_identity.throttle where kind = 'login.network'";
+    let counted: i64 = sqlx::query_scalar(counted).fetch_one(database.pool()).await.unwrap();
+    assert_eq!(counted, 2, "the networks of two clients");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn forwarded_addresses_of_an_untrusted_peer_are_ignored() {
+    let fixture = Fixture::start_with(|settings| settings.login_failures_per_network_max = 3).await;
+    let mut statuses = Vec::new();
+    for (number, header) in ["x-forwarded-for", "forwarded", "x-forwarded-for", "forwarded"].into_iter().enumerate() {
+        let address = format!("203.0.113.{number}");
+        let value = if header == "forwarded" { format!("for={address}") } else { address };
+        statuses.push(guess(&fixture.app, &format!("user{number}@example.org"), header, &value).await);
+    }
+    assert_eq!(statuses, [401, 401, 401, 429], "all of them are guesses of this machine");
     fixture.app.stop().await;
 }
 

@@ -2,6 +2,7 @@
 
 use hyper::Method;
 use serde_json::json;
+use sqlx::AssertSqlSafe;
 use testkit::eventually;
 use uuid::Uuid;
 
@@ -71,11 +72,15 @@ async fn the_oldest_session_ends_when_a_user_has_too_many() {
 #[tokio::test]
 async fn a_token_without_an_account_is_refused_with_a_reason() {
     let fixture = Fixture::start().await;
-    for client in [fixture.app.user(Uuid::now_v7(), None), fixture.app.admin()] {
+    for (client, is_key) in [(fixture.app.user(Uuid::now_v7(), None), false), (fixture.app.admin(), true)] {
         for path in ["me", "sessions", "subscriptions"] {
             let refused = client.get(&format!("/identity/v1/{path}")).await;
             refused.assert_problem(403, "forbidden");
-            assert!(text(&refused.json()["detail"]).contains("/identity/v1/login"), "{refused:?}");
+            let next_step = match (path, is_key) {
+                ("subscriptions", true) => "?user_id=",
+                _ => "/identity/v1/login",
+            };
+            assert!(text(&refused.json()["detail"]).contains(next_step), "{refused:?}");
         }
         client.send(Method::DELETE, "/identity/v1/me", Some(json!({}))).await.assert_problem(403, "forbidden");
     }
@@ -85,30 +90,42 @@ async fn a_token_without_an_account_is_refused_with_a_reason() {
 #[tokio::test]
 async fn what_has_expired_is_deleted() {
     let fixture = Fixture::start().await;
-    let person = fixture.person("ada").await;
+    let (person, other) = (fixture.person("ada").await, fixture.person("eve").await);
     fixture.register("never@example.org", PASSWORD).await;
+    fixture.post("password/forgot", json!({"email": other.email})).await;
     fixture.wait_until_processed().await;
-    fixture.execute("update pillarbox_identity.session set expires_at = now() - interval '1 h'").await;
-    fixture
-        .execute(
-            "update pillarbox_identity.account set created_at = now() - interval '8 days' where verified_at is null",
-        )
-        .await;
-    fixture
-        .execute(
-            "insert into pillarbox_identity.throttle (kind, subject, window_no, attempts, expires_at)
-             values ('login.account', '\\x00', 1, 1, now())",
-        )
-        .await;
+    // Ada's session has lasted for its whole time, the refresh token of Eve's was not used for long.
+    let expire = "with ada as (
+                      update pillarbox_identity.session set expires_at = now() - interval '1 h' where user_id = $1)
+                  update pillarbox_identity.refresh_token set expires_at = now() - interval '1 h'
+                  from pillarbox_identity.session where session.id = session_id and session.user_id = $2";
+    sqlx::query(expire).bind(person.id).bind(other.id).execute(fixture.db()).await.unwrap();
+    for statement in [
+        "update pillarbox_identity.account set created_at = now() - interval '8 days' where verified_at is null",
+        "update pillarbox_identity.one_time_token set expires_at = now() - interval '1 h' where kind = 'password_reset'",
+        "update pillarbox_identity.known_network set last_used_at = now() - interval '91 days'",
+        "insert into pillarbox_identity.throttle (kind, subject, window_no, attempts, expires_at)
+         values ('login.account', '\\x00', 1, 1, now())",
+    ] {
+        fixture.execute(statement).await;
+    }
     // The task runs at the start and then once a minute.
     let replica = fixture.replica().await;
-    let rows =
-        "select (select count(*) from pillarbox_identity.session) + (select count(*) from pillarbox_identity.throttle)
-                + (select count(*) from pillarbox_identity.account where verified_at is null)";
-    eventually("expired rows are deleted", DEADLINE, async || fixture.count(rows).await == 0).await;
+    eventually("expired rows are deleted", DEADLINE, async || {
+        let mut left = Vec::new();
+        for table in ["session", "refresh_token", "one_time_token", "throttle", "known_network", "account"] {
+            let query = format!("select count(*) from pillarbox_identity.{table}");
+            let count: i64 = sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(fixture.db()).await.unwrap();
+            left.push((table, count));
+        }
+        // The accounts that were verified.
+        left.retain(|row| row.1 > 0 && *row != ("account", 2));
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    })
+    .await;
     let deleted = fixture.messages("account.deleted").await;
     assert_eq!(deleted.len(), 1, "other services delete what they know about the address");
-    assert_ne!(deleted[0]["user_id"], person.id.to_string());
+    assert!(![person.id, other.id].iter().any(|id| deleted[0]["user_id"] == id.to_string()), "{deleted:?}");
     replica.stop().await;
     fixture.app.stop().await;
 }

@@ -27,8 +27,22 @@ async fn a_user_subscribes_and_cancels_and_billing_changes_the_status() {
 
     let billing = fixture.app.admin();
     let status = async |status: &str| billing.post(&format!("{path}/status"), json!({"status": status})).await;
-    status("paused").await.assert_problem(409, "transition-refused");
-    assert_eq!(status("active").await.json()["status"], "active");
+    let refused = status("paused").await;
+    refused.assert_problem(409, "transition-refused");
+    let allowed = "it can become active, past_due, cancelled or expired";
+    assert!(text(&refused.json()["detail"]).contains(allowed), "{refused:?}");
+    let active = status("active").await;
+    assert_eq!(active.json()["status"], "active");
+    let again = status("active").await;
+    assert_eq!((again.status, again.json()), (200, active.json()), "billing repeats itself, and nothing changes");
+    let of_ada = format!("/identity/v1/subscriptions?user_id={}", ada.id);
+    assert_eq!(billing.get(&of_ada).await.json()["items"], json!([active.json()]));
+    assert_eq!(ada.client.get(&of_ada).await.json()["items"][0]["id"], id);
+    eve.client.get(&of_ada).await.assert_problem(403, "forbidden");
+    assert_eq!(eve.client.get("/identity/v1/subscriptions").await.json()["items"], json!([]));
+    let unnamed = billing.get("/identity/v1/subscriptions").await;
+    unnamed.assert_problem(403, "forbidden");
+    assert!(text(&unnamed.json()["detail"]).contains("user_id"), "{unnamed:?}");
     let stale = billing.with_header("if-match", &tag);
     let stale = stale.post(&format!("{path}/status"), json!({"status": "past_due"})).await;
     stale.assert_problem(412, "stale");

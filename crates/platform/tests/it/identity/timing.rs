@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use testkit::TestApp;
 
-use super::fixture::{Fixture, PASSWORD};
+use super::fixture::{Fixture, PASSWORD, unlimited};
 
 const TRIES: usize = 200;
 
@@ -57,6 +58,29 @@ async fn the_time_of_an_answer_is_the_same_for_an_unknown_address_and_a_wrong_pa
         async || drop(fixture.login("nobody@example.org", "a wrong password").await),
     );
     assert_alike("wrong password against unknown address", result.await);
+    fixture.app.stop().await;
+}
+
+/// The account has signed in for the last time before the parameters became cheaper.
+#[tokio::test]
+async fn the_time_of_an_answer_does_not_reveal_an_account_with_former_hash_parameters() {
+    let fixture = Fixture::start_with(|settings| {
+        (settings.hash_memory_kib, settings.hash_iterations, settings.hash_threads) = (8_192, 1, 1);
+    })
+    .await;
+    let person = fixture.person("ada").await;
+    let cheaper = TestApp::start_with(&fixture.database, |settings| {
+        unlimited(settings);
+        (settings.identity.hash_threads, settings.identity.login_failures_max) = (1, 1_000_000);
+    })
+    .await;
+    let guess = async |email: &str| {
+        let body = json!({"email": email, "password": "a wrong password"});
+        cheaper.anonymous().post("/identity/v1/login", body).await.assert_problem(401, "wrong-credentials");
+    };
+    let result = measure(async || guess(&person.email).await, async || guess("nobody@example.org").await);
+    assert_alike("former parameters against unknown address", result.await);
+    cheaper.stop().await;
     fixture.app.stop().await;
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use chrono::{TimeDelta, Utc};
+use ed25519_dalek::{Signer, SigningKey};
 use kit::auth::TokenSigner;
 use kit::secret::MasterKey;
 use serde_json::{Value, json};
@@ -50,6 +51,14 @@ async fn a_forged_token_is_refused_by_identity_and_by_events() {
         changed[name] = value;
         changed
     };
+    // Signed with the key of the installation, as nobody else can: only what is changed is wrong.
+    let period = now.timestamp().div_euclid(30 * 24 * 3600);
+    let signing_key = SigningKey::from_bytes(&key.derive(&format!("jwt signing {period}")));
+    let resign = |header: &Value, claims: &Value| {
+        let message = signed_part(header, claims);
+        let signature = encode(&signing_key.sign(message.as_bytes()).to_bytes());
+        format!("{message}.{signature}")
+    };
     let keys = fixture.app.anonymous().get("/identity/v1/jwks.json").await.json();
     let public = keys["keys"].as_array().unwrap().iter().find(|key| key["kid"] == header["kid"]).unwrap();
     let public = BASE64_URL_SAFE_NO_PAD.decode(text(&public["x"])).unwrap();
@@ -66,13 +75,17 @@ async fn a_forged_token_is_refused_by_identity_and_by_events() {
             "another user",
             format!("{}.{signature}", signed_part(&header, &changed(&claims, "sub", json!(Uuid::now_v7())))),
         ),
-        ("another audience", format!("{}.{signature}", signed_part(&header, &changed(&claims, "aud", json!("other"))))),
+        ("another audience", resign(&header, &changed(&claims, "aud", json!("other")))),
+        ("no audience", resign(&header, &changed(&claims, "aud", Value::Null))),
+        ("another type", resign(&changed(&header, "typ", json!("JWT")), &claims)),
         ("another role", format!("{}.{signature}", signed_part(&header, &changed(&claims, "role", json!("admin"))))),
         ("no signature", format!("{}.", signed_part(&header, &claims))),
     ];
     for path in ["/identity/v1/me", "/event/v1/me/events"] {
         let with = |token: &str| fixture.app.anonymous().bearer(token);
-        assert_eq!(with(&valid).get(path).await.status, 200, "{path}");
+        for token in [&valid, &resign(&header, &claims)] {
+            assert_eq!(with(token).get(path).await.status, 200, "{path}");
+        }
         for (what, token) in &forged {
             let refused = with(token).get(path).await;
             assert_eq!(refused.status, 401, "{what} at {path}: {refused:?}");

@@ -72,6 +72,62 @@ async fn another_message_with_the_same_id_is_refused_and_not_dropped() {
 }
 
 #[tokio::test]
+async fn the_content_of_a_repeated_id_is_compared_as_json() {
+    let database = TestDatabase::new(&migrations()).await;
+    let (db, id) = (database.pool(), Uuid::new_v4());
+    let post = async |payload: &str| -> sqlx::Result<Uuid> {
+        let query = "select pillarbox.post('a', $1::text::json, key => 'k', message_id => $2)";
+        sqlx::query_scalar(query).bind(payload).bind(id).fetch_one(db).await
+    };
+    let first = r#"{"a": [1, 2], "b":  null}"#;
+    for same in [first, r#"{"a":[1,2],"b":null}"#, r#"{"b": null, "a": [1,2]}"#] {
+        assert_eq!(post(same).await.unwrap(), id, "{same}");
+    }
+    for other in [r#"{"a": [2, 1], "b": null}"#, r#"{"a": [1, 2]}"#, r#"{"a": ["1", 2], "b": null}"#] {
+        let error = post(other).await.unwrap_err().to_string();
+        assert!(error.contains("another payload"), "{other}: {error}");
+    }
+    // An id that the previous version stored, with the digest of the text.
+    let former = "update pillarbox.chosen_id
+                  set digest = sha256(convert_to(json_build_array('k', null, null, $1::text::json)::text, 'UTF8'))";
+    sqlx::query(former).bind(first).execute(db).await.unwrap();
+    assert_eq!(post(first).await.unwrap(), id);
+    post(r#"{"a": 1}"#).await.unwrap_err();
+    assert_eq!(posted(db).await, [first]);
+    // A number that jsonb does not have.
+    let large = "select pillarbox.post('a', '1e200000'::json, message_id => $1)";
+    for _ in 0..2 {
+        sqlx::query(large).bind(Uuid::nil()).execute(db).await.unwrap();
+    }
+    assert_eq!(posted(db).await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_repeated_id_that_retention_removes_at_the_same_time_is_posted() {
+    let database = TestDatabase::new(&migrations()).await;
+    let (db, id) = (database.pool(), Uuid::new_v4());
+    post_with_id(db, "a", "1", id).await.unwrap();
+    // Retention removes the id between the two statements of the function.
+    sqlx::raw_sql(
+        "create table remaining (times integer); insert into remaining values (1);
+         create function remove_ids() returns trigger language plpgsql as $$
+         begin
+             update public.remaining set times = times - 1 where times > 0;
+             if found then delete from pillarbox.chosen_id; end if;
+             return null;
+         end $$;
+         create trigger retention after insert on pillarbox.chosen_id execute function remove_ids()",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    assert_eq!(post_with_id(db, "a", "1", id).await.unwrap(), id);
+    assert_eq!(posted(db).await, ["1", "1"], "the id is free again, so this is another message");
+    assert_eq!(post_with_id(db, "a", "1", id).await.unwrap(), id);
+    assert_eq!(posted(db).await.len(), 2, "now it is a repetition");
+}
+
+#[tokio::test]
 async fn the_id_of_a_message_that_has_a_generated_one_cannot_be_chosen() {
     let database = TestDatabase::new(&migrations()).await;
     let db = database.pool();

@@ -3,6 +3,7 @@
 
 mod chosen_ids;
 mod hostile_producer;
+mod nested;
 mod post_function;
 mod posting;
 mod reading;

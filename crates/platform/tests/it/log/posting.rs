@@ -116,7 +116,7 @@ async fn partitions_are_created_ahead_and_a_missing_one_fails_no_post() {
 #[tokio::test]
 async fn no_accepted_payload_stops_a_reader() {
     let database = TestDatabase::new(&migrations()).await;
-    let deep = format!("{}{}", "[".repeat(4000), "]".repeat(4000));
+    let deep = format!("{}{}", "[".repeat(127), "]".repeat(127));
     for payload in [deep.as_str(), "1e400", "{\"a\": 1, \"a\": 2}", "\"\\u00e9\""] {
         sqlx::query("select pillarbox.post('a', $1::json)").bind(payload).execute(database.pool()).await.unwrap();
     }

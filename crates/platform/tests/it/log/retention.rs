@@ -231,7 +231,7 @@ async fn a_consumer_too_far_behind_lapses_until_its_reset() {
     let mut all = numbers(db).await;
     all.sort_unstable();
     assert_eq!(all, [1, 2, 3], "the missed message, and no message twice");
-    assert_eq!(cursors::delete(db, "effects").await.unwrap(), DeleteResult::Deleted);
+    assert_eq!(cursors::delete(db, "effects").await.unwrap(), DeleteResult::Deleted { dead_letters: 0 });
     assert_eq!(cursors::delete(db, "effects").await.unwrap(), DeleteResult::NotFound);
     assert!(!cursors::reset(db, "effects", None).await.unwrap());
 }

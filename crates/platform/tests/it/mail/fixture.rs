@@ -13,7 +13,7 @@ use pillarbox::settings::Settings;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
-use sqlx::PgPool;
+use sqlx::{PgPool, Postgres, Transaction};
 use testkit::eventually;
 use uuid::Uuid;
 
@@ -35,6 +35,8 @@ pub(crate) struct SmtpServer {
 pub(crate) struct ReceivedMail {
     pub(crate) from: String,
     pub(crate) to: Vec<String>,
+    /// The parameters of the command `MAIL`.
+    pub(crate) options: Vec<String>,
     headers: Vec<(String, String)>,
     pub(crate) text: String,
     pub(crate) html: String,
@@ -188,21 +190,36 @@ pub(crate) fn with_variable(mut request: EmailRequested, name: &str, value: &str
 pub(crate) async fn request(db: &PgPool, requests: &[EmailRequested]) {
     let mut tx = db.begin().await.unwrap();
     for request in requests {
-        let key = request.user_id.map_or_else(|| "none".to_owned(), |user| user.to_string());
-        let mut message =
-            Post::new(identity::EMAIL_VERIFICATION_REQUESTED, to_raw_value(request).unwrap()).with_key(key);
-        message.confidential_until = request.expires_at;
-        post(&mut tx, &Source::new(identity::SOURCE), &message).await.unwrap();
+        post_request(&mut tx, request, request.expires_at).await;
     }
     tx.commit().await.unwrap();
 }
 
+/// Posts a request whose payload is blanked at another time than it expires.
+pub(crate) async fn request_until(db: &PgPool, request: &EmailRequested, until: DateTime<Utc>) {
+    let mut tx = db.begin().await.unwrap();
+    post_request(&mut tx, request, Some(until)).await;
+    tx.commit().await.unwrap();
+}
+
+async fn post_request(tx: &mut Transaction<'_, Postgres>, request: &EmailRequested, until: Option<DateTime<Utc>>) {
+    let key = request.user_id.map_or_else(|| "none".to_owned(), |user| user.to_string());
+    let mut message = Post::new(identity::EMAIL_VERIFICATION_REQUESTED, to_raw_value(request).unwrap()).with_key(key);
+    message.confidential_until = until;
+    post(tx, &Source::new(identity::SOURCE), &message).await.unwrap();
+}
+
 /// Posts any payload to a topic of identity, with a key of its own.
 pub(crate) async fn post_raw(db: &PgPool, topic: &str, payload: &str) {
+    post_raw_from(db, identity::SOURCE, topic, payload).await;
+}
+
+/// The same with another source.
+pub(crate) async fn post_raw_from(db: &PgPool, source: &'static str, topic: &str, payload: &str) {
     let payload = RawValue::from_string(payload.to_owned()).unwrap();
     let mut tx = db.begin().await.unwrap();
     let message = Post::new(topic, payload).with_key(Uuid::new_v4().to_string());
-    post(&mut tx, &Source::new(identity::SOURCE), &message).await.unwrap();
+    post(&mut tx, &Source::new(source), &message).await.unwrap();
     tx.commit().await.unwrap();
 }
 

@@ -141,3 +141,25 @@ async fn a_copy_of_the_database_sends_nothing_until_an_operator_decides() {
     wait_for_status(db, "sent", 1).await;
     app.stop().await;
 }
+
+#[tokio::test]
+async fn readiness_reports_mails_that_were_queued_for_a_mail_server_that_is_no_longer_configured() {
+    let (database, mut server) = (TestDatabase::new(&migrations()).await, SmtpServer::start().await);
+    let db = database.pool();
+    server.kill();
+    let app = TestApp::start_with(&database, send_to(&server)).await;
+    request(db, &[verification("ada@example.org")]).await;
+    wait_for_status(db, "queued", 1).await;
+    app.stop().await;
+    let overdue =
+        "update pillarbox_notify.mail set next_attempt_at = clock_timestamp() - interval '61 s', claim = null";
+    sqlx::query(overdue).execute(db).await.unwrap();
+
+    let app = TestApp::start(&database).await;
+    wait_for_report(&app.anonymous(), "no mail server is configured: set smtp_url").await;
+    assert_eq!(app.anonymous().get("/readyz").await.json()["status"], "degraded");
+    app.stop().await;
+    let app = TestApp::start_with(&database, |settings| settings.mail.shadow = true).await;
+    wait_for_report(&app.anonymous(), "nobody sends them while mail.shadow is set").await;
+    app.stop().await;
+}

@@ -74,7 +74,8 @@ async fn cursors_are_listed_reset_and_dropped() {
     assert!(cli.refused("cursors reset effects --from lately").await.contains("2h"));
     assert!(cli.refused("cursors reset effects --from 2999-01-01T00:00:00Z").await.contains("past"));
     assert!(cli.refused("cursors reset nobody").await.contains("no consumer"));
-    assert!(cli.ok("cursors drop effects").await.contains("is dropped"));
+    assert_eq!(cli.ok("parked list").await, "Nothing is parked.\n");
+    assert_eq!(cli.ok("cursors drop effects").await, "effects is dropped.\n");
     assert!(cli.refused("cursors drop effects").await.contains("no consumer"));
 }
 

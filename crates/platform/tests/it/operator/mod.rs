@@ -4,3 +4,4 @@ pub(crate) mod commands;
 mod discarding;
 mod http;
 mod runbook;
+mod same_ids;

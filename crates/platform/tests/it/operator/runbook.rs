@@ -79,6 +79,12 @@ const EFFECTS: &[(&str, Effect)] = &[
         Makes("(select since > created_at from pillarbox.cursor where consumer = 'relay.legacy')"),
     ),
     ("cursors drop relay.legacy", Makes("not exists (select from pillarbox.cursor where consumer = 'relay.legacy')")),
+    ("mail retry --all", Makes("exists (select from pillarbox_notify.mail where status = 'queued')")),
+    ("notifications retry --all", Makes("exists (select from pillarbox_notify.notification where status = 'waiting')")),
+    ("user announce", Makes("exists (select from pillarbox_identity.account where announced_version = 0)")),
+    ("reconcile --force", Prints("0 drifted")),
+    ("replay webhooks --from 2h --dry-run", Prints("0 messages would be sent")),
+    ("replay webhooks list", Prints("SUBSCRIBER")),
 ];
 
 #[tokio::test]
@@ -141,7 +147,16 @@ async fn runbook_database(is_restored: bool) -> TestDatabase {
     }
     let statements = "insert into pillarbox.replay (id, consumer, run, from_at, to_at) overriding system value
                       values (17, 'relay.email', 0, now(), now());
-                      insert into pillarbox.replay_shard (replay, shard) values (17, 0)";
+                      insert into pillarbox.replay_shard (replay, shard) values (17, 0);
+                      insert into pillarbox_notify.mail (message_id, source, idempotency_key, recipient, template, locale,
+                          subject, text, html, status, next_attempt_at, give_up_at, created_at)
+                      select id, 'identity', id, 'a@example.org', 'verification', 'en', 's', 't', 'h', 'dead', now(), now(), now()
+                      from gen_random_uuid() as new (id);
+                      insert into pillarbox_notify.notification (event_id, user_id, channel, status, created_at)
+                      values (gen_random_uuid(), gen_random_uuid(), 'email', 'dead', now());
+                      insert into pillarbox_identity.account (id, email, name, locale, password_hash, verified_at, created_at,
+                          updated_at, announced_version)
+                      values (gen_random_uuid(), 'a@example.org', 'a', 'en', 'x', now(), now(), now(), 1)";
     sqlx::raw_sql(statements).execute(db).await.unwrap();
     if is_restored {
         let mark = "update pillarbox.cluster_identity set restored_at = now()";

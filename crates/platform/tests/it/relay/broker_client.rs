@@ -121,6 +121,12 @@ impl BrokerClient {
         self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.unwrap().message_count()
     }
 
+    /// The number of consumers of the queue.
+    pub(crate) async fn consumers(&self, queue: &str) -> u32 {
+        let options = QueueDeclareOptions { passive: true, ..Default::default() };
+        self.channel.queue_declare(queue.into(), options, FieldTable::default()).await.unwrap().consumer_count()
+    }
+
     pub(crate) async fn publish(
         &self,
         queue: &str,

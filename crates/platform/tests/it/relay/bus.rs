@@ -40,7 +40,13 @@ fn doubling() -> Subscription {
     let matching = MessagePattern { sources: vec!["sql".to_owned()], ..MessagePattern::topic("test.#") };
     let mut options = ConsumerOptions::default();
     options.worker.retry.backoff.first = Duration::from_millis(20);
-    Subscription { consumer: "doubling", matching, start: StartAt::Beginning, handler: Arc::new(Doubled), options }
+    Subscription {
+        consumer: "doubling".into(),
+        matching,
+        start: StartAt::Beginning,
+        handler: Arc::new(Doubled),
+        options,
+    }
 }
 
 #[tokio::test]
@@ -148,7 +154,7 @@ async fn the_tenant_survives_the_broker_and_cannot_be_forged() {
     amqp.queue("copy", "pillarbox.events", "test.#").await;
     amqp.queue("orders", "", "").await;
     let mut orders = IntakeQueue::new("orders");
-    orders.tenant = "shop".parse().unwrap();
+    orders.tenant = "zeta".parse().unwrap();
     let app = TestApp::start_with(&here, |settings| {
         relay_to(&vhost)(settings);
         settings.relay.intake = vec![orders];
@@ -160,14 +166,14 @@ async fn the_tenant_survives_the_broker_and_cannot_be_forged() {
         Runtime::start(Database::new(there.pool().clone()), Clock::system(), replica, Health::default(), stop.clone());
     let matching = MessagePattern { sources: vec!["sql".to_owned()], ..MessagePattern::topic("test.#") };
     let (start, handler, options) = (StartAt::Beginning, Arc::new(Owners), ConsumerOptions::default());
-    let owners = Subscription { consumer: "owners", matching, start, handler, options };
+    let owners = Subscription { consumer: "owners".into(), matching, start, handler, options };
     let broker = Arc::new(Broker::new(Secret::new(vhost.amqp_url())).unwrap());
     relay::bus::subscribe(&runtime, &app.settings.relay, &broker, &signer_of(&app), owners);
     amqp.wait_for_consumer_queue("owners").await;
     amqp.bind("pillarbox.owners", "pillarbox.events", "test.#").await; // the process creates the same binding
 
     let post = "select pillarbox.post('test.posted', to_json($1::bigint), key => 'k', tenant => $2)";
-    let tenants = ["acme", "main", "globex"];
+    let tenants = ["acme", "main", "rival"];
     for (number, tenant) in tenants.iter().enumerate() {
         sqlx::query(post).bind(number as i64).bind(tenant).execute(here.pool()).await.unwrap();
     }
@@ -189,7 +195,7 @@ async fn the_tenant_survives_the_broker_and_cannot_be_forged() {
         sqlx::query_scalar(query).fetch_optional(here.pool()).await.unwrap()
     })
     .await;
-    assert_eq!(tenant, "shop");
+    assert_eq!(tenant, "zeta");
     stop.cancel();
     runtime.join().await;
     app.stop().await;

@@ -225,11 +225,11 @@ async fn a_parked_message_shows_when_it_is_retried() {
     let db = database.pool();
     let app = TestApp::start_with(&database, relay_to(&vhost)).await;
     let first = Post { aggregate_type: Some("USER".to_owned()), ..numbered("user.left", Some("ada"), 1) };
-    post_from(db, "notify", &first).await; // the route `notification-topics`, without a queue
+    post_from(db, "notify", &first).await; // no queue for this aggregate type
     post_from(db, "notify", &Post { topic: "user.back".to_owned(), ..first }).await;
     let of = async |topic: &str| -> Option<(String, bool)> {
         let query = "select status, next_retry_at > created_at is true from pillarbox.outbox_status
-                     where consumer = 'relay.notification-topics' and event_type = $1 and status = 'parked'";
+                     where consumer = 'relay.notifications' and event_type = $1 and status = 'parked'";
         sqlx::query_as(query).bind(topic).fetch_optional(db).await.unwrap()
     };
     eventually("both are parked", TIMEOUT, async || of("user.left").await.is_some() && of("user.back").await.is_some())

@@ -28,7 +28,7 @@ fn start_intake_and_consumer(db: &PgPool, vhost: &TestVhost, queue: &IntakeQueue
     relay::start_intake(&process.runtime, queue, &broker);
     let matching = MessagePattern { sources: vec![relay::source_of(&queue.queue)], ..MessagePattern::default() };
     let subscription = Subscription {
-        consumer: "effects",
+        consumer: "effects".into(),
         matching,
         start: StartAt::Beginning,
         handler: recorder(),

@@ -8,6 +8,7 @@ mod dual_publish;
 mod faults;
 mod intake;
 mod intake_ids;
+mod joining;
 mod migration_plan;
 mod oversized;
 mod publishing;

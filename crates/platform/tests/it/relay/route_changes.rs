@@ -47,21 +47,25 @@ async fn database_of_the_former_version() -> TestDatabase {
     database
 }
 
-/// Posts a message and returns the topics of everything that is published until it arrives, each once: a message may be
-/// published again when its shard changes its worker.
+/// Posts a message and returns the topics of everything that is published until it arrives.
 async fn published_until(amqp: &BrokerClient, db: &PgPool, last: &str) -> Vec<String> {
     post(db, last, Some("k"), 9).await;
     let mut received = Vec::new();
     amqp.consume_until("mine", &mut received, |received| received.last().is_some_and(|one| one.kind == last)).await;
-    let mut topics: Vec<String> = received.into_iter().map(|one| one.kind).collect();
-    topics.dedup();
-    topics
+    received.into_iter().map(|one| one.kind).collect()
 }
 
 /// The routes whose replay is not requested yet.
 async fn waiting_routes(db: &PgPool) -> Vec<String> {
     let query = "select consumer from pillarbox.filter_change where replay_from is not null order by consumer";
     sqlx::query_scalar(query).fetch_all(db).await.unwrap()
+}
+
+/// How long the default route has waited for other processes, according to the metrics.
+async fn waiting_seconds(app: &TestApp) -> f64 {
+    let metrics = app.anonymous().get("/metrics").await.text;
+    let prefix = "pillarbox_route_replay_waiting_seconds{consumer=\"relay.default\"} ";
+    metrics.lines().find_map(|line| line.strip_prefix(prefix)).map_or(0.0, |value| value.parse().unwrap())
 }
 
 async fn wait_for_the_replay(db: &PgPool) {
@@ -125,6 +129,7 @@ async fn the_replay_waits_until_no_process_reads_with_the_former_filter() {
     let two_heartbeats = chrono::TimeDelta::milliseconds(900);
     eventually("two heartbeats", TIMEOUT, async || lease_ends().await >= before + two_heartbeats).await;
     assert_eq!(waiting_routes(db).await, ["relay.default"]);
+    eventually("operators see that the route waits", TIMEOUT, async || waiting_seconds(&app).await > 0.0).await;
     // What that process passes meanwhile is covered, too: here it has read up to now.
     post(db, "email.meanwhile", Some("k"), 4).await;
     let passed = "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
@@ -138,5 +143,6 @@ async fn the_replay_waits_until_no_process_reads_with_the_former_filter() {
     published.sort();
     assert_eq!(published, ["email.meanwhile", "email.unread", "order.last"]);
     assert_eq!(waiting_routes(db).await, [""; 0]);
+    eventually("the route waits no longer", TIMEOUT, async || waiting_seconds(&app).await == 0.0).await;
     app.stop().await;
 }

@@ -95,7 +95,7 @@ impl Installation {
 
 fn recording(consumer: &'static str, matching: MessagePattern) -> Subscription {
     let (start, handler, options) = (StartAt::Beginning, Arc::new(Recorder), fast_options());
-    Subscription { consumer, matching, start, handler, options }
+    Subscription { consumer: consumer.into(), matching, start, handler, options }
 }
 
 async fn create_table(db: &PgPool) {

@@ -53,6 +53,8 @@ async fn a_relay_that_resumes_after_its_lease_publishes_nothing_out_of_order() {
     }
     amqp.consume_until("all", &mut received, |received| received.len() as u64 == BATCH.start).await;
 
+    eventually("their confirms have arrived", TIMEOUT, async || relayed(db, "relay.test").await).await;
+
     // The first message of the batch is published, and its confirm does not arrive.
     broker.mute();
     sqlx::query(

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use hyper::Method;
+use kit::client_address::ForwardedHeader;
 use mailbox::database::migrations;
 use serde_json::{Value, json};
 use testkit::{Client, TestApp, TestDatabase};
@@ -10,7 +11,7 @@ use testkit::{Client, TestApp, TestDatabase};
 /// Routes of the server itself, which know no caller.
 const WITHOUT_CALLER: [&str; 4] = ["/healthz", "/readyz", "/metrics", "/openapi.json"];
 /// Public routes: credentials are optional, but must be valid.
-const WITH_OPTIONAL_CALLER: [&str; 12] = [
+const WITH_OPTIONAL_CALLER: [&str; 14] = [
     "GET /event/v1/events",
     "GET /event/v1/events/{id}",
     "GET /event/v1/meta/cities",
@@ -23,10 +24,12 @@ const WITH_OPTIONAL_CALLER: [&str; 12] = [
     "POST /identity/v1/refresh",
     "POST /identity/v1/password/forgot",
     "POST /identity/v1/password/reset",
+    "GET /notify/v1/unsubscribe",
+    "POST /notify/v1/unsubscribe",
 ];
 
 /// The operations of the OpenAPI description: method, path and description.
-pub(super) async fn operations(client: &Client) -> Vec<(Method, String, Value)> {
+pub(crate) async fn operations(client: &Client) -> Vec<(Method, String, Value)> {
     let description = client.get("/openapi.json").await.json();
     let mut operations = Vec::new();
     for (path, item) in description["paths"].as_object().unwrap() {
@@ -39,7 +42,7 @@ pub(super) async fn operations(client: &Client) -> Vec<(Method, String, Value)> 
 }
 
 /// The path with a valid id in place of each parameter.
-pub(super) fn filled(path: &str) -> String {
+pub(crate) fn filled(path: &str) -> String {
     let id = uuid::Uuid::now_v7().to_string();
     path.split('/').map(|part| if part.starts_with('{') { id.as_str() } else { part }).collect::<Vec<_>>().join("/")
 }
@@ -209,6 +212,24 @@ async fn a_rate_limited_caller_learns_when_to_retry() {
         403,
         "another caller is not limited"
     );
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn the_rate_limit_counts_the_client_of_a_trusted_proxy() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start_with(&database, |settings| {
+        settings.rate_limit_per_second = 5;
+        settings.trusted_proxies = vec!["127.0.0.1".parse().unwrap()];
+        settings.forwarded_header = ForwardedHeader::Forwarded;
+    })
+    .await;
+    let status = async |client: &str| {
+        app.anonymous().with_header("forwarded", &format!("for={client}")).get("/admin/v1/keys").await.status
+    };
+    let requests = (0..50).map(|_| status("203.0.113.9"));
+    assert!(futures_util::future::join_all(requests).await.contains(&429));
+    assert_eq!(status("\"[2001:db8::1]:4711\"").await, 401, "another client is not limited");
     app.stop().await;
 }
 

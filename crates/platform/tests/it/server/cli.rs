@@ -21,7 +21,12 @@ async fn keys_and_tokens_are_created_beside_a_running_instance() {
     let (_, token, _) = command(&["token", "--user", &Uuid::now_v7().to_string()]);
     client.bearer(token.trim()).get("/admin/v1/keys").await.assert_problem(403, "forbidden");
 
-    let (code, key, error) = command(&["key", "create", "--role", "admin", "--tenant", "acme", "--name", "test"]);
+    let create = ["key", "create", "--role", "admin", "--tenant", "acme", "--name", "test"];
+    let (code, _, error) = command(&create);
+    assert!(code == Some(1) && error.contains("`pillarbox tenants create acme`"), "{error}");
+    let (code, _, error) = command(&["tenants", "create", "acme"]);
+    assert_eq!(code, Some(0), "{error}");
+    let (code, key, error) = command(&create);
     assert_eq!(code, Some(0), "{error}");
     let key = key.trim();
     let keys = client.bearer(key).get("/admin/v1/keys").await.json();
@@ -152,6 +157,9 @@ fn an_invalid_setting_stops_the_start_with_its_name() {
         &[],
         "setting `hub.sql_events` (in the environment or --set): `email.*` matches e-mails",
     );
+    let above = "setting `notify.retention_days`: must be a number above behind_days, which is 14";
+    refused(&["up", "--set", "notify.retention_days=14"], &[], above);
+    refused(&["up", "--set", "notify.retention_days=7"], &[], "notify.retention_days");
     refused(&["up"], &[("PILLARBOX_STATEMENT_TIMEOUT_MS", "-1")], "statement_timeout_ms");
     let unsigned_until = "relay.accept_unsigned_until` (in the environment or --set): must be a time such as";
     refused(&["up"], &[("PILLARBOX_RELAY__ACCEPT_UNSIGNED_UNTIL", "soon")], unsigned_until);

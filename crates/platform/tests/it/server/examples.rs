@@ -9,11 +9,13 @@ use sqlx::PgPool;
 use testkit::{Client, Receiver, TestApp, TestDatabase, eventually};
 use uuid::Uuid;
 
-use crate::hub::fixture::{post, subscribe};
+use crate::delivery::fixture::{insert_due, insert_in_app, insert_person, set_event_type, wait_for_state};
+use crate::hub::fixture::{post, post_batch, subscribe};
 use crate::hub::rows::{insert_dead_letter, insert_event};
 use crate::identity::examples::prepare as prepare_identity;
 use crate::identity::fixture::unlimited;
 use crate::joins::fixture::{moderate, new_event, post_event_update, post_join_action, wait_until_known};
+use crate::progress::fixture::prepare as prepare_project;
 use crate::server::api::operations;
 use crate::support::{DEADLINE, text, uuid_of};
 
@@ -28,7 +30,11 @@ struct Preparation<'a> {
 #[tokio::test]
 async fn every_operation_accepts_its_example() {
     let database = TestDatabase::new(&migrations()).await;
-    let app = TestApp::start_with(&database, unlimited).await;
+    let app = TestApp::start_with(&database, |settings| {
+        unlimited(settings);
+        settings.public_url = Some("https://pillarbox.example".to_owned());
+    })
+    .await;
     let receiver = Receiver::start().await;
     let description = app.anonymous().get("/openapi.json").await.json();
     insert_unused_consumer(database.pool()).await;
@@ -42,7 +48,15 @@ async fn every_operation_accepts_its_example() {
             }
             body
         });
+        // A stream does not end; its own tests read it.
+        if !operation["responses"]["200"]["content"]["text/event-stream"].is_null() {
+            continue;
+        }
         let (client, filled) = preparation.prepare(&method, &path, body.as_ref()).await;
+        let body = match path.as_str() {
+            "/hub/v1/streams/{name}/acknowledge" => Some(preparation.acknowledgement(&filled).await),
+            _ => body,
+        };
         let client = parameters(&operation, "header").iter().fold(client, |client, parameter| {
             let example = parameter["example"].as_str();
             example.map_or(client.clone(), |example| client.with_header(text(&parameter["name"]), example))
@@ -85,6 +99,11 @@ impl Preparation<'_> {
                 prepare_identity(self.app, self.db, path).await
             }
             "/event/v1/audit" | "/join/v1/audit" => (admin, path.to_owned()),
+            path if path.starts_with("/progress/v1/") => {
+                let user = self.app.user(self.user, None);
+                let id = prepare_project(&user, self.db, path).await;
+                (user, with(&id))
+            }
             path if path.starts_with("/event/v1/") => {
                 let id = self.event(path).await;
                 (self.app.user(self.user, None), with(&id))
@@ -98,6 +117,19 @@ impl Preparation<'_> {
                 let id = self.of_hub(path).await;
                 (admin, with(&id))
             }
+            "/notify/v1/aggregate-types/{name}" => {
+                let made = admin.post("/notify/v1/aggregate-types", json!({"name": "FLEET"})).await;
+                assert_eq!(made.status, 201, "{made:?}");
+                (admin, with(&"FLEET"))
+            }
+            "/notify/v1/recipients/{aggregate_type}/{aggregate}/{user_id}" => {
+                (admin, format!("/notify/v1/recipients/RESTAURANT/5/{}", self.user))
+            }
+            "/notify/v1/events"
+            | "/notify/v1/aggregate-types"
+            | "/notify/v1/recipients"
+            | "/notify/v1/recipients/import" => (admin, path.to_owned()),
+            path if path.starts_with("/notify/v1/") => self.of_notify(path, with(&"order.paid")).await,
             path => {
                 let id = self.of_operator(method, path).await;
                 (admin, with(&id))
@@ -137,12 +169,70 @@ impl Preparation<'_> {
         (owner, event.event_id)
     }
 
+    /// `named`: the path with the name of an event type.
+    async fn of_notify(&self, path: &str, named: String) -> (Client, String) {
+        let (admin, user) = (self.app.admin(), self.app.user(self.user, None));
+        if path.starts_with("/notify/v1/event-types/") {
+            set_event_type(self.app, "order.paid", json!({})).await;
+            return (admin, named);
+        }
+        if path == "/notify/v1/unsubscribe" {
+            return (self.app.anonymous(), unsubscribe_path(self.app, self.db).await);
+        }
+        let mut db = self.db.acquire().await.unwrap();
+        let seq = insert_in_app(&mut db, self.user, "order.paid", json!({})).await;
+        (user, path.replace("{seq}", &seq.to_string()))
+    }
+
+    /// A new tenant in the state that the route needs.
+    async fn tenant(&self, method: &Method, path: &str) -> String {
+        let (admin, name) = (self.app.admin(), format!("t-{}", Uuid::now_v7()));
+        assert_eq!(admin.post("/admin/v1/tenants", json!({"name": name})).await.status, 201);
+        if method == Method::DELETE || path.ends_with("/resume") {
+            let suspended = admin.send(Method::POST, &format!("/admin/v1/tenants/{name}/suspend"), None).await;
+            assert_eq!(suspended.status, 200, "{suspended:?}");
+        }
+        name
+    }
+
+    /// A body with a cursor that the server has returned.
+    async fn acknowledgement(&self, path: &str) -> Value {
+        let pulled = self.app.admin().post(&path.replace("acknowledge", "pull"), json!({"reader": "worker-1"})).await;
+        json!({"reader": "worker-1", "cursor": pulled.json()["cursor"]})
+    }
+
     async fn of_hub(&self, path: &str) -> String {
         let admin = self.app.admin();
+        if path == "/hub/v1/portal-tokens/{id}" {
+            let made = admin.post("/hub/v1/portal-tokens", json!({"access": "read"})).await.json();
+            return text(&made["id"]).to_owned();
+        }
+        if path.starts_with("/hub/v1/streams/") {
+            let name = format!("stream-{}", Uuid::now_v7());
+            let made = admin.post("/hub/v1/streams", json!({"name": name, "event_types": ["order.*"]})).await;
+            assert_eq!(made.status, 201, "{made:?}");
+            return name;
+        }
         let subscriber = subscribe(&admin, &self.receiver.url(), json!({})).await;
         let id = text(&subscriber["id"]).to_owned();
         if path.starts_with("/hub/v1/subscribers/") {
             return id;
+        }
+        if path.starts_with("/hub/v1/event-types/") {
+            let name = format!("example.{}", uuid_of(&subscriber["id"]).simple());
+            let made = admin.post("/hub/v1/event-types", json!({"name": name})).await;
+            assert_eq!(made.status, 201, "{made:?}");
+            return name;
+        }
+        if path.starts_with("/hub/v1/replays/") {
+            // Slow enough to be active.
+            let events = (0..5).map(|_| json!({"event_type": "order.paid", "payload": {}})).collect();
+            post_batch(&admin, events).await;
+            let from = (chrono::Utc::now() - chrono::TimeDelta::hours(1)).to_rfc3339();
+            let body = json!({"subscriber_id": id, "from": from, "rate_per_second": 1});
+            let made = admin.post("/hub/v1/replays", body).await;
+            assert_eq!(made.status, 202, "{made:?}");
+            return text(&made.json()["id"]).to_owned();
         }
         if path.starts_with("/hub/v1/dead-letters/") {
             let event = insert_event(self.db, "main", "order.paid", "{}").await;
@@ -166,6 +256,7 @@ impl Preparation<'_> {
     async fn of_operator(&self, method: &Method, path: &str) -> String {
         let admin = self.app.admin();
         match path {
+            path if path.starts_with("/admin/v1/tenants/{tenant}") => self.tenant(method, path).await,
             "/admin/v1/keys/{id}" => {
                 let made = admin.post("/admin/v1/keys", json!({"name": "test", "role": "ingest"})).await;
                 text(&made.json()["id"]).to_owned()
@@ -178,6 +269,8 @@ impl Preparation<'_> {
                 insert_failed(self.db, "dead_letter", ", last_error").await
             }
             "/admin/v1/mail/{id}/retry" => insert_dead_email(self.db).await,
+            "/admin/v1/notifications/{id}/retry" => insert_dead_notification(self.db).await,
+            "/admin/v1/announcements/{id}/retry" => insert_announcement_given_up(self.db).await,
             "/admin/v1/replays/{id}" => {
                 let replay = json!({"consumer": "joins.events", "from": "2026-01-01T00:00:00Z"});
                 admin.post("/admin/v1/replays", replay).await.json()["id"].to_string()
@@ -214,6 +307,30 @@ async fn insert_dead_email(db: &PgPool) -> String {
                   from gen_random_uuid() as new (id) returning mail.id";
     let id: i64 = sqlx::query_scalar(insert).fetch_one(db).await.unwrap();
     id.to_string()
+}
+
+/// Inserts a notification that was given up. Returns its id.
+async fn insert_dead_notification(db: &PgPool) -> String {
+    let insert = "insert into pillarbox_notify.notification (event_id, user_id, channel, status, created_at)
+                  values (gen_random_uuid(), gen_random_uuid(), 'email', 'dead', now()) returning id";
+    sqlx::query_scalar::<_, i64>(insert).fetch_one(db).await.unwrap().to_string()
+}
+
+/// Inserts an announcement that was given up. Returns its id.
+async fn insert_announcement_given_up(db: &PgPool) -> String {
+    let insert = "insert into pillarbox_notify.announcement (business_event, aggregate_type, aggregate_id, subject)
+                  values (gen_random_uuid(), 'AGENCY', 1, 'AGENCY:1') returning id";
+    sqlx::query_scalar::<_, i64>(insert).fetch_one(db).await.unwrap().to_string()
+}
+
+/// The link of an e-mail, which is the only way to get one.
+async fn unsubscribe_path(app: &TestApp, db: &PgPool) -> String {
+    let user = insert_person(db, "ada@example.org").await;
+    let id = insert_due(db, user, "email", "order.paid", 0).await;
+    wait_for_state(db, id, "delivered").await;
+    let query = "select unsubscribe from pillarbox_notify.mail where user_id = $1";
+    let link: String = sqlx::query_scalar(query).bind(user).fetch_one(db).await.unwrap();
+    link.strip_prefix(app.settings.public_url.as_deref().unwrap()).unwrap().to_owned()
 }
 
 #[tokio::test]

@@ -76,9 +76,16 @@ async fn a_malformed_part_is_named_with_what_it_accepts() {
     let made = create_event(&app.user(owner, None), meetup()).await;
     // Not the account of the examples, some of which delete it.
     let member = person(&app, database.pool(), "member").await;
+    let project = app.admin().post("/progress/v1/projects", json!({"id": "known"})).await;
+    assert_eq!(project.status, 201, "{project:?}");
     let mut refused = 0;
     for (method, path, operation) in operations(&app.anonymous()).await {
-        let is_for_users = (path.starts_with("/event/") || path.starts_with("/join/")) && !path.ends_with("/audit");
+        // A stream does not end.
+        if !operation["responses"]["200"]["content"]["text/event-stream"].is_null() {
+            continue;
+        }
+        let of_users = ["/event/", "/join/", "/notify/v1/inbox", "/notify/v1/preferences"];
+        let is_for_users = of_users.iter().any(|prefix| path.starts_with(prefix)) && !path.ends_with("/audit");
         let is_for_operators = path.starts_with("/identity/v1/users") || path.ends_with("/status");
         let client = match path.starts_with("/identity/") && !is_for_operators {
             true => member.client.clone(),
@@ -87,6 +94,9 @@ async fn a_malformed_part_is_named_with_what_it_accepts() {
         };
         let client = client.with_header("x-forwarded-for", "test");
         let path = path.replace("/join/v1/events/{id}", &format!("/join/v1/events/{}", event.event_id));
+        let path = path.replace("{aggregate_type}/{aggregate}/", "RESTAURANT/5/");
+        // A project is looked for first.
+        let path = path.replace("/projects/{id}", "/projects/known");
         // These routes read their body only for a caller who may act on the event.
         let path = match path.as_str() {
             "/event/v1/events/{id}/cancel" | "/event/v1/events/{id}/unpublish" => {
@@ -124,6 +134,8 @@ impl Target<'_> {
         let id = Uuid::now_v7();
         match (schema["type"].as_str(), schema["pattern"].as_str()) {
             (Some("integer"), _) => self.path_with("1000000"),
+            (_, Some(pattern)) if pattern.starts_with("^[A-Z]") => self.path_with("FLEET"),
+            _ if name == "name" => self.path_with("order.paid"),
             (_, Some(pattern)) if pattern.contains(r"\.") => self.path_with(&format!("{id}.{id}")),
             _ => self.path_with(&id.to_string()),
         }
@@ -136,7 +148,11 @@ impl Target<'_> {
         let schema = &parameter["schema"];
         let mut values = vec!["%00", "%ff"];
         if schema["format"].is_string() || schema["pattern"].is_string() {
-            values.extend(["x", "0190a000", "%F0%9F%A6%80"]);
+            values.push("%F0%9F%A6%80");
+            // These are the names of event types.
+            if name != "name" {
+                values.extend(["x", "0190a000"]);
+            }
         }
         for value in &values {
             let response = self.client.send(self.method.clone(), &self.path_with(value), None).await;
@@ -185,9 +201,10 @@ impl Target<'_> {
         for parameter in self.parameters("header") {
             let name = parameter["name"].as_str().unwrap();
             let long = "k".repeat(300);
-            let values = match name.contains("idempotency") {
-                true => ["", "\"", "\"a", long.as_str()],
-                false => ["", "x", "\"a", "\"a\"b"],
+            let values = match name {
+                name if name.contains("idempotency") => ["", "\"", "\"a", long.as_str()],
+                "pillarbox-tenant" => ["", "Acme", "-a", "a b"],
+                _ => ["", "x", "\"a", "\"a\"b"],
             };
             for value in values {
                 let client = self.client.with_header(name, value);
@@ -213,7 +230,9 @@ impl Target<'_> {
             self.assert_names(&response, "body", "", body);
             count += 1;
         }
-        let names: Vec<&str> = object["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+        // A body that has several forms has no fields of its own.
+        let Some(properties) = object["properties"].as_object() else { return count };
+        let names: Vec<&str> = properties.keys().map(String::as_str).collect();
         let refused = self.send_with(&schema["example"], "colour", Some(json!("red"))).await;
         self.assert_names(&refused, "body", "/colour", "an unknown field");
         for name in &names {
@@ -283,7 +302,11 @@ impl Target<'_> {
 fn malformed_values(schema: &Value) -> Vec<&'static str> {
     let mut values = vec!["%00"];
     values.extend_from_slice(match (schema["type"].as_str(), schema["format"].as_str()) {
-        (Some("integer"), _) => &["x", "", "1.5", "-1", "99999999999999999999", "1&limit=1"],
+        // Only the limit of a list cannot be negative, or given twice.
+        (Some("integer"), _) if schema["minimum"].is_number() => {
+            &["x", "", "1.5", "-1", "99999999999999999999", "1&limit=1"]
+        }
+        (Some("integer"), _) => &["x", "", "1.5", "99999999999999999999"],
         (Some("boolean"), _) => &["king", "", "1"],
         (_, Some("date-time")) => &["yesterday", "", "2026-01-31", "2026-01-31T08:00", "2026-13-01T00:00:00Z"],
         (_, Some("uuid")) => &["x", "", "0190a000"],

@@ -35,23 +35,39 @@ const SAMPLES: &[(&str, f64)] = &[
     ("eventhub_messages_delivered_total{outcome=\"dead\"}", 1.0),
     ("eventhub_delivery_latency_seconds_count", 3.0),
     ("eventhub_deferred_events_lost_total", 1.0),
+    ("eventhub_replayed_messages_total", 1.0),
+    ("eventhub_replays{state=\"running\"}", 0.0),
     ("pillarbox_events_cache_total{outcome=\"miss\"}", 1.0),
     ("pillarbox_events_cache_total{outcome=\"hit\"}", 1.0),
 ];
 /// The first one needs two services whose counts differ; the tests of reconciliation check it. The others are measured
-/// every 30 seconds; the tests of the hub's retention check them. Those of e-mails need a mail server; the tests of its
-/// replies check them.
-const CHECKED_ELSEWHERE: [&str; 10] = [
+/// every 30 seconds; the tests of the hub's retention and of streams check them. Those of e-mails need a mail server; the tests
+/// of its replies check them. Those of notifications need some that were given up; the tests of their operators check them. The
+/// last ones need processes with different routes, and the Redis of progress; the tests of changed routes and of lost counts
+/// check them.
+const CHECKED_ELSEWHERE: [&str; 22] = [
     "pillarbox_reconcile_drift_total",
     "eventhub_pending_messages",
     "eventhub_dlq_size",
     "eventhub_stale_messages",
+    "eventhub_stream_lag_messages",
+    "eventhub_stream_lag_seconds",
+    "eventhub_streams_lapsed",
     "pillarbox_mail_queued",
     "pillarbox_mail_oldest_seconds",
     "pillarbox_mail_sent_total",
     "pillarbox_mail_failures_total",
     "pillarbox_mail_dead",
     "pillarbox_mail_dead_total",
+    "pillarbox_notifications_dead",
+    "pillarbox_notifications_due",
+    "pillarbox_notifications_oldest_seconds",
+    "pillarbox_notifications_skipped_total",
+    "pillarbox_route_replay_waiting_seconds",
+    "pillarbox_progress_items_total",
+    "pillarbox_progress_lost_total",
+    "pillarbox_progress_redis_up",
+    "pillarbox_progress_redis_memory_ratio",
 ];
 
 #[tokio::test]
@@ -115,11 +131,11 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// Causes something that each metric counts.
 async fn cause_everything(admin: &Client, db: &PgPool, amqp: &BrokerClient) {
-    amqp.publish("orders", Some("1"), Some("order.placed"), None, b"1").await;
+    // The old messages come first: the lag of a shard is the age of its first unread message.
     sqlx::raw_sql(
-        "select pillarbox.post('test.bound', '1'::json), pillarbox.post('test.without_queue', '1'::json);
-         insert into pillarbox.log (shard, message_id, source, tenant, topic, payload, at)
+        "insert into pillarbox.log (shard, message_id, source, tenant, topic, payload, at)
          select 0, gen_random_uuid(), 'old', 'main', 'test.old', '1', now() - interval '2 hours' from generate_series(1, 2);
+         select pillarbox.post('test.bound', '1'::json), pillarbox.post('test.without_queue', '1'::json);
          insert into pillarbox.cursor (consumer, kind, included, lapsed_at)
          values ('nobody', 'handler', '^old ', null), ('lapsed', 'handler', '^old ', now());
          insert into pillarbox.parked (consumer, shard, run, attempts, log_id, message_id, source, tenant, topic, headers,
@@ -132,6 +148,7 @@ async fn cause_everything(admin: &Client, db: &PgPool, amqp: &BrokerClient) {
     .execute(db)
     .await
     .unwrap();
+    amqp.publish("orders", Some("1"), Some("order.placed"), None, b"1").await;
     for (status, name) in [(200, "good"), (400, "refusing"), (503, "failing")] {
         let receiver = Receiver::with_reply(move |_| Reply::status(status)).await;
         let fields = json!({"event_types": [format!("test.{name}")], "retry_backoff_seconds": [3600]});
@@ -139,6 +156,8 @@ async fn cause_everything(admin: &Client, db: &PgPool, amqp: &BrokerClient) {
         post(admin, &format!("test.{name}"), json!({}), None).await;
         eventually("the webhook is sent", Duration::from_secs(20), async || receiver.count() == 1).await;
     }
+    let replayed = json!({"from": "2026-01-31T08:00:00Z", "event_types": ["test.failing"]});
+    assert_eq!(admin.post("/hub/v1/replays", replayed).await.status, 202);
     for _ in 0..2 {
         assert_eq!(admin.send(Method::GET, "/event/v1/events", None).await.status, 200);
     }

@@ -1,9 +1,10 @@
 //! Proves what holds for the server as a whole: its start and its crashes, the command line, authentication, the rules of
 //! every HTTP route, and behaviour while a dependency is down.
 
-mod api;
+pub(crate) mod api;
 mod auth;
 mod body_memory;
+mod caller_share;
 mod cli;
 mod crash;
 mod dependencies;
@@ -28,3 +29,4 @@ mod starting;
 mod traces;
 mod upgrades;
 mod warnings;
+mod worker_pool;

@@ -24,9 +24,18 @@ impl Strangers {
     fn of(&self, path: &str) -> &Client {
         match path {
             "/events" | "/hub/v1/events" | "/hub/v1/events/batch" => &self.user,
+            path if path.starts_with("/notify/v1/aggregate-types") => &self.manager,
+            path if path.starts_with("/notify/v1/recipients") => &self.producer,
+            "/notify/v1/events" => &self.user,
             path if path.starts_with("/hub/v1/") => &self.producer,
             path if path.starts_with("/admin/v1/") => &self.manager,
             path if path.starts_with("/identity/v1/users/") || path.ends_with("/status") => &self.user,
+            "/notify/v1/event-types" => &self.producer,
+            path if path.starts_with("/notify/v1/event-types/") => &self.user,
+            // An API key has no inbox and no preferences.
+            path if path.starts_with("/notify/v1/") => &self.admin,
+            // A user of another issuer has no account; an operator may list the subscriptions of a user.
+            "/identity/v1/subscriptions" => &self.user,
             // An API key has no account.
             path if path.starts_with("/identity/v1/") => &self.admin,
             "/event/v1/events/{id}/unpublish" | "/event/v1/events/{id}/cancel" => &self.user,
@@ -84,14 +93,18 @@ async fn a_caller_without_permission_is_refused_whatever_the_body() {
             continue;
         }
         routes += 1;
-        let stranger = strangers.of(&path);
+        let refused = match path.as_str() {
+            // Everybody with a credential may create a project; that of somebody else does not exist for a caller.
+            "/progress/v1/projects" => None,
+            path if path.starts_with("/progress/v1/") => Some((Some(strangers.user.credential()), "404")),
+            path => Some((Some(strangers.of(path).credential()), "403")),
+        };
         let filled = match path.as_str() {
             path if path.starts_with("/join/v1/") => path.replace("{id}", &event.event_id.to_string()),
             path if path.starts_with("/event/v1/events/{id}/") => path.replace("{id}", text(&published["id"])),
             path => filled(path),
         };
-        for (credential, status) in [(None, "401"), (Some("pbx_unknown"), "401"), (Some(stranger.credential()), "403")]
-        {
+        for (credential, status) in [(None, "401"), (Some("pbx_unknown"), "401")].into_iter().chain(refused) {
             let requests = requests(method.as_str(), &filled, credential);
             let answers = requests.iter().map(async |(kind, request)| (*kind, exchange(&base, request).await));
             for (kind, answer) in futures_util::future::join_all(answers).await {
@@ -114,6 +127,8 @@ async fn a_caller_without_permission_is_refused_whatever_the_path_and_query() {
         "/admin/v1/keys?colour=red",
         "/admin/v1/log?limit=0",
         "/admin/v1/mail?status=lost",
+        "/admin/v1/notifications?status=lost",
+        "/admin/v1/announcements?given_up=perhaps",
         "/hub/v1/events?limit=x",
         "/event/v1/audit?limit=x",
         "/join/v1/audit?actor=bob",

@@ -2,10 +2,11 @@
 
 use mailbox::database::migrations;
 use serde_json::json;
-use testkit::{Client, Receiver, TestDatabase};
+use sqlx::PgPool;
+use testkit::{Client, Receiver, TestApp, TestDatabase, eventually};
 
 use crate::server::process::{ADMIN_KEY, DataFolder, admin_of, serve, up};
-use crate::support::text;
+use crate::support::{DEADLINE, text};
 
 async fn create(client: &Client, url: &str) -> testkit::Response {
     client.post("/hub/v1/subscribers", json!({"name": "test", "url": url, "event_types": ["*"]})).await
@@ -79,4 +80,68 @@ async fn the_embedded_postgresql_waits_for_the_disk_and_uses_the_memory_of_the_m
     assert_eq!(sqlx::query_scalar::<_, i64>(overrides).fetch_one(&db).await.unwrap(), 0);
     db.close().await;
     assert!(process.terminate().await.success());
+}
+
+/// Inserts a row that is a day, or an hour, older than its retention, and one that is as much younger.
+async fn insert_both(db: &PgPool, insert: &'static str, (older, younger): (&str, &str)) {
+    for (name, age) in [("older", older), ("younger", younger)] {
+        sqlx::query(insert).bind(name).bind(age).execute(db).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_retention_of_notifications_emails_and_projects_is_exact_to_the_day() {
+    let database = TestDatabase::new(&migrations()).await;
+    let db = database.pool();
+    let notification =
+        "insert into pillarbox_notify.notification (event_id, user_id, channel, status, last_error, created_at)
+                        values (gen_random_uuid(), gen_random_uuid(), 'email', 'skipped', $1, now() - $2::interval)";
+    insert_both(db, notification, ("91 days", "89 days")).await;
+    let event = "insert into pillarbox_notify.business_event (id, event_type, payload, at)
+                 values (gen_random_uuid(), $1, '{}', now() - $2::interval)";
+    insert_both(db, event, ("91 days", "89 days")).await;
+    let sent = "insert into pillarbox_notify.mail (message_id, source, idempotency_key, recipient, template, locale, subject, status,
+                    next_attempt_at, give_up_at, created_at, sent_at)
+                values (gen_random_uuid(), 'identity', $1, 'a@example.org', 't', 'en', 'sent ' || $1, 'sent', now(), now(),
+                    now() - $2::interval, now() - $2::interval)";
+    insert_both(db, sent, ("31 days", "29 days")).await;
+    let captured = "insert into pillarbox_notify.mail (message_id, source, idempotency_key, recipient, template, locale, subject,
+                        status, text, html, next_attempt_at, give_up_at, created_at)
+                    values (gen_random_uuid(), 'notify', $1, 'a@example.org', 't', 'en', 'captured ' || $1, 'captured', 't', 'h',
+                        now(), now(), now() - $2::interval)";
+    insert_both(db, captured, ("25 hours", "23 hours")).await;
+    let project = "insert into pillarbox_progress.project
+                       (id, tenant, owner, token, run, created_at, expires_at, finished_at, status, total, done, errors)
+                   values ($1, 'main', 'tenant:main', gen_random_uuid(), 'postgres', now() - $2::interval,
+                       now() - $2::interval, now() - $2::interval, 'DONE', 1, 1, 0)";
+    insert_both(db, project, ("31 days", "29 days")).await;
+    let app = TestApp::start(&database).await;
+    eventually("only the younger ones are left", DEADLINE, async || {
+        let left = "select last_error from pillarbox_notify.notification
+                    union all select event_type from pillarbox_notify.business_event
+                    union all select subject from pillarbox_notify.mail
+                    union all select id from pillarbox_progress.project order by 1";
+        let left: Vec<String> = sqlx::query_scalar(left).fetch_all(db).await.unwrap();
+        if left == ["captured younger", "sent younger", "younger", "younger", "younger"] { Ok(()) } else { Err(left) }
+    })
+    .await;
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn ten_wrong_passwords_and_five_emails_are_the_limit_of_an_address() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    let statuses = async |path: &str, body: serde_json::Value, count: usize| {
+        let mut statuses = Vec::new();
+        for _ in 0..count {
+            statuses.push(app.anonymous().post(path, body.clone()).await.status);
+        }
+        statuses
+    };
+    let wrong = json!({"email": "ada@example.org", "password": "a wrong password"});
+    assert_eq!(statuses("/identity/v1/login", wrong, 11).await, [vec![401; 10], vec![429]].concat());
+    let forgot = json!({"email": "bob@example.org"});
+    assert_eq!(statuses("/identity/v1/password/forgot", forgot, 6).await, [vec![202; 5], vec![429]].concat());
+    app.stop().await;
 }

@@ -1,0 +1,104 @@
+//! Streams and processes: pulls that wait are woken, and a server that is killed loses nothing.
+
+use std::time::{Duration, Instant};
+
+use mailbox::database::migrations;
+use pillarbox::settings::Role;
+use serde_json::json;
+use testkit::{Client, TestApp, TestDatabase, eventually};
+
+use crate::hub::fixture::{Fixture, numbered_events, post, post_batch, test_size};
+use crate::hub::process::Replica;
+use crate::hub::stream_fixture::{SharedSeen, acknowledge, create_stream, items, pull, read_on};
+use crate::support::DEADLINE;
+
+/// A pull that waits longer than this was not woken: it renews its lease after 10 s.
+const WOKEN_WITHIN: Duration = Duration::from_secs(3);
+
+/// Posts an event while a pull waits, and returns how long after the post the pull has returned it.
+async fn time_to_return(reader: &Client, producer: &Client) -> Duration {
+    let waiting = tokio::spawn({
+        let reader = reader.clone();
+        async move {
+            let pulled = pull(&reader, json!({"reader": "a", "wait_ms": 20_000})).await;
+            (pulled, Instant::now())
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished(), "it waits");
+    let posted_at = Instant::now();
+    post(producer, "order.paid", json!({"n": 1}), Some("key")).await;
+    let (pulled, returned_at) = waiting.await.unwrap();
+    assert_eq!(items(&pulled).len(), 1);
+    acknowledge(reader, "a", &pulled).await;
+    returned_at - posted_at
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_that_waits_returns_at_once_when_an_event_is_posted() {
+    let Fixture { database, app, manager } = Fixture::start().await;
+    create_stream(&manager, json!({})).await;
+    let same_process = time_to_return(&manager, &manager).await;
+    assert!(same_process < WOKEN_WITHIN, "{same_process:?}");
+    // Another process reads, and has no fan-out.
+    let reading = TestApp::start_with(&database, |settings| settings.roles = vec![Role::Api]).await;
+    let reader = reading.anonymous().bearer(manager.credential());
+    let other_process = time_to_return(&reader, &manager).await;
+    assert!(other_process < WOKEN_WITHIN, "{other_process:?}");
+    // A pull that waits uses no connection, and does not delay a stop.
+    let waiting = tokio::spawn({
+        let reader = reader.clone();
+        async move { pull(&reader, json!({"reader": "a", "wait_ms": 20_000})).await }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let busy = "select count(*) from pg_stat_activity
+                where datname = current_database() and state like 'idle in transaction%'";
+    let busy: i64 = sqlx::query_scalar(busy).fetch_one(database.pool()).await.unwrap();
+    assert_eq!((busy, waiting.is_finished()), (0, false));
+    let stopped_at = Instant::now();
+    reading.stop().await;
+    assert!(stopped_at.elapsed() < Duration::from_secs(5), "{:?}", stopped_at.elapsed());
+    assert_eq!(items(&waiting.await.unwrap()).len(), 0);
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_killed_during_pulls_loses_nothing() {
+    const LANES: usize = 12;
+    let (messages, kills) = (test_size(30, 300), test_size(3, 30));
+    let database = TestDatabase::new(&migrations()).await;
+    let mut replicas = vec![Replica::start(&database.url()), Replica::start(&database.url())];
+    // Not one of those that are killed.
+    let api = Replica::start_as(&database.url(), "api");
+    let manager = api.admin().await;
+    create_stream(&manager, json!({})).await;
+    let seen = SharedSeen::default();
+    let producer = tokio::spawn({
+        let manager = manager.clone();
+        async move {
+            for n in 1..=messages {
+                post_batch(&manager, numbered_events(LANES, [n])).await;
+                tokio::time::sleep(Duration::from_millis(30)).await;
+            }
+        }
+    });
+    for kill in 0..kills {
+        let mut clients = Vec::new();
+        for replica in &replicas {
+            clients.push(replica.admin().await);
+        }
+        let reader = tokio::spawn(read_on(clients, "reader".to_owned(), seen.clone()));
+        let read_before = seen.lock().unwrap().count();
+        eventually("the reader reads", DEADLINE, async || seen.lock().unwrap().count() > read_before).await;
+        replicas[kill % 2].process.kill9();
+        replicas[kill % 2] = Replica::start(&database.url());
+        reader.abort();
+        assert!(reader.await.unwrap_err().is_cancelled(), "the reader failed");
+    }
+    producer.await.unwrap();
+    let reader = tokio::spawn(read_on(vec![manager.clone()], "reader".to_owned(), seen.clone()));
+    eventually("everything is read", DEADLINE, async || seen.lock().unwrap().count() == LANES * messages).await;
+    reader.abort();
+    assert!(reader.await.unwrap_err().is_cancelled(), "the reader failed");
+    seen.lock().unwrap().assert_complete(LANES, messages as u64);
+}

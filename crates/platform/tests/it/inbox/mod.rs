@@ -1,0 +1,6 @@
+//! The in-app inbox: lists, exact counts, and streams that miss nothing.
+
+mod counts;
+mod lost_numbers;
+mod stream_client;
+mod streams;
