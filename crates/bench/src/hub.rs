@@ -3,7 +3,9 @@
 mod fixture;
 pub(crate) mod poster;
 mod receiver;
+mod replays;
 mod runs;
+pub(crate) mod tenants;
 
 use std::path::Path;
 
@@ -52,6 +54,8 @@ pub(crate) enum Part {
     Lane,
     /// A backlog of a million
     Backlog,
+    /// Sending events again, between runs of live events; latency of live events during a replay at full speed
+    Replay,
 }
 
 pub(crate) async fn measure(pillarbox: &Path, pairs: usize, only: &[Part], depth: u64) -> Outcome<Report> {
@@ -75,6 +79,10 @@ pub(crate) async fn measure(pillarbox: &Path, pairs: usize, only: &[Part], depth
             Part::Pinned => pinned(&fixture, pairs, &mut report).await?,
             Part::Lane => deep_lane(&fixture, &mut report).await?,
             Part::Backlog => deep_backlog(&fixture, depth, &mut report).await?,
+            Part::Replay => {
+                replays::throughput(&fixture, pairs, &mut report).await?;
+                replays::live_latency(&fixture, pairs, depth / 5, &mut report).await?;
+            }
         }
         rss_most = rss_most.max(fixture.end().await?);
     }

@@ -8,9 +8,12 @@ mod feed;
 mod foundation;
 mod hub;
 mod identity;
+mod inbox;
 mod installation;
 mod joins;
 mod load;
+mod notifications;
+mod progress;
 mod relay;
 mod report;
 mod server;
@@ -61,6 +64,8 @@ enum Command {
         #[arg(long, default_value_t = 1_000_000)]
         backlog: u64,
     },
+    /// Many tenants, without and with one that posts much more than each of the others
+    Tenants(hub::tenants::Options),
     /// The feed of a million events
     Feed {
         /// Only these parts [default: all]
@@ -80,6 +85,33 @@ enum Command {
     Identity {
         /// Seconds of a run
         #[arg(long, default_value_t = 10)]
+        seconds: u64,
+    },
+    /// Business events to notifications, compared with inserts of the same rows
+    Notifications {
+        /// Events per run, with three recipients each
+        #[arg(long, default_value_t = 10_000)]
+        events: u32,
+    },
+    /// Marks of items in batches of 100, compared with raw HINCRBY in pipelines of 100
+    Progress {
+        /// Items per run
+        #[arg(long, default_value_t = 1_000_000)]
+        count: usize,
+        /// Connections, of the raw limit and of Pillarbox
+        #[arg(long, default_value_t = 16)]
+        clients: usize,
+        /// Projects over which the items are distributed
+        #[arg(long, default_value_t = 10)]
+        projects: usize,
+    },
+    /// The memory and the CPU time of idle streams of the inbox
+    Inbox {
+        /// Number of streams, each of another user
+        #[arg(long, default_value_t = 1_000)]
+        connections: usize,
+        /// Seconds of the measurement
+        #[arg(long, default_value_t = 30)]
         seconds: u64,
     },
     /// Serve the raw limit for HTTP (started as a separate process)
@@ -109,7 +141,13 @@ async fn run(cli: Cli) -> Outcome<()> {
         Command::Relay { only } => relay::measure(&pillarbox, cli.pairs.get(), &only).await?,
         Command::Feed { only, events } => feed::measure(&pillarbox, cli.pairs.get(), &only, events).await?,
         Command::Joins { count } => joins::measure(&pillarbox, cli.pairs.get(), count).await?,
+        Command::Progress { count, clients, projects } => {
+            progress::measure(&pillarbox, cli.pairs.get(), (count, clients, projects)).await?
+        }
         Command::Identity { seconds } => identity::measure(&pillarbox, cli.pairs.get(), seconds).await?,
+        Command::Notifications { events } => notifications::measure(&pillarbox, cli.pairs.get(), events.into()).await?,
+        Command::Inbox { connections, seconds } => inbox::measure(&pillarbox, connections, seconds).await?,
+        Command::Tenants(options) => hub::tenants::measure(&pillarbox, cli.pairs.get(), options).await?,
         Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs.get(), &only, backlog).await?,
     };
     report.print();

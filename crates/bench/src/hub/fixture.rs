@@ -15,7 +15,7 @@ use crate::costs::Used;
 use crate::installation::Installation;
 
 /// A number whose arrival time is not recorded.
-const UNNOTED: u64 = 999_999_999;
+pub(super) const UNNOTED: u64 = 999_999_999;
 pub(super) const TENANT: &str = "bench";
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// A run without a webhook for this long has failed.
@@ -38,9 +38,19 @@ impl Fixture {
         let receiver = Receiver::start().await?;
         let (ingest_key, manage_key) = (String::new(), String::new());
         let mut fixture = Fixture { installation, receiver, admin_key, ingest_key, manage_key };
+        fixture.request(&fixture.admin_key, "POST", "/admin/v1/tenants", &json!({"name": TENANT})).await?;
         fixture.ingest_key = fixture.create_key("ingest").await?;
         fixture.manage_key = fixture.create_key("manage").await?;
         Ok(fixture)
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.installation.server.address
+    }
+
+    /// An admin key of the tenant `main`.
+    pub(super) fn admin_key(&self) -> &str {
+        &self.admin_key
     }
 
     pub(super) fn db(&self) -> &PgPool {
@@ -77,6 +87,32 @@ impl Fixture {
     pub(super) async fn resume(&self, subscriber: &str) -> Outcome<()> {
         let path = format!("/hub/v1/subscribers/{subscriber}/resume");
         self.request(&self.manage_key, "POST", &path, &json!({})).await.map(drop)
+    }
+
+    /// Requests that events of a type from the last hour are sent again. Returns the path of the replay.
+    pub(super) async fn replay(&self, event_type: &str) -> Outcome<String> {
+        let from = chrono::Utc::now() - chrono::TimeDelta::hours(1);
+        let body = json!({"from": from.to_rfc3339(), "event_types": [event_type]});
+        let made = self.request(&self.manage_key, "POST", "/hub/v1/replays", &body).await?;
+        Ok(format!("/hub/v1/replays/{}", made["id"].as_str().ok_or("no id")?))
+    }
+
+    /// The state of a replay and its counts.
+    pub(super) async fn show(&self, path: &str) -> Outcome<Value> {
+        self.request(&self.manage_key, "GET", path, &json!({})).await
+    }
+
+    /// Cancels a replay, and waits until the messages that it has created are delivered.
+    pub(super) async fn cancel(&self, path: &str) -> Outcome<()> {
+        self.request(&self.manage_key, "POST", &format!("{path}/cancel"), &json!({})).await?;
+        let began = Instant::now();
+        while self.show(path).await?["waiting"] != 0 {
+            if began.elapsed() > STUCK_AFTER {
+                return Err(format!("timeout: {path} has undelivered messages\n{}", self.log_end()?).into());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
     }
 
     /// Plain POSTs to the receiver, with the same payload.

@@ -3,13 +3,15 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::fixture::{Fixture, TENANT, payload};
+use super::fixture::{Fixture, TENANT, UNNOTED, payload};
 use super::poster::{Accepted, Load};
 use crate::Outcome;
 use crate::costs::Costs;
 
 /// The number of messages per insert of a backlog.
 const CHUNK: u64 = 50_000;
+/// The time until the last webhook of a run of latency.
+const ARRIVAL_TIME_MAX: Duration = Duration::from_secs(60);
 const FAN_OUT_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Returns the plain POST requests per second.
@@ -64,27 +66,32 @@ fn percentiles(mut times: Vec<f64>) -> (f64, f64) {
     (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
+/// Like [`latency`], while the endpoint also receives other webhooks.
+pub(super) async fn latency_beside(fixture: &Fixture, load: &Load, rate: f64, count: u64) -> Outcome<(f64, f64)> {
+    fixture.receiver.clear_arrivals();
+    let posted = Load { rate_max: Some(rate), ..load.clone() }.run(count).await?;
+    let until = Instant::now() + ARRIVAL_TIME_MAX;
+    let mut times = Vec::new();
+    for Accepted { number, at, .. } in &posted.accepted {
+        let arrival = loop {
+            match fixture.receiver.arrival(*number) {
+                Some(arrival) => break arrival,
+                None if Instant::now() > until => {
+                    return Err(format!("timeout: webhook {number} was not received\n{}", fixture.log_end()?).into());
+                }
+                None => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        };
+        times.push(arrival.saturating_duration_since(*at).as_secs_f64() * 1e3);
+    }
+    Ok(percentiles(times))
+}
+
 /// Inserts events into the log as the hub does, and waits until fan-out has processed them.
 pub(super) async fn backlog(fixture: &Fixture, event_type: &str, lane: Option<&str>, count: u64) -> Outcome<()> {
     let newest = "select coalesce(max(n_to), 0) from pillarbox_hub.fanout_batch";
     let before: i64 = sqlx::query_scalar(newest).fetch_one(fixture.db()).await?;
-    let mut left = count;
-    while left > 0 {
-        let chunk = left.min(CHUNK);
-        sqlx::query(
-            "insert into pillarbox.log (shard, message_id, source, tenant, topic, key, headers, payload)
-             select pillarbox.shard_of($1, coalesce($3, m.id::text)), m.id, 'hub', $1, $2, $3, '{}', $4::json
-             from (select gen_random_uuid() as id from generate_series(1, $5)) as m",
-        )
-        .bind(TENANT)
-        .bind(event_type)
-        .bind(lane)
-        .bind(payload(0))
-        .bind(chunk as i64)
-        .execute(fixture.db())
-        .await?;
-        left -= chunk;
-    }
+    insert_events(fixture, event_type, lane, count).await?;
     let posted = Instant::now();
     loop {
         let made = sqlx::query_scalar::<_, i64>(newest).fetch_one(fixture.db()).await? - before;
@@ -99,6 +106,28 @@ pub(super) async fn backlog(fixture: &Fixture, event_type: &str, lane: Option<&s
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Inserts events into the log as the hub does.
+pub(super) async fn insert_events(fixture: &Fixture, event_type: &str, lane: Option<&str>, count: u64) -> Outcome<()> {
+    let mut left = count;
+    while left > 0 {
+        let chunk = left.min(CHUNK);
+        sqlx::query(
+            "insert into pillarbox.log (shard, message_id, source, tenant, topic, key, headers, payload)
+             select pillarbox.shard_of($1, coalesce($3, m.id::text)), m.id, 'hub', $1, $2, $3, '{}', $4::json
+             from (select gen_random_uuid() as id from generate_series(1, $5)) as m",
+        )
+        .bind(TENANT)
+        .bind(event_type)
+        .bind(lane)
+        .bind(payload(UNNOTED))
+        .bind(chunk as i64)
+        .execute(fixture.db())
+        .await?;
+        left -= chunk;
+    }
+    Ok(())
 }
 
 /// The number of deliveries over time since the subscriber was resumed.

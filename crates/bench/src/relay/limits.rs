@@ -84,6 +84,7 @@ impl RawPublishing<'_> {
             aggregate_type: None,
             aggregate_id: None,
             trace_id: Some(id.0.simple().to_string()),
+            source_event_id: None,
             schema_version: SCHEMA_VERSION,
             payload: RawValue::from_string(payload())?,
         })?;
