@@ -56,7 +56,8 @@ impl TestDatabase {
 
     async fn create(mut admin: PgConnection, server: String, template: &str) -> TestDatabase {
         let name = unique_name();
-        execute(&mut admin, format!("create database {name} template {template}")).await;
+        // The default strategy writes every page of the copy to the WAL: it takes 1.4 s here, copying the files 0.05 s.
+        execute(&mut admin, format!("create database {name} template {template} strategy file_copy")).await;
         close(admin).await;
         let pool = PgPoolOptions::new().connect_lazy_with(options_of(&server, &name));
         TestDatabase { server, name, pool }
