@@ -1,4 +1,5 @@
-//! The catalogue of event types of a tenant: descriptions, schemas in versions, and examples.
+//! The catalogue of event types of a tenant: descriptions, schemas in versions, and examples. A tenant without one uses that of
+//! the tenant `main`, if it is shared.
 //!
 //! | module | responsibility |
 //! |---|---|
@@ -33,6 +34,14 @@ pub(crate) enum UnknownTypes {
     #[default]
     Accept,
     Refuse,
+}
+
+/// The settings of a catalogue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct CatalogueSettings {
+    pub(crate) unknown_types: UnknownTypes,
+    /// Tenants without a catalogue use it.
+    pub(crate) is_shared: bool,
 }
 
 /// An entry of the catalogue, without its versions.

@@ -1,8 +1,8 @@
 //! The HTTP API of the hub under `/hub/v1`: [`ingest`] for producers, and the rest for managers of subscribers
 //! and streams.
 //!
-//! A handler for producers extracts a [`Producer`], one that shows the catalogue a [`CatalogueReader`], a management handler a
-//! [`Manager`]. Each sees only the caller's tenant: its own, or the one that a key of the tenant `main` acts for. A handler that
+//! A handler for producers extracts a [`Producer`], one that shows the catalogue a [`CatalogueReader`], one that changes it a
+//! [`CatalogueManager`], a management handler a [`Manager`]. Each sees only the caller's tenant: its own, or the one that a key of the tenant `main` acts for. A handler that
 //! changes something in one transaction honours `Idempotency-Key`.
 
 mod catalogue;
@@ -150,6 +150,25 @@ impl<S: Send + Sync> FromRequestParts<S> for CatalogueReader {
             caller.require(Role::Ingest)?;
         }
         Ok(CatalogueReader(caller))
+    }
+}
+
+/// A caller with the role `manage`. The catalogue describes what the producer posts, so portal tokens, which are for a tenant's
+/// own people, may not change it.
+struct CatalogueManager(Caller);
+
+impl<S: Send + Sync> FromRequestParts<S> for CatalogueManager {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<CatalogueManager, Problem> {
+        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
+        if caller.portal.is_some() {
+            return Err(Problem::forbidden(
+                "portal tokens may not change event types: use an API key with the role manage",
+            ));
+        }
+        caller.require(Role::Manage)?;
+        Ok(CatalogueManager(caller))
     }
 }
 

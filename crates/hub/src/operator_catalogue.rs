@@ -15,9 +15,11 @@ use crate::operator_replays::reason;
 use crate::store::catalogue as store;
 use crate::view::{CatalogueFile, EventTypeView, EventTypeWithVersions};
 
-/// The event types of a tenant, by name, as the API shows them.
+/// The event types that apply to a tenant, by name, as the API shows them.
 pub async fn list_event_types(db: &PgPool, tenant: &Tenant) -> sqlx::Result<Vec<Value>> {
-    let types = store::list(&mut *db.acquire().await?, tenant, None, TYPES_MAX).await?;
+    let mut db = db.acquire().await?;
+    let (tenant, _) = flow::applied(&mut db, tenant).await?;
+    let types = store::list(&mut db, &tenant, None, TYPES_MAX).await?;
     Ok(types.into_iter().map(|event_type| json!(EventTypeView::from(event_type))).collect())
 }
 
@@ -25,8 +27,9 @@ pub async fn list_event_types(db: &PgPool, tenant: &Tenant) -> sqlx::Result<Vec<
 pub async fn show_event_type(db: &PgPool, tenant: &Tenant, name: &str) -> Result<Value, String> {
     let found = async {
         let mut db = db.acquire().await?;
-        let event_type = flow::find(&mut db, tenant, name).await?;
-        Ok((event_type, store::versions(&mut db, tenant, name).await?))
+        let (tenant, _) = flow::applied(&mut db, tenant).await?;
+        let event_type = flow::find(&mut db, &tenant, name).await?;
+        Ok((event_type, store::versions(&mut db, &tenant, name).await?))
     };
     let (event_type, versions) = found.await.map_err(reason)?;
     Ok(json!(EventTypeWithVersions::new(event_type, versions)))

@@ -23,7 +23,9 @@ pub use business_events::{
 };
 pub(crate) use confidential::blank;
 pub use confidential::{BLANKED, REDACTED, blank_key, is_confidential_topic};
-pub use event_schemas::{compile_patterns, remove_event_rules, remove_event_schema, set_event_rule, set_event_schema};
+pub use event_schemas::{
+    EventRule, compile_patterns, remove_event_rules, remove_event_schema, set_event_rule, set_event_schema,
+};
 pub use filter::{Filter, MessagePattern};
 pub use message::{LogRef, Message, load_messages};
 pub use position::Position;

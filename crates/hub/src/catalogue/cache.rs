@@ -18,9 +18,9 @@ use serde_json::Value;
 use tokio::sync::{Mutex, OnceCell};
 use uuid::Uuid;
 
-use super::UnknownTypes;
 use super::schema::Schema;
 use super::validator::Validator;
+use super::{CatalogueSettings, UnknownTypes};
 use crate::store::catalogue as store;
 
 /// How long a process may use the catalogues without asking whether they have changed.
@@ -43,12 +43,13 @@ struct Loaded {
     /// When the last check began. None: nothing is loaded.
     checked_at: Option<BootTime>,
     stamp: Option<Uuid>,
-    tenants: Arc<HashMap<String, Arc<TenantCatalogue>>>,
+    tenants: Arc<HashMap<Tenant, Arc<TenantCatalogue>>>,
 }
 
 struct TenantCatalogue {
+    tenant: Tenant,
     stamp: Uuid,
-    unknown_types: UnknownTypes,
+    settings: CatalogueSettings,
     /// Loaded with the first event.
     types: OnceCell<HashMap<String, KnownType>>,
 }
@@ -68,7 +69,7 @@ impl CatalogueCache {
     /// Checks the events of a request. Fails with pointers into its body; `is_batch`: it has a list of events.
     pub(crate) async fn check(&self, tenant: &Tenant, posts: Vec<Post>, is_batch: bool) -> Result<Vec<Post>, Problem> {
         let Some(catalogue) = self.tenant(tenant).await.map_err(|error| problem(&error))? else { return Ok(posts) };
-        catalogue.load(&self.db, tenant).await.map_err(|error| problem(&error))?;
+        catalogue.load(&self.db).await.map_err(|error| problem(&error))?;
         let bytes: usize = posts.iter().map(|post| post.payload.get().len()).sum();
         let check = move || {
             let errors = catalogue.errors(&posts, is_batch);
@@ -80,7 +81,7 @@ impl CatalogueCache {
         }
     }
 
-    /// The catalogue of a tenant, as current as [`VALID_TIME`] requires. None if the tenant has none.
+    /// The catalogue that applies to a tenant, as current as [`VALID_TIME`] requires. None if there is none.
     async fn tenant(&self, tenant: &Tenant) -> sqlx::Result<Option<Arc<TenantCatalogue>>> {
         let now = BootTime::now();
         let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone();
@@ -89,7 +90,7 @@ impl CatalogueCache {
             if !is_within(CHECK_PAUSE) {
                 self.refresh_in_background();
             }
-            return Ok(loaded.tenants.get(tenant.as_str()).cloned());
+            return Ok(loaded.applied(tenant));
         }
         let guard = self.check.lock().await;
         // Another request may have made the check meanwhile.
@@ -99,7 +100,7 @@ impl CatalogueCache {
             false => self.refresh(loaded).await?,
         };
         drop(guard);
-        Ok(loaded.tenants.get(tenant.as_str()).cloned())
+        Ok(loaded.applied(tenant))
     }
 
     fn refresh_in_background(&self) {
@@ -120,13 +121,13 @@ impl CatalogueCache {
         let mut db = self.db.acquire().await?;
         let stamp = store::stamp(&mut db).await?;
         if loaded.stamp != Some(stamp) {
-            let unchanged = |tenant: &String, stamp: Uuid| {
+            let unchanged = |tenant: &Tenant, stamp: Uuid| {
                 loaded.tenants.get(tenant).filter(|catalogue| catalogue.stamp == stamp).cloned()
             };
             let catalogues = store::catalogues(&mut db).await?.into_iter();
-            let tenants = catalogues.map(|(tenant, unknown_types, stamp)| {
-                let new = || Arc::new(TenantCatalogue { stamp, unknown_types, types: OnceCell::new() });
-                let catalogue = unchanged(&tenant, stamp).unwrap_or_else(new);
+            let tenants = catalogues.map(|(tenant, settings, stamp)| {
+                let new = || TenantCatalogue { tenant: tenant.clone(), stamp, settings, types: OnceCell::new() };
+                let catalogue = unchanged(&tenant, stamp).unwrap_or_else(|| Arc::new(new()));
                 (tenant, catalogue)
             });
             (loaded.tenants, loaded.stamp) = (Arc::new(tenants.collect()), Some(stamp));
@@ -136,11 +137,19 @@ impl CatalogueCache {
     }
 }
 
+impl Loaded {
+    /// The catalogue of the tenant itself, or else the shared one.
+    fn applied(&self, tenant: &Tenant) -> Option<Arc<TenantCatalogue>> {
+        let shared = || self.tenants.get(&Tenant::main()).filter(|catalogue| catalogue.settings.is_shared);
+        self.tenants.get(tenant).or_else(shared).cloned()
+    }
+}
+
 impl TenantCatalogue {
     /// Loads the types, unless they are.
-    async fn load(&self, db: &Database, tenant: &Tenant) -> sqlx::Result<()> {
+    async fn load(&self, db: &Database) -> sqlx::Result<()> {
         let load = || async {
-            let types = store::applied_schemas(&mut *db.acquire().await?, tenant).await?;
+            let types = store::applied_schemas(&mut *db.acquire().await?, &self.tenant).await?;
             let known = |(name, schema)| (name, KnownType { schema, validator: OnceLock::new() });
             Ok::<_, sqlx::Error>(types.into_iter().map(known).collect())
         };
@@ -154,7 +163,7 @@ impl TenantCatalogue {
             let pointer = if is_batch { format!("/events/{at}") } else { String::new() };
             match types.get(&post.topic) {
                 Some(known) => errors.extend(known.errors(post, &pointer)),
-                None if self.unknown_types == UnknownTypes::Refuse => {
+                None if self.settings.unknown_types == UnknownTypes::Refuse => {
                     let detail = "is not in the catalogue of event types: add it with POST /hub/v1/event-types, or accept unknown \
                                   types with PATCH /hub/v1/catalogue";
                     errors.push(FieldError::body(format!("{pointer}/event_type"), detail));

@@ -17,14 +17,14 @@ use serde_json::value::RawValue;
 use sqlx::{PgConnection, Postgres, Transaction};
 
 use super::event_type::{
-    NewVersion, TYPES_MAX, VERSIONS_MAX, breaking, check_description, check_name, check_version, created_at, finish,
-    invalid, remove, save, stored_schema, under, when_effective,
+    NewVersion, TYPES_MAX, VERSIONS_MAX, applied, breaking, check_description, check_name, check_version, created_at,
+    finish, invalid, remove, save, stored_schema, under, when_effective,
 };
 use super::run_once;
 use crate::Hub;
 use crate::catalogue::compatibility::breaking_changes;
 use crate::catalogue::schema::Schema;
-use crate::catalogue::{EventType, TypeVersion};
+use crate::catalogue::{CatalogueSettings, EventType, TypeVersion};
 use crate::error::Error;
 use crate::store::catalogue as store;
 use crate::view::{CatalogueFile, FileType, FileVersion, ImportResult};
@@ -40,20 +40,20 @@ pub struct ImportOptions {
     pub removes_others: bool,
 }
 
-/// The whole catalogue of a tenant, in the order of the names.
+/// The whole catalogue that applies to a tenant, in the order of the names.
 pub(crate) async fn export(hub: &Hub, tenant: &Tenant) -> Result<CatalogueFile, Error> {
     export_in(&mut *hub.db.acquire().await?, tenant).await
 }
 
 /// Like [`export`], with a connection.
 pub(crate) async fn export_in(db: &mut PgConnection, tenant: &Tenant) -> Result<CatalogueFile, Error> {
-    let unknown_types = store::find_unknown_types(db, tenant).await?;
+    let (tenant, settings) = applied(db, tenant).await?;
     let mut event_types = Vec::new();
-    for event_type in store::list(db, tenant, None, TYPES_MAX).await? {
-        let versions = store::versions(db, tenant, &event_type.name).await?;
+    for event_type in store::list(db, &tenant, None, TYPES_MAX).await? {
+        let versions = store::versions(db, &tenant, &event_type.name).await?;
         event_types.push(FileType::new(event_type, versions));
     }
-    Ok(CatalogueFile { unknown_types: Some(unknown_types), event_types })
+    Ok(CatalogueFile { unknown_types: Some(settings.unknown_types), event_types })
 }
 
 /// Imports a file, or finds out what an import would do.
@@ -89,9 +89,9 @@ pub(crate) async fn apply(
     now: DateTime<Utc>,
 ) -> Result<ImportResult, Error> {
     invalid(check_names(&file.event_types))?;
-    store::lock(tx, tenant).await?;
+    let settings = store::lock(tx, tenant).await?;
     if let Some(unknown_types) = file.unknown_types {
-        store::set_unknown_types(tx, tenant, unknown_types).await?;
+        store::save_settings(tx, tenant, CatalogueSettings { unknown_types, ..settings }).await?;
     }
     let mut result = ImportResult { dry_run: options.is_dry_run, ..ImportResult::default() };
     let names: HashSet<String> = file.event_types.iter().map(|event_type| event_type.name.clone()).collect();

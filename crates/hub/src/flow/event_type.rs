@@ -9,7 +9,9 @@ use kit::auth::Tenant;
 use kit::idempotency::{RequestIdentity, StoredResponse};
 use kit::problem::{FieldError, Problem};
 use mailbox::idempotency::StoreResponse;
-use mailbox::log::{compile_patterns, remove_event_schema, set_event_rule, set_event_schema};
+use mailbox::log::{
+    EventRule, compile_patterns, remove_event_rules, remove_event_schema, set_event_rule, set_event_schema,
+};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use sqlx::{PgConnection, Postgres, Transaction};
@@ -20,7 +22,7 @@ use crate::catalogue::cache::VALID_TIME;
 use crate::catalogue::compatibility::breaking_changes;
 use crate::catalogue::schema::{Schema, patterns};
 use crate::catalogue::validator::Validator;
-use crate::catalogue::{EventType, TypeVersion, UnknownTypes};
+use crate::catalogue::{CatalogueSettings, EventType, TypeVersion, UnknownTypes};
 use crate::domain::is_reserved;
 use crate::error::Error;
 use crate::store::catalogue as store;
@@ -184,31 +186,48 @@ pub(crate) async fn delete(
     when_effective(deleted).await
 }
 
-/// Changes what happens to events whose type is not in the catalogue.
-pub(crate) async fn set_unknown_types(
+/// Changes what happens to events whose type is not in the catalogue, and whether the catalogue is shared. None: not given.
+pub(crate) async fn change_settings(
     hub: &Arc<Hub>,
     tenant: Tenant,
-    unknown_types: UnknownTypes,
+    (unknown_types, is_shared): (Option<UnknownTypes>, Option<bool>),
     identity: Option<&RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let changed = run_once(hub, identity, StoreResponse::WithBody, |tx, _| {
         Box::pin(async move {
-            store::lock(tx, &tenant).await.map_err(Error::from)?;
-            store::set_unknown_types(tx, &tenant, unknown_types).await.map_err(Error::from)?;
+            if is_shared == Some(true) && tenant != Tenant::main() {
+                let detail = "must be false: only the catalogue of the tenant main can be shared";
+                return Err(Error::field("/shared", detail).into());
+            }
+            let settings = store::lock(tx, &tenant).await.map_err(Error::from)?;
+            let settings = CatalogueSettings {
+                unknown_types: unknown_types.unwrap_or(settings.unknown_types),
+                is_shared: is_shared.unwrap_or(settings.is_shared),
+            };
+            store::save_settings(tx, &tenant, settings).await.map_err(Error::from)?;
             finish(tx, &tenant).await?;
-            let types = store::count(tx, &tenant).await.map_err(Error::from)?;
-            Ok(StoredResponse::json(StatusCode::OK, &CatalogueView { unknown_types, types }))
+            Ok(StoredResponse::json(StatusCode::OK, &view(tx, &tenant).await?))
         })
     })
     .await;
     when_effective(changed).await
 }
 
-/// The settings of the catalogue.
+/// The settings of the catalogue that applies to a tenant.
 pub(crate) async fn catalogue(hub: &Hub, tenant: &Tenant) -> Result<CatalogueView, Error> {
-    let mut db = hub.db.acquire().await?;
-    let unknown_types = store::find_unknown_types(&mut db, tenant).await?;
-    Ok(CatalogueView { unknown_types, types: store::count(&mut db, tenant).await? })
+    view(&mut *hub.db.acquire().await?, tenant).await
+}
+
+async fn view(db: &mut PgConnection, tenant: &Tenant) -> Result<CatalogueView, Error> {
+    let (tenant, settings) = applied(db, tenant).await?;
+    let types = store::count(db, &tenant).await?;
+    Ok(CatalogueView { tenant, unknown_types: settings.unknown_types, shared: settings.is_shared, types })
+}
+
+/// The tenant whose catalogue applies to a tenant, with the settings of the catalogue.
+pub(crate) async fn applied(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<(Tenant, CatalogueSettings)> {
+    let found = store::find_applied(db, tenant).await?;
+    Ok(found.unwrap_or_else(|| (tenant.clone(), CatalogueSettings::default())))
 }
 
 /// Returns types in the order of their names, those after `after`.
@@ -217,21 +236,25 @@ pub(crate) async fn list(
     tenant: &Tenant,
     (after, limit): (Option<String>, u32),
 ) -> Result<Vec<EventType>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, tenant, after.as_deref(), i64::from(limit)).await?)
+    let mut db = hub.db.acquire().await?;
+    let (tenant, _) = applied(&mut db, tenant).await?;
+    Ok(store::list(&mut db, &tenant, after.as_deref(), i64::from(limit)).await?)
 }
 
 /// Returns an event type and its versions, oldest first.
 pub(crate) async fn show(hub: &Hub, tenant: &Tenant, name: &str) -> Result<(EventType, Vec<TypeVersion>), Error> {
     let mut db = hub.db.acquire().await?;
-    Ok((find(&mut db, tenant, name).await?, store::versions(&mut db, tenant, name).await?))
+    let (tenant, _) = applied(&mut db, tenant).await?;
+    Ok((find(&mut db, &tenant, name).await?, store::versions(&mut db, &tenant, name).await?))
 }
 
-/// All types of a tenant with their newest versions.
+/// All types that apply to a tenant, with their newest versions.
 pub(crate) async fn all(hub: &Hub, tenant: &Tenant) -> Result<Vec<(EventType, Option<TypeVersion>)>, Error> {
     let mut db = hub.db.acquire().await?;
+    let (tenant, _) = applied(&mut db, tenant).await?;
     let mut types = Vec::new();
-    for event_type in store::list(&mut db, tenant, None, TYPES_MAX).await? {
-        let version = newest(&mut db, tenant, &event_type).await?;
+    for event_type in store::list(&mut db, &tenant, None, TYPES_MAX).await? {
+        let version = newest(&mut db, &tenant, &event_type).await?;
         types.push((event_type, version));
     }
     Ok(types)
@@ -240,9 +263,10 @@ pub(crate) async fn all(hub: &Hub, tenant: &Tenant) -> Result<Vec<(EventType, Op
 /// The first example of an event type. Fails if there is no such type, or if it has none.
 pub(crate) async fn example(hub: &Hub, tenant: &Tenant, name: &str) -> Result<Box<RawValue>, Error> {
     let mut db = hub.db.acquire().await?;
-    let found = store::find(&mut db, tenant, name).await?;
+    let (tenant, _) = applied(&mut db, tenant).await?;
+    let found = store::find(&mut db, &tenant, name).await?;
     let version = match &found {
-        Some(event_type) => newest(&mut db, tenant, event_type).await?,
+        Some(event_type) => newest(&mut db, &tenant, event_type).await?,
         None => None,
     };
     let example = version.and_then(|version| version.examples.into_iter().next());
@@ -331,10 +355,17 @@ pub(crate) async fn remove(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant, 
     Ok(remove_event_schema(tx, tenant.as_str(), name).await?)
 }
 
-/// The end of every change.
+/// The end of every change. A catalogue without types and with default settings is deleted, so that the tenant uses the shared
+/// one again.
 pub(crate) async fn finish(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant) -> Result<(), Error> {
-    let unknown_types = store::find_unknown_types(tx, tenant).await?;
-    set_event_rule(tx, tenant.as_str(), unknown_types == UnknownTypes::Refuse).await?;
+    let settings = store::lock(tx, tenant).await?;
+    if settings == CatalogueSettings::default() && store::count(tx, tenant).await? == 0 {
+        store::delete_settings(tx, tenant).await?;
+        remove_event_rules(tx, tenant.as_str()).await?;
+    } else {
+        let refuses_unknown = settings.unknown_types == UnknownTypes::Refuse;
+        set_event_rule(tx, tenant.as_str(), EventRule { refuses_unknown, is_shared: settings.is_shared }).await?;
+    }
     Ok(store::set_stamp(tx).await?)
 }
 

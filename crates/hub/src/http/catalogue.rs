@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{CatalogueReader, Manager};
+use super::{CatalogueManager, CatalogueReader};
 use crate::Hub;
 use crate::catalogue::{UnknownTypes, page};
 use crate::flow::catalogue_file::{self, ImportOptions};
@@ -37,8 +37,10 @@ pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"unknown_types": "accept"}))]
 struct ChangedCatalogue {
-    /// Whether events are accepted whose type is not in the catalogue.
-    unknown_types: UnknownTypes,
+    /// Whether events are accepted whose type is not in the catalogue. Absent: unchanged.
+    unknown_types: Option<UnknownTypes>,
+    /// Whether tenants without a catalogue use it. For the tenant `main` only. Absent: unchanged.
+    shared: Option<bool>,
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -72,10 +74,10 @@ async fn show(
     security(("bearer" = [])), responses((status = 200, body = CatalogueView)))]
 async fn update(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
+    CatalogueManager(caller): CatalogueManager,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<ChangedCatalogue>>,
 ) -> Result<StoredResponse, Problem> {
-    flow::set_unknown_types(&hub, caller.tenant, body.unknown_types, identity.as_ref()).await
+    flow::change_settings(&hub, caller.tenant, (body.unknown_types, body.shared), identity.as_ref()).await
 }
 
 /// Export the catalogue as one file
@@ -99,7 +101,7 @@ async fn export(
         (status = 409, description = "A version breaks what the previous one accepts, or there are too many event types")))]
 async fn import(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
+    CatalogueManager(caller): CatalogueManager,
     Query(query): Query<ImportQuery>,
     Mutation { body: JsonBody(file), identity }: Mutation<JsonBody<CatalogueFile>>,
 ) -> Result<StoredResponse, Problem> {

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{CatalogueReader, Manager, page_scope};
+use super::{CatalogueManager, CatalogueReader, page_scope};
 use crate::Hub;
 use crate::flow::event_type as flow;
 use crate::flow::event_type::{NewVersion, TypeFields};
@@ -110,7 +110,7 @@ async fn list(
         (status = 409, description = "There is already such an event type, or there are too many")))]
 async fn create(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
+    CatalogueManager(caller): CatalogueManager,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<NewEventType>>,
 ) -> Result<StoredResponse, Problem> {
     let fields = TypeFields {
@@ -149,7 +149,7 @@ async fn show(
     responses((status = 200, body = EventTypeWithVersions), (status = 404, description = "There is no such event type")))]
 async fn update(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
+    CatalogueManager(caller): CatalogueManager,
     Path(name): Path<String>,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<ChangedEventType>>,
 ) -> Result<StoredResponse, Problem> {
@@ -182,7 +182,7 @@ fn given<T>(field: Field<T>, default: T) -> Option<T> {
         (status = 409, description = "The version breaks what the previous one accepts, or there are too many")))]
 async fn add_version(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
+    CatalogueManager(caller): CatalogueManager,
     Path(name): Path<String>,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<NewTypeVersion>>,
 ) -> Result<StoredResponse, Problem> {
@@ -198,7 +198,7 @@ async fn add_version(
     responses((status = 204, description = "The event type is deleted"), (status = 404, description = "There is no such event type")))]
 async fn delete(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
+    CatalogueManager(caller): CatalogueManager,
     Path(name): Path<String>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {

@@ -7,43 +7,54 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use crate::catalogue::{EventType, TypeVersion, UnknownTypes};
+use crate::catalogue::{CatalogueSettings, EventType, TypeVersion};
 
 /// The stamp of all catalogues, another one after each change.
 pub(crate) async fn stamp(db: &mut PgConnection) -> sqlx::Result<Uuid> {
     sqlx::query_scalar("select stamp from pillarbox_hub.catalogue_stamp").fetch_one(db).await
 }
 
-/// All tenants with a catalogue: what happens to unknown types, and the stamp.
-pub(crate) async fn catalogues(db: &mut PgConnection) -> sqlx::Result<Vec<(String, UnknownTypes, Uuid)>> {
-    let rows = sqlx::query("select tenant, unknown_types, stamp from pillarbox_hub.catalogue").fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get("tenant")?, unknown_types(row)?, row.try_get("stamp")?))).collect()
+/// All tenants with a catalogue, with its settings and its stamp.
+pub(crate) async fn catalogues(db: &mut PgConnection) -> sqlx::Result<Vec<(Tenant, CatalogueSettings, Uuid)>> {
+    let query = "select tenant, unknown_types, is_shared, stamp from pillarbox_hub.catalogue";
+    let rows = sqlx::query(query).fetch_all(db).await?;
+    rows.iter().map(|row| Ok((tenant_of(row)?, settings(row)?, row.try_get("stamp")?))).collect()
 }
 
-/// What happens to unknown types of a tenant.
-pub(crate) async fn find_unknown_types(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<UnknownTypes> {
-    let query = "select unknown_types from pillarbox_hub.catalogue where tenant = $1";
-    let row = sqlx::query(query).bind(tenant.as_str()).fetch_optional(db).await?;
-    row.map_or(Ok(UnknownTypes::default()), |row| unknown_types(&row))
-}
-
-/// Locks the catalogue of a tenant until the end of the transaction, and creates it if it does not exist. Returns what happens
-/// to unknown types.
-pub(crate) async fn lock(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<UnknownTypes> {
-    let query = "insert into pillarbox_hub.catalogue (tenant, stamp) values ($1, $2)
-                 on conflict (tenant) do update set stamp = excluded.stamp returning unknown_types";
-    let row = sqlx::query(query).bind(tenant.as_str()).bind(Uuid::new_v4()).fetch_one(db).await?;
-    unknown_types(&row)
-}
-
-pub(crate) async fn set_unknown_types(
+/// The tenant whose catalogue applies to a tenant, with its settings: its own, or else the shared one. None: neither exists.
+pub(crate) async fn find_applied(
     db: &mut PgConnection,
     tenant: &Tenant,
-    unknown_types: UnknownTypes,
+) -> sqlx::Result<Option<(Tenant, CatalogueSettings)>> {
+    let query = "select tenant, unknown_types, is_shared from pillarbox_hub.catalogue
+                 where tenant = $1 or is_shared order by tenant = $1 desc limit 1";
+    let row = sqlx::query(query).bind(tenant.as_str()).fetch_optional(db).await?;
+    row.map(|row| Ok((tenant_of(&row)?, settings(&row)?))).transpose()
+}
+
+/// Locks the catalogue of a tenant until the end of the transaction, and creates it if it does not exist. Returns its settings.
+pub(crate) async fn lock(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<CatalogueSettings> {
+    let query = "insert into pillarbox_hub.catalogue (tenant, stamp) values ($1, $2)
+                 on conflict (tenant) do update set stamp = excluded.stamp returning unknown_types, is_shared";
+    let row = sqlx::query(query).bind(tenant.as_str()).bind(Uuid::new_v4()).fetch_one(db).await?;
+    settings(&row)
+}
+
+pub(crate) async fn save_settings(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    settings: CatalogueSettings,
 ) -> sqlx::Result<()> {
-    let query = "update pillarbox_hub.catalogue set unknown_types = $2 where tenant = $1";
-    let name: &'static str = unknown_types.into();
-    sqlx::query(query).bind(tenant.as_str()).bind(name).execute(db).await.map(drop)
+    let query = "update pillarbox_hub.catalogue set unknown_types = $2, is_shared = $3 where tenant = $1";
+    let unknown_types: &'static str = settings.unknown_types.into();
+    let query = sqlx::query(query).bind(tenant.as_str()).bind(unknown_types).bind(settings.is_shared);
+    query.execute(db).await.map(drop)
+}
+
+/// Deletes the catalogue of a tenant, which has no types.
+pub(crate) async fn delete_settings(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<()> {
+    let query = "delete from pillarbox_hub.catalogue where tenant = $1";
+    sqlx::query(query).bind(tenant.as_str()).execute(db).await.map(drop)
 }
 
 /// Sets another stamp of all catalogues. The last statement of a change: other changes wait for its row.
@@ -193,7 +204,13 @@ fn type_version(row: &PgRow) -> sqlx::Result<TypeVersion> {
     Ok(TypeVersion { version: row.try_get("version")?, schema, examples, created_at: row.try_get("created_at")? })
 }
 
-fn unknown_types(row: &PgRow) -> sqlx::Result<UnknownTypes> {
+fn settings(row: &PgRow) -> sqlx::Result<CatalogueSettings> {
     let name: &str = row.try_get("unknown_types")?;
-    name.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))
+    let unknown_types = name.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))?;
+    Ok(CatalogueSettings { unknown_types, is_shared: row.try_get("is_shared")? })
+}
+
+fn tenant_of(row: &PgRow) -> sqlx::Result<Tenant> {
+    let name: String = row.try_get("tenant")?;
+    Tenant::try_from(name).map_err(|error| sqlx::Error::Decode(error.into()))
 }

@@ -1,6 +1,7 @@
 //! Event types in API responses, and the file of a catalogue.
 
 use chrono::{DateTime, Utc};
+use kit::auth::Tenant;
 use kit::problem::FieldError;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -50,7 +51,11 @@ pub(crate) struct VersionView {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Catalogue)]
 pub(crate) struct CatalogueView {
+    /// The tenant whose catalogue it is: `main` if the tenant has none and uses the shared one.
+    pub(crate) tenant: Tenant,
     pub(crate) unknown_types: UnknownTypes,
+    /// Whether tenants without a catalogue use it.
+    pub(crate) shared: bool,
     /// How many event types the catalogue has.
     pub(crate) types: i64,
 }

@@ -4,15 +4,21 @@
 use serde_json::Value;
 use sqlx::{PgConnection, Postgres, Transaction};
 
-/// Checks the posts of a tenant from now on. `refuses_unknown`: also refuses topics without an entry.
-pub async fn set_event_rule(
-    tx: &mut Transaction<'_, Postgres>,
-    tenant: &str,
-    refuses_unknown: bool,
-) -> sqlx::Result<()> {
-    let query = "insert into pillarbox.event_rule (tenant, refuses_unknown) values ($1, $2)
-                 on conflict (tenant) do update set refuses_unknown = excluded.refuses_unknown";
-    sqlx::query(query).bind(tenant).bind(refuses_unknown).execute(&mut **tx).await.map(drop)
+/// How the posts of a tenant are checked.
+#[derive(Debug, Clone, Copy)]
+pub struct EventRule {
+    /// Topics without an entry are refused.
+    pub refuses_unknown: bool,
+    /// The posts of tenants without a rule are checked in the same way. For the tenant `main` only.
+    pub is_shared: bool,
+}
+
+/// Checks the posts of a tenant from now on.
+pub async fn set_event_rule(tx: &mut Transaction<'_, Postgres>, tenant: &str, rule: EventRule) -> sqlx::Result<()> {
+    let query = "insert into pillarbox.event_rule (tenant, refuses_unknown, is_shared) values ($1, $2, $3)
+                 on conflict (tenant) do update
+                 set refuses_unknown = excluded.refuses_unknown, is_shared = excluded.is_shared";
+    sqlx::query(query).bind(tenant).bind(rule.refuses_unknown).bind(rule.is_shared).execute(&mut **tx).await.map(drop)
 }
 
 /// Sets the schema of a topic, without references and annotations and with patterns in the syntax of PostgreSQL. None: every

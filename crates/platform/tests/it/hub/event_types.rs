@@ -225,3 +225,45 @@ async fn a_catalogue_is_served_as_a_page_and_as_schemas_and_test_sends_use_its_e
     }
     fixture.app.stop().await;
 }
+
+#[tokio::test]
+async fn tenants_without_a_catalogue_use_the_shared_one_of_main() {
+    let fixture = Fixture::start().await;
+    let (db, app) = (fixture.database.pool(), &fixture.app);
+    let (main, acme) = (caller(app, "manage", "main").await, caller(app, "manage", "acme").await);
+    let producer = caller(app, "ingest", "acme").await;
+    add_type(&main, json!({"name": ORDER, "schema": order_schema(), "examples": [{"id": 1}]})).await;
+    let wrong = json!({"id": "1"});
+    assert_eq!(post_event(&producer, ORDER, wrong.clone()).await.status, 202, "it is not shared yet");
+    assert_eq!(acme.get("/hub/v1/event-types").await.json()["items"], json!([]));
+
+    change(&main, "/hub/v1/catalogue", json!({"shared": true, "unknown_types": "refuse"})).await;
+    assert_eq!(error_pointers(&post_event(&producer, ORDER, wrong.clone()).await), ["/payload/id"]);
+    assert_eq!(error_pointers(&post_event(&producer, "order.lost", json!({})).await), ["/event_type"]);
+    assert!(post_in_sql(db, "acme", ORDER, &wrong).await.unwrap().contains("/payload/id"));
+    assert!(
+        post_in_sql(db, "acme", "order.lost", &json!({})).await.unwrap().contains("catalogue of the tenant 'main'")
+    );
+    assert_eq!(post_in_sql(db, "acme", ORDER, &json!({"id": 1})).await, None);
+    assert_eq!(producer.get(&format!("/hub/v1/event-types/{ORDER}")).await.json()["name"], ORDER);
+    let shown = acme.get("/hub/v1/catalogue").await.json();
+    assert_eq!(shown, json!({"tenant": "main", "unknown_types": "refuse", "shared": true, "types": 1}));
+    let receiver = Receiver::start().await;
+    let subscriber = subscribe(&acme, &receiver.url(), json!({})).await;
+    let tested = acme.post(&format!("{}/test", subscriber_path(&subscriber)), json!({"event_type": ORDER})).await;
+    assert_eq!(tested.status, 200, "{tested:?}");
+
+    // A catalogue of its own replaces the shared one, until it is empty again.
+    add_type(&acme, json!({"name": "own.type"})).await;
+    assert_eq!(post_event(&producer, ORDER, wrong.clone()).await.status, 202);
+    assert_eq!(post_in_sql(db, "acme", ORDER, &wrong).await, None);
+    assert_eq!(acme.delete("/hub/v1/event-types/own.type").await.status, 204);
+    assert_eq!(error_pointers(&post_event(&producer, ORDER, wrong.clone()).await), ["/payload/id"]);
+    assert!(post_in_sql(db, "acme", ORDER, &wrong).await.is_some());
+
+    let refused = acme.send(Method::PATCH, "/hub/v1/catalogue", Some(json!({"shared": true}))).await;
+    assert_eq!(error_pointers(&refused), ["/shared"]);
+    change(&main, "/hub/v1/catalogue", json!({"shared": false})).await;
+    assert_eq!(post_event(&producer, ORDER, wrong.clone()).await.status, 202);
+    assert_eq!(post_in_sql(db, "acme", ORDER, &wrong).await, None);
+}

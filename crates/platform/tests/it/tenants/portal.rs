@@ -26,6 +26,8 @@ async fn a_manage_token_changes_subscribers_but_posts_nothing_and_creates_no_cre
         editor.post("/hub/v1/events/batch", json!({"events": [event]})).await,
         editor.post("/hub/v1/portal-tokens", json!({"access": "read"})).await,
         editor.get("/hub/v1/portal-tokens").await,
+        editor.post("/hub/v1/event-types", json!({"name": "own.type"})).await,
+        editor.send(Method::PATCH, "/hub/v1/catalogue", Some(json!({"unknown_types": "refuse"}))).await,
         editor.post("/admin/v1/keys", json!({"name": "x", "role": "ingest"})).await,
         editor.with_header("pillarbox-tenant", "rival").get("/hub/v1/subscribers").await,
     ];
