@@ -1,5 +1,7 @@
 //! Daily partitions: how far ahead they are created, and how old ones are dropped. Neither blocks writers.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use sqlx::{Acquire, PgConnection, Postgres, Transaction};
 
@@ -9,6 +11,10 @@ pub const DAYS_AHEAD: i32 = 7;
 
 /// The SQLSTATE of a lock that was not acquired within lock_timeout.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
+/// How often a maintenance run tries to lock a table, and the pause in between. Each try lets others wait for up to 100 ms, so
+/// it is a few: enough for short transactions, while a long one delays the drop until the next run.
+const LOCK_TRIES: u32 = 4;
+const LOCK_PAUSE: Duration = Duration::from_millis(250);
 
 /// Returns the qualified names of the partitions whose day ended before `cutoff`, oldest first; never a day from yesterday
 /// on. `parent` is qualified, too. The names contain only letters, digits and `_`, so they need no quoting.
@@ -38,34 +44,45 @@ pub async fn lock_day<'c>(
         "set local lock_timeout = '100ms';
          lock table {partition} in share row exclusive mode"
     );
-    let locked = sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut *tx).await;
-    match unless_locked(locked)? {
-        Some(_) => Ok(Some(tx)),
-        None => {
-            tx.rollback().await?;
-            report_in_use(partition);
-            Ok(None)
-        }
+    if execute_when_free(&mut tx, &statements).await? {
+        return Ok(Some(tx));
     }
+    tx.rollback().await?;
+    report_in_use(partition);
+    Ok(None)
 }
 
 /// Drops a partition that [`lock_day`] has locked, and commits. This needs an exclusive lock on the table, and writers queue
-/// behind the request while a long reader blocks it, so it gives up after 100 ms; the next maintenance run tries again. Fails
-/// if the day is yesterday or later.
+/// behind the request while a reader blocks it, so a try ends after 100 ms; after a few tries it is left to the next
+/// maintenance run. Fails if the day is yesterday or later.
 pub async fn drop_day(mut tx: Transaction<'_, Postgres>, parent: &str, partition: &str) -> sqlx::Result<()> {
-    let query = "select pillarbox.drop_day($1::text::regclass, $2::text::regclass)";
-    let dropped = sqlx::query(query).bind(parent).bind(partition).execute(&mut *tx).await;
-    match unless_locked(dropped)? {
-        Some(_) => {
-            tx.commit().await?;
-            tracing::info!(partition, "dropped a partition");
-        }
-        None => {
-            tx.rollback().await?;
-            report_in_use(partition);
-        }
+    let statement = format!("select pillarbox.drop_day('{parent}'::regclass, '{partition}'::regclass)");
+    if execute_when_free(&mut tx, &statement).await? {
+        tx.commit().await?;
+        tracing::info!(partition, "dropped a partition");
+    } else {
+        tx.rollback().await?;
+        report_in_use(partition);
     }
     Ok(())
+}
+
+/// Executes statements that need locks, which it tries a few times. Returns false, with the transaction as it was before, if
+/// others had the locks each time.
+async fn execute_when_free(tx: &mut Transaction<'_, Postgres>, statements: &str) -> sqlx::Result<bool> {
+    for tries_left in (0..LOCK_TRIES).rev() {
+        let mut savepoint = tx.begin().await?;
+        let executed = sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut *savepoint).await;
+        if unless_locked(executed)?.is_some() {
+            savepoint.commit().await?;
+            return Ok(true);
+        }
+        savepoint.rollback().await?;
+        if tries_left > 0 {
+            tokio::time::sleep(LOCK_PAUSE).await;
+        }
+    }
+    Ok(false)
 }
 
 fn report_in_use(partition: &str) {
