@@ -44,4 +44,11 @@ impl Replica {
     pub(crate) async fn admin(&self) -> Client {
         Client::new(&self.process.base_url().await).bearer(ADMIN_KEY)
     }
+
+    /// The value of a metric without labels. Gauges belong to a whole process: those of the process of the tests are also set by
+    /// the servers of other tests.
+    pub(crate) async fn metric(&self, name: &str) -> Option<f64> {
+        let exported = self.admin().await.get("/metrics").await.text;
+        exported.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(|value| value.parse().unwrap())
+    }
 }

@@ -254,12 +254,7 @@ async fn the_gauges_count_pending_stale_and_dead_messages_up_to_a_bound() {
     }
     assert!(serving.process.terminate().await.success());
     let mut measuring = Replica::start_as(&database.url(), "api,maintain");
-    let reader = measuring.admin().await;
-    let measured = async |name: &str| {
-        let metrics = reader.get("/metrics").await.text;
-        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.map(|value| value.parse::<f64>().unwrap() as i64)
-    };
+    let measured = async |name: &str| measuring.metric(name).await.map(|value| value as i64);
     for gauge in ["eventhub_pending_messages", "eventhub_dlq_size", "eventhub_stale_messages"] {
         eventually("the gauge is set", DEADLINE, async || measured(gauge).await.is_some()).await;
     }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use testkit::{TestApp, eventually};
 
 use crate::hub::fixture::{Fixture, error_pointers, numbered_events, post, post_batch};
+use crate::hub::process::Replica;
 use crate::hub::stream_fixture::{acknowledge, create_stream, end_lease, items, numbers, pull, pull_count, seek, send};
 use crate::support::{DEADLINE, caller, collect_pages, text};
 
@@ -215,7 +216,7 @@ async fn unread_messages_are_retained_for_behind_days() {
     pull_count(&manager, "a", 1).await;
     app.stop().await;
     sqlx::raw_sql("update pillarbox_hub.stream_message set at = at - interval '10 days'").execute(db).await.unwrap();
-    let app = TestApp::start_with(&database, |settings| settings.roles = vec![Role::Maintain]).await;
+    let mut maintaining = Replica::start_as(&database.url(), "maintain");
     let held = "select now() - from_at between interval '9 days' and interval '11 days' from pillarbox.retention_hold where holder = 'hub'";
     eventually("the log is held", DEADLINE, async || {
         sqlx::query_scalar::<_, bool>(held).fetch_optional(db).await.unwrap() == Some(true)
@@ -224,19 +225,9 @@ async fn unread_messages_are_retained_for_behind_days() {
     let left: i64 =
         sqlx::query_scalar("select count(*) from pillarbox_hub.stream_message").fetch_one(db).await.unwrap();
     assert_eq!(left, 1, "it is older than `log_days`, and younger than `behind_days`");
-    eventually("the lag is measured", DEADLINE, async || {
-        let exported = app.anonymous().get("/metrics").await.text;
-        let value = |name: &str| {
-            let line = exported.lines().find(|line| line.starts_with(&format!("{name} ")))?;
-            line.split(' ').nth(1)?.parse::<f64>().ok()
-        };
-        let lag = ["messages", "seconds"].map(|unit| value(&format!("eventhub_stream_lag_{unit}")).unwrap_or(0.0));
-        if lag[0] >= 1.0 && lag[1] > 800_000.0 && value("eventhub_streams_lapsed") == Some(0.0) {
-            Ok(())
-        } else {
-            Err(lag)
-        }
-    })
-    .await;
-    app.stop().await;
+    let lapsed = async || maintaining.metric("eventhub_streams_lapsed").await;
+    eventually("the streams are measured", DEADLINE, async || lapsed().await == Some(0.0)).await;
+    assert_eq!(maintaining.metric("eventhub_stream_lag_messages").await, Some(1.0));
+    assert!(maintaining.metric("eventhub_stream_lag_seconds").await.unwrap() > 800_000.0);
+    assert!(maintaining.process.terminate().await.success());
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use testkit::{CapturedLog, Client, TestApp, TestDatabase, eventually};
 
 use super::fixture::{SmtpServer, post_raw, request, send_to, verification, wait_for_status};
+use crate::hub::process::Replica;
 use crate::support::{DEADLINE, text};
 
 async fn the_mail(admin: &Client, query: &str) -> Value {
@@ -96,18 +97,13 @@ async fn a_dead_mail_is_erased_when_it_expires() {
     assert_eq!(text(&dead["status"]), "dead");
     retry(&app.admin(), &dead).await.assert_problem(409, "mail-erased");
     assert!(text_of("bob@example.org").await.is_some());
-    let metrics = eventually("the queue is measured", DEADLINE, async || {
-        let metrics = app.anonymous().get("/metrics").await.text;
-        metrics.contains("\npillarbox_mail_dead ").then_some(metrics)
-    })
-    .await;
-    let value = |name: &str| {
-        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("{name}: {metrics}")).parse::<f64>().unwrap()
-    };
-    assert_eq!((value("pillarbox_mail_dead"), value("pillarbox_mail_queued")), (2.0, 1.0));
-    assert!((100.0..200.0).contains(&value("pillarbox_mail_oldest_seconds")));
     app.stop().await;
+    let mut measuring = Replica::start_as(&database.url(), "maintain");
+    let value = async |name: &str| measuring.metric(&format!("pillarbox_mail_{name}")).await;
+    eventually("the queue is measured", DEADLINE, async || value("oldest_seconds").await.is_some()).await;
+    assert_eq!((value("dead").await, value("queued").await), (Some(2.0), Some(1.0)));
+    assert!((100.0..200.0).contains(&value("oldest_seconds").await.unwrap()));
+    assert!(measuring.process.terminate().await.success());
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use sqlx::PgPool;
 use testkit::{Client, Receiver, Reply, TestDatabase, TestVhost, eventually};
 
 use crate::hub::fixture::{post, subscribe};
+use crate::hub::process::Replica;
 use crate::relay::broker_client::BrokerClient;
 use crate::server::exposition;
 use crate::server::process::{ADMIN_KEY, BINARY, DataFolder};
@@ -169,19 +170,14 @@ async fn a_gauge_that_cannot_be_measured_is_unknown_and_the_others_are_not() {
     // Only the number of stale messages is read from this table.
     let hide = "alter table pillarbox_hub.attempt rename to hidden";
     sqlx::query(hide).execute(database.pool()).await.unwrap();
-    let app = testkit::TestApp::start_with(&database, |settings| {
-        settings.roles = vec![pillarbox::settings::Role::Api, pillarbox::settings::Role::Maintain];
-    })
-    .await;
+    let mut measuring = Replica::start_as(&database.url(), "api,maintain");
     eventually("the gauges are set", SOON, async || {
-        let exported = app.anonymous().get("/metrics").await.text;
-        let [pending, dead, stale] = ["pending_messages", "dlq_size", "stale_messages"]
-            .map(|name| value(&exported, &format!("eventhub_{name}")).map(|value| value.to_string()));
-        match [pending.as_deref(), dead.as_deref(), stale.as_deref()] {
-            [Some("0"), Some("0"), Some("NaN")] => Ok(()),
-            other => Err(format!("{other:?}")),
+        let mut values = Vec::new();
+        for name in ["pending_messages", "dlq_size", "stale_messages"] {
+            values.push(measuring.metric(&format!("eventhub_{name}")).await.map(|value| value.to_string()));
         }
+        if values == ["0", "0", "NaN"].map(|value| Some(value.to_owned())) { Ok(()) } else { Err(values) }
     })
     .await;
-    app.stop().await;
+    assert!(measuring.process.terminate().await.success());
 }
