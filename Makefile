@@ -3,7 +3,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 # Tests wait for servers most of the time, so more of them run than there are cores.
-export RUST_TEST_THREADS ?= 4
+export RUST_TEST_THREADS ?= 6
 # Each test appends its duration to this file.
 DURATIONS := $(TARGET)/test-durations
 

@@ -35,13 +35,13 @@ async fn dead_notifications_are_shown_measured_and_retried_by_filter_or_all_of_t
     let json: Value = serde_json::from_str(&cli.ok("status --json").await).unwrap();
     assert_eq!((&json["dead_notifications"], &json["dead_emails"]), (&json!(5), &json!(0)));
 
-    let mut measuring = Replica::start_as(&database.url(), "maintain");
+    let app = TestApp::start(&database).await;
+    let mut measuring = Replica::start_beside(&app.settings, "maintain");
     for (gauge, value) in [("dead", 5.0), ("due", 0.0), ("oldest_seconds", 0.0)] {
         let gauge = format!("pillarbox_notifications_{gauge}");
         eventually("the gauge is set", DEADLINE, async || measuring.metric(&gauge).await == Some(value)).await;
     }
     assert!(measuring.process.terminate().await.success());
-    let app = TestApp::start(&database).await;
     let retry = async |body| app.admin().post("/admin/v1/notifications/retry", body).await;
     for (body, field) in [(json!({}), ""), (json!({"all": true, "channel": "email"}), "/all")] {
         let refused = retry(body).await;

@@ -1,5 +1,6 @@
 //! A server process of the hub that a test can kill.
 
+use pillarbox::settings::Settings;
 use testkit::{Client, Pillarbox};
 
 use crate::server::process::{ADMIN_KEY, BINARY, DataFolder};
@@ -21,6 +22,13 @@ impl Replica {
     /// A process with these roles only.
     pub(crate) fn start_as(database_url: &str, roles: &str) -> Replica {
         Replica::start_with(database_url, roles, &[])
+    }
+
+    /// A process with these roles beside servers of the test's own process, which have these settings.
+    pub(crate) fn start_beside(settings: &Settings, roles: &str) -> Replica {
+        let [database_url, secret_key] =
+            [&settings.database_url, &settings.secret_key].map(|secret| secret.as_ref().unwrap().reveal().as_str());
+        Replica::start_with(database_url, roles, &[("PILLARBOX_SECRET_KEY", secret_key)])
     }
 
     /// A process with these roles and settings, as environment variables.

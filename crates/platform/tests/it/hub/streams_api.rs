@@ -214,9 +214,10 @@ async fn unread_messages_are_retained_for_behind_days() {
     create_stream(&manager, json!({})).await;
     post(&manager, "order.paid", json!({"n": 1}), Some("key")).await;
     pull_count(&manager, "a", 1).await;
+    let settings = app.settings.clone();
     app.stop().await;
     sqlx::raw_sql("update pillarbox_hub.stream_message set at = at - interval '10 days'").execute(db).await.unwrap();
-    let mut maintaining = Replica::start_as(&database.url(), "maintain");
+    let mut maintaining = Replica::start_beside(&settings, "maintain");
     let held = "select now() - from_at between interval '9 days' and interval '11 days' from pillarbox.retention_hold where holder = 'hub'";
     eventually("the log is held", DEADLINE, async || {
         sqlx::query_scalar::<_, bool>(held).fetch_optional(db).await.unwrap() == Some(true)

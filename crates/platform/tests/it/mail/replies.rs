@@ -97,13 +97,13 @@ async fn a_dead_mail_is_erased_when_it_expires() {
     assert_eq!(text(&dead["status"]), "dead");
     retry(&app.admin(), &dead).await.assert_problem(409, "mail-erased");
     assert!(text_of("bob@example.org").await.is_some());
-    app.stop().await;
-    let mut measuring = Replica::start_as(&database.url(), "maintain");
+    let mut measuring = Replica::start_beside(&app.settings, "maintain");
     let value = async |name: &str| measuring.metric(&format!("pillarbox_mail_{name}")).await;
     eventually("the queue is measured", DEADLINE, async || value("oldest_seconds").await.is_some()).await;
     assert_eq!((value("dead").await, value("queued").await), (Some(2.0), Some(1.0)));
     assert!((100.0..200.0).contains(&value("oldest_seconds").await.unwrap()));
     assert!(measuring.process.terminate().await.success());
+    app.stop().await;
 }
 
 #[tokio::test]
