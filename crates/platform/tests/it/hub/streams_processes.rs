@@ -6,6 +6,7 @@ use mailbox::database::migrations;
 use pillarbox::settings::Role;
 use serde_json::json;
 use testkit::{Client, TestApp, TestDatabase, eventually};
+use tokio::task::JoinHandle;
 
 use crate::hub::fixture::{Fixture, numbered_events, post, post_batch, test_size};
 use crate::hub::process::Replica;
@@ -65,6 +66,21 @@ async fn a_pull_that_waits_returns_at_once_when_an_event_is_posted() {
     app.stop().await;
 }
 
+/// Many, so that a server that is killed is about to answer some of them.
+const READERS: usize = 8;
+
+fn start_readers(clients: &[Client], seen: &SharedSeen) -> Vec<JoinHandle<()>> {
+    let start = |n: usize| tokio::spawn(read_on(clients.to_vec(), format!("reader-{n}"), seen.clone()));
+    (0..READERS).map(start).collect()
+}
+
+async fn end_readers(readers: Vec<JoinHandle<()>>) {
+    for reader in readers {
+        reader.abort();
+        assert!(reader.await.unwrap_err().is_cancelled(), "a reader failed");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_killed_during_pulls_loses_nothing() {
     const LANES: usize = 12;
@@ -90,18 +106,16 @@ async fn a_server_that_is_killed_during_pulls_loses_nothing() {
         for replica in &replicas {
             clients.push(replica.admin().await);
         }
-        let reader = tokio::spawn(read_on(clients, "reader".to_owned(), seen.clone()));
+        let readers = start_readers(&clients, &seen);
         let read_before = seen.lock().unwrap().count();
-        eventually("the reader reads", DEADLINE, async || seen.lock().unwrap().count() > read_before).await;
+        eventually("the readers read", DEADLINE, async || seen.lock().unwrap().count() > read_before).await;
         replicas[kill % 2].process.kill9();
         replicas[kill % 2] = Replica::start(&database.url());
-        reader.abort();
-        assert!(reader.await.unwrap_err().is_cancelled(), "the reader failed");
+        end_readers(readers).await;
     }
     producer.await.unwrap();
-    let reader = tokio::spawn(read_on(vec![manager.clone()], "reader".to_owned(), seen.clone()));
+    let readers = start_readers(&[manager.clone()], &seen);
     eventually("everything is read", DEADLINE, async || seen.lock().unwrap().count() == LANES * messages).await;
-    reader.abort();
-    assert!(reader.await.unwrap_err().is_cancelled(), "the reader failed");
+    end_readers(readers).await;
     seen.lock().unwrap().assert_complete(LANES, messages as u64);
 }
