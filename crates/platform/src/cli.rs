@@ -8,6 +8,7 @@ mod dead_letters;
 mod emails;
 mod event_types;
 mod installation;
+mod listen;
 mod notifications;
 mod parity;
 mod parked;
@@ -44,7 +45,7 @@ use crate::app::StartError;
 use crate::data_dir::DataDirError;
 use crate::embedded::EmbeddedError;
 use crate::services::SERVICES;
-use crate::settings::{Settings, default_file, listen};
+use crate::settings::{self, Settings, default_file};
 use crate::{keys, operator};
 use secret_flags::SecretFlag;
 
@@ -72,7 +73,7 @@ struct Cli {
 #[command(next_help_heading = "Settings")]
 struct Flags {
     /// The address of the HTTP server, or a port of this machine alone [default: 127.0.0.1:8080]
-    #[arg(long, global = true, value_name = "ADDR:PORT", value_parser = listen::parse)]
+    #[arg(long, global = true, value_name = "ADDR:PORT", value_parser = settings::listen::parse)]
     #[serde(skip_serializing_if = "Option::is_none")]
     listen: Option<SocketAddr>,
     /// The folder for the embedded PostgreSQL and the secret key [default: /var/lib/pillarbox for root, otherwise
@@ -147,7 +148,7 @@ enum Command {
     /// Post an event to the hub over HTTP
     Send(webhooks::Send),
     /// Receive webhooks on this machine, verify and print them
-    Listen(webhooks::Listen),
+    Listen(listen::Listen),
     /// List, show, import and export the event types of a tenant
     EventTypes(event_types::EventTypes),
     /// List, show, seek and delete the streams of a tenant
@@ -306,7 +307,7 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(Command::Listen(listen)) = cli.command {
-        webhooks::listen(listen).await?;
+        listen::listen(listen).await?;
         return Ok(ExitCode::SUCCESS);
     }
     let settings = load(&cli)?;
