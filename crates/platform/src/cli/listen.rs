@@ -199,7 +199,8 @@ impl Order {
             return "no lane".to_owned();
         };
         let last = self.last.get(lane).copied();
-        if status.is_success() && last.is_none_or(|last| seq > last) {
+        // A lane that was idle for long starts at 1 again.
+        if status.is_success() && last.is_none_or(|last| seq > last || seq == 1) {
             if self.last.len() >= LANES_MAX {
                 self.last.clear();
             }
@@ -208,6 +209,7 @@ impl Order {
         match last {
             None => "first of its lane here".to_owned(),
             Some(last) if seq == last + 1 => "good".to_owned(),
+            Some(_) if seq == 1 => "the lane starts again".to_owned(),
             Some(last) if seq <= last => "repeat".to_owned(),
             Some(last) => format!("gap: {} missing after {last}", seq - last - 1),
         }
@@ -243,6 +245,8 @@ mod tests {
         assert_eq!(check("a", "12", ok), "gap: 3 missing after 8");
         assert_eq!(check("a", "9", ok), "repeat");
         assert_eq!(check("a", "13", ok), "good");
+        assert_eq!(check("a", "1", ok), "the lane starts again");
+        assert_eq!(check("a", "2", ok), "good");
         assert_eq!(order.check(None, Some("1"), ok), "no lane");
         assert_eq!(order.check(Some("a"), Some("x"), ok), "no lane");
     }
