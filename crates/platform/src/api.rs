@@ -13,7 +13,7 @@ use crate::app::App;
 use crate::audit::{self, AuditTrail};
 use crate::services::{BuiltService, ServiceList};
 use crate::settings::Settings;
-use crate::{keys, operator, portal_tokens, server_routes, tenants};
+use crate::{console, keys, operator, portal_tokens, server_routes, tenants};
 
 /// The routes that this process serves: the server routes always, the API only with the role `api`.
 pub(crate) fn router(
@@ -27,6 +27,7 @@ pub(crate) fn router(
     if !settings.roles().contains(Role::Api) {
         return open;
     }
+    let open = open.merge(console::router(&settings.console));
     let mut platform = platform_routes();
     // They are of use only where the hub accepts them.
     if settings.has_service(hub::NAME) {
@@ -63,6 +64,7 @@ pub fn api_description(services: ServiceList) -> utoipa::openapi::OpenApi {
     let platform = OpenApiRouter::with_openapi(Description::openapi());
     let platform = platform.merge(server_routes::router()).merge(platform_routes());
     let mut described = platform.merge(portal_tokens::http::router()).into_openapi();
+    described.merge(console::described());
     for service in services {
         described.merge(service.describe());
     }

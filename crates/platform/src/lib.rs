@@ -9,6 +9,7 @@
 //!   limits that processes share. (All in the schema `pillarbox_platform`.)
 //! - [`tenants`]: the customers of the installation.
 //! - `operator`: the operator API: the log, its consumers, parked messages, dead letters and replays.
+//! - [`console`]: the web console, whose files are part of the binary.
 //! - `server_routes`: health, readiness, metrics and the API documentation.
 
 pub mod api;
@@ -17,6 +18,7 @@ pub mod audit;
 mod checks;
 pub mod cli;
 mod clock_check;
+pub mod console;
 pub mod data_dir;
 mod embedded;
 pub mod keys;

@@ -6,6 +6,7 @@ mod auth;
 mod body_memory;
 mod caller_share;
 mod cli;
+mod console;
 mod crash;
 mod dependencies;
 mod description;
