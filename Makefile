@@ -40,7 +40,7 @@ test: ## run all checks of CI: format, lints, and all tests on real servers
 	@$(MAKE) --no-print-directory check
 	@rm -f $(DURATIONS)
 	PBX_TEST_DURATIONS=$(abspath $(DURATIONS)) scripts/with-servers cargo test --workspace --locked
-	PILLARBOX_BINARY=$(abspath $(TARGET)/debug/pillarbox) scripts/console test
+	PILLARBOX_BIN=$(abspath $(TARGET)/debug/pillarbox) scripts/console test
 	@echo 'The ten slowest tests, in seconds:'
 	@sort -rn $(DURATIONS) | head -n 10
 

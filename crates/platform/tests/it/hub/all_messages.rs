@@ -1,0 +1,101 @@
+//! The messages of all subscribers of a tenant, newest first.
+
+use serde_json::{Value, json};
+use sqlx::PgPool;
+
+use crate::hub::rows::{
+    create_subscriber, insert_attempt, insert_event, insert_message, start_api_only, subscriber_fields,
+};
+use crate::support::{caller, collect_pages, uuid_of};
+
+const PATH: &str = "/hub/v1/messages";
+
+/// The buffers of the database that the list of a tenant reads.
+async fn buffers_read(db: &PgPool, tenant: &str) -> i64 {
+    let query = format!(
+        "explain (analyze, buffers, format json)
+         select message.* from (
+             select active.id, one.n from (
+                 select subscriber.id, newest.n from pillarbox_hub.subscriber cross join lateral (
+                     select n from pillarbox_hub.message where message.subscriber = subscriber.id order by n desc limit 1) newest
+                 where tenant = '{tenant}' order by newest.n desc limit 50) active
+             cross join lateral (select n from pillarbox_hub.message where message.subscriber = active.id
+                                 order by n desc limit 50) one
+             order by one.n desc limit 50
+         ) chosen join pillarbox_hub.message on message.subscriber = chosen.id and message.n = chosen.n"
+    );
+    let plan: Value = sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(db).await.unwrap();
+    let blocks = |name: &str| plan[0]["Plan"][name].as_i64().unwrap();
+    blocks("Shared Hit Blocks") + blocks("Shared Read Blocks")
+}
+
+#[tokio::test]
+async fn the_messages_of_all_subscribers_are_paged_from_the_newest_and_filtered() {
+    let (database, app) = start_api_only().await;
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
+    let rival = caller(&app, "manage", "rival").await;
+    let mut ids = Vec::new();
+    for name in ["one", "two", "three"] {
+        ids.push(create_subscriber(&acme, name).await);
+    }
+    let (of_rival, deleted) = (create_subscriber(&rival, "rival").await, create_subscriber(&acme, "deleted").await);
+    let event = insert_event(db, "acme", "order.paid", "{}").await;
+    // The first subscriber has the oldest messages, the others alternate.
+    let owners = [0, 0, 0, 1, 2, 1, 2, 1, 1, 2];
+    for (n, owner) in owners.iter().enumerate() {
+        insert_message(db, 10 + n as i64, ids[*owner], event).await;
+    }
+    insert_message(db, 100, of_rival, event).await;
+    insert_message(db, 101, deleted, event).await;
+    assert_eq!(acme.delete(&format!("/hub/v1/subscribers/{deleted}")).await.status, 204);
+    insert_attempt(db, ids[0], 11, 1, "delivered", 200).await;
+    insert_attempt(db, ids[1], 13, 1, "delivered", 200).await;
+
+    for limit in [1, 3, 100] {
+        let listed = collect_pages(&acme, &format!("{PATH}?limit={limit}")).await;
+        let found: Vec<_> = listed.iter().map(|message| uuid_of(&message["subscriber_id"])).collect();
+        let expected: Vec<_> = owners.iter().rev().map(|owner| ids[*owner]).collect();
+        assert_eq!(found, expected, "pages of {limit}");
+    }
+    let delivered = collect_pages(&acme, &format!("{PATH}?limit=1&outcome=delivered")).await;
+    let found: Vec<_> = delivered.iter().map(|message| uuid_of(&message["subscriber_id"])).collect();
+    assert_eq!(found, [ids[1], ids[0]]);
+    assert!(delivered.iter().all(|message| message["event_type"] == "order.paid"), "{delivered:?}");
+    assert_eq!(collect_pages(&acme, &format!("{PATH}?subscriber_id={}", ids[0])).await.len(), 3);
+    // A cursor belongs to its list: neither another tenant nor another filter accepts it.
+    let cursor = acme.get(&format!("{PATH}?limit=1")).await.json()["next_cursor"].as_str().unwrap().to_owned();
+    for (client, query) in [(&rival, ""), (&acme, "&outcome=dead")] {
+        let answer = client.get(&format!("{PATH}?limit=1&cursor={cursor}{query}")).await;
+        assert_eq!(answer.status, 400, "{answer:?}");
+    }
+    assert_eq!(collect_pages(&rival, PATH).await.len(), 1);
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_page_of_all_messages_reads_few_rows_of_many() {
+    let (database, app) = start_api_only().await;
+    let (db, acme) = (database.pool(), caller(&app, "manage", "acme").await);
+    for n in 0..20 {
+        create_subscriber(&acme, &format!("s{n}")).await;
+    }
+    let busy = caller(&app, "manage", "busy").await;
+    assert_eq!(busy.post("/hub/v1/subscribers", subscriber_fields("busy")).await.status, 201);
+    // Each subscriber gets one of 21 messages, so that acme has most of them and each page belongs to all.
+    sqlx::query(
+        "insert into pillarbox_hub.message (n, at, subscriber, lane, seq, log_shard, log_id, log_at)
+         select n, now(), owner.id, 'k', n, 0, 1, now()
+         from generate_series(1, 42000) as n
+         join (select id, row_number() over (order by id) - 1 as at from pillarbox_hub.subscriber) owner on owner.at = n % 21",
+    )
+    .execute(db)
+    .await
+    .unwrap();
+    sqlx::query("vacuum analyze pillarbox_hub.message").execute(db).await.unwrap();
+    let page = acme.get(&format!("{PATH}?limit=50")).await.json();
+    assert_eq!(page["items"].as_array().unwrap().len(), 50);
+    assert_eq!(page["items"][0]["seq"], json!(41_999), "42,000 belongs to the first subscriber or to another tenant");
+    let read = buffers_read(db, "acme").await;
+    assert!(read < 3_000, "{read} buffers were read; all messages together have about 600, and their index as many");
+    app.stop().await;
+}
