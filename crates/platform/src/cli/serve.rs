@@ -219,14 +219,14 @@ fn demo_command(data_dir: &DataDir) -> String {
 }
 
 /// Receives SIGTERM, Ctrl-C and a closed terminal, from its creation on.
-struct StopSignal {
+pub(super) struct StopSignal {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
     hang_up: tokio::signal::unix::Signal,
 }
 
 impl StopSignal {
-    fn listen() -> Result<StopSignal, Failure> {
+    pub(super) fn listen() -> Result<StopSignal, Failure> {
         let listen =
             |kind| signal(kind).map_err(|error| Failure::Other(format!("cannot receive stop signals: {error}")));
         Ok(StopSignal {
@@ -236,7 +236,7 @@ impl StopSignal {
         })
     }
 
-    async fn wait(&mut self) {
+    pub(super) async fn wait(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -144,7 +144,7 @@ pub(super) fn of_subscribers(subscribers: &[TroubledSubscriber], now: DateTime<U
     let disabled = finding(
         disabled,
         "was switched off",
-        "When its endpoint is back: `pillarbox subscribers resume ID`, or switch it on in the console",
+        "When its endpoint is back: `pillarbox subscribers enable ID`, or switch it on in the console",
     );
     failing.into_iter().chain(disabled).collect()
 }
@@ -164,7 +164,7 @@ pub(super) fn of_dead_letters(counts: &DeadLetterCounts) -> Vec<Finding> {
         (
             counts.webhooks,
             "webhooks",
-            "`pillarbox webhook-dead-letters list --all-tenants` shows why",
+            "`pillarbox webhook-dead-letters list --tenant NAME` shows why, and `… retry --all` retries them",
             "#/dead-letters",
         ),
         (

@@ -3,9 +3,7 @@
 use serde_json::{Value, json};
 use sqlx::PgPool;
 
-use crate::hub::rows::{
-    create_subscriber, insert_attempt, insert_event, insert_message, start_api_only, subscriber_fields,
-};
+use crate::hub::rows::{create_subscriber, insert_attempt, insert_event, insert_message, start_api_only};
 use crate::support::{caller, collect_pages, uuid_of};
 
 const PATH: &str = "/hub/v1/messages";
@@ -79,8 +77,7 @@ async fn a_page_of_all_messages_reads_few_rows_of_many() {
     for n in 0..20 {
         create_subscriber(&acme, &format!("s{n}")).await;
     }
-    let busy = caller(&app, "manage", "busy").await;
-    assert_eq!(busy.post("/hub/v1/subscribers", subscriber_fields("busy")).await.status, 201);
+    create_subscriber(&caller(&app, "manage", "rival").await, "rival").await;
     // Each subscriber gets one of 21 messages, so that acme has most of them and each page belongs to all.
     sqlx::query(
         "insert into pillarbox_hub.message (n, at, subscriber, lane, seq, log_shard, log_id, log_at)
@@ -94,7 +91,7 @@ async fn a_page_of_all_messages_reads_few_rows_of_many() {
     sqlx::query("vacuum analyze pillarbox_hub.message").execute(db).await.unwrap();
     let page = acme.get(&format!("{PATH}?limit=50")).await.json();
     assert_eq!(page["items"].as_array().unwrap().len(), 50);
-    assert_eq!(page["items"][0]["seq"], json!(41_999), "42,000 belongs to the first subscriber or to another tenant");
+    assert_eq!(page["items"][0]["seq"], json!(42_000));
     let read = buffers_read(db, "acme").await;
     assert!(read < 3_000, "{read} buffers were read; all messages together have about 600, and their index as many");
     app.stop().await;
