@@ -17,7 +17,8 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-#[tokio::test]
+// The receiver responds while a command runs.
+#[tokio::test(flavor = "multi_thread")]
 async fn subscribers_are_managed_by_command_with_no_key_but_the_data_folder() {
     let (folder, receiver) = (DataFolder::new(), Receiver::start().await);
     let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
@@ -65,7 +66,7 @@ async fn subscribers_are_managed_by_command_with_no_key_but_the_data_folder() {
     assert!(process.terminate().await.success());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn deliveries_and_dead_letters_are_listed_retried_and_discarded_by_command() {
     let (folder, receiver) = (DataFolder::new(), Receiver::with_reply(|_| Reply::status(400)).await);
     let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
