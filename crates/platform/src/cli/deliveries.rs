@@ -6,7 +6,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::api::{Api, HubSession, ServerArgs};
-use super::pages::{self, ListArgs};
+use super::pages::{self, Columns, ListArgs};
 use super::{Failure, table, uuid};
 use crate::settings::Settings;
 
@@ -57,7 +57,7 @@ async fn execute(api: &Api, command: Command) -> Result<(), Failure> {
         Command::List { subscriber, outcome, list } => {
             let query = [("subscriber_id", subscriber.map(|id| id.to_string())), ("outcome", outcome)];
             let heads = ["CREATED", "EVENT TYPE", "OUTCOME", "ATTEMPTS", "STATUS", "ID"];
-            pages::print(api, PATH, &query, &list, (heads, row)).await
+            pages::print(api, PATH, &query, &list, Columns { heads, row }).await
         }
         Command::Show { id } => {
             let mut shown = api.get(&format!("{PATH}/{id}")).await?;

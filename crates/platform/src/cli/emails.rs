@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Failure;
 use super::api::{ServerArgs, operator_api};
 use super::installation::connect;
-use super::pages::{self, ListArgs};
+use super::pages::{self, Columns, ListArgs};
 use super::table::{self, print_line};
 use crate::settings::Settings;
 
@@ -71,7 +71,7 @@ pub(super) async fn run(settings: &Settings, emails: Emails) -> Result<(), Failu
         Command::List { to, status, template, list } => {
             let query = [("to", to), ("status", status), ("template", template)];
             let heads = ["ID", "CREATED", "STATUS", "TEMPLATE", "ATTEMPTS", "TO", "LAST ERROR"];
-            pages::print(&operator_api(settings, &emails.server)?, PATH, &query, &list, (heads, row)).await
+            pages::print(&operator_api(settings, &emails.server)?, PATH, &query, &list, Columns { heads, row }).await
         }
         Command::Show { id } => {
             let api = operator_api(settings, &emails.server)?;

@@ -20,13 +20,19 @@ pub(super) struct ListArgs {
     json: bool,
 }
 
+/// The columns of a table.
+pub(super) struct Columns<const N: usize> {
+    pub(super) heads: [&'static str; N],
+    pub(super) row: fn(&Value) -> [String; N],
+}
+
 /// Prints the items of a list, newest first: lines of JSON, or one table.
 pub(super) async fn print<const N: usize>(
     api: &Api,
     path: &str,
     query: &[(&str, Option<String>)],
     list: &ListArgs,
-    (heads, row): ([&str; N], fn(&Value) -> [String; N]),
+    columns: Columns<N>,
 ) -> Result<(), Failure> {
     let filters: String = query
         .iter()
@@ -40,7 +46,7 @@ pub(super) async fn print<const N: usize>(
             printed += 1;
             match list.json {
                 true => table::print_json(item)?,
-                false => rows.push(row(item)),
+                false => rows.push((columns.row)(item)),
             }
         }
         match page["next_cursor"].as_str() {
@@ -50,7 +56,7 @@ pub(super) async fn print<const N: usize>(
     }
     match list.json {
         true => Ok(()),
-        false => Ok(table::print(heads, &rows)?),
+        false => Ok(table::print(columns.heads, &rows)?),
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::api::{Api, HubSession, ServerArgs};
-use super::pages::{self, ListArgs};
+use super::pages::{self, Columns, ListArgs};
 use super::table::{self, print_line};
 use super::{Failure, uuid};
 use crate::settings::Settings;
@@ -90,7 +90,7 @@ async fn execute(api: &Api, command: Command) -> Result<bool, Failure> {
     match command {
         Command::List { list } => {
             let heads = ["ID", "NAME", "STATE", "EVENT TYPES", "URL"];
-            pages::print(api, PATH, &[], &list, (heads, row)).await?;
+            pages::print(api, PATH, &[], &list, Columns { heads, row }).await?;
         }
         Command::Show(Id { id }) => table::print_json(&api.get(&format!("{PATH}/{id}")).await?)?,
         Command::Create(create) => table::print_json(&api.post(PATH, &body_of(create)).await?)?,

@@ -65,6 +65,11 @@ fn plain_lists() -> Vec<(&'static str, Value, String)> {
         ("hub.allowed_networks", json!(["10.1.0.0/16", "::1/128"]), "10.1.0.0/16, ::1".to_owned()),
         ("hub.allowed_ports", json!([443, 8443]), "443,8443".to_owned()),
         ("hub.export", json!(["event.*", "join.confirmed"]), "event.*,join.confirmed".to_owned()),
+        (
+            "console.frame_ancestors",
+            json!(["https://a.example", "http://localhost:3000"]),
+            "https://a.example, http://localhost:3000".to_owned(),
+        ),
         ("hub.sql_events", json!(["order.*", "bill.paid"]), "order.*,bill.paid".to_owned()),
     ]
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::api::{Api, HubSession, ServerArgs};
-use super::pages::{self, ListArgs};
+use super::pages::{self, Columns, ListArgs};
 use super::table::{self, print_line};
 use super::{Failure, uuid};
 use crate::operator::time;
@@ -94,7 +94,7 @@ async fn execute(api: &Api, command: Command) -> Result<(), Failure> {
     match command {
         Command::List { filter, list } => {
             let heads = ["GIVEN UP", "EVENT TYPE", "REASON", "ATTEMPTS", "RETRIED", "ID", "DETAIL"];
-            pages::print(api, PATH, &filter.fields(), &list, (heads, row)).await
+            pages::print(api, PATH, &filter.fields(), &list, Columns { heads, row }).await
         }
         Command::Show { id } => Ok(table::print_json(&api.get(&format!("{PATH}/{id}")).await?)?),
         Command::Retry(selection) => {
