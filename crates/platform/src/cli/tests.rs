@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use serde_json::{Value, json};
 
 use super::{Cli, load_with};
@@ -308,4 +308,16 @@ fn the_alert_rules_use_metrics_that_exist() {
         assert!(used.contains(gauge), "{gauge} alerts nobody");
     }
     assert!(rules.contains("histogram_quantile(0.99, ") && rules.contains(") > 0.1"), "p99 above 100 ms");
+}
+
+#[test]
+fn the_page_about_the_command_line_has_every_command() {
+    let page = include_str!("../../../../docs/cli.md");
+    let command = Cli::command();
+    let missing: Vec<&str> = command
+        .get_subcommands()
+        .map(clap::Command::get_name)
+        .filter(|name| !page.lines().any(|line| line.starts_with('|') && line.contains(&format!("`{name}`"))))
+        .collect();
+    assert_eq!(missing, [""; 0], "add them to docs/cli.md");
 }
