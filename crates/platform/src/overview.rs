@@ -6,7 +6,7 @@
 mod findings;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use chrono::{DateTime, Utc};
@@ -16,10 +16,10 @@ use kit::extract::Json;
 use kit::problem::Problem;
 use mailbox::operations::status::{self, ConsumerStatus};
 use mailbox::operations::{dead_letters, status::LogTotals};
-use moka::future::Cache;
 use notify::GivenUp;
 use serde::Serialize;
 use sqlx::PgPool;
+use tokio::sync::Mutex;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -36,11 +36,34 @@ pub(crate) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(show))
 }
 
-/// What was loaded last.
-#[derive(Clone)]
+/// What was loaded last. Clones share it.
+#[derive(Clone, Default)]
 pub(crate) struct OverviewCache {
-    totals: Cache<(), Arc<Totals>>,
-    state: Cache<(), Arc<InstallationState>>,
+    totals: Arc<Cached<Totals>>,
+    state: Arc<Cached<InstallationState>>,
+}
+
+/// A value that is loaded again when it is too old. The lock makes concurrent requests wait for one load.
+struct Cached<T>(Mutex<Option<(Instant, Arc<T>)>>);
+
+impl<T> Default for Cached<T> {
+    fn default() -> Cached<T> {
+        Cached(Mutex::new(None))
+    }
+}
+
+impl<T> Cached<T> {
+    async fn get(&self, time_max: Duration, load: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<Arc<T>> {
+        let mut cached = self.0.lock().await;
+        if let Some((loaded_at, value)) = &*cached
+            && loaded_at.elapsed() < time_max
+        {
+            return Ok(value.clone());
+        }
+        let value = Arc::new(load.await?);
+        *cached = Some((Instant::now(), value.clone()));
+        Ok(value)
+    }
 }
 
 /// What grows with the traffic, from counters.
@@ -68,8 +91,8 @@ struct Overview {
     /// Attempts to deliver a webhook that failed, whether they were retried or not.
     failed_attempts_total: i64,
     dead_letters: DeadLetterCounts,
-    /// The response times of all endpoints in the last five minutes. Null: there was no attempt.
-    #[schema(required)]
+    /// The response times of all endpoints in the last five minutes. Absent: there was no attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
     latency_ms: Option<LatencyView>,
     /// What an operator should look at, the most severe first.
     findings: Vec<Finding>,
@@ -91,36 +114,24 @@ struct LatencyView {
     p99: f64,
 }
 
-impl Default for OverviewCache {
-    fn default() -> OverviewCache {
-        OverviewCache {
-            totals: Cache::builder().max_capacity(1).time_to_live(TOTALS_TIME).build(),
-            state: Cache::builder().max_capacity(1).time_to_live(STATE_TIME).build(),
-        }
-    }
-}
-
 impl OverviewCache {
-    async fn load(&self, db: &PgPool) -> Result<(Arc<Totals>, Arc<InstallationState>), Problem> {
-        let failed = |error: Arc<sqlx::Error>| mailbox::database::problem(&error);
-        let totals = self.totals.try_get_with((), load_totals(db)).await.map_err(failed)?;
-        let state = self.state.try_get_with((), load_state(db)).await.map_err(failed)?;
-        Ok((totals, state))
+    async fn load(&self, db: &PgPool) -> sqlx::Result<(Arc<Totals>, Arc<InstallationState>)> {
+        Ok((self.totals.get(TOTALS_TIME, load_totals(db)).await?, self.state.get(STATE_TIME, load_state(db)).await?))
     }
 }
 
-async fn load_totals(db: &PgPool) -> sqlx::Result<Arc<Totals>> {
-    Ok(Arc::new(Totals {
+async fn load_totals(db: &PgPool) -> sqlx::Result<Totals> {
+    Ok(Totals {
         log: status::log_totals(db).await?,
         webhooks: hub::webhook_totals(db).await?,
         given_up: notify::given_up(db).await?,
         dead_of_consumers: dead_letters::count_up_to(db, hub::DEAD_LETTERS_COUNTED_MAX).await?,
-    }))
+    })
 }
 
-async fn load_state(db: &PgPool) -> sqlx::Result<Arc<InstallationState>> {
+async fn load_state(db: &PgPool) -> sqlx::Result<InstallationState> {
     let consumers = status::consumers(db).await?;
-    Ok(Arc::new(InstallationState { consumers, subscribers: hub::troubled_subscribers(db).await? }))
+    Ok(InstallationState { consumers, subscribers: hub::troubled_subscribers(db).await? })
 }
 
 /// Show the installation at a glance
@@ -130,7 +141,8 @@ async fn load_state(db: &PgPool) -> sqlx::Result<Arc<InstallationState>> {
 #[utoipa::path(get, path = "/admin/v1/overview", tag = "operator", security(("bearer" = [])),
     responses((status = 200, body = Overview)))]
 async fn show(State(app): State<App>, _: Operator) -> Result<Json<Overview>, Problem> {
-    let (totals, state) = app.overview.load(app.db.pool()).await?;
+    let loaded = app.overview.load(app.db.pool()).await;
+    let (totals, state) = loaded.map_err(|error| mailbox::database::problem(&error))?;
     let dead_letters = DeadLetterCounts {
         webhooks: totals.webhooks.dead_letters,
         consumers: totals.dead_of_consumers,

@@ -196,7 +196,11 @@ const OF_TENANT: &str = "select message.* from (
             where message.subscriber = active.id and ($3::bigint is null or n < $3) order by n desc limit $4
         ) one
         order by one.n desc limit $4
-    ) chosen join pillarbox_hub.message on message.subscriber = chosen.id and message.n = chosen.n";
+    ) chosen
+    -- The limit makes it a search for each message. A join may scan all messages instead.
+    cross join lateral (
+        select * from pillarbox_hub.message where message.subscriber = chosen.id and message.n = chosen.n limit 1
+    ) message";
 
 /// A page of messages, newest first.
 #[derive(Debug)]

@@ -1,3 +1,5 @@
+//! The files of the console as clients get them: caching, compression and headers.
+
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use tower::ServiceExt;
