@@ -17,6 +17,7 @@ help: ## list these commands
 # The profile of the tests, with which it shares its artifacts. See Cargo.toml for its speed.
 run: ## build and run Pillarbox with an embedded PostgreSQL (ARGS="--flags")
 	@scripts/setup run
+	@scripts/console try
 	cargo build --locked --package pillarbox
 	@echo 'This is the build for development. To deploy or to measure, use `make release`.'
 	@exec $(TARGET)/debug/pillarbox $(ARGS)
@@ -29,13 +30,17 @@ rabbitmq: ## open a shell with a private RabbitMQ, to which Pillarbox connects i
 		exec $${SHELL:-bash}'
 
 release: ## build the binary for deployment: target/release/pillarbox
+	@scripts/console try
 	cargo build --release --locked --package pillarbox
 
+# The console is built first: the server embeds it, and must not be built again while tests run it.
 test: ## run all checks of CI: format, lints, and all tests on real servers
 	@scripts/setup test
+	@scripts/console build
 	@$(MAKE) --no-print-directory check
 	@rm -f $(DURATIONS)
 	PBX_TEST_DURATIONS=$(abspath $(DURATIONS)) scripts/with-servers cargo test --workspace --locked
+	PILLARBOX_BIN=$(abspath $(TARGET)/debug/pillarbox) scripts/console test
 	@echo 'The ten slowest tests, in seconds:'
 	@sort -rn $(DURATIONS) | head -n 10
 

@@ -117,6 +117,7 @@ use self::saver::Saver;
 use self::scheduler::{Activity, Scheduler};
 use self::sender::Sender;
 use self::subscriber_queue::SubscriberQueue;
+use crate::attempt_totals::AttemptTotals;
 use crate::directory_sync::DirectorySync;
 use crate::hub_message::{DirectoryVersion, FannedBatch};
 use crate::tenant_clients::TenantClients;
@@ -136,6 +137,7 @@ pub(crate) struct Dispatcher {
     reader: Reader,
     sender: Sender,
     saver: Saver,
+    totals: AttemptTotals,
     /// Batches of fan-out in this process.
     handed_over: mpsc::Receiver<FannedBatch>,
     directory: DirectorySync,
@@ -149,6 +151,8 @@ pub(crate) struct Dispatcher {
 pub(crate) struct LocalInput {
     pub(crate) handed_over: mpsc::Receiver<FannedBatch>,
     pub(crate) directory: DirectorySync,
+    /// Where saved attempts are counted.
+    pub(crate) totals: AttemptTotals,
 }
 
 impl Dispatcher {
@@ -158,7 +162,7 @@ impl Dispatcher {
         clients: TenantClients,
         cipher: Cipher,
         assignment: ShardAssignment,
-        LocalInput { handed_over, directory }: LocalInput,
+        LocalInput { handed_over, directory, totals }: LocalInput,
         in_flight_max: usize,
     ) -> Dispatcher {
         Dispatcher {
@@ -174,6 +178,7 @@ impl Dispatcher {
             ownership: Ownership::new(assignment),
             reader: Reader::new(),
             saver: Saver::new(),
+            totals,
             handed_over,
             retry_at: None,
         }

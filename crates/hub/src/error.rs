@@ -63,6 +63,10 @@ pub(crate) enum Error {
     AlreadyFinal(Outcome),
     #[error("the dead letter was already retried; if the message fails again, it becomes a new dead letter")]
     AlreadyRetried,
+    #[error(
+        "a retry of the dead letter was requested, and needs its content: it is deleted when its retention ends. If the message fails again, discard its new dead letter"
+    )]
+    RetriedBefore,
     #[error("the subscriber of this dead letter was deleted, so the message cannot be sent again")]
     SubscriberDeleted,
     #[error("the log no longer had the event when the message was given up, so there is nothing to send")]
@@ -141,7 +145,7 @@ impl From<Error> for Problem {
             Error::Suspended(tenant) => tenant_suspended(&tenant),
             Error::TooManySubscribers(_, _) => Problem::conflict("too-many-subscribers", &error),
             Error::AlreadyFinal(_) => Problem::conflict("message-settled", &error),
-            Error::AlreadyRetried => Problem::conflict("already-retried", &error),
+            Error::AlreadyRetried | Error::RetriedBefore => Problem::conflict("already-retried", &error),
             Error::SubscriberDeleted => Problem::conflict("subscriber-gone", &error),
             Error::EventExpired => Problem::conflict("event-gone", &error),
             Error::Undecryptable => Problem::conflict("subscriber-unopened", &error),

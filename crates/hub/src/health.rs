@@ -69,7 +69,7 @@ pub(crate) struct Percentiles {
 }
 
 impl AttemptCounts {
-    fn record(&mut self, outcome: Outcome, result: &AttemptResult) {
+    pub(crate) fn record(&mut self, outcome: Outcome, result: &AttemptResult) {
         match outcome {
             Outcome::Delivered => self.delivered += 1,
             Outcome::Failed => self.failed += 1,

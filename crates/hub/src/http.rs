@@ -86,6 +86,7 @@ const PROBLEMS: &[RouteProblem] = &[
     ("POST /hub/v1/streams/{name}/seek", 410, "position-lapsed", LAPSED),
     ("* /hub/v1/dead-letters/{id}*", 404, "dead-letter-not-found", "there is no such dead letter"),
     ("POST /hub/v1/dead-letters/{id}/retry", 409, "already-retried", "the dead letter was already retried"),
+    ("POST /hub/v1/dead-letters/{id}/discard", 409, "already-retried", "a retry of the dead letter was requested"),
     ("POST /hub/v1/dead-letters/{id}/retry", 409, "subscriber-gone", "the subscriber of this dead letter was deleted"),
     ("POST /hub/v1/dead-letters/{id}/retry", 409, "event-gone", "the log no longer had the event"),
 ];

@@ -10,6 +10,7 @@
 //! | [`catalogue`] | event types with their schemas, which ingest enforces |
 //! | [`system_event`] | what the hub itself reports as events |
 //! | [`health`] | success rates and response times of subscribers over time |
+//! | [`attempt_totals`] | counts all attempts for the overview of operators |
 //! | [`quota`] | refuses the events of a tenant with too many waiting messages |
 //! | [`fanout`] | turns hub events into hub messages |
 //! | [`replay`] | jobs that send events again |
@@ -24,7 +25,7 @@
 //! Owns the schema `pillarbox_hub`: subscribers and their secrets; hub messages (appended by fan-out only), attempts and
 //! positions (appended by dispatchers); detached lanes, dead letters, operator commands, deferred events and replays, which are
 //! few; the version of the subscribers that each dispatcher has applied; the catalogue of event types; the health of
-//! subscribers; streams, their messages (appended by fan-out only), parts and readers.
+//! subscribers and the totals of attempts; streams, their messages (appended by fan-out only), parts and readers.
 //!
 //! Consumes messages of source `hub` (events of all tenants), of source `hub.system` (events that the hub itself posts, see
 //! [`system_event`]), of source `hub.control` (operator commands), messages that
@@ -40,6 +41,7 @@
 
 mod access_token;
 pub mod address;
+mod attempt_totals;
 mod backlog;
 mod catalogue;
 pub mod client;
@@ -63,6 +65,7 @@ mod hub_message;
 mod ingest;
 mod operator_catalogue;
 mod operator_command;
+mod operator_overview;
 mod operator_replays;
 mod operator_streams;
 mod quota;
@@ -105,6 +108,7 @@ use tokio::sync::{Mutex, mpsc};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::address::AllowedNetworks;
+use crate::attempt_totals::AttemptTotals;
 pub use crate::backlog::{count_deferred, dead_letter_backlog, skip_deferred};
 pub use crate::catalogue::AppliedSchema;
 use crate::catalogue::cache::CatalogueCache;
@@ -118,6 +122,9 @@ use crate::hub_message::FannedBatch;
 use crate::ingest::{EventIngest, IngestBatcher};
 pub use crate::operator_catalogue::{
     ImportOptions, export_catalogue, import_catalogue, list_event_types, show_event_type,
+};
+pub use crate::operator_overview::{
+    DEAD_LETTERS_COUNTED_MAX, Trouble, TroubledSubscriber, WebhookTotals, troubled_subscribers, webhook_totals,
 };
 pub use crate::operator_replays::{change_replay, fail_replays, list_replays, request_replay, show_replay};
 pub use crate::operator_streams::{delete_stream, list_streams, seek_stream, show_stream};
@@ -143,6 +150,8 @@ const DISPATCH: &str = "hub.dispatch";
 const DISPATCH_PAUSE: Duration = Duration::from_millis(100);
 const MAINTAIN_PAUSE: Duration = Duration::from_secs(600);
 const MEASURE_PAUSE: Duration = Duration::from_secs(30);
+/// How old the totals of attempts are at most.
+const TOTALS_PAUSE: Duration = Duration::from_secs(1);
 const COUNT_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// How old the counts of waiting messages are at most when ingest uses them.
 const QUOTA_PAUSE: Duration = Duration::from_secs(1);
@@ -418,13 +427,16 @@ impl Hub {
     }
 
     fn start_dispatcher(&self, runtime: &Runtime, handed_over: mpsc::Receiver<FannedBatch>) {
+        let (adding, db) = (runtime.worker("hub.totals".to_owned(), TOTALS_PAUSE), runtime.db().pool().clone());
+        let totals = AttemptTotals::default();
+        let (rest, last_db) = (totals.clone(), db.clone());
         let dispatcher = Dispatcher::new(
             runtime.db(),
             self.clock.clone(),
             self.clients.clone(),
             self.cipher.clone(),
             runtime.shard_assignment(DISPATCH),
-            LocalInput { handed_over, directory: self.directory.clone() },
+            LocalInput { handed_over, directory: self.directory.clone(), totals: totals.clone() },
             self.limits.in_flight_max as usize,
         );
         let worker = runtime.worker(DISPATCH.to_owned(), DISPATCH_PAUSE).with_limits(RoundLimits::STEPS);
@@ -432,7 +444,11 @@ impl Hub {
             let dispatcher = Mutex::new(dispatcher);
             worker.run(async || dispatcher.lock().await.round().await).await;
             dispatcher.into_inner().close().await;
+            if let Err(error) = rest.flush(&last_db).await {
+                tracing::debug!(%error, "the last attempts are not part of the totals");
+            }
         });
+        runtime.spawn(async move { adding.run(|| totals.flush(&db)).await });
     }
 }
 

@@ -1,8 +1,8 @@
 //! The tables of the hub. Every function takes a connection and joins the caller's transaction; none decides anything.
 //!
 //! The store depends on [`domain`](crate::domain), [`catalogue`](crate::catalogue), [`hub_message`](crate::hub_message),
-//! [`delivery`](crate::delivery), [`operator_command`](crate::operator_command) and [`replay`](crate::replay) only, never on
-//! fan-out or dispatcher.
+//! [`delivery`](crate::delivery), [`operator_command`](crate::operator_command), [`health`](crate::health) and
+//! [`replay`](crate::replay) only, never on fan-out or dispatcher.
 
 pub(crate) mod catalogue;
 pub(crate) mod dead_letter;
@@ -14,6 +14,7 @@ pub(crate) mod fanout;
 pub(crate) mod health;
 pub(crate) mod maintenance;
 pub(crate) mod message;
+pub(crate) mod overview;
 pub(crate) mod recovery;
 pub(crate) mod replay;
 pub(crate) mod stream;

@@ -8,10 +8,12 @@ use sqlx::PgPool;
 
 use crate::domain::ReplayState;
 use crate::store::stream_maintenance::StreamLag;
-use crate::store::{maintenance, replay, stream_maintenance};
+use crate::store::{maintenance, overview, replay, stream_maintenance};
 
 /// How long the batches of fan-out and expired secrets are retained. Dispatchers need a batch for seconds only.
 const BATCH_RETENTION: Duration = Duration::days(1);
+/// How long the response times of all subscribers together are retained. The overview shows those of some minutes.
+const LATENCY_RETENTION: Duration = Duration::hours(1);
 /// Messages that nothing holds back are stale after this time: no dispatcher sends them, or not fast enough.
 const STALE_AFTER: Duration = Duration::seconds(60);
 /// The time limit of one measurement, which counts rows.
@@ -65,6 +67,7 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
     maintenance::drop_days(&mut db, &["health"], now - days(retention.health)).await?;
     maintenance::delete_dead_letters(&mut db, now - days(retention.dead_letters)).await?;
     maintenance::delete_obsolete(&mut db, now - BATCH_RETENTION).await?;
+    overview::delete_minutes(&mut db, now - LATENCY_RETENTION).await?;
     replay::delete_ended(&mut db, now - days(retention.attempts)).await?;
     Ok(Round::Idle)
 }

@@ -41,6 +41,7 @@ const PROBLEMS: &[RouteProblem] = &[
     ),
     ("DELETE /notify/v1/aggregate-types/{name}", 404, "aggregate-type-not-found", "there is no such aggregate type"),
     ("DELETE /notify/v1/aggregate-types/{name}", 409, "aggregate-type-in-use", "the aggregate type has recipients"),
+    ("GET /admin/v1/mail/{id}", 404, "mail-not-found", "there is no such e-mail (any more)"),
     ("POST /admin/v1/mail/{id}/retry", 404, "mail-not-found", "there is no such e-mail (any more)"),
     ("POST /admin/v1/mail/{id}/retry", 409, "mail-not-dead", "only a dead e-mail can be retried"),
     ("POST /admin/v1/mail/{id}/retry", 409, "mail-erased", "this e-mail has expired, and its text was erased"),

@@ -13,7 +13,7 @@ use crate::app::App;
 use crate::audit::{self, AuditTrail};
 use crate::services::{BuiltService, ServiceList};
 use crate::settings::Settings;
-use crate::{keys, operator, portal_tokens, server_routes, tenants};
+use crate::{caller, console, keys, operator, overview, portal_tokens, server_routes, tenants};
 
 /// The routes that this process serves: the server routes always, the API only with the role `api`.
 pub(crate) fn router(
@@ -27,10 +27,11 @@ pub(crate) fn router(
     if !settings.roles().contains(Role::Api) {
         return open;
     }
+    let open = open.merge(console::router(&settings.console));
     let mut platform = platform_routes();
     // They are of use only where the hub accepts them.
     if settings.has_service(hub::NAME) {
-        platform = platform.merge(portal_tokens::http::router());
+        platform = platform.merge(portal_tokens::http::router()).merge(caller::router());
     }
     let platform = Router::from(platform.with_state(app));
     let api = services.into_iter().fold(platform, |api, service| api.merge(service.router()));
@@ -40,7 +41,11 @@ pub(crate) fn router(
 
 /// The authenticated routes of the platform itself that every process with the role `api` serves.
 fn platform_routes() -> OpenApiRouter<App> {
-    keys::http::router().merge(tenants::http::router()).merge(audit::http::router()).merge(operator::http::router())
+    keys::http::router()
+        .merge(tenants::http::router())
+        .merge(audit::http::router())
+        .merge(operator::http::router())
+        .merge(overview::router())
 }
 
 #[derive(OpenApi)]
@@ -62,7 +67,8 @@ struct Description;
 pub fn api_description(services: ServiceList) -> utoipa::openapi::OpenApi {
     let platform = OpenApiRouter::with_openapi(Description::openapi());
     let platform = platform.merge(server_routes::router()).merge(platform_routes());
-    let mut described = platform.merge(portal_tokens::http::router()).into_openapi();
+    let mut described = platform.merge(portal_tokens::http::router()).merge(caller::router()).into_openapi();
+    described.merge(console::described());
     for service in services {
         described.merge(service.describe());
     }

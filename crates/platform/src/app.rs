@@ -35,6 +35,7 @@ use crate::checks::Checks;
 use crate::clock_check::ClockCheck;
 use crate::keys::cache::KeyCache;
 use crate::keys::flow::claim_installation;
+use crate::overview::OverviewCache;
 use crate::pools::Pools;
 use crate::rate_exchange::RateExchange;
 use crate::services::{self, ServiceList};
@@ -68,6 +69,7 @@ pub struct App {
     pub(crate) health: Health,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) propagation: Propagation,
+    pub(crate) overview: OverviewCache,
     services: ServiceList,
     description: Arc<OnceLock<Bytes>>,
 }
@@ -252,6 +254,7 @@ fn app_state(
             time_max: Duration::from_millis(settings.hub.change_wait_ms.into()),
             own_processes: 1,
         },
+        overview: OverviewCache::default(),
         services,
         description: Arc::default(),
     })

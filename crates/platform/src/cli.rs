@@ -2,14 +2,19 @@
 
 mod admin;
 mod aliases;
+mod api;
 mod consumers;
 mod cursors;
 mod dead_letters;
+mod deliveries;
+mod demo;
 mod emails;
 mod event_types;
 mod installation;
 mod listen;
+mod manual;
 mod notifications;
+mod pages;
 mod parity;
 mod parked;
 mod readyz;
@@ -19,9 +24,11 @@ mod secret_flags;
 mod serve;
 mod status;
 mod streams;
+mod subscribers;
 mod table;
 mod tail;
 mod tenants;
+mod webhook_dead_letters;
 mod webhook_replays;
 mod webhooks;
 
@@ -145,6 +152,14 @@ enum Command {
     /// Change accounts of users
     #[command(subcommand)]
     User(UserCommand),
+    /// Make believable traffic on this machine's installation, to see everything move; removes what it has created
+    Demo(demo::DemoArgs),
+    /// List, show, create, change and delete the subscribers of a tenant
+    Subscribers(subscribers::Subscribers),
+    /// List and show deliveries: events on their way to one subscriber each
+    Deliveries(deliveries::Deliveries),
+    /// List, show, retry or discard webhooks that were given up after their retries
+    WebhookDeadLetters(webhook_dead_letters::WebhookDeadLetters),
     /// Post an event to the hub over HTTP
     Send(webhooks::Send),
     /// Receive webhooks on this machine, verify and print them
@@ -173,9 +188,9 @@ enum Command {
     /// List, retry or discard dead letters, which were given up after their retries
     #[command(subcommand)]
     DeadLetters(dead_letters::Command),
-    /// Retry e-mails that were given up
-    #[command(subcommand, name = "mail")]
-    Emails(emails::Command),
+    /// List and show e-mails, and retry those that were given up
+    #[command(name = "mail")]
+    Emails(emails::Emails),
     /// Deliver notifications again that were given up
     #[command(subcommand)]
     Notifications(notifications::Command),
@@ -195,6 +210,16 @@ enum Command {
     },
     /// Print the OpenAPI description of the HTTP API
     Openapi,
+    /// Print the completions of a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write a manual page for each command into a folder
+    Man {
+        /// The folder; it is created if it does not exist
+        folder: PathBuf,
+    },
 }
 
 #[derive(Subcommand)]
@@ -301,16 +326,14 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
     if !matches!(cli.command, None | Some(Command::Up | Command::Serve)) {
         secrets.iter().for_each(|secret| eprintln!("warning: {secret}"));
     }
-    if let Some(Command::Openapi) = cli.command {
-        let text = api_description(SERVICES).to_pretty_json().map_err(|error| Failure::Other(error.to_string()))?;
-        table::print_line(&text)?;
+    let settings = match cli.command {
+        Some(Command::Openapi | Command::Completions { .. } | Command::Man { .. } | Command::Listen(_)) => None,
+        _ => Some(load(&cli)?),
+    };
+    let Some(settings) = settings else {
+        run_without_settings(cli.command).await?;
         return Ok(ExitCode::SUCCESS);
-    }
-    if let Some(Command::Listen(listen)) = cli.command {
-        listen::listen(listen).await?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let settings = load(&cli)?;
+    };
     match cli.command.unwrap_or(Command::Up) {
         Command::Up => serve::up(&settings, secrets).await?,
         Command::Serve => serve::serve(&settings, secrets).await?,
@@ -338,9 +361,31 @@ async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure>
         Command::Send(send) => webhooks::send(&settings, send).await?,
         Command::EventTypes(event_types) => event_types::run(&settings, event_types).await?,
         Command::Streams(streams) => streams::run(&settings, streams).await?,
-        Command::Openapi | Command::Listen(_) => {} // done above, without settings
+        Command::Demo(args) => demo::run(&settings, args).await?,
+        Command::Subscribers(args) => {
+            let is_done = subscribers::run(&settings, args).await?;
+            return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Command::Deliveries(args) => deliveries::run(&settings, args).await?,
+        Command::WebhookDeadLetters(args) => webhook_dead_letters::run(&settings, args).await?,
+        // Done above, without settings.
+        Command::Openapi | Command::Listen(_) | Command::Completions { .. } | Command::Man { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a command that concerns no installation, and that works whatever the settings are.
+async fn run_without_settings(command: Option<Command>) -> Result<(), Failure> {
+    match command {
+        Some(Command::Openapi) => {
+            let text = api_description(SERVICES).to_pretty_json().map_err(|error| Failure::Other(error.to_string()))?;
+            Ok(table::print_line(&text)?)
+        }
+        Some(Command::Completions { shell }) => manual::print_completions(shell),
+        Some(Command::Man { folder }) => manual::write_pages(&folder),
+        Some(Command::Listen(listen)) => listen::listen(listen).await,
+        _ => Ok(()),
+    }
 }
 
 /// Loads and checks the settings. Fails with the name of the invalid setting.

@@ -8,19 +8,24 @@
 //! - [`keys`]: API keys. `portal_tokens`: short-lived tokens of a tenant. [`audit`]: who acted for which tenant. `rate_exchange`:
 //!   limits that processes share. (All in the schema `pillarbox_platform`.)
 //! - [`tenants`]: the customers of the installation.
+//! - `caller`: who the caller of a request is. `overview`: the installation at a glance.
 //! - `operator`: the operator API: the log, its consumers, parked messages, dead letters and replays.
+//! - [`console`]: the web console, whose files are part of the binary.
 //! - `server_routes`: health, readiness, metrics and the API documentation.
 
 pub mod api;
 pub mod app;
 pub mod audit;
+mod caller;
 mod checks;
 pub mod cli;
 mod clock_check;
+pub mod console;
 pub mod data_dir;
 mod embedded;
 pub mod keys;
 mod operator;
+mod overview;
 mod pools;
 mod portal_tokens;
 mod rate_exchange;

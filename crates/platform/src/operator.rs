@@ -23,6 +23,9 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+/// A consumer with a larger lag is behind. The alert in the runbook uses the same number.
+pub(crate) const BEHIND_SECONDS: f64 = 60.0;
+
 /// A message of the log. Lists omit its headers and its payload.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct MessageView {

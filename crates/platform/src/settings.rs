@@ -21,6 +21,7 @@ use progress::ProgressSettings;
 use relay::RelaySettings;
 use serde::{Deserialize, Serialize};
 
+use crate::console::ConsoleSettings;
 use crate::services::SERVICES;
 pub(crate) use convert::SmtpServer;
 
@@ -70,6 +71,7 @@ pub struct Settings {
     pub progress: ProgressSettings,
     pub notify: NotifySettings,
     pub mail: MailSettings,
+    pub console: ConsoleSettings,
     /// How long a process that no longer responds keeps its leases.
     pub lease_ms: u32,
     /// How long the log retains a message.
@@ -152,6 +154,7 @@ impl Default for Settings {
             progress: ProgressSettings::default(),
             notify: NotifySettings::default(),
             mail: MailSettings::default(),
+            console: ConsoleSettings::default(),
             lease_ms: 15_000,
             log_days: 7,
             behind_days: 14,
@@ -191,6 +194,7 @@ impl Settings {
         }
         self.relay.check().map_err(|(setting, error)| InvalidSetting::new(setting, error))?;
         SERVICES.iter().try_for_each(|service| service.check(self))?;
+        self.console.check()?;
         self.check_public_url()?;
         self.check_addresses()?;
         self.check_service_names()?;

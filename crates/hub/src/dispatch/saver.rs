@@ -151,6 +151,7 @@ impl Dispatcher {
         match flatten(saved) {
             Ok(true) => {
                 count_attempts(&changes);
+                self.totals.record(&changes.attempts);
                 Ok(())
             }
             Ok(false) => {

@@ -42,7 +42,11 @@ async fn dispatcher_with(settings: ClientSettings) -> Dispatcher {
     let clients = TenantClients::shared(Client::new(settings).unwrap());
     let cipher = Cipher::new(&MasterKey::generate(), &[], "test");
     let (_, handed_over) = mpsc::channel(1);
-    let local = LocalInput { handed_over, directory: DirectorySync::new(Duration::from_secs(15)) };
+    let local = LocalInput {
+        handed_over,
+        directory: DirectorySync::new(Duration::from_secs(15)),
+        totals: AttemptTotals::default(),
+    };
     let mut dispatcher = Dispatcher::new(&Database::new(db), clock, clients, cipher, assignment, local, SLOTS);
     dispatcher.ownership.assume_loaded((0..16).collect(), directory_version(Uuid::nil()));
     dispatcher.reader.announced.load(0);

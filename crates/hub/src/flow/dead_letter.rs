@@ -1,4 +1,4 @@
-//! Listing and retrying dead letters.
+//! Listing, retrying and discarding dead letters.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use uuid::Uuid;
 use super::{command_post, run_once};
 use crate::Hub;
 use crate::error::Error;
-use crate::operator_command::{CONTROL_SOURCE, CommandRequest, RetryRequest};
-use crate::store::dead_letter::{DeadLetter, DeadLetterFilter, Snapshots};
+use crate::operator_command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest, RetryRequest};
+use crate::store::dead_letter::{DeadLetter, DeadLetterFilter, Discarded, Snapshots};
 use crate::store::{dead_letter as store, subscriber};
 
-/// Dead letters that one transaction retries.
+/// Dead letters that one transaction retries or discards.
 const STEP: i64 = 1_000;
 /// Transactions per request.
 const STEPS_MAX: u64 = 100;
@@ -32,6 +32,16 @@ const STEPS_MAX: u64 = 100;
 pub(crate) struct Retried {
     /// The number of dead letters that are sent again.
     retried: u64,
+    /// Whether matching dead letters remain: repeat the request.
+    more: bool,
+}
+
+/// The result of discarding many dead letters.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = DiscardedDeadLetters)]
+pub(crate) struct DiscardedMany {
+    /// The number of dead letters that were discarded.
+    discarded: u64,
     /// Whether matching dead letters remain: repeat the request.
     more: bool,
 }
@@ -126,5 +136,70 @@ async fn post_retries(
     };
     let commands = dead.iter().map(command).collect::<Result<Vec<_>, Error>>()?;
     post_all(tx, &CONTROL_SOURCE, &commands).await?;
+    Ok(())
+}
+
+/// Deletes a dead letter for good. If it blocks its lane, the lane continues. Fails if a retry was requested: the message is
+/// sent again, and needs the content of the dead letter.
+pub(crate) async fn discard(
+    hub: &Arc<Hub>,
+    (tenant, id): (Tenant, Uuid),
+    by: Principal,
+    identity: Option<&RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    run_once(hub, identity, StoreResponse::WithBody, |tx, _| {
+        Box::pin(async move {
+            let Some(discarded) = store::delete(tx, &tenant, id).await.map_err(Error::from)? else {
+                let retried = store::lock(tx, &tenant, id).await.map_err(Error::from)?.is_some();
+                return Err(if retried { Error::RetriedBefore } else { Error::NoDeadLetter }.into());
+            };
+            unblock_lanes(tx, &tenant, &[discarded], by).await?;
+            tracing::info!(dead_letter = %id, subscriber = %discarded.subscriber, %by, "discarded a dead letter");
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    })
+    .await
+}
+
+/// Discards all matching dead letters for which no retry was requested, oldest first, in steps of one transaction each.
+pub(crate) async fn discard_many(
+    hub: &Hub,
+    tenant: &Tenant,
+    filter: &DeadLetterFilter,
+    by: Principal,
+) -> Result<DiscardedMany, Error> {
+    let mut discarded = 0;
+    for _ in 0..STEPS_MAX {
+        let mut tx = hub.db.begin().await?;
+        let step = store::delete_many(&mut tx, tenant, filter, STEP).await?;
+        unblock_lanes(&mut tx, tenant, &step, by).await?;
+        tx.commit().await?;
+        discarded += step.len() as u64;
+        if step.len() < STEP as usize {
+            tracing::info!(discarded, %by, "discarded dead letters");
+            return Ok(DiscardedMany { discarded, more: false });
+        }
+    }
+    tracing::info!(discarded, %by, "discarded dead letters; more remain");
+    Ok(DiscardedMany { discarded, more: true })
+}
+
+/// Commands the dispatchers to continue the lanes that these dead letters block, in the order of the messages.
+async fn unblock_lanes(
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
+    discarded: &[Discarded],
+    by: Principal,
+) -> Result<(), Error> {
+    let mut blocking: Vec<&Discarded> = discarded.iter().filter(|dead| dead.blocks_lane).collect();
+    blocking.sort_by_key(|dead| dead.n);
+    let command = |dead: &&Discarded| {
+        let request = DeadLetterRequest { subscriber: dead.subscriber, n: dead.n, by: by.to_string() };
+        command_post(tenant, dead.subscriber, &CommandRequest::DeadLetter(request))
+    };
+    let commands = blocking.iter().map(command).collect::<Result<Vec<_>, Error>>()?;
+    if !commands.is_empty() {
+        post_all(tx, &CONTROL_SOURCE, &commands).await?;
+    }
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::domain::{EventOutcome, EventStatus, FanOutProgress, Outcome};
 use crate::error::Error;
 use crate::event_selection::is_event_source;
 use crate::operator_command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest};
-use crate::store::message::{Attempt, Message};
+use crate::store::message::{Attempt, Message, MessageScope};
 use crate::store::{deferred_event, message as store, subscriber};
 use crate::view::{EventView, EventWithOutcomes, ListedEvent, MessageId, MessageView, OutcomeView};
 use crate::{FAN_OUT, Hub};
@@ -123,18 +123,20 @@ async fn fan_out_progress(db: &mut PgConnection, events: &[LogRef]) -> Result<Ha
     Ok(statuses.keys().map(|id| (*id, progress(id))).collect())
 }
 
-/// Returns a subscriber's messages, newest first, and where the next page starts.
+/// Returns the messages of a subscriber, or of all subscribers of the tenant, newest first, and where the next page starts.
 pub(crate) async fn messages(
     hub: &Hub,
     tenant: &Tenant,
-    (subscriber, outcome): (Uuid, Option<Outcome>),
+    (subscriber, outcome): (Option<Uuid>, Option<Outcome>),
     (before, limit): (Option<i64>, u32),
 ) -> Result<(Vec<MessageView>, Option<i64>), Error> {
     let mut db = hub.db.acquire().await?;
-    if !subscriber::exists(&mut db, tenant, subscriber).await? {
-        return Err(Error::NoSubscriber);
-    }
-    let page = store::list(&mut db, subscriber, outcome, (before, limit)).await?;
+    let scope = match subscriber {
+        Some(subscriber) if !subscriber::exists(&mut db, tenant, subscriber).await? => return Err(Error::NoSubscriber),
+        Some(subscriber) => MessageScope::Subscriber(subscriber),
+        None => MessageScope::Tenant(tenant),
+    };
+    let page = store::list(&mut db, scope, outcome, (before, limit)).await?;
     let log_refs: Vec<LogRef> = page.messages.iter().map(|message| message.log_ref).collect();
     let names = browse::load_names(&mut db, &log_refs).await?;
     let names: HashMap<i64, (Uuid, String, Option<String>)> =

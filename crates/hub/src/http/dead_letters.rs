@@ -1,4 +1,4 @@
-//! Dead letters: listing and retrying them.
+//! Dead letters: listing, retrying and discarding them.
 
 use std::sync::Arc;
 
@@ -21,12 +21,18 @@ use crate::Hub;
 use crate::domain::Reason;
 use crate::error::Error;
 use crate::flow::dead_letter as flow;
-use crate::flow::dead_letter::Retried;
+use crate::flow::dead_letter::{DiscardedMany, Retried};
 use crate::store::dead_letter::DeadLetterFilter;
 use crate::view::DeadLetterView;
 
 pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(retry_many)).routes(routes!(show)).routes(routes!(retry))
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(retry_many))
+        .routes(routes!(discard_many))
+        .routes(routes!(show))
+        .routes(routes!(retry))
+        .routes(routes!(discard))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -48,11 +54,11 @@ struct DeadLetterFilters {
     retried: Option<bool>,
 }
 
-/// The dead letters to retry: those that match all given filters, or all of them.
+/// The dead letters to retry or to discard: those that match all given filters, or all of them.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ChosenDeadLetters)]
-struct RetrySelection {
+struct BulkSelection {
     subscriber_id: Option<Uuid>,
     /// This type and all types below it.
     #[schema(example = "order")]
@@ -69,29 +75,29 @@ struct RetrySelection {
     all: bool,
 }
 
-/// Describes a [`RetrySelection`] that is not empty.
-struct RetryChoice;
+/// Describes a [`BulkSelection`] that is not empty.
+struct BulkChoice;
 
-impl PartialSchema for RetryChoice {
+impl PartialSchema for BulkChoice {
     fn schema() -> RefOr<Schema> {
-        kit::openapi::filters_or_all(RetrySelection::schema(), json!({"event_type": "order"}))
+        kit::openapi::filters_or_all(BulkSelection::schema(), json!({"event_type": "order"}))
     }
 }
 
-impl ToSchema for RetryChoice {
+impl ToSchema for BulkChoice {
     fn name() -> std::borrow::Cow<'static, str> {
-        RetrySelection::name()
+        BulkSelection::name()
     }
 
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        RetrySelection::schemas(schemas);
+        BulkSelection::schemas(schemas);
     }
 }
 
-impl RetrySelection {
-    /// Fails without a filter and without `all`, so that an empty body does not retry everything by mistake.
+impl BulkSelection {
+    /// Fails without a filter and without `all`, so that an empty body does not retry or discard everything by mistake.
     fn into_filter(self) -> Result<DeadLetterFilter, Error> {
-        let RetrySelection { subscriber_id, event_type, reason, from, to, all } = self;
+        let BulkSelection { subscriber_id, event_type, reason, from, to, all } = self;
         let event_type = type_prefix(event_type);
         let filter = DeadLetterFilter { subscriber: subscriber_id, event_type, reason, from, to, retried: None };
         match (all, filter == DeadLetterFilter::default()) {
@@ -160,13 +166,47 @@ async fn retry(
 /// Retries up to 100,000 dead letters, in transactions of 1,000. Repeat the request while the response says `more`. It
 /// needs no `Idempotency-Key`: dead letters that were already retried are skipped, so a repeated request continues with
 /// the rest.
-#[utoipa::path(post, path = "/hub/v1/dead-letters/retry", tag = "hub", request_body = RetryChoice, security(("bearer" = [])),
+#[utoipa::path(post, path = "/hub/v1/dead-letters/retry", tag = "hub", request_body = BulkChoice, security(("bearer" = [])),
     responses((status = 200, body = Retried)))]
 async fn retry_many(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
-    Json(selection): Json<RetrySelection>,
+    Json(selection): Json<BulkSelection>,
 ) -> Result<Json<Retried>, Problem> {
     let filter = selection.into_filter()?;
     Ok(Json(flow::retry_many(&hub, &caller.tenant, &filter, caller.principal, hub.clock.now()).await?))
+}
+
+/// Discard a dead letter
+///
+/// It is deleted for good, and the message is not sent again. If it blocks its lane, the later messages of the lane are sent.
+#[utoipa::path(post, path = "/hub/v1/dead-letters/{id}/discard", tag = "hub",
+    params(("id" = Uuid, Path),
+        ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),
+    security(("bearer" = [])),
+    responses((status = 204, description = "The dead letter is discarded"),
+        (status = 404, description = "There is no such dead letter"),
+        (status = 409, description = "A retry of the dead letter was requested")))]
+async fn discard(
+    State(hub): State<Arc<Hub>>,
+    Manager(caller): Manager,
+    Path(id): Path<Uuid>,
+    Mutation { identity, .. }: Mutation<()>,
+) -> Result<StoredResponse, Problem> {
+    flow::discard(&hub, (caller.tenant, id), caller.principal, identity.as_ref()).await
+}
+
+/// Discard many dead letters, oldest first
+///
+/// Discards up to 100,000 dead letters, in transactions of 1,000. Repeat the request while the response says `more`. Dead
+/// letters for which a retry was requested are skipped.
+#[utoipa::path(post, path = "/hub/v1/dead-letters/discard", tag = "hub", request_body = BulkChoice, security(("bearer" = [])),
+    responses((status = 200, body = DiscardedMany)))]
+async fn discard_many(
+    State(hub): State<Arc<Hub>>,
+    Manager(caller): Manager,
+    Json(selection): Json<BulkSelection>,
+) -> Result<Json<DiscardedMany>, Problem> {
+    let filter = selection.into_filter()?;
+    Ok(Json(flow::discard_many(&hub, &caller.tenant, &filter, caller.principal).await?))
 }

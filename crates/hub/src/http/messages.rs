@@ -31,8 +31,8 @@ pub(super) fn router() -> OpenApiRouter<Arc<Hub>> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct MessageFilters {
-    /// The subscriber whose messages are listed.
-    subscriber_id: Uuid,
+    /// Only messages for this subscriber. Without it: for all subscribers of the tenant.
+    subscriber_id: Option<Uuid>,
     /// Only messages with this outcome.
     #[param(inline)]
     outcome: Option<MessageOutcome>,
@@ -66,7 +66,9 @@ impl From<MessageOutcome> for Outcome {
     }
 }
 
-/// List a subscriber's messages, newest first
+/// List messages, newest first
+///
+/// Those of one subscriber, or of all subscribers that exist.
 ///
 /// With an `outcome`, each page searches a bounded number of messages. A page can therefore be short or empty and still
 /// have a `next_cursor`.

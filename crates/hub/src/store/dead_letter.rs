@@ -1,4 +1,4 @@
-//! SQL for dead letters as operators list and retry them.
+//! SQL for dead letters as operators list, retry and discard them.
 
 use chrono::{DateTime, Utc};
 use kit::auth::Tenant;
@@ -53,6 +53,10 @@ pub(crate) struct DeadLetterFilter {
 const COLUMNS: &str =
     "id, subscriber, lane, replay, event_id, event_type, ordering_key, log_at, reason, detail, attempts,
     moved_to_dlq_at, manual_retry_by, manual_retry_at";
+/// The columns of a [`Discarded`]. A deleted subscriber has no lanes.
+const DISCARDED: &str = "subscriber, n, exists (
+    select from pillarbox_hub.lane
+    where lane.subscriber = dead_letter.subscriber and lane.head = dead_letter.n and lane.next_at is null) as blocks_lane";
 const CONDITIONS: &str = "dead_letter.tenant = $1 and ($2::uuid is null or dead_letter.subscriber = $2)
     and ($3::text is null or event_type = $3 or starts_with(event_type, $3 || '.'))
     and ($4::text is null or reason = $4)
@@ -131,6 +135,44 @@ pub(crate) async fn lock_many(
     rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
 }
 
+/// A dead letter to discard.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Discarded {
+    pub(crate) subscriber: Uuid,
+    /// The number of the message.
+    pub(crate) n: i64,
+    /// The later messages of its lane wait until it is retried or discarded.
+    pub(crate) blocks_lane: bool,
+}
+
+/// Deletes a dead letter unless a retry was requested. None: it does not exist, or was retried.
+pub(crate) async fn delete(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<Discarded>> {
+    let query = format!(
+        "delete from pillarbox_hub.dead_letter where id = $1 and tenant = $2 and manual_retry_at is null
+         returning {DISCARDED}"
+    );
+    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await?;
+    row.as_ref().map(discarded).transpose()
+}
+
+/// Deletes the oldest matching dead letters for which no retry was requested. Rows that another transaction has locked are
+/// skipped.
+pub(crate) async fn delete_many(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    filter: &DeadLetterFilter,
+    limit: i64,
+) -> sqlx::Result<Vec<Discarded>> {
+    let query = format!(
+        "delete from pillarbox_hub.dead_letter where id in (
+             select id from pillarbox_hub.dead_letter where {CONDITIONS} and manual_retry_at is null
+             order by id limit $8 for update skip locked)
+         returning {DISCARDED}"
+    );
+    let rows = filtered_query!(query, tenant, filter).bind(limit).fetch_all(db).await?;
+    rows.iter().map(discarded).collect()
+}
+
 /// Records who requested the retry of these dead letters.
 pub(crate) async fn mark_retried(
     db: &mut PgConnection,
@@ -145,6 +187,14 @@ pub(crate) async fn mark_retried(
         .execute(db)
         .await
         .map(drop)
+}
+
+fn discarded(row: &PgRow) -> sqlx::Result<Discarded> {
+    Ok(Discarded {
+        subscriber: row.try_get("subscriber")?,
+        n: row.try_get("n")?,
+        blocks_lane: row.try_get("blocks_lane")?,
+    })
 }
 
 fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {

@@ -16,6 +16,8 @@ use crate::domain::Outcome;
 const CLOCK_SKEW: Duration = Duration::minutes(1);
 /// Messages that a page filtered by outcome examines at most.
 const EXAMINED_MAX: i64 = 2_000;
+/// The same for the messages of all subscribers of a tenant, each of which may have as many.
+const EXAMINED_OF_TENANT_MAX: i64 = 500;
 /// Attempts that a list contains at most: the newest.
 const ATTEMPTS_MAX: i64 = 1_000;
 
@@ -166,7 +168,41 @@ pub(crate) async fn matched(db: &mut PgConnection, events: &[LogRef]) -> sqlx::R
     Ok(found.into_iter().collect())
 }
 
-/// A page of a subscriber's messages, newest first.
+/// Whose messages are listed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum MessageScope<'a> {
+    Subscriber(Uuid),
+    /// All subscribers of this tenant.
+    Tenant(&'a Tenant),
+}
+
+/// The newest messages of a subscriber below a number.
+const OF_SUBSCRIBER: &str = "select * from pillarbox_hub.message
+    where subscriber = $2::text::uuid and ($3::bigint is null or n < $3) order by n desc limit $4";
+/// The newest messages of all subscribers of a tenant below a number. One search per subscriber finds its newest message. The
+/// newest messages of all belong to as many subscribers at most, so only those whose newest message is highest are read on.
+const OF_TENANT: &str = "select message.* from (
+        select active.id, one.n
+        from (
+            select subscriber.id, newest.n from pillarbox_hub.subscriber
+            cross join lateral (
+                select n from pillarbox_hub.message
+                where message.subscriber = subscriber.id and ($3::bigint is null or n < $3) order by n desc limit 1
+            ) newest
+            where tenant = $2::text order by newest.n desc limit $4
+        ) active
+        cross join lateral (
+            select n from pillarbox_hub.message
+            where message.subscriber = active.id and ($3::bigint is null or n < $3) order by n desc limit $4
+        ) one
+        order by one.n desc limit $4
+    ) chosen
+    -- The limit makes it a search for each message. A join may scan all messages instead.
+    cross join lateral (
+        select * from pillarbox_hub.message where message.subscriber = chosen.id and message.n = chosen.n limit 1
+    ) message";
+
+/// A page of messages, newest first.
 #[derive(Debug)]
 pub(crate) struct MessagePage {
     pub(crate) messages: Vec<Message>,
@@ -175,18 +211,21 @@ pub(crate) struct MessagePage {
     pub(crate) before: Option<i64>,
 }
 
-/// At most `limit` messages of a subscriber below `before`, with this outcome.
+/// At most `limit` messages below `before`, with this outcome.
 pub(crate) async fn list(
     db: &mut PgConnection,
-    subscriber: Uuid,
+    scope: MessageScope<'_>,
     wanted: Option<Outcome>,
     (before, limit): (Option<i64>, u32),
 ) -> sqlx::Result<MessagePage> {
-    let examined_max = if wanted.is_some() { EXAMINED_MAX } else { i64::from(limit) };
+    let (found, owner, filtered_max) = match scope {
+        MessageScope::Subscriber(subscriber) => (OF_SUBSCRIBER, subscriber.to_string(), EXAMINED_MAX),
+        MessageScope::Tenant(tenant) => (OF_TENANT, tenant.as_str().to_owned(), EXAMINED_OF_TENANT_MAX),
+    };
+    let examined_max = if wanted.is_some() { filtered_max } else { i64::from(limit) };
     let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
         "with found as materialized (
-             select * from pillarbox_hub.message where subscriber = $2 and ($3::bigint is null or n < $3)
-             order by n desc limit $4
+             {found}
          ), page as (
              select {COLUMNS}, {OUTCOME} as outcome, subscriber.name
              from found join pillarbox_hub.subscriber on subscriber.id = found.subscriber {PROGRESS}
@@ -198,7 +237,7 @@ pub(crate) async fn list(
          order by page.n desc"
     )))
     .bind(CLOCK_SKEW)
-    .bind(subscriber)
+    .bind(owner)
     .bind(before)
     .bind(examined_max)
     .bind(wanted.map(Outcome::as_str))

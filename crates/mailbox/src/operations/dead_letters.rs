@@ -101,6 +101,12 @@ pub async fn retry(db: impl PgExecutor<'_>, selection: &Selection, limit: i64) -
     Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
 }
 
+/// Counts all dead letters up to `max`, so that the cost does not grow with their number.
+pub async fn count_up_to(db: impl PgExecutor<'_>, max: i64) -> sqlx::Result<i64> {
+    let query = "select count(*) from (select from pillarbox.dead_letter limit $1) as counted";
+    sqlx::query_scalar(query).bind(max).fetch_one(db).await
+}
+
 /// Counts the selected dead letters whose consumer does not exist, by the name of the consumer.
 pub async fn without_consumer(db: impl PgExecutor<'_>, selection: &Selection) -> sqlx::Result<Vec<(String, i64)>> {
     let query = format!(

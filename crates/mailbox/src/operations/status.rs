@@ -107,6 +107,19 @@ pub async fn consumers(db: &PgPool) -> sqlx::Result<Vec<ConsumerStatus>> {
     rows.iter().map(status).collect()
 }
 
+/// Counters of the log.
+#[derive(Debug, Clone, Copy)]
+pub struct LogTotals {
+    /// The messages that were posted, and those of transactions that rolled back.
+    pub posted: i64,
+}
+
+/// Reads the counters of the log. The cost does not depend on its size.
+pub async fn log_totals(db: &PgPool) -> sqlx::Result<LogTotals> {
+    let query = "select case when is_called then last_value else 0 end from pillarbox.log_id";
+    Ok(LogTotals { posted: sqlx::query_scalar(query).fetch_one(db).await? })
+}
+
 /// Returns the names of everything that running processes work on by shard: consumers, and shard assignments.
 pub async fn active_names(db: impl PgExecutor<'_>) -> sqlx::Result<BTreeSet<String>> {
     let query = "select distinct consumer from pillarbox.shard_worker

@@ -20,6 +20,13 @@ pub(crate) async fn list(
     Ok(store::list(&mut *db.acquire().await?, filter, before, limit).await?)
 }
 
+/// Returns an e-mail. Fails if it does not exist.
+pub(crate) async fn show(db: &Database, id: i64) -> Result<MailRecord, Error> {
+    // The list is in descending order, so the e-mail with this id is the first one below the next id.
+    let found = list(db, &MailFilter::default(), id.checked_add(1), 1).await?;
+    found.into_iter().find(|mail| mail.id == id).ok_or(Error::NotFound)
+}
+
 /// Queues a dead e-mail again, with the full time for retries. Fails unless it is dead and its bodies still exist.
 pub(crate) async fn retry(tx: &mut Transaction<'_, Postgres>, id: i64, retry_time: TimeDelta) -> Result<(), Error> {
     match store::lock(tx, id).await?.ok_or(Error::NotFound)? {

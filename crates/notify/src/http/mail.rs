@@ -26,7 +26,11 @@ use crate::store::{DeadMails, MailFilter};
 use crate::view::{BulkRetry, MailView};
 
 pub(crate) fn router() -> OpenApiRouter<Arc<Notify>> {
-    OpenApiRouter::new().routes(routes!(list)).routes(routes!(retry_many)).routes(routes!(retry_one))
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(retry_many))
+        .routes(routes!(show))
+        .routes(routes!(retry_one))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -104,6 +108,16 @@ async fn list(
     let filter = MailFilter { recipient: to.map(operator::stored_address), status, template };
     let mails = operator::list(&notify.db, &filter, before, limit + 1).await?;
     Ok(scope.cut(mails, limit, |mail| mail.id).map(MailView::from))
+}
+
+/// Show an e-mail
+///
+/// `text`, `html` and `headers` are shown for captured e-mails only.
+#[utoipa::path(get, path = "/admin/v1/mail/{id}", tag = "notify", operation_id = "show_mail", params(("id" = i64, Path)),
+    security(("bearer" = [])),
+    responses((status = 200, body = MailView), (status = 404, description = "The e-mail does not exist")))]
+async fn show(State(notify): State<Arc<Notify>>, _: Operator, Path(id): Path<i64>) -> Result<Json<MailView>, Problem> {
+    Ok(Json(operator::show(&notify.db, id).await?.into()))
 }
 
 /// Retry a dead e-mail

@@ -7,9 +7,7 @@ use sqlx::PgPool;
 use strum::Display;
 
 use super::{Failure, table};
-
-/// A consumer with a larger lag is behind. The alert in the runbook uses the same number.
-const BEHIND_SECONDS: f64 = 60.0;
+use crate::operator::BEHIND_SECONDS;
 
 /// A consumer with its state.
 #[derive(Serialize)]

@@ -62,7 +62,7 @@ pub(super) async fn up(settings: &Settings, secrets: &[SecretFlag]) -> Result<()
         }
         Ok(app::start(settings, SERVICES, listener, options.clone(), &master_keys).await?)
     };
-    let result = run(starting, &mut stop, |running| greet(running, &data_dir, embedded.is_some())).await;
+    let result = run(starting, &mut stop, |running| greet(running, settings, &data_dir)).await;
     if let Some(embedded) = embedded {
         embedded.stop().await;
     }
@@ -95,7 +95,7 @@ pub(super) async fn serve(settings: &Settings, secrets: &[SecretFlag]) -> Result
         }
         Ok(running)
     };
-    let result = run(starting, &mut stop, |running| greet(running, &data_dir, false)).await;
+    let result = run(starting, &mut stop, |running| greet(running, settings, &data_dir)).await;
     traces.flush().await;
     result
 }
@@ -184,12 +184,19 @@ fn limit_connections(settings: &Settings) -> Settings {
 }
 
 /// Prints the addresses and the first admin key on standard output. The log goes to standard error and must not contain the key.
-fn greet(running: &Running, data_dir: &DataDir, has_embedded: bool) {
+fn greet(running: &Running, settings: &Settings, data_dir: &DataDir) {
     let address = running.address;
-    let mut text = format!("Pillarbox is listening on http://{address}\n  docs      http://{address}/docs\n");
+    let mut text = format!("Pillarbox is listening on http://{address}\n");
+    let has_api = settings.roles().contains(Role::Api);
+    if has_api && settings.console.enabled {
+        text += &format!("  console   http://{address}/console/\n");
+    }
+    text += &format!("  docs      http://{address}/docs\n");
     text += &format!("  data      {}\n", data_dir.path().display());
-    if has_embedded {
+    if settings.database_url.is_none() {
         text += &format!("  database  {}\n", embedded::address(data_dir));
+        text +=
+            &format!("  demo      {}   (in another terminal: example traffic to look at)\n", demo_command(data_dir));
     }
     if let Some(key) = &running.first_admin_key {
         text += &format!("  admin key {}\n            (shown only once; only its hash is stored)\n", key.reveal());
@@ -202,15 +209,24 @@ fn greet(running: &Running, data_dir: &DataDir, has_embedded: bool) {
     tracing::info!(%address, "ready");
 }
 
+/// The command that starts the demo on this installation.
+fn demo_command(data_dir: &DataDir) -> String {
+    let program = std::env::args().next().unwrap_or_else(|| "pillarbox".to_owned());
+    match data_dir.path() == Settings::default().data_dir {
+        true => format!("{program} demo"),
+        false => format!("{program} demo --data-dir {}", data_dir.path().display()),
+    }
+}
+
 /// Receives SIGTERM, Ctrl-C and a closed terminal, from its creation on.
-struct StopSignal {
+pub(super) struct StopSignal {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
     hang_up: tokio::signal::unix::Signal,
 }
 
 impl StopSignal {
-    fn listen() -> Result<StopSignal, Failure> {
+    pub(super) fn listen() -> Result<StopSignal, Failure> {
         let listen =
             |kind| signal(kind).map_err(|error| Failure::Other(format!("cannot receive stop signals: {error}")));
         Ok(StopSignal {
@@ -220,7 +236,7 @@ impl StopSignal {
         })
     }
 
-    async fn wait(&mut self) {
+    pub(super) async fn wait(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

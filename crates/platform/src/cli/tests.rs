@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use serde_json::{Value, json};
 
 use super::{Cli, load_with};
@@ -65,6 +65,11 @@ fn plain_lists() -> Vec<(&'static str, Value, String)> {
         ("hub.allowed_networks", json!(["10.1.0.0/16", "::1/128"]), "10.1.0.0/16, ::1".to_owned()),
         ("hub.allowed_ports", json!([443, 8443]), "443,8443".to_owned()),
         ("hub.export", json!(["event.*", "join.confirmed"]), "event.*,join.confirmed".to_owned()),
+        (
+            "console.frame_ancestors",
+            json!(["https://a.example", "http://localhost:3000"]),
+            "https://a.example, http://localhost:3000".to_owned(),
+        ),
         ("hub.sql_events", json!(["order.*", "bill.paid"]), "order.*,bill.paid".to_owned()),
     ]
 }
@@ -303,4 +308,16 @@ fn the_alert_rules_use_metrics_that_exist() {
         assert!(used.contains(gauge), "{gauge} alerts nobody");
     }
     assert!(rules.contains("histogram_quantile(0.99, ") && rules.contains(") > 0.1"), "p99 above 100 ms");
+}
+
+#[test]
+fn the_page_about_the_command_line_has_every_command() {
+    let page = include_str!("../../../../docs/cli.md");
+    let command = Cli::command();
+    let missing: Vec<&str> = command
+        .get_subcommands()
+        .map(clap::Command::get_name)
+        .filter(|name| !page.lines().any(|line| line.starts_with('|') && line.contains(&format!("`{name}`"))))
+        .collect();
+    assert_eq!(missing, [""; 0], "add them to docs/cli.md");
 }

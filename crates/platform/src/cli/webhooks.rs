@@ -95,7 +95,7 @@ pub(super) fn client_for_any_server() -> Result<Client, Failure> {
 }
 
 /// The detail and the field errors of a problem document; any other response unchanged.
-fn problem_text(response: &str) -> String {
+pub(super) fn problem_text(response: &str) -> String {
     let problem: Value = serde_json::from_str(response).unwrap_or_default();
     let Some(detail) = problem["detail"].as_str() else { return response.to_owned() };
     let fields = problem["errors"].as_array().into_iter().flatten();

@@ -40,6 +40,11 @@ pub async fn list(
     Ok(store::list(&mut *db.acquire().await?, tenant.map(Tenant::as_str), before, i64::from(limit)).await?)
 }
 
+/// Returns the name of a key, and when it expires. None if it does not exist.
+pub(crate) async fn name_and_expiry(db: &PgPool, id: Uuid) -> Result<Option<(String, Option<DateTime<Utc>>)>, Error> {
+    Ok(store::name_and_expiry(&mut *db.acquire().await?, id).await?)
+}
+
 /// Revokes a key. A repeated call changes nothing. Fails if the key does not exist in the tenant.
 pub async fn revoke(db: &PgPool, id: Uuid, tenant: Option<&Tenant>) -> Result<(), Error> {
     if !store::revoke(&mut *db.acquire().await?, id, tenant.map(Tenant::as_str)).await? {

@@ -1,5 +1,6 @@
 //! SQL of API keys.
 
+use chrono::{DateTime, Utc};
 use kit::auth::{Caller, Principal};
 use mailbox::log::{STANDING_COLUMNS, standing_of};
 use sqlx::postgres::PgRow;
@@ -88,6 +89,15 @@ pub(super) async fn revoke(db: &mut PgConnection, id: Uuid, tenant: Option<&str>
     .execute(db)
     .await?;
     Ok(done.rows_affected() > 0)
+}
+
+/// The name of a key, and when it expires. None if it does not exist.
+pub(super) async fn name_and_expiry(
+    db: &mut PgConnection,
+    id: Uuid,
+) -> sqlx::Result<Option<(String, Option<DateTime<Utc>>)>> {
+    let query = "select name, expires_at from pillarbox_platform.api_key where id = $1";
+    sqlx::query_as(query).bind(id).fetch_optional(db).await
 }
 
 /// Whether a valid admin key of the tenant `main` exists.

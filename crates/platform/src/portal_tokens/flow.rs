@@ -1,6 +1,6 @@
 //! Use cases of portal tokens, one transaction each.
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use kit::auth::{Caller, Tenant};
 use kit::field::printable;
 use kit::secret::{Secret, digest, random_text};
@@ -55,6 +55,14 @@ pub(crate) async fn list(
     limit: u32,
 ) -> Result<Vec<PortalToken>, Error> {
     Ok(store::list(&mut *db.acquire().await?, tenant.as_str(), before, i64::from(limit)).await?)
+}
+
+/// Returns the name of a token, and when it expires. None if it does not exist.
+pub(crate) async fn name_and_expiry(
+    db: &PgPool,
+    id: Uuid,
+) -> Result<Option<(Option<String>, Option<DateTime<Utc>>)>, Error> {
+    Ok(store::name_and_expiry(&mut *db.acquire().await?, id).await?)
 }
 
 /// Revokes a token. Fails if the tenant has no such token.

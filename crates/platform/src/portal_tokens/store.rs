@@ -1,5 +1,6 @@
 //! SQL of portal tokens.
 
+use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -46,6 +47,15 @@ pub(super) async fn list(
     .fetch_all(db)
     .await?;
     rows.iter().map(token).collect()
+}
+
+/// The name of a token, and when it expires. None if it does not exist.
+pub(super) async fn name_and_expiry(
+    db: &mut PgConnection,
+    id: Uuid,
+) -> sqlx::Result<Option<(Option<String>, Option<DateTime<Utc>>)>> {
+    let query = "select name, expires_at from pillarbox_platform.portal_token where id = $1";
+    sqlx::query_as(query).bind(id).fetch_optional(db).await
 }
 
 /// Deletes a token. Returns false if the tenant has no such token.

@@ -178,7 +178,6 @@ async fn messages_of_a_subscriber_are_paged_and_found_by_outcome() {
     let page = acme.get(&format!("/hub/v1/messages?subscriber_id={id}&outcome=dead")).await.json();
     assert!(page["items"].as_array().unwrap().is_empty() && page["next_cursor"].is_string(), "{page}");
     assert_eq!(seqs(list("&outcome=dead").await), [2]);
-    acme.get("/hub/v1/messages").await.assert_problem(400, "malformed-query");
     acme.get(&format!("/hub/v1/messages?subscriber_id={id}&outcome=filtered"))
         .await
         .assert_problem(400, "malformed-query");

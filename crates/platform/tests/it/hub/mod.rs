@@ -1,6 +1,7 @@
 //! The hub: every accepted event reaches its subscribers at least once, in the order of its lane.
 
 mod addresses;
+mod all_messages;
 mod attempt_persistence;
 mod backfill;
 mod batches;
@@ -11,6 +12,7 @@ mod dead_letter_api;
 mod dead_letter_delivery;
 mod deferred_events;
 mod delivery;
+mod discarding;
 mod effective_changes;
 mod endpoint_credentials;
 mod endpoint_verification;

@@ -3,5 +3,6 @@
 pub(crate) mod commands;
 mod discarding;
 mod http;
+mod overview;
 mod runbook;
 mod same_ids;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use testkit::{Client, TestApp, TestDatabase};
 
 /// Routes of the server itself, which know no caller.
-const WITHOUT_CALLER: [&str; 4] = ["/healthz", "/readyz", "/metrics", "/openapi.json"];
+const WITHOUT_CALLER: [&str; 5] = ["/healthz", "/readyz", "/metrics", "/openapi.json", "/console/config.json"];
 /// Public routes: credentials are optional, but must be valid.
 const WITH_OPTIONAL_CALLER: [&str; 14] = [
     "GET /event/v1/events",

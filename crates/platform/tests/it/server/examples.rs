@@ -268,7 +268,7 @@ impl Preparation<'_> {
             path if path.starts_with("/admin/v1/dead-letters/{id}") => {
                 insert_failed(self.db, "dead_letter", ", last_error").await
             }
-            "/admin/v1/mail/{id}/retry" => insert_dead_email(self.db).await,
+            "/admin/v1/mail/{id}" | "/admin/v1/mail/{id}/retry" => insert_dead_email(self.db).await,
             "/admin/v1/notifications/{id}/retry" => insert_dead_notification(self.db).await,
             "/admin/v1/announcements/{id}/retry" => insert_announcement_given_up(self.db).await,
             "/admin/v1/replays/{id}" => {

@@ -4,6 +4,7 @@
 mod acting;
 mod adoption;
 mod api;
+mod callers;
 mod deletion;
 mod limits;
 mod portal;

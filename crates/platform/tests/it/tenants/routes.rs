@@ -16,8 +16,8 @@ const MARKS: [&str; 2] = ["secret_of_acme", "secret-of-acme"];
 const EVENT_TYPE: &str = "order.secret_of_acme";
 const STREAM: &str = "secret-of-acme";
 /// What the owner reads of these changes with time, or shows numbers only.
-const WITHOUT_MARKS: [&str; 3] =
-    ["/hub/v1/subscribers/{id}/health", "/hub/v1/messages/{id}/attempts", "/hub/v1/catalogue"];
+const WITHOUT_MARKS: [&str; 4] =
+    ["/hub/v1/subscribers/{id}/health", "/hub/v1/messages/{id}/attempts", "/hub/v1/catalogue", "/hub/v1/caller"];
 const CHANGES_WITH_TIME: [&str; 2] = ["/hub/v1/subscribers/{id}/health", "/hub/v1/streams/{name}"];
 
 pub(super) async fn portal(app: &TestApp, manager: &Client, access: &str) -> Client {

@@ -1,0 +1,73 @@
+//! What operators see of all webhooks at a glance. The cost does not depend on the number of messages.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use mailbox::database::time;
+use sqlx::PgPool;
+use uuid::Uuid;
+
+use crate::store::overview as store;
+
+/// The response times are those of this many minutes.
+const LATENCY_MINUTES: i32 = 5;
+/// Dead letters are counted up to this number.
+pub const DEAD_LETTERS_COUNTED_MAX: i64 = 10_000;
+/// Subscribers of each kind that are named.
+const SUBSCRIBERS_MAX: i64 = 20;
+/// A subscriber that fails for a shorter time may recover by itself.
+const FAILING_FOR: TimeDelta = TimeDelta::minutes(1);
+
+/// The totals of all webhooks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WebhookTotals {
+    pub delivered: i64,
+    /// Attempts that failed, whether they are retried or were the last.
+    pub failed_attempts: i64,
+    /// Counted up to [`DEAD_LETTERS_COUNTED_MAX`].
+    pub dead_letters: i64,
+    /// The response times below which 50 and 99 percent of the responses of the last minutes arrived, in milliseconds.
+    pub latency_ms: Option<(f64, f64)>,
+}
+
+/// A subscriber that needs an operator.
+#[derive(Debug, Clone)]
+pub struct TroubledSubscriber {
+    pub id: Uuid,
+    pub tenant: String,
+    pub name: String,
+    pub trouble: Trouble,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trouble {
+    /// The hub has switched it off, for this reason.
+    Disabled(String),
+    /// All its attempts have failed since this time.
+    FailingSince(DateTime<Utc>),
+}
+
+/// Returns the totals. A process adds its attempts once a second.
+pub async fn webhook_totals(db: &PgPool) -> sqlx::Result<WebhookTotals> {
+    let mut db = db.acquire().await?;
+    let attempts = store::attempts(&mut db, LATENCY_MINUTES).await?;
+    Ok(WebhookTotals {
+        delivered: attempts.delivered,
+        failed_attempts: attempts.failed + attempts.dead,
+        dead_letters: store::count_dead_letters(&mut db, DEAD_LETTERS_COUNTED_MAX).await?,
+        latency_ms: attempts.percentiles().map(|percentiles| (percentiles.p50, percentiles.p99)),
+    })
+}
+
+/// Returns subscribers that were switched off and subscribers that fail, some of each.
+pub async fn troubled_subscribers(db: &PgPool) -> sqlx::Result<Vec<TroubledSubscriber>> {
+    let mut db = db.acquire().await?;
+    let failing_before = time::now(&mut db).await? - FAILING_FOR;
+    let found = store::troubled_subscribers(&mut db, failing_before, SUBSCRIBERS_MAX).await?;
+    let subscriber = |found: store::TroubledSubscriber| {
+        let trouble = match (found.failing_since, found.inactive_reason) {
+            (Some(since), _) => Trouble::FailingSince(since),
+            (None, reason) => Trouble::Disabled(reason.unwrap_or_default()),
+        };
+        TroubledSubscriber { id: found.id, tenant: found.tenant, name: found.name, trouble }
+    };
+    Ok(found.into_iter().map(subscriber).collect())
+}

@@ -1,0 +1,114 @@
+//! SQL of the overview: totals of the installation, and the subscribers that need an operator. No query reads more rows when
+//! there are more messages, attempts or healthy subscribers.
+
+use chrono::{DateTime, Utc};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row};
+use uuid::Uuid;
+
+use crate::health::{AttemptCounts, RANGES};
+
+/// A subscriber that needs an operator.
+#[derive(Debug, Clone)]
+pub(crate) struct TroubledSubscriber {
+    pub(crate) id: Uuid,
+    pub(crate) tenant: String,
+    pub(crate) name: String,
+    /// Why it was switched off; None if its attempts fail.
+    pub(crate) inactive_reason: Option<String>,
+    /// Since when its attempts fail; None if it was switched off.
+    pub(crate) failing_since: Option<DateTime<Utc>>,
+}
+
+/// Adds attempts to the totals, and their response times to those of the current minute.
+pub(crate) async fn add_attempts(db: &mut PgConnection, slot: i16, counts: &AttemptCounts) -> sqlx::Result<()> {
+    sqlx::query(
+        "with total as (
+             insert into pillarbox_hub.attempt_total as old (slot, delivered, failed, dead) values ($1, $2, $3, $4)
+             on conflict (slot) do update
+             set delivered = old.delivered + excluded.delivered, failed = old.failed + excluded.failed,
+                 dead = old.dead + excluded.dead
+         )
+         insert into pillarbox_hub.attempt_minute as old (at, slot, latency) values (date_trunc('minute', now(), 'UTC'), $1, $5)
+         on conflict (at, slot) do update
+         set latency = array(select coalesce(one, 0) + coalesce(other, 0)
+                             from unnest(old.latency, excluded.latency) with ordinality as both_of (one, other, n) order by n)",
+    )
+    .bind(slot)
+    .bind(counts.delivered)
+    .bind(counts.failed)
+    .bind(counts.dead)
+    .bind(counts.latency.as_slice())
+    .execute(db)
+    .await
+    .map(drop)
+}
+
+/// Deletes the response times of minutes before this time.
+pub(crate) async fn delete_minutes(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
+    sqlx::query("delete from pillarbox_hub.attempt_minute where at < $1").bind(before).execute(db).await.map(drop)
+}
+
+/// All attempts, with the response times of the last minutes only.
+pub(crate) async fn attempts(db: &mut PgConnection, minutes: i32) -> sqlx::Result<AttemptCounts> {
+    let ranges: Vec<String> = (1..=RANGES).map(|at| format!("coalesce(sum(latency[{at}]), 0)")).collect();
+    let query = format!(
+        "with total as (
+             select coalesce(sum(delivered), 0)::bigint as delivered, coalesce(sum(failed), 0)::bigint as failed,
+                    coalesce(sum(dead), 0)::bigint as dead
+             from pillarbox_hub.attempt_total
+         ), minute as (
+             select array[{}]::bigint[] as latency from pillarbox_hub.attempt_minute
+             where at >= now() - make_interval(mins => $1)
+         )
+         select * from total, minute",
+        ranges.join(", ")
+    );
+    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(minutes).fetch_one(db).await?;
+    let latency: Vec<i64> = row.try_get("latency")?;
+    Ok(AttemptCounts {
+        delivered: row.try_get("delivered")?,
+        failed: row.try_get("failed")?,
+        dead: row.try_get("dead")?,
+        latency: latency.try_into().map_err(|_| sqlx::Error::Decode("latency".into()))?,
+    })
+}
+
+/// The number of dead letters that were not retried, counted up to `max`.
+pub(crate) async fn count_dead_letters(db: &mut PgConnection, max: i64) -> sqlx::Result<i64> {
+    let query = "select count(*) from (select from pillarbox_hub.dead_letter where manual_retry_at is null limit $1) as counted";
+    sqlx::query_scalar(query).bind(max).fetch_one(db).await
+}
+
+/// Subscribers that the hub has switched off, and those whose attempts fail since before `failing_before`: at most `limit` of
+/// each kind. A subscriber that its owner has paused or switched off is not among them.
+pub(crate) async fn troubled_subscribers(
+    db: &mut PgConnection,
+    failing_before: DateTime<Utc>,
+    limit: i64,
+) -> sqlx::Result<Vec<TroubledSubscriber>> {
+    let rows = sqlx::query(
+        "(select id, tenant, name, inactive_reason, null::timestamptz as failing_since from pillarbox_hub.subscriber
+          where not is_active and inactive_reason is not null order by id limit $2)
+         union all
+         (select subscriber.id, tenant, name, null, state.failing_since
+          from pillarbox_hub.subscriber_state as state join pillarbox_hub.subscriber on subscriber.id = state.subscriber
+          where state.failing_since < $1 and is_active and paused_at is null
+          order by state.failing_since limit $2)",
+    )
+    .bind(failing_before)
+    .bind(limit)
+    .fetch_all(db)
+    .await?;
+    rows.iter().map(troubled).collect()
+}
+
+fn troubled(row: &PgRow) -> sqlx::Result<TroubledSubscriber> {
+    Ok(TroubledSubscriber {
+        id: row.try_get("id")?,
+        tenant: row.try_get("tenant")?,
+        name: row.try_get("name")?,
+        inactive_reason: row.try_get("inactive_reason")?,
+        failing_since: row.try_get("failing_since")?,
+    })
+}

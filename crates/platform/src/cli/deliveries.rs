@@ -1,0 +1,79 @@
+//! `deliveries`: events on their way to one subscriber each, and the attempts to deliver them.
+
+use clap::{Args, Subcommand};
+use kit::auth::Tenant;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::api::{Api, HubSession, ServerArgs};
+use super::pages::{self, Columns, ListArgs};
+use super::{Failure, table, uuid};
+use crate::settings::Settings;
+
+const PATH: &str = "/hub/v1/messages";
+
+#[derive(Args)]
+pub(super) struct Deliveries {
+    #[command(subcommand)]
+    command: Command,
+    /// The tenant
+    #[arg(long, global = true, value_name = "NAME", default_value = "main")]
+    tenant: Tenant,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List deliveries, newest first
+    List {
+        /// Only to this subscriber
+        #[arg(long, value_name = "ID", value_parser = uuid)]
+        subscriber: Option<Uuid>,
+        /// Only with this outcome
+        #[arg(long, value_parser = ["delivered", "pending", "failed", "dead"])]
+        outcome: Option<String>,
+        #[command(flatten)]
+        list: ListArgs,
+    },
+    /// Show a delivery with its attempts as JSON
+    Show {
+        /// The id of the delivery, as shown by `pillarbox deliveries list`: those of its event and its subscriber
+        id: String,
+    },
+}
+
+/// Lists or shows deliveries over HTTP. Fails if there is no server or no such delivery.
+pub(super) async fn run(settings: &Settings, deliveries: Deliveries) -> Result<(), Failure> {
+    let Deliveries { command, tenant, server } = deliveries;
+    let session = HubSession::open(settings, &server, &tenant).await?;
+    let result = execute(&session.api, command).await;
+    session.close().await;
+    result
+}
+
+async fn execute(api: &Api, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::List { subscriber, outcome, list } => {
+            let query = [("subscriber_id", subscriber.map(|id| id.to_string())), ("outcome", outcome)];
+            let heads = ["CREATED", "EVENT TYPE", "OUTCOME", "ATTEMPTS", "STATUS", "ID"];
+            pages::print(api, PATH, &query, &list, Columns { heads, row }).await
+        }
+        Command::Show { id } => {
+            let mut shown = api.get(&format!("{PATH}/{id}")).await?;
+            shown["attempt_list"] = api.get(&format!("{PATH}/{id}/attempts")).await?["items"].take();
+            Ok(table::print_json(&shown)?)
+        }
+    }
+}
+
+fn row(item: &Value) -> [String; 6] {
+    [
+        pages::time(item, "created_at"),
+        pages::text(item, "event_type"),
+        pages::text(item, "outcome"),
+        pages::text(item, "attempts"),
+        pages::text(item, "last_status"),
+        pages::text(item, "id"),
+    ]
+}

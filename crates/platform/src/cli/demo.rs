@@ -1,0 +1,213 @@
+//! `demo`: believable traffic on a running installation, so that a newcomer sees everything move.
+//!
+//! - [`setup`]: creates tenants, keys, subscribers and streams, and removes them at the end.
+//! - [`receiver`]: the endpoints of the subscribers, some of which fail for a while.
+//! - [`traffic`]: orders, events of tenants and business events. [`gatherings`]: events that people join, and projects.
+//!
+//! Everything it creates has a name that begins with `demo-`.
+
+mod gatherings;
+mod receiver;
+mod setup;
+mod store;
+mod traffic;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use kit::auth::Role;
+use kit::secret::Secret;
+use serde_json::Value;
+use sqlx::PgPool;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::Failure;
+use super::api::{Api, ApiError, local_address, sign_token};
+use super::installation::connect;
+use super::serve::StopSignal;
+use super::table::print_line;
+use crate::settings::Settings;
+use receiver::Receiver;
+use setup::Created;
+
+/// Time between two lines about the progress.
+const REPORT_PAUSE: Duration = Duration::from_secs(10);
+/// Tokens stay valid this long after the end, for the removal of what was created.
+const TOKEN_TIME_AFTER: Duration = Duration::from_secs(600);
+
+#[derive(Args)]
+pub(super) struct DemoArgs {
+    /// How long it runs
+    #[arg(long, value_name = "MINUTES", default_value_t = 10.0, value_parser = minutes)]
+    minutes: f64,
+    /// Events per second, of all kinds together
+    #[arg(long, value_name = "COUNT", default_value_t = 5.0, value_parser = rate)]
+    rate: f64,
+    /// Also on an installation that does not use the embedded PostgreSQL
+    #[arg(long)]
+    force: bool,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    let given: Option<f64> = text.parse().ok();
+    given.filter(|minutes| (0.01..=1_440.0).contains(minutes)).ok_or("must be a number from 0.01 to 1440".to_owned())
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let given: Option<f64> = text.parse().ok();
+    given.filter(|rate| (0.1..=200.0).contains(rate)).ok_or("must be a number from 0.1 to 200".to_owned())
+}
+
+/// What the tasks of the demo share.
+#[derive(Clone)]
+struct Demo {
+    settings: Arc<Settings>,
+    db: PgPool,
+    operator: Api,
+    token_time: Duration,
+    /// The pause between two events of one kind.
+    pause: Duration,
+    counts: Arc<Counts>,
+    stop: CancellationToken,
+}
+
+/// What has happened so far.
+#[derive(Default)]
+struct Counts {
+    orders: AtomicU64,
+    tenant_events: AtomicU64,
+    notifications: AtomicU64,
+    gatherings: AtomicU64,
+    joins: AtomicU64,
+    items: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Demo {
+    /// A client of a user without a role.
+    fn user(&self, id: Uuid) -> Result<Api, Failure> {
+        Ok(self.operator.with_bearer(sign_token(&self.settings, id, None, self.token_time)?))
+    }
+
+    /// Counts a request by its result. Requests may fail in a demo: the server may be restarted or out of capacity.
+    fn count(&self, result: Result<Value, ApiError>, counter: &AtomicU64) -> Option<Value> {
+        match result {
+            Ok(body) => {
+                counter.fetch_add(1, Ordering::Relaxed);
+                Some(body)
+            }
+            Err(_) => {
+                self.counts.refused.fetch_add(1, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// Waits for the pause. Returns false when the demo ends.
+    async fn wait(&self, pause: Duration) -> bool {
+        tokio::select! {
+            () = self.stop.cancelled() => false,
+            () = tokio::time::sleep(pause) => true,
+        }
+    }
+
+    fn report(&self) -> String {
+        let Counts { orders, tenant_events, notifications, gatherings, joins, items, refused } = &*self.counts;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        format!(
+            "{} orders posted in SQL, {} events of tenants, {} business events, {} gatherings with {} joins and \
+             cancellations, {} items of projects, {} requests refused",
+            count(orders),
+            count(tenant_events),
+            count(notifications),
+            count(gatherings),
+            count(joins),
+            count(items),
+            count(refused)
+        )
+    }
+}
+
+/// Runs the demo until its time is over or it is stopped, and removes what it has created. Fails if there is no server on this
+/// machine, or if it does not use the embedded PostgreSQL and `--force` is not given.
+pub(super) async fn run(settings: &Settings, args: DemoArgs) -> Result<(), Failure> {
+    if settings.database_url.is_some() && !args.force {
+        return Err(Failure::Other(
+            "the demo creates tenants, subscribers and events, so it runs on the embedded PostgreSQL only. If this installation \
+             is for trying things out, repeat the command with --force"
+                .to_owned(),
+        ));
+    }
+    let mut stop = StopSignal::listen()?;
+    let base = local_address(settings)?;
+    let time = Duration::from_secs_f64(args.minutes * 60.0);
+    let token_time = (time + TOKEN_TIME_AFTER).min(Duration::from_secs(86_400));
+    let operator_token = sign_token(settings, Uuid::now_v7(), Some(Role::Admin), token_time)?;
+    let demo = Demo {
+        settings: Arc::new(settings.clone()),
+        db: connect(settings)?,
+        operator: Api::new(&base, operator_token),
+        token_time,
+        pause: Duration::from_secs_f64(traffic::KINDS / args.rate),
+        counts: Arc::default(),
+        stop: CancellationToken::new(),
+    };
+    let receiver = Receiver::start(demo.stop.clone()).await?;
+    let mut created = Created::default();
+    let set_up = setup::create(&demo, &receiver, &mut created).await;
+    let result = match set_up {
+        Ok(()) => run_traffic(&demo, &created, &receiver, (&base, time), &mut stop).await,
+        Err(error) => Err(error),
+    };
+    demo.stop.cancel();
+    setup::remove(&demo, &created).await;
+    result?;
+    print_line(&format!("The demo has ended, and its tenants, subscribers and keys are removed: {}.", demo.report()))?;
+    Ok(())
+}
+
+async fn run_traffic(
+    demo: &Demo,
+    created: &Created,
+    receiver: &Receiver,
+    (base, time): (&str, Duration),
+    stop: &mut StopSignal,
+) -> Result<(), Failure> {
+    print_line(&format!("Pillarbox has traffic for {:.0} s. Watch it at {base}/console/", time.as_secs_f64()))?;
+    print_line(
+        "  webhooks go to endpoints inside this command: one is well, one fails for a while, one is slow, one refuses",
+    )?;
+    print_line(
+        "  stop it with Ctrl-C: it then removes its tenants, subscribers and keys, whose names begin with demo-",
+    )?;
+    let tasks = TaskTracker::new();
+    traffic::start(demo, created, &tasks)?;
+    gatherings::start(demo, &tasks)?;
+    tasks.close();
+    let mut reports = tokio::time::interval(REPORT_PAUSE);
+    reports.tick().await;
+    let end = tokio::time::sleep(time);
+    tokio::pin!(end);
+    loop {
+        tokio::select! {
+            () = &mut end => break,
+            () = stop.wait() => break,
+            _ = reports.tick() => {
+                let (delivered, failed) = receiver.counts();
+                print_line(&format!("  {}; {delivered} webhooks accepted, {failed} refused", demo.report()))?;
+            }
+        }
+    }
+    demo.stop.cancel();
+    tasks.wait().await;
+    Ok(())
+}
+
+/// A client with the key of a tenant.
+fn with_key(demo: &Demo, key: &Secret<String>) -> Api {
+    demo.operator.with_bearer(key.clone())
+}

@@ -1,0 +1,145 @@
+//! `subscribers`: the endpoints of a tenant that receive webhooks.
+
+use axum::http::Method;
+use clap::{Args, Subcommand};
+use kit::auth::Tenant;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::api::{Api, HubSession, ServerArgs};
+use super::pages::{self, Columns, ListArgs};
+use super::table::{self, print_line};
+use super::{Failure, uuid};
+use crate::settings::Settings;
+
+const PATH: &str = "/hub/v1/subscribers";
+
+#[derive(Args)]
+pub(super) struct Subscribers {
+    #[command(subcommand)]
+    command: Command,
+    /// The tenant
+    #[arg(long, global = true, value_name = "NAME", default_value = "main")]
+    tenant: Tenant,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the subscribers
+    List {
+        #[command(flatten)]
+        list: ListArgs,
+    },
+    /// Show a subscriber as JSON
+    Show(Id),
+    /// Create a subscriber and print it, with its secret, as JSON; the secret is not shown again
+    Create(Create),
+    /// Pause a subscriber: its messages wait
+    Pause(Id),
+    /// Resume a paused subscriber: the messages that wait are sent
+    Resume(Id),
+    /// Switch a subscriber on again that the hub or its owner has switched off
+    Enable(Id),
+    /// Send a test webhook and print the response as JSON; exit with 1 if it is not delivered
+    Test(Id),
+    /// Create a new secret and print it as JSON; the former one stays valid for a day
+    RotateSecret(Id),
+    /// Delete a subscriber; messages that wait for it are not sent
+    Delete(Id),
+}
+
+#[derive(Args)]
+struct Id {
+    /// The id of the subscriber, as shown by `pillarbox subscribers list`
+    #[arg(value_parser = uuid)]
+    id: Uuid,
+}
+
+#[derive(Args)]
+struct Create {
+    /// The name of the subscriber
+    #[arg(long)]
+    name: String,
+    /// The address that receives the webhooks
+    #[arg(long)]
+    url: String,
+    /// The types of events, such as order.paid or order.*
+    #[arg(long, value_name = "TYPE,...", value_delimiter = ',', default_value = "*")]
+    event_types: Vec<String>,
+    /// Any other field of the API, such as --field max_in_flight=4; can be repeated. The value is JSON, or else a text
+    #[arg(long, value_name = "NAME=VALUE", value_parser = super::name_and_value)]
+    field: Vec<(String, String)>,
+}
+
+/// Lists, shows, creates, changes or deletes subscribers over HTTP. Fails if there is no server or the server refuses it.
+pub(super) async fn run(settings: &Settings, subscribers: Subscribers) -> Result<bool, Failure> {
+    let Subscribers { command, tenant, server } = subscribers;
+    let session = HubSession::open(settings, &server, &tenant).await?;
+    let result = execute(&session.api, command).await;
+    session.close().await;
+    result
+}
+
+/// Returns whether the command has succeeded.
+async fn execute(api: &Api, command: Command) -> Result<bool, Failure> {
+    let post = async |id: &Id, verb: &str, body: Option<&Value>| {
+        api.send(Method::POST, &format!("{PATH}/{}/{verb}", id.id), body).await
+    };
+    match command {
+        Command::List { list } => {
+            let heads = ["ID", "NAME", "STATE", "EVENT TYPES", "URL"];
+            pages::print(api, PATH, &[], &list, Columns { heads, row }).await?;
+        }
+        Command::Show(Id { id }) => table::print_json(&api.get(&format!("{PATH}/{id}")).await?)?,
+        Command::Create(create) => table::print_json(&api.post(PATH, &body_of(create)).await?)?,
+        Command::Pause(id) => {
+            post(&id, "pause", None).await?;
+            print_line(&format!("The subscriber {} is paused.", id.id))?;
+        }
+        Command::Resume(id) => {
+            post(&id, "resume", None).await?;
+            print_line(&format!("The subscriber {} is resumed.", id.id))?;
+        }
+        Command::Enable(Id { id }) => {
+            let change = json!({"is_active": true});
+            api.send(Method::PATCH, &format!("{PATH}/{id}"), Some(&change)).await?;
+            print_line(&format!("The subscriber {id} is switched on."))?;
+        }
+        Command::Test(id) => {
+            let tested = post(&id, "test", None).await?;
+            table::print_json(&tested)?;
+            return Ok(tested["delivered"] == true);
+        }
+        Command::RotateSecret(id) => table::print_json(&post(&id, "rotate-secret", Some(&json!({}))).await?)?,
+        Command::Delete(Id { id }) => {
+            api.send(Method::DELETE, &format!("{PATH}/{id}"), None).await?;
+            print_line(&format!("The subscriber {id} is deleted."))?;
+        }
+    }
+    Ok(true)
+}
+
+fn body_of(create: Create) -> Value {
+    let mut body = Map::new();
+    for (name, value) in create.field {
+        body.insert(name, serde_json::from_str(&value).unwrap_or(Value::String(value)));
+    }
+    body.insert("name".to_owned(), create.name.into());
+    body.insert("url".to_owned(), create.url.into());
+    body.insert("event_types".to_owned(), create.event_types.into());
+    Value::Object(body)
+}
+
+fn row(item: &Value) -> [String; 5] {
+    let state = match () {
+        () if item["is_active"] == false => "off",
+        () if !item["paused_at"].is_null() => "paused",
+        () if !item["unverified_since"].is_null() => "unverified",
+        () => "active",
+    };
+    let types = item["event_types"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let types = table::shorten(&types.collect::<Vec<_>>().join(", "));
+    [pages::text(item, "id"), pages::text(item, "name"), state.to_owned(), types, pages::text(item, "url")]
+}

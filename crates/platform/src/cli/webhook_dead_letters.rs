@@ -1,0 +1,159 @@
+//! `webhook-dead-letters`: webhooks that were given up after their retries.
+
+use axum::http::Method;
+use chrono::{DateTime, SecondsFormat, Utc};
+use clap::{Args, Subcommand};
+use kit::auth::Tenant;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use super::api::{Api, HubSession, ServerArgs};
+use super::pages::{self, Columns, ListArgs};
+use super::table::{self, print_line};
+use super::{Failure, uuid};
+use crate::operator::time;
+use crate::settings::Settings;
+
+const PATH: &str = "/hub/v1/dead-letters";
+
+#[derive(Args)]
+pub(super) struct WebhookDeadLetters {
+    #[command(subcommand)]
+    command: Command,
+    /// The tenant
+    #[arg(long, global = true, value_name = "NAME", default_value = "main")]
+    tenant: Tenant,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List dead letters, newest first
+    List {
+        #[command(flatten)]
+        filter: Filter,
+        #[command(flatten)]
+        list: ListArgs,
+    },
+    /// Show a dead letter with its event and its subscriber as JSON
+    Show {
+        /// The id of the dead letter
+        #[arg(value_parser = uuid)]
+        id: Uuid,
+    },
+    /// Send dead letters again: one, those that match the filters, or all
+    Retry(Selection),
+    /// Delete dead letters for good; lanes that they block continue
+    Discard(Selection),
+}
+
+#[derive(Args)]
+struct Filter {
+    /// Only of this subscriber
+    #[arg(long, value_name = "ID", value_parser = uuid)]
+    subscriber: Option<Uuid>,
+    /// Only events of this type and the types below it
+    #[arg(long, value_name = "NAME")]
+    event_type: Option<String>,
+    /// Only those that were given up for this reason
+    #[arg(long, value_parser = ["exhausted", "refused", "gone", "manual", "expired"])]
+    reason: Option<String>,
+    /// Only those given up at this time or later: RFC 3339, or a duration before now (30m, 2h, 7d)
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
+    from: Option<DateTime<Utc>>,
+    /// Only those given up before this time
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
+    to: Option<DateTime<Utc>>,
+}
+
+#[derive(Args)]
+#[command(group(clap::ArgGroup::new("selected").required(true).multiple(true)
+    .args(["id", "all", "subscriber", "event_type", "reason", "from", "to"])))]
+struct Selection {
+    /// The id of one dead letter
+    #[arg(value_parser = uuid, conflicts_with_all = ["all", "subscriber", "event_type", "reason", "from", "to"])]
+    id: Option<Uuid>,
+    /// All dead letters of the tenant
+    #[arg(long, conflicts_with_all = ["subscriber", "event_type", "reason", "from", "to"])]
+    all: bool,
+    #[command(flatten)]
+    filter: Filter,
+}
+
+/// Lists, shows, retries or discards dead letters over HTTP. Fails if there is no server or no such dead letter.
+pub(super) async fn run(settings: &Settings, dead_letters: WebhookDeadLetters) -> Result<(), Failure> {
+    let WebhookDeadLetters { command, tenant, server } = dead_letters;
+    let session = HubSession::open(settings, &server, &tenant).await?;
+    let result = execute(&session.api, command).await;
+    session.close().await;
+    result
+}
+
+async fn execute(api: &Api, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::List { filter, list } => {
+            let heads = ["GIVEN UP", "EVENT TYPE", "REASON", "ATTEMPTS", "RETRIED", "ID", "DETAIL"];
+            pages::print(api, PATH, &filter.fields(), &list, Columns { heads, row }).await
+        }
+        Command::Show { id } => Ok(table::print_json(&api.get(&format!("{PATH}/{id}")).await?)?),
+        Command::Retry(selection) => {
+            let count = change(api, "retry", "retried", selection).await?;
+            Ok(print_line(&format!("{count} webhooks are sent again."))?)
+        }
+        Command::Discard(selection) => {
+            let count = change(api, "discard", "discarded", selection).await?;
+            Ok(print_line(&format!("{count} dead letters are discarded."))?)
+        }
+    }
+}
+
+/// Applies `verb` to the selected dead letters. Returns how many there were.
+async fn change(api: &Api, verb: &str, counter: &str, selection: Selection) -> Result<u64, Failure> {
+    if let Some(id) = selection.id {
+        api.send(Method::POST, &format!("{PATH}/{id}/{verb}"), None).await?;
+        return Ok(1);
+    }
+    let mut body: Map<String, Value> = selection
+        .filter
+        .fields()
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?.into())))
+        .collect();
+    if selection.all {
+        body.insert("all".to_owned(), true.into());
+    }
+    let (body, mut count) = (Value::Object(body), 0);
+    loop {
+        let answer = api.post(&format!("{PATH}/{verb}"), &body).await?;
+        count += answer[counter].as_u64().unwrap_or_default();
+        if answer["more"] != true {
+            return Ok(count);
+        }
+    }
+}
+
+impl Filter {
+    fn fields(&self) -> [(&'static str, Option<String>); 5] {
+        let time = |at: Option<DateTime<Utc>>| at.map(|at| at.to_rfc3339_opts(SecondsFormat::Micros, true));
+        [
+            ("subscriber_id", self.subscriber.map(|id| id.to_string())),
+            ("event_type", self.event_type.clone()),
+            ("reason", self.reason.clone()),
+            ("from", time(self.from)),
+            ("to", time(self.to)),
+        ]
+    }
+}
+
+fn row(item: &Value) -> [String; 7] {
+    [
+        pages::time(item, "moved_to_dlq_at"),
+        pages::text(item, "event_type"),
+        pages::text(item, "reason"),
+        pages::text(item, "attempts"),
+        if item["manual_retry_at"].is_null() { "no" } else { "yes" }.to_owned(),
+        pages::text(item, "id"),
+        pages::text(item, "detail"),
+    ]
+}

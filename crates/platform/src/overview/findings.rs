@@ -1,0 +1,277 @@
+//! What an operator should look at, and what to do about it. The texts agree with `pillarbox status` and the runbook.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use hub::{Trouble, TroubledSubscriber};
+use kit::health::{Kind, State};
+use mailbox::operations::status::ConsumerStatus;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::DeadLetterCounts;
+use crate::operator::BEHIND_SECONDS;
+
+const CONSUMERS_PAGE: &str = "#/log";
+const SUBSCRIBERS_PAGE: &str = "#/subscribers";
+/// Subscribers that one finding names.
+const NAMES_MAX: usize = 5;
+
+/// Something that an operator should look at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(super) struct Finding {
+    pub(super) severity: Severity,
+    #[schema(example = "No process runs relay.default")]
+    title: String,
+    /// The numbers or the reason behind it.
+    detail: String,
+    /// The command or the page that helps.
+    what_to_do: String,
+    /// The page of the console that shows more, such as `#/dead-letters`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<&'static str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Severity {
+    /// Messages do not arrive.
+    Critical,
+    Warning,
+}
+
+/// The dependencies and tasks of this process that are down.
+pub(super) fn of_checks(checks: &[State]) -> Vec<Finding> {
+    let finding = |check: &State| Finding {
+        severity: if check.required { Severity::Critical } else { Severity::Warning },
+        title: match check.kind {
+            Kind::Dependency => format!("{} is down", check.name),
+            Kind::Task => format!("The task {} fails", check.name),
+        },
+        detail: check.error.clone().unwrap_or_default(),
+        what_to_do: "Run `pillarbox status`, and see docs/runbook.md".to_owned(),
+        link: None,
+    };
+    checks.iter().filter(|check| !check.up).map(finding).collect()
+}
+
+/// Consumers that do not read, that lag, or that have set messages apart.
+pub(super) fn of_consumers(consumers: &[ConsumerStatus]) -> Vec<Finding> {
+    consumers.iter().flat_map(|consumer| position_of(consumer).into_iter().chain(messages_of(consumer))).collect()
+}
+
+/// The worst of what can be wrong with the position of a consumer.
+fn position_of(status: &ConsumerStatus) -> Option<Finding> {
+    let name = &status.consumer;
+    let finding = |severity, title, what_to_do| {
+        let detail = format!("{} messages wait, the oldest for {}", status.lag_messages, seconds(status.lag_seconds));
+        Finding { severity, title, detail, what_to_do, link: Some(CONSUMERS_PAGE) }
+    };
+    let is_behind = status.lag_seconds > BEHIND_SECONDS;
+    match () {
+        () if status.lapsed_at.is_some() => Some(Finding {
+            detail: "It was behind for longer than `behind_days`, and the log no longer retains messages for it"
+                .to_owned(),
+            ..finding(
+                Severity::Critical,
+                format!("{name} has lapsed"),
+                format!(
+                    "`pillarbox cursors reset {name}` continues with what the log has; `pillarbox cursors drop {name}` deletes it"
+                ),
+            )
+        }),
+        () if is_behind && status.workers.is_empty() => Some(finding(
+            Severity::Critical,
+            format!("No process runs {name}"),
+            format!("Start a process with its role and settings, or drop it with `pillarbox cursors drop {name}`"),
+        )),
+        () if is_behind => Some(finding(
+            Severity::Warning,
+            format!("{name} lags"),
+            "Run `pillarbox cursors`, and see the section about consumers that lag in docs/runbook.md".to_owned(),
+        )),
+        () => None,
+    }
+}
+
+fn messages_of(status: &ConsumerStatus) -> Vec<Finding> {
+    let name = &status.consumer;
+    let mut findings = Vec::new();
+    if status.parked > 0 {
+        findings.push(Finding {
+            severity: Severity::Warning,
+            title: format!("{} messages of {name} are parked", status.parked),
+            detail: "They failed and are retried; later messages of their keys wait".to_owned(),
+            what_to_do: format!("`pillarbox parked list --consumer {name}` shows why"),
+            link: Some(CONSUMERS_PAGE),
+        });
+    }
+    if status.unrouted > 0 {
+        findings.push(Finding {
+            severity: Severity::Warning,
+            title: format!("{} messages of {name} are unrouted", status.unrouted),
+            detail: "RabbitMQ had no queue for them".to_owned(),
+            what_to_do: format!(
+                "Bind a queue to its exchange, then `pillarbox replay --consumer {name} --from 2h` sends them again"
+            ),
+            link: Some(CONSUMERS_PAGE),
+        });
+    }
+    findings
+}
+
+/// Subscribers that the hub has switched off, and those whose attempts fail.
+pub(super) fn of_subscribers(subscribers: &[TroubledSubscriber], now: DateTime<Utc>) -> Vec<Finding> {
+    let (failing, disabled): (Vec<_>, Vec<_>) =
+        subscribers.iter().partition(|subscriber| matches!(subscriber.trouble, Trouble::FailingSince(_)));
+    let finding = |found: Vec<&TroubledSubscriber>, state: &str, what_to_do: &str| {
+        let described: Vec<String> = found.iter().take(NAMES_MAX).map(|one| describe(one, now)).collect();
+        let more = if found.len() > NAMES_MAX { ", and others" } else { "" };
+        (!found.is_empty()).then(|| Finding {
+            severity: Severity::Warning,
+            title: match found.as_slice() {
+                [one] => format!("The subscriber {} {state}", one.name),
+                several => format!("{} subscribers: each {state}", several.len()),
+            },
+            detail: format!("{}{more}", described.join("; ")),
+            what_to_do: what_to_do.to_owned(),
+            link: Some(SUBSCRIBERS_PAGE),
+        })
+    };
+    let failing = finding(
+        failing,
+        "does not accept webhooks",
+        "Look at its last attempts, and ask its owner to repair the endpoint; retries continue meanwhile",
+    );
+    let disabled = finding(
+        disabled,
+        "was switched off",
+        "When its endpoint is back: `pillarbox subscribers enable ID`, or switch it on in the console",
+    );
+    failing.into_iter().chain(disabled).collect()
+}
+
+fn describe(subscriber: &TroubledSubscriber, now: DateTime<Utc>) -> String {
+    let TroubledSubscriber { tenant, name, trouble, .. } = subscriber;
+    match trouble {
+        Trouble::Disabled(reason) => format!("{name} of {tenant}: {reason}"),
+        Trouble::FailingSince(since) => {
+            format!("{name} of {tenant}: for {}", seconds((now - *since).max(TimeDelta::zero()).num_seconds() as f64))
+        }
+    }
+}
+
+pub(super) fn of_dead_letters(counts: &DeadLetterCounts) -> Vec<Finding> {
+    let kinds = [
+        (
+            counts.webhooks,
+            "webhooks",
+            "`pillarbox webhook-dead-letters list --tenant NAME` shows why, and `… retry --all` retries them",
+            "#/dead-letters",
+        ),
+        (
+            counts.consumers,
+            "messages of consumers",
+            "`pillarbox dead-letters list` shows why, and `pillarbox dead-letters retry` retries them",
+            "#/dead-letters/consumers",
+        ),
+        (
+            counts.mail,
+            "e-mails",
+            "`pillarbox mail list --status dead` shows why, and `pillarbox mail retry --all` retries them",
+            "#/notifications",
+        ),
+        (
+            counts.notifications,
+            "notifications",
+            "GET /admin/v1/notifications?status=dead shows why, and `pillarbox notifications retry --all` retries them",
+            "#/notifications",
+        ),
+    ];
+    let finding = |(count, what, what_to_do, link): (i64, &str, &str, &'static str)| Finding {
+        severity: Severity::Warning,
+        title: format!("{count} {what} were given up"),
+        detail: "Their retries failed. They are retained, and can be retried".to_owned(),
+        what_to_do: what_to_do.to_owned(),
+        link: Some(link),
+    };
+    kinds.into_iter().filter(|(count, ..)| *count > 0).map(finding).collect()
+}
+
+/// A duration for people: `90 s`, `12 min`, `3 h`, `2 d`.
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        _ if seconds < 120.0 => format!("{seconds:.0} s"),
+        _ if seconds < 7_200.0 => format!("{:.0} min", seconds / 60.0),
+        _ if seconds < 172_800.0 => format!("{:.0} h", seconds / 3_600.0),
+        _ => format!("{:.0} d", seconds / 86_400.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mailbox::operations::status::WorkerStatus;
+
+    fn consumer(lag_seconds: f64, has_worker: bool) -> ConsumerStatus {
+        let worker = WorkerStatus { name: "web-1:1".to_owned(), shards: 16 };
+        ConsumerStatus {
+            consumer: "relay.default".to_owned(),
+            kind: "relay".to_owned(),
+            read_to: 1,
+            lag_seconds,
+            measured_at: DateTime::UNIX_EPOCH,
+            lag_messages: 7,
+            parked: 0,
+            dead: 0,
+            unrouted: 0,
+            replays: 0,
+            workers: if has_worker { vec![worker] } else { Vec::new() },
+            lapsed_at: None,
+        }
+    }
+
+    fn titles(consumer: ConsumerStatus) -> Vec<(Severity, String)> {
+        of_consumers(&[consumer]).into_iter().map(|finding| (finding.severity, finding.title)).collect()
+    }
+
+    #[test]
+    fn the_worst_state_of_a_consumer_is_reported_once() {
+        assert_eq!(titles(consumer(60.0, true)), []);
+        assert_eq!(titles(consumer(0.0, false)), [], "nothing waits for it");
+        assert_eq!(titles(consumer(61.0, true)), [(Severity::Warning, "relay.default lags".to_owned())]);
+        let nobody = (Severity::Critical, "No process runs relay.default".to_owned());
+        assert_eq!(titles(consumer(61.0, false)), [nobody]);
+        let lapsed = ConsumerStatus { lapsed_at: Some(DateTime::UNIX_EPOCH), ..consumer(61.0, false) };
+        assert_eq!(titles(lapsed), [(Severity::Critical, "relay.default has lapsed".to_owned())]);
+        let parked = ConsumerStatus { parked: 2, unrouted: 3, ..consumer(0.0, true) };
+        assert_eq!(titles(parked).len(), 2);
+    }
+
+    #[test]
+    fn subscribers_are_one_finding_for_each_kind_of_trouble() {
+        let subscriber = |name: &str, trouble| TroubledSubscriber {
+            id: uuid::Uuid::nil(),
+            tenant: "acme".to_owned(),
+            name: name.to_owned(),
+            trouble,
+        };
+        let now = DateTime::UNIX_EPOCH + TimeDelta::minutes(5);
+        let mut found: Vec<_> =
+            (0..7).map(|n| subscriber(&format!("s{n}"), Trouble::FailingSince(DateTime::UNIX_EPOCH))).collect();
+        found.push(subscriber("off", Trouble::Disabled("it answered 410 Gone".to_owned())));
+        let findings = of_subscribers(&found, now);
+        assert_eq!(findings[0].title, "7 subscribers: each does not accept webhooks");
+        assert!(findings[0].detail.starts_with("s0 of acme: for 5 min; ") && findings[0].detail.ends_with("others"));
+        assert_eq!(findings[1].title, "The subscriber off was switched off");
+        assert_eq!(findings[1].detail, "off of acme: it answered 410 Gone");
+        assert_eq!(of_subscribers(&[], now), []);
+    }
+
+    #[test]
+    fn only_what_was_given_up_is_reported() {
+        let none = DeadLetterCounts { webhooks: 0, consumers: 0, mail: 0, notifications: 0 };
+        assert_eq!(of_dead_letters(&none), []);
+        let found = of_dead_letters(&DeadLetterCounts { webhooks: 2, mail: 1, ..none });
+        assert_eq!(found.len(), 2);
+        assert_eq!((found[0].title.as_str(), found[0].link), ("2 webhooks were given up", Some("#/dead-letters")));
+    }
+}

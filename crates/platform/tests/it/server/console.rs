@@ -1,0 +1,63 @@
+//! The web console as a server serves it, and the copy of the API description that it is built from.
+
+use std::path::Path;
+
+use mailbox::database::migrations;
+use mailbox::service::Role;
+use pillarbox::api::api_description;
+use pillarbox::services::SERVICES;
+use serde_json::json;
+use testkit::{TestApp, TestDatabase};
+
+#[tokio::test]
+async fn the_console_and_its_settings_are_served_without_credentials() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start_with(&database, |settings| {
+        settings.console.name = "Acme events".to_owned();
+        settings.console.colour = "#123abc".to_owned();
+        settings.console.frame_ancestors = vec!["https://app.example.org".to_owned()];
+    })
+    .await;
+    let client = app.anonymous();
+    let redirect = client.get("/console").await;
+    assert_eq!((redirect.status, redirect.header("location")), (308, "/console/"));
+    let page = client.get("/console/").await;
+    assert_eq!(page.status, 200, "{page:?}");
+    assert!(page.text.starts_with("<!doctype html>"), "{page:?}");
+    assert!(page.header("content-security-policy").ends_with("frame-ancestors https://app.example.org"), "{page:?}");
+    assert_eq!(page.header("cache-control"), "no-cache");
+    let config = client.get("/console/config.json").await;
+    assert_eq!(config.json(), json!({"name": "Acme events", "colour": "#123abc"}));
+    let missing = client.get("/console/assets/missing.js").await;
+    missing.assert_problem(404, "unknown-route");
+    assert!(missing.header("content-security-policy").starts_with("default-src 'none'"), "{missing:?}");
+    client.post("/console/", json!({})).await.assert_problem(405, "method-not-allowed");
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_without_console_or_without_the_role_api_has_no_page() {
+    let database = TestDatabase::new(&migrations()).await;
+    let disabled = TestApp::start_with(&database, |settings| settings.console.enabled = false).await;
+    let without_role = TestApp::start_with(&database, |settings| settings.roles = vec![Role::Maintain]).await;
+    for app in [disabled, without_role] {
+        for path in ["/console", "/console/", "/console/config.json"] {
+            app.anonymous().get(path).await.assert_problem(404, "unknown-route");
+        }
+        app.stop().await;
+    }
+}
+
+#[test]
+fn the_copy_of_the_api_description_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../console/openapi.json");
+    let Ok(copy) = std::fs::read_to_string(&path) else { return }; // a checkout without the console
+    let served = api_description(SERVICES).to_pretty_json().unwrap() + "\n";
+    let first_difference = copy.lines().zip(served.lines()).position(|(copied, served)| copied != served);
+    assert!(
+        copy == served,
+        "console/openapi.json differs from the API (first in line {:?}): run `pillarbox openapi > console/openapi.json`, \
+         and then `npm run build` in console/",
+        first_difference.map(|line| line + 1)
+    );
+}
