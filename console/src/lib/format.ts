@@ -30,9 +30,14 @@ export function formatMilliseconds(milliseconds: number): string {
 export function formatSeconds(seconds: number): string {
   if (seconds < 10) return `${seconds.toFixed(1).replace(/\.0$/, "")} s`;
   if (seconds < MINUTE) return `${Math.round(seconds)} s`;
-  if (seconds < HOUR) return `${Math.floor(seconds / MINUTE)} min ${Math.round(seconds % MINUTE)} s`;
-  if (seconds < DAY) return `${Math.floor(seconds / HOUR)} h ${Math.floor((seconds % HOUR) / MINUTE)} min`;
-  return `${Math.floor(seconds / DAY)} d ${Math.floor((seconds % DAY) / HOUR)} h`;
+  if (seconds < HOUR) return twoUnits(seconds, MINUTE, "min", 1, "s");
+  if (seconds < DAY) return twoUnits(seconds, HOUR, "h", MINUTE, "min");
+  return twoUnits(seconds, DAY, "d", HOUR, "h");
+}
+
+function twoUnits(seconds: number, large: number, largeName: string, small: number, smallName: string): string {
+  const rest = Math.floor((seconds % large) / small);
+  return `${Math.floor(seconds / large)} ${largeName}${rest === 0 ? "" : ` ${rest} ${smallName}`}`;
 }
 
 export function formatPercent(share: number): string {

@@ -23,8 +23,9 @@ export function setTheme(next: Theme): void {
   theme.set(next);
 }
 
-/** Sets the colour of the brand (`#rrggbb`). Other texts are ignored, so a setting cannot break the page. */
-export function applyBrandColour(colour: string): void {
+/** Sets the colour of the brand (`#rrggbb` or `#rgb`). Other texts are ignored, so a setting cannot break the page. */
+export function applyBrandColour(setting: string): void {
+  const colour = setting.replace(/^#(.)(.)(.)$/, "#$1$1$2$2$3$3");
   if (!/^#[0-9a-f]{6}$/i.test(colour)) return;
   const style = document.documentElement.style;
   style.setProperty("--brand-light", readableOn(colour, LIGHT_SURFACE, "#000000"));

@@ -21,21 +21,18 @@ export function ConsumerDeadLetters({ query }: { query: URLSearchParams }) {
   const hasRows = (list.data?.items.length ?? 0) > 0;
   return (
     <>
-      <div class="row spread">
-        <div class="filters">
-          <TextField label="Consumer" value={consumer} onChange={(value) => setQuery({ consumer: value })} placeholder="notify.mail" />
-          <TextField label="Topic" value={topic} onChange={(value) => setQuery({ topic: value })} placeholder="order.created" />
-        </div>
-        {hasRows && (
+      <div class="filters">
+        <TextField label="Consumer" value={consumer} onChange={(value) => setQuery({ consumer: value })} placeholder="notify.mail" />
+        <TextField label="Topic" value={topic} onChange={(value) => setQuery({ topic: value })} placeholder="order.created" />
+      </div>
+      <Card flush title="Messages of the log" actions={hasRows && (
           <div class="row">
-            <BulkAction label="Retry all that match" doing="Retrying" done="retried" step={() => api.post("/admin/v1/dead-letters/retry", { body })} onDone={list.reload}
+            <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={() => api.post("/admin/v1/dead-letters/retry", { body })} onDone={list.reload}
               question={{ title: "Retry all dead letters that match?", body: "The consumers process them again.", confirm: "Retry all" }} />
-            <BulkAction label="Discard all that match" doing="Discarding" done="discarded" class="danger" step={() => api.post("/admin/v1/dead-letters/discard", { body })} onDone={list.reload}
+            <BulkAction label="Discard all that match" doing="Discarding" done="discarded" class="small danger" step={() => api.post("/admin/v1/dead-letters/discard", { body })} onDone={list.reload}
               question={{ title: "Discard all dead letters that match?", body: "They are deleted and can no longer be retried.", confirm: "Discard all", isDangerous: true, typeToConfirm: "discard" }} />
           </div>
-        )}
-      </div>
-      <Card flush>
+        )}>
         <ListView list={list} label="Dead letters of consumers" rowKey={(row) => String(row.id)} columns={[
           { header: "Topic", primary: true, cell: (row) => <a href={link("log", "messages", row.message.event_id)}>{row.message.topic}</a> },
           { header: "Consumer", cell: (row) => <code>{row.consumer}</code> },

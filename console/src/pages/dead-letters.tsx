@@ -53,11 +53,8 @@ function WebhookDeadLetters({ query }: { query: URLSearchParams }) {
   const nameOf = (row: DeadLetter) => names.get(row.subscriber_id) ?? row.subscriber_id.slice(0, 8);
   return (
     <>
-      <div class="row spread">
-        <Filters subscriber={subscriber} type={type} reason={reason ?? ""} retried={retried} names={names} />
-        {mayManage && !isEmpty && retried !== "true" && <BulkActions selection={selection} reload={list.reload} />}
-      </div>
-      <Card flush>
+      <Filters subscriber={subscriber} type={type} reason={reason ?? ""} retried={retried} names={names} />
+      <Card flush title="Messages to subscribers" actions={mayManage && !isEmpty && retried !== "true" && <BulkActions selection={selection} reload={list.reload} />}>
         <ListView list={list} label="Dead letters" rowKey={(row) => row.id} columns={[
           { header: "Event", primary: true, cell: (row) => <a href={link("dead-letters", row.id)}>{row.event_type ?? "unknown type"}</a> },
           { header: "Subscriber", cell: (row) => <a href={link("subscribers", row.subscriber_id)}>{nameOf(row)}</a> },
@@ -110,9 +107,9 @@ function BulkActions({ selection, reload }: { selection: DeadLetterSelection; re
   };
   return (
     <div class="row">
-      <BulkAction label="Retry all that match" doing="Retrying" done="retried" step={step} onDone={reload}
+      <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={step} onDone={reload}
         question={{ title: "Retry all dead letters that match?", body: "Each goes to the end of its lane and is sent again with the same id.", confirm: "Retry all" }} />
-      <BulkAction label="Discard all that match" doing="Discarding" done="discarded" step={discardStep} onDone={reload} class="danger"
+      <BulkAction label="Discard all that match" doing="Discarding" done="discarded" step={discardStep} onDone={reload} class="small danger"
         question={{ title: "Discard all dead letters that match?", body: "They are deleted and can no longer be retried.", confirm: "Discard all", isDangerous: true, typeToConfirm: "discard" }} />
     </div>
   );
@@ -168,6 +165,7 @@ function DeadLetterPage({ id }: { id: string }) {
 
 function DeadLetterView({ letter }: { letter: DeadLetter }) {
   const message = letter.message_id;
+  const names = useSubscriberNames();
   const attempts = useLive(`attempts ${message}`, (signal) => message
     ? api.get("/hub/v1/messages/{id}/attempts", { path: { id: message }, signal })
     : Promise.resolve({ items: [] }), POLL_MS);
@@ -186,7 +184,7 @@ function DeadLetterView({ letter }: { letter: DeadLetter }) {
             ["Given up", <Time at={letter.moved_to_dlq_at} />],
             ["Retried", letter.manual_retry_at ? <><Time at={letter.manual_retry_at} /> by {letter.manual_retry_by}</> : "no"],
             ["Event", letter.event_id && <Identifier value={letter.event_id} href={link("events", letter.event_id)} />],
-            ["Subscriber", <a href={link("subscribers", letter.subscriber_id)}>{letter.subscriber_id}</a>],
+            ["Subscriber", <a href={link("subscribers", letter.subscriber_id)}>{names.get(letter.subscriber_id) ?? letter.subscriber_id}</a>],
             ["Lane", letter.lane && <code>{letter.lane}</code>],
           ]} />
           {letter.event?.payload !== undefined && <CodeBlock label="payload" value={letter.event.payload} />}

@@ -34,7 +34,7 @@ function EventTypeList() {
         <ListView list={list} label="Event types" rowKey={(row) => row.name} columns={[
           { header: "Name", primary: true, cell: (row) => <a href={link("event-types", row.name)}><code>{row.name}</code></a> },
           { header: "Description", cell: (row) => row.description || <span class="muted">–</span> },
-          { header: "Version", align: "right", cell: (row) => row.version },
+          { header: "Version", align: "right", cell: (row) => row.version || "none" },
           { header: "Payloads", cell: (row) => <TypeBadges type={row} /> },
           { header: "Changed", cell: (row) => <Time at={row.updated_at} /> },
         ]} empty={<Empty title="The catalogue is empty" actions={mayManage && create}>Every event is accepted. Add types to check payloads against a schema and to document them.</Empty>} />

@@ -81,7 +81,7 @@ function Mails({ query }: { query: URLSearchParams }) {
       </div>
       <Card flush>
         <ListView list={list} label="Mail" rowKey={(row) => String(row.id)} columns={[
-          { header: "Subject", primary: true, cell: (row) => <button type="button" class="button quiet small" onClick={() => setOpened(row)}>{row.subject || "(no subject)"}</button> },
+          { header: "Subject", primary: true, cell: (row) => <button type="button" class="link-button" onClick={() => setOpened(row)}>{row.subject || "(no subject)"}</button> },
           { header: "To", cell: (row) => <span class="truncate">{row.to}</span> },
           { header: "Template", cell: (row) => <code class="truncate">{row.template}</code> },
           { header: "Status", cell: (row) => <StateBadge state={row.status} title={row.last_error ?? undefined} /> },

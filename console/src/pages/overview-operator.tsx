@@ -129,7 +129,7 @@ function ConsumerLags({ consumers }: { consumers: ConsumerStatus[] }) {
 export function consumerState(consumer: ConsumerStatus): string {
   if (consumer.lapsed_at) return "lapsed";
   if (consumer.workers.length === 0) return "no worker";
-  return consumer.parked > 0 ? "parked" : "running";
+  return consumer.parked > 0 ? "parked" : "active";
 }
 
 function weight(consumer: ConsumerStatus): number {

@@ -30,7 +30,7 @@ function ProjectList() {
           { header: "Status", cell: (row) => row.status ? <StateBadge state={row.status} /> : <span class="muted">unknown</span> },
           { header: "Progress", cell: (row) => <ProjectMeter project={row} /> },
           { header: "Done", align: "right", cell: (row) => `${formatNumber(row.done ?? 0)} of ${formatNumber(row.total ?? 0)}` },
-          { header: "Errors", align: "right", cell: (row) => <span class={row.errors ? "bad" : ""}>{formatNumber(row.errors ?? 0)}</span> },
+          { header: "Errors", align: "right", cell: (row) => <span class={row.errors ? "text-bad" : ""}>{formatNumber(row.errors ?? 0)}</span> },
           { header: "Created", cell: (row) => <Time at={row.created_at} /> },
         ]} empty={<Empty title="No project">Create one with <code>POST /progress/v1/projects</code>, then mark its items as they are done.</Empty>} />
       </Card>

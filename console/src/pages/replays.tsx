@@ -67,6 +67,7 @@ function ReplayPage({ id }: { id: string }) {
 }
 
 function ReplayView({ replay }: { replay: Replay }) {
+  const names = useSubscriberNames();
   return (
     <>
       {replay.error && <Notice tone="bad">{replay.error}</Notice>}
@@ -82,7 +83,7 @@ function ReplayView({ replay }: { replay: Replay }) {
       </div>
       <Card title="Selection">
         <Details entries={[
-          ["Subscriber", replay.subscriber_id ? <a href={link("subscribers", replay.subscriber_id)}>{replay.subscriber_id}</a> : "all of the tenant"],
+          ["Subscriber", replay.subscriber_id ? <a href={link("subscribers", replay.subscriber_id)}>{names.get(replay.subscriber_id) ?? replay.subscriber_id}</a> : "all of the tenant"],
           ["Mode", replay.mode === "missed" ? "only events that the subscriber has not got" : "all events that match"],
           ["From", <Time at={replay.from} />],
           ["To", <Time at={replay.to} />],

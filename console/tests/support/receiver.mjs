@@ -1,0 +1,28 @@
+// A receiver of webhooks on loopback whose answer can be changed.
+import { createServer } from "node:http";
+
+const RECEIVED_MAX = 10_000;
+
+export async function startReceiver({ status = 200, delayMs = 0 } = {}) {
+  const received = [];
+  const state = { status, delayMs };
+  const server = createServer((request, response) => {
+    request.resume();
+    request.on("end", () => {
+      const answer = typeof state.status === "function" ? state.status() : state.status;
+      received.push({ id: request.headers["webhook-id"], type: request.headers["webhook-event-type"], status: answer });
+      if (received.length > RECEIVED_MAX) received.shift();
+      setTimeout(() => response.writeHead(answer).end(answer < 300 ? "ok" : "the receiver is broken"), state.delayMs);
+    });
+  });
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return {
+    url: `http://127.0.0.1:${server.address().port}/hook`,
+    received,
+    answerWith: (next) => (state.status = next),
+    stop: async () => {
+      server.closeAllConnections();
+      await new Promise((resolve) => server.close(resolve));
+    },
+  };
+}
