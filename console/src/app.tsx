@@ -1,6 +1,5 @@
 import { useEffect, useState } from "preact/hooks";
-import { loadCaller } from "./api/console";
-import { ApiError } from "./api/client";
+import { ApiError, api } from "./api/client";
 import { actingTenant, caller, credentials, signOut } from "./api/session";
 import { ErrorBox, Skeleton } from "./components/async";
 import { QuestionHost } from "./components/dialog";
@@ -21,7 +20,7 @@ export function App() {
 
   const identify = () => {
     setError(undefined);
-    loadCaller().then(caller.set, (cause) => setError(toApiError(cause)));
+    api.get("/hub/v1/caller").then(caller.set, (cause) => setError(toApiError(cause)));
   };
   useEffect(() => {
     if (bearer !== undefined && caller.get() === null) identify();

@@ -1,6 +1,6 @@
 // The pages, in the order of the navigation. To add one: write `pages/<name>.tsx` and add a line here.
 import type { ComponentType } from "preact";
-import type { Caller } from "./api/session";
+import type { Caller } from "./api/types";
 import type { IconName } from "./components/icon";
 import { DeadLettersPage } from "./pages/dead-letters";
 import { DeliveriesPage } from "./pages/deliveries";

@@ -55,8 +55,8 @@ export function liveTests(world) {
 
   test("a page in the background does not poll", async () => {
     const { page, context, close } = await world.openSignedIn();
-    await goTo(page, "#/log");
     await page.clock.install();
+    await goTo(page, "#/log");
     let requests = 0;
     // Chromium without a window does not report hidden tabs, so the test says it in the browser's place.
     await page.evaluate(() => {

@@ -3,6 +3,9 @@ import type { paths } from "./schema";
 import { refreshIfNeeded } from "./refresh";
 import { actingTenant, credentials, signOut } from "./session";
 
+/** Who the credentials belong to, not the tenant that they act for. */
+const CALLER_PATH = "/hub/v1/caller";
+
 export interface FieldError {
   in: string;
   pointer: string;
@@ -62,7 +65,7 @@ export const api = {
     request<Answer<Operation<P, "delete">>>("DELETE", path, options),
 };
 
-export async function request<T>(method: string, path: string, options: AnyOptions = {}): Promise<T> {
+async function request<T>(method: string, path: string, options: AnyOptions = {}): Promise<T> {
   const headers = await requestHeaders(path);
   if (method !== "GET") headers.set("idempotency-key", crypto.randomUUID());
   if (options.body !== undefined) headers.set("content-type", "application/json");
@@ -84,7 +87,7 @@ export async function requestHeaders(path: string): Promise<Headers> {
   const session = credentials.get();
   if (session !== null) headers.set("authorization", `Bearer ${session.bearer}`);
   const tenant = actingTenant.get();
-  if (tenant !== "" && path.startsWith("/hub/")) headers.set("pillarbox-tenant", tenant);
+  if (tenant !== "" && path.startsWith("/hub/") && path !== CALLER_PATH) headers.set("pillarbox-tenant", tenant);
   return headers;
 }
 

@@ -1,6 +1,7 @@
 // Who is signed in. Credentials are in sessionStorage only: they end with the tab, other tabs and other sites never see
 // them, and no request carries them unless this page adds the header. So a foreign page cannot make requests in our name.
 import { createStore } from "../lib/store";
+import type { Caller } from "./types";
 
 export interface Credentials {
   /** An API key, a portal token or an access token. */
@@ -9,17 +10,6 @@ export interface Credentials {
   refreshToken?: string;
   /** When the access token has to be replaced, in milliseconds since 1970. */
   refreshAt?: number;
-}
-
-/** The answer of `GET /hub/v1/caller`. */
-export interface Caller {
-  kind: "key" | "portal_token" | "user";
-  name: string;
-  tenant: string;
-  roles: string[];
-  is_operator: boolean;
-  read_only: boolean;
-  expires_at?: string | null;
 }
 
 const CREDENTIALS_KEY = "pillarbox.credentials";

@@ -28,7 +28,7 @@ export function ErrorBox({ error, onRetry }: { error: ApiError; onRetry?: () => 
 
 function whatToDo(error: ApiError): string {
   if (error.status === 403) return "Sign in with a key or as a user that has this permission, or choose another tenant.";
-  if (error.status === 404) return "It may have been deleted, or it belongs to another tenant, or this server is older than the console.";
+  if (error.status === 404) return "It may have been deleted, or it belongs to another tenant.";
   if (error.status === 429) return "Wait for a moment: the limit of requests was reached.";
   if (error.status >= 500) return "The server's log tells the cause. The page tries again by itself.";
   return "";

@@ -1,5 +1,5 @@
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { createStore, useStore } from "../lib/store";
 
 interface DialogProps {
@@ -12,7 +12,8 @@ interface DialogProps {
 /** A modal dialog. The browser keeps the focus inside, closes it with Escape and returns the focus afterwards. */
 export function Dialog({ title, onClose, children, class: className }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  // Before the browser paints, so that keys which are typed at once reach the dialog.
+  useLayoutEffect(() => {
     const dialog = element.current;
     if (dialog !== null && !dialog.open) dialog.showModal();
     return () => dialog?.close();

@@ -1,5 +1,5 @@
 import { Notice } from "./basics";
-import type { Finding } from "../api/console";
+import type { Finding } from "../api/types";
 
 /** What is wrong now, and what to do about it. */
 export function Findings({ findings }: { findings: Finding[] }) {

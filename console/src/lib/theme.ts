@@ -7,7 +7,7 @@ const STORAGE_KEY = "pillarbox.theme";
 const LIGHT_SURFACE = "#ffffff";
 const DARK_SURFACE = "#1b1e24";
 /** WCAG 2.1 AA for normal text, with a margin for tinted backgrounds. */
-const CONTRAST_MIN = 5.2;
+const CONTRAST_MIN = 6;
 
 export const theme = createStore<Theme>(readTheme());
 const systemIsDark = matchMedia("(prefers-color-scheme: dark)");

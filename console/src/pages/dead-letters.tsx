@@ -1,8 +1,7 @@
 import { useState } from "preact/hooks";
 import { api } from "../api/client";
-import { discardDeadLetter, discardDeadLetters, retryDeadLetters, type DeadLetterSelection } from "../api/console";
 import { caller } from "../api/session";
-import type { DeadLetter } from "../api/types";
+import type { ChosenDeadLetters, DeadLetter } from "../api/types";
 import { AttemptEntries } from "../components/attempts";
 import { Empty, Loaded } from "../components/async";
 import { Badge, Card, CodeBlock, Details, Identifier, Page, Tabs, Time } from "../components/basics";
@@ -21,6 +20,12 @@ import { ConsumerDeadLetters } from "./consumer-dead-letters";
 
 const POLL_MS = 3_000;
 const REASONS: DeadLetter["reason"][] = ["exhausted", "refused", "gone", "manual", "expired"];
+
+interface Selection {
+  subscriber_id?: string;
+  event_type?: string;
+  reason?: DeadLetter["reason"];
+}
 
 export function DeadLettersPage({ parts, query }: PageProps) {
   const [id] = parts;
@@ -46,7 +51,7 @@ function WebhookDeadLetters({ query }: { query: URLSearchParams }) {
   const type = query.get("type") ?? "";
   const reason = REASONS.find((name) => name === query.get("reason"));
   const retried = query.get("retried") ?? "false";
-  const selection: DeadLetterSelection = { subscriber_id: subscriber || undefined, event_type: type || undefined, reason };
+  const selection: Selection = { subscriber_id: subscriber || undefined, event_type: type || undefined, reason };
   const list = usePages<DeadLetter>(`dead-letters ${subscriber} ${type} ${reason} ${retried}`, (page, signal) =>
     api.get("/hub/v1/dead-letters", { query: { ...selection, retried: retried === "" ? undefined : retried === "true", ...page }, signal }), POLL_MS);
   const isEmpty = (list.data?.items.length ?? 0) === 0;
@@ -92,17 +97,19 @@ function Filters({ subscriber, type, reason, retried, names }: FiltersProps) {
 }
 
 /** The API requires either a filter or `all`, so that an empty filter selects nothing by accident. */
-function withAll(selection: DeadLetterSelection): DeadLetterSelection {
-  return Object.values(selection).some((value) => value !== undefined) ? selection : { all: true };
+function withAll(selection: Selection): ChosenDeadLetters {
+  const isFiltered = Object.values(selection).some((value) => value !== undefined);
+  return (isFiltered ? selection : { all: true }) as ChosenDeadLetters;
 }
 
-function BulkActions({ selection, reload }: { selection: DeadLetterSelection; reload: () => void }) {
+function BulkActions({ selection, reload }: { selection: Selection; reload: () => void }) {
+  const body = withAll(selection);
   const step = async () => {
-    const result = await retryDeadLetters(withAll(selection));
+    const result = await api.post("/hub/v1/dead-letters/retry", { body });
     return { count: result.retried, more: result.more };
   };
   const discardStep = async () => {
-    const result = await discardDeadLetters(withAll(selection));
+    const result = await api.post("/hub/v1/dead-letters/discard", { body });
     return { count: result.discarded, more: result.more };
   };
   return (
@@ -136,7 +143,7 @@ async function retryOne(letter: DeadLetter, done: () => void): Promise<void> {
 async function discardOne(letter: DeadLetter, done: () => void): Promise<void> {
   const body = "It is deleted and can no longer be retried.";
   if (await ask({ title: "Discard this dead letter?", body, confirm: "Discard", isDangerous: true }) === null) return;
-  await discardDeadLetter(letter.id);
+  await api.post("/hub/v1/dead-letters/{id}/discard", { path: { id: letter.id } });
   showToast("The dead letter was discarded.");
   done();
 }

@@ -1,5 +1,4 @@
 import { api } from "../api/client";
-import { listMessages } from "../api/console";
 import type { HubAttempt, HubMessage } from "../api/types";
 import { AttemptEntries } from "../components/attempts";
 import { Empty, Loaded } from "../components/async";
@@ -16,7 +15,8 @@ import { subscriberOptions, useSubscriberNames } from "../lib/subscribers";
 import type { PageProps } from "../pages";
 
 const POLL_MS = 2_000;
-const OUTCOMES = ["delivered", "pending", "failed", "dead"];
+const OUTCOMES = ["delivered", "pending", "failed", "dead"] as const;
+type ListedOutcome = (typeof OUTCOMES)[number];
 
 export function DeliveriesPage({ parts, query }: PageProps) {
   const [id] = parts;
@@ -25,13 +25,13 @@ export function DeliveriesPage({ parts, query }: PageProps) {
 
 function DeliveryList({ query }: { query: URLSearchParams }) {
   const subscriber = query.get("subscriber") ?? "";
-  const outcome = query.get("outcome") ?? "";
+  const outcome = OUTCOMES.find((name) => name === query.get("outcome"));
   const names = useSubscriberNames();
   return (
     <Page title="Deliveries" description="One event for one subscriber, newest first.">
       <div class="filters">
         <SelectField label="Subscriber" value={subscriber} onChange={(value) => setQuery({ subscriber: value })} options={subscriberOptions(names, "All subscribers")} />
-        <SelectField label="Outcome" value={outcome} onChange={(value) => setQuery({ outcome: value })}
+        <SelectField label="Outcome" value={outcome ?? ""} onChange={(value) => setQuery({ outcome: value })}
           options={[{ value: "", label: "All outcomes" }, ...OUTCOMES.map((name) => ({ value: name, label: name }))]} />
       </div>
       <Card flush><Deliveries subscriber={subscriber} outcome={outcome} names={names} /></Card>
@@ -41,15 +41,15 @@ function DeliveryList({ query }: { query: URLSearchParams }) {
 
 interface DeliveriesProps {
   subscriber?: string;
-  outcome?: string;
+  outcome?: ListedOutcome;
   /** Without names the column of the subscriber is left out. */
   names?: Map<string, string>;
 }
 
 /** The deliveries of one subscriber or of all, refreshed while they are shown. */
-export function Deliveries({ subscriber = "", outcome = "", names }: DeliveriesProps) {
+export function Deliveries({ subscriber = "", outcome, names }: DeliveriesProps) {
   const list = usePages<HubMessage>(`deliveries ${subscriber} ${outcome}`, (page, signal) =>
-    listMessages({ subscriber_id: subscriber, outcome, ...page }, signal), POLL_MS);
+    api.get("/hub/v1/messages", { query: { subscriber_id: subscriber || undefined, outcome, ...page }, signal }), POLL_MS);
   const columns: Column<HubMessage>[] = [
     { header: "Event", primary: true, cell: (row) => <a href={deliveryLink(row)}>{row.event_type ?? "unknown type"}</a> },
     { header: "Outcome", cell: (row) => <StateBadge state={row.outcome} title={row.last_error ?? undefined} /> },
@@ -65,7 +65,7 @@ export function Deliveries({ subscriber = "", outcome = "", names }: DeliveriesP
   }
   return (
     <ListView list={list} label="Deliveries" columns={columns} rowKey={(row) => `${row.id ?? row.event_id} ${row.retry_of ?? ""} ${row.replay_id ?? ""}`}
-      empty={<Empty title="No delivery">{outcome === "" ? "Deliveries appear here as soon as an event matches a subscriber." : `No delivery has the outcome ${outcome}.`}</Empty>} />
+      empty={<Empty title="No delivery">{outcome === undefined ? "Deliveries appear here as soon as an event matches a subscriber." : `No delivery has the outcome ${outcome}.`}</Empty>} />
   );
 }
 

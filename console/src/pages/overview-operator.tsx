@@ -1,9 +1,8 @@
 import { useEffect, useState } from "preact/hooks";
 import { api } from "../api/client";
-import { loadOverview, type Overview } from "../api/console";
-import type { ConsumerStatus } from "../api/types";
+import type { ConsumerStatus, Overview } from "../api/types";
 import { Loaded } from "../components/async";
-import { Badge, Card, Notice, Page, Stat, StateBadge } from "../components/basics";
+import { Badge, Card, Page, Stat, StateBadge } from "../components/basics";
 import { TimeChart } from "../components/chart";
 import { Findings } from "../components/findings";
 import { Table } from "../components/table";
@@ -25,16 +24,12 @@ interface Sample {
 }
 
 export function OperatorOverview() {
-  const overview = useLive("overview", loadOverview, POLL_MS);
+  const overview = useLive("overview", (signal) => api.get("/admin/v1/overview", { signal }), POLL_MS);
   const consumers = useLive("consumers", (signal) => api.get("/admin/v1/consumers", { signal }), CONSUMERS_POLL_MS);
-  const samples = useSamples(overview.data ?? undefined);
+  const samples = useSamples(overview.data);
   return (
     <Page title="Overview" description="The whole installation, live.">
-      <Loaded live={overview}>
-        {(data) => data === null
-          ? <Notice tone="warn">This server is older than the console: it does not report rates. Upgrade it to see them here.</Notice>
-          : <Rates overview={data} samples={samples} />}
-      </Loaded>
+      <Loaded live={overview}>{(data) => <Rates overview={data} samples={samples} />}</Loaded>
       <Card title="Consumers of the log" flush actions={<a href="#/log">All details</a>}>
         <Loaded live={consumers}>{(data) => <ConsumerLags consumers={data.items} />}</Loaded>
       </Card>
@@ -56,8 +51,8 @@ function Rates({ overview, samples }: { overview: Overview; samples: Sample[] })
         <Stat label="Delivered" value={rate(last?.delivered)} hint={`${formatCompact(overview.delivered_total)} in total`} href="#/deliveries" />
         <Stat label="Failed attempts" value={rate(last?.failed)} tone={last?.failed ? "warn" : "neutral"}
           hint={`${formatCompact(overview.failed_attempts_total)} in total`} href="#/deliveries?outcome=failed" />
-        <Stat label="Latency, end to end" value={overview.latency_ms ? formatMilliseconds(overview.latency_ms.p50) : "–"}
-          hint={overview.latency_ms ? `99 %: ${formatMilliseconds(overview.latency_ms.p99)}` : "No delivery yet"} />
+        <Stat label="Response time" value={overview.latency_ms ? formatMilliseconds(overview.latency_ms.p50) : "–"}
+          hint={overview.latency_ms ? `99 %: ${formatMilliseconds(overview.latency_ms.p99)}` : "No attempt in 5 minutes"} />
         <Stat label="Dead letters, webhooks" value={formatNumber(dead.webhooks)} tone={dead.webhooks > 0 ? "bad" : "neutral"}
           hint={dead.webhooks > 0 ? "Look and retry" : "None"} href="#/dead-letters" />
         <Stat label="Dead letters, others" value={formatNumber(deadOthers)} tone={deadOthers > 0 ? "bad" : "neutral"}
@@ -72,9 +67,9 @@ function Rates({ overview, samples }: { overview: Overview; samples: Sample[] })
             { label: "Failed attempts", values: samples.map((sample) => sample.failed) },
           ]} />
         </Card>
-        <Card title="Latency from post to delivery">
-          <TimeChart label="Latency from post to delivery" times={times} format={formatMilliseconds} series={[
-            { label: "Half of the deliveries within", values: samples.map((sample) => sample.p50) },
+        <Card title="Response time of the endpoints">
+          <TimeChart label="Response time of the endpoints" times={times} format={formatMilliseconds} series={[
+            { label: "50 % within", values: samples.map((sample) => sample.p50) },
             { label: "99 % within", values: samples.map((sample) => sample.p99) },
           ]} />
         </Card>

@@ -1,7 +1,6 @@
 import { api } from "../api/client";
-import type { Finding } from "../api/console";
 import { shownTenant } from "../api/session";
-import type { Subscriber, SubscriberHealth } from "../api/types";
+import type { Finding, Subscriber, SubscriberHealth } from "../api/types";
 import { Empty, Loaded } from "../components/async";
 import { Card, Page, Stat, StateBadge, Time } from "../components/basics";
 import { TimeChart } from "../components/chart";

@@ -14,7 +14,7 @@ export async function serveConsole(apiUrl) {
   const own = await fetch(`${apiUrl}/console/`);
   // A binary that was built without the console answers with a page that says so.
   const isServed = own.ok && (await own.text()).includes("/console/assets/");
-  if (isServed) return { url: apiUrl, isServedByBinary: true, stop: async () => {} };
+  if (isServed) return { url: apiUrl, stop: async () => {} };
   const server = createServer((incoming, outgoing) => {
     const path = new URL(incoming.url, "http://localhost").pathname;
     if (path.startsWith("/console/") && path !== "/console/config.json") void serveFile(path, outgoing);
@@ -25,7 +25,7 @@ export async function serveConsole(apiUrl) {
     server.closeAllConnections();
     await new Promise((resolve) => server.close(resolve));
   };
-  return { url: `http://127.0.0.1:${server.address().port}`, isServedByBinary: false, stop };
+  return { url: `http://127.0.0.1:${server.address().port}`, stop };
 }
 
 async function serveFile(path, outgoing) {
