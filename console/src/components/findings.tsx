@@ -12,9 +12,9 @@ export function Findings({ findings }: { findings: Finding[] }) {
         <li key={`${finding.title} ${finding.detail}`}>
           <Notice tone={finding.severity === "critical" ? "bad" : "warn"}>
             <strong>{finding.title}</strong>
-            <div>{finding.detail}</div>
+            <div>{withCode(finding.detail)}</div>
             <div>
-              <span class="muted">What to do: </span>{finding.what_to_do}
+              <span class="muted">What to do: </span>{withCode(finding.what_to_do)}
               {finding.link && <> <a href={consoleLink(finding.link)}>Open</a></>}
             </div>
           </Notice>
@@ -22,6 +22,11 @@ export function Findings({ findings }: { findings: Finding[] }) {
       ))}
     </ul>
   );
+}
+
+/** The server writes commands between backticks. */
+function withCode(text: string) {
+  return text.split("`").map((part, index) => (index % 2 === 1 ? <code key={index}>{part}</code> : part));
 }
 
 /** The server may give an address within the console (`/console/#/log`, `#/log`); others are not followed. */

@@ -36,10 +36,10 @@ export function Icon({ name, size = 16 }: { name: IconName; size?: number }) {
 
 export function Logo() {
   return (
-    <svg width="22" height="22" viewBox="0 0 32 32" aria-hidden="true">
-      <rect x="6" y="2" width="20" height="28" rx="6" fill="#c8322b" />
-      <rect x="10" y="9" width="12" height="3" rx="1.5" fill="#fff" />
-      <rect x="10" y="16" width="12" height="2" rx="1" fill="#fff" opacity="0.6" />
+    <svg class="logo" width="22" height="22" viewBox="0 0 32 32" aria-hidden="true">
+      <rect x="6" y="2" width="20" height="28" rx="6" fill="currentColor" />
+      <rect x="10" y="9" width="12" height="3" rx="1.5" fill="var(--on-accent)" />
+      <rect x="10" y="16" width="12" height="2" rx="1" fill="var(--on-accent)" opacity="0.6" />
     </svg>
   );
 }

@@ -8,6 +8,8 @@ export interface Column<T> {
   primary?: boolean;
   /** A column of buttons, without a visible heading. */
   actions?: boolean;
+  /** Left out of a compact table on a narrow screen. */
+  optional?: boolean;
 }
 
 interface TableProps<T> {
@@ -15,16 +17,18 @@ interface TableProps<T> {
   columns: Column<T>[];
   rows: T[];
   rowKey: (row: T) => string;
+  /** Stays a table on narrow screens, with fewer columns. */
+  compact?: boolean;
 }
 
-/** A table that becomes a list of cards on narrow screens. The roles keep its meaning there. */
-export function Table<T>({ label, columns, rows, rowKey }: TableProps<T>) {
+/** A table that becomes a list of cards on narrow screens, unless it is compact. The roles keep its meaning there. */
+export function Table<T>({ label, columns, rows, rowKey, compact = false }: TableProps<T>) {
   return (
-    <table class="table" role="table" aria-label={label}>
+    <table class={`table ${compact ? "compact" : "cards"}`} role="table" aria-label={label}>
       <thead role="rowgroup">
         <tr role="row">
           {columns.map((column) => (
-            <th key={column.header} role="columnheader" scope="col" class={column.align === "right" ? "align-right" : undefined}>
+            <th key={column.header} role="columnheader" scope="col" class={cellClass(column)}>
               {column.actions ? <span class="visually-hidden">{column.header}</span> : column.header}
             </th>
           ))}
@@ -46,6 +50,6 @@ export function Table<T>({ label, columns, rows, rowKey }: TableProps<T>) {
 }
 
 function cellClass<T>(column: Column<T>): string {
-  return [column.align === "right" && "align-right", column.primary && "primary", column.actions && "actions"]
+  return [column.align === "right" && "align-right", column.primary && "primary", column.actions && "actions", column.optional && "optional"]
     .filter(Boolean).join(" ");
 }

@@ -53,9 +53,9 @@ function Rates({ overview, samples }: { overview: Overview; samples: Sample[] })
           hint={`${formatCompact(overview.failed_attempts_total)} in total`} href="#/deliveries?outcome=failed" />
         <Stat label="Response time" value={overview.latency_ms ? formatMilliseconds(overview.latency_ms.p50) : "–"}
           hint={overview.latency_ms ? `99 %: ${formatMilliseconds(overview.latency_ms.p99)}` : "No attempt in 5 minutes"} />
-        <Stat label="Dead letters, webhooks" value={formatNumber(dead.webhooks)} tone={dead.webhooks > 0 ? "bad" : "neutral"}
+        <Stat label="Dead webhooks" value={formatNumber(dead.webhooks)} tone={dead.webhooks > 0 ? "bad" : "neutral"}
           hint={dead.webhooks > 0 ? "Look and retry" : "None"} href="#/dead-letters" />
-        <Stat label="Dead letters, others" value={formatNumber(deadOthers)} tone={deadOthers > 0 ? "bad" : "neutral"}
+        <Stat label="Other dead letters" value={formatNumber(deadOthers)} tone={deadOthers > 0 ? "bad" : "neutral"}
           hint={`${dead.consumers} consumers, ${dead.mail} mail, ${dead.notifications} notifications`}
           href={dead.consumers > 0 ? "#/dead-letters/consumers" : "#/notifications"} />
       </div>
@@ -110,13 +110,13 @@ function ConsumerLags({ consumers }: { consumers: ConsumerStatus[] }) {
   // The ones that need attention come first.
   const sorted = [...consumers].sort((one, other) => weight(other) - weight(one) || one.consumer.localeCompare(other.consumer));
   return (
-    <Table label="Consumers of the log" rows={sorted} rowKey={(row) => row.consumer} columns={[
+    <Table label="Consumers of the log" compact rows={sorted} rowKey={(row) => row.consumer} columns={[
       { header: "Consumer", primary: true, cell: (row) => <code>{row.consumer}</code> },
       { header: "State", cell: (row) => <StateBadge state={consumerState(row)} /> },
       { header: "Lag", align: "right", cell: (row) => formatSeconds(row.lag_seconds) },
-      { header: "Messages behind", align: "right", cell: (row) => formatNumber(row.lag_messages) },
-      { header: "Parked", align: "right", cell: (row) => formatNumber(row.parked) },
-      { header: "Dead letters", align: "right", cell: (row) => row.dead > 0 ? <Badge tone="bad">{formatNumber(row.dead)}</Badge> : "0" },
+      { header: "Messages behind", optional: true, align: "right", cell: (row) => formatNumber(row.lag_messages) },
+      { header: "Parked", optional: true, align: "right", cell: (row) => formatNumber(row.parked) },
+      { header: "Dead letters", optional: true, align: "right", cell: (row) => row.dead > 0 ? <Badge tone="bad">{formatNumber(row.dead)}</Badge> : "0" },
     ]} />
   );
 }
