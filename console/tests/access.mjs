@@ -76,6 +76,16 @@ export function accessTests(world) {
     await close();
   });
 
+  test("the policy of the page allows nothing but this server", async () => {
+    const response = await fetch(`${world.console.url}/console/`);
+    const policy = response.headers.get("content-security-policy");
+    for (const part of ["default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]) {
+      assert.ok(policy.includes(part), `${part} is missing in ${policy}`);
+    }
+    assert.ok(!policy.includes("unsafe"));
+    assert.doesNotMatch(await response.text(), /<script(?![^>]*src=)|style=|https?:\/\//);
+  });
+
   test("a wrong key is refused with what to do", async () => {
     const { page, close } = await world.open({ expectedStatuses: [401] });
     await page.goto(`${world.console.url}/console/`);

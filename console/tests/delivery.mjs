@@ -41,6 +41,33 @@ export function deliveryTests(world) {
     await close();
   });
 
+  test("many dead letters are retried together, and one is discarded after a confirmation", async () => {
+    const receiver = await startReceiver({ status: 422 });
+    const subscriber = await world.api.post("/hub/v1/subscribers", { name: "many", url: receiver.url, event_types: ["many.*"] });
+    const events = Array.from({ length: 30 }, (_, index) => ({ event_type: "many.item", payload: { index } }));
+    await world.api.post("/hub/v1/events/batch", { events });
+    const letters = async () => (await world.api.get(`/hub/v1/dead-letters?subscriber_id=${subscriber.id}&retried=false&limit=100`)).items;
+    await waitFor("all messages die", async () => (await letters()).length === 30);
+
+    const { page, close } = await world.openSignedIn();
+    await goTo(page, `#/dead-letters?subscriber=${subscriber.id}`);
+    await page.getByRole("button", { name: "Discard", exact: true }).first().click();
+    await page.getByRole("dialog").getByRole("button", { name: "Cancel" }).click();
+    assert.equal((await letters()).length, 30);
+    await page.getByRole("button", { name: "Discard", exact: true }).first().click();
+    await page.getByRole("dialog").getByRole("button", { name: "Discard" }).click();
+    await waitFor("one is discarded", async () => (await letters()).length === 29);
+
+    receiver.answerWith(200);
+    await page.getByRole("button", { name: "Retry all that match" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Retry all" }).click();
+    await page.getByText("29 messages retried.").waitFor();
+    await waitFor("the retried messages arrive", () => receiver.received.filter(({ status }) => status === 200).length === 29);
+    await page.getByText("No dead letter", { exact: true }).waitFor();
+    await receiver.stop();
+    await close();
+  });
+
   test("a subscriber is paused, edited, rotated and deleted from its page", async () => {
     const receiver = await startReceiver();
     const created = await world.api.post("/hub/v1/subscribers", { name: "to-change", url: receiver.url, event_types: ["change.*"] });

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
-import { api } from "../api/client";
+import { ApiError, api } from "../api/client";
 import { caller } from "../api/session";
-import type { ChosenDeadLetters, DeadLetter } from "../api/types";
+import type { ChosenDeadLetters, DeadLetter, HubAttempt } from "../api/types";
 import { AttemptEntries } from "../components/attempts";
 import { Empty, Loaded } from "../components/async";
 import { Badge, Card, CodeBlock, Details, Identifier, Page, Tabs, Time } from "../components/basics";
@@ -170,17 +170,28 @@ function DeadLetterPage({ id }: { id: string }) {
   );
 }
 
+/** The attempts of the message; none if they were deleted, which a dead letter survives. */
+async function loadAttempts(message: string | undefined, signal: AbortSignal): Promise<HubAttempt[]> {
+  if (message === undefined) return [];
+  try {
+    return (await api.get("/hub/v1/messages/{id}/attempts", { path: { id: message }, signal })).items;
+  } catch (cause) {
+    if (cause instanceof ApiError && cause.status === 404) return [];
+    throw cause;
+  }
+}
+
 function DeadLetterView({ letter }: { letter: DeadLetter }) {
   const message = letter.message_id;
   const names = useSubscriberNames();
-  const attempts = useLive(`attempts ${message}`, (signal) => message
-    ? api.get("/hub/v1/messages/{id}/attempts", { path: { id: message }, signal })
-    : Promise.resolve({ items: [] }), POLL_MS);
+  const attempts = useLive(`attempts ${message}`, (signal) => loadAttempts(message, signal), POLL_MS);
   return (
     <div class="grid">
       <Card title="Attempts">
         <Loaded live={attempts}>
-          {(found) => found.items.length === 0 ? <Empty title="No attempt is stored" /> : <ol class="timeline"><AttemptEntries attempts={found.items} /></ol>}
+          {(found) => found.length === 0
+            ? <Empty title="No attempt is stored">The attempts of a subscriber are deleted with it.</Empty>
+            : <ol class="timeline"><AttemptEntries attempts={found} /></ol>}
         </Loaded>
       </Card>
       <Card title="Dead letter">
