@@ -9,6 +9,7 @@ import { apiClient } from "./support/api.mjs";
 import { openPage, signIn, startBrowser } from "./support/browser.mjs";
 import { serveConsole } from "./support/page-server.mjs";
 import { ADMIN_KEY, startPillarbox } from "./support/pillarbox.mjs";
+import { stopReceivers } from "./support/receiver.mjs";
 
 /** What the tests share. It is filled before the first of them. */
 const world = { adminKey: ADMIN_KEY };
@@ -31,6 +32,7 @@ before(async () => {
 }, { timeout: 90_000 });
 
 after(async () => {
+  await stopReceivers();
   for (const stop of stops.reverse()) await stop();
 }, { timeout: 60_000 });
 

@@ -10,26 +10,30 @@ const KILOBYTE = 1024;
 const TICKS_PER_SECOND = 100;
 
 export function performanceTests(world) {
-  test("the first load transfers less than 300 KB", async () => {
+  test("the first load transfers less than 300 KB", async (current) => {
     const { page, context, close } = await world.open();
     const session = await context.newCDPSession(page);
     await session.send("Network.enable");
     let bytes = 0;
     session.on("Network.loadingFinished", ({ encodedDataLength }) => (bytes += encodedDataLength));
     await page.goto(`${world.console.url}/console/`, { waitUntil: "networkidle" });
+    current.diagnostic(`${Math.round(bytes / KILOBYTE)} KB`);
     assert.ok(bytes > 10 * KILOBYTE && bytes < 300 * KILOBYTE, `${Math.round(bytes / KILOBYTE)} KB`);
     await close();
   });
 
-  test("the overview has no task above 100 ms with 1,000 events per second", async () => {
+  test("the overview has no task above 100 ms with 1,000 events per second", async (current) => {
     const { page, close } = await world.openSignedIn();
     const load = postEvents(world.api, 1_000);
+    current.after(load.stop);
     await world.browser.startTracing(page, { categories: ["toplevel", "disabled-by-default-devtools.timeline"] });
     await page.waitForTimeout(6_000);
     const trace = JSON.parse(String(await world.browser.stopTracing()));
     const posted = await load.stop();
+    const longest = longestTaskMs(trace);
+    current.diagnostic(`${posted} events in 6 s, longest task ${longest} ms`);
     assert.ok(posted > 2_000, `only ${posted} events were posted`);
-    assert.ok(longestTaskMs(trace) < 100, `a task took ${longestTaskMs(trace)} ms`);
+    assert.ok(longest < 100, `a task took ${longest} ms`);
     await close();
   });
 
@@ -41,7 +45,7 @@ export function performanceTests(world) {
     await goTo(page, "#/");
     await passPolls(page, 160);
     const before = await measureMemory(session);
-    await passPolls(page, 160);
+    await passPolls(page, 240);
     const after = await measureMemory(session);
     assert.ok(after.nodes <= before.nodes + 50, `DOM nodes: ${before.nodes}, then ${after.nodes}`);
     assert.ok(after.listeners <= before.listeners + 10, `listeners: ${before.listeners}, then ${after.listeners}`);
@@ -49,7 +53,7 @@ export function performanceTests(world) {
     await close();
   });
 
-  test("the polling of the overview costs the server below 1 % of a core", async () => {
+  test("the polling of the overview costs the server below 1 % of a core", async (current) => {
     const { page, context, close } = await world.openSignedIn();
     const polled = [];
     context.on("request", (request) => polled.push(new URL(request.url()).pathname));
@@ -58,6 +62,7 @@ export function performanceTests(world) {
     await close();
     assert.ok(polled.length > 0, "the overview does not poll");
     const perSecond = await costOf(world, polled) / seconds;
+    current.diagnostic(`${(perSecond * 100).toFixed(2)} % of a core`);
     assert.ok(perSecond < 0.01, `${(perSecond * 100).toFixed(2)} % of a core`);
   });
 }

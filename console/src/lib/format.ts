@@ -22,7 +22,7 @@ export function formatRate(perSecond: number): string {
 }
 
 export function formatMilliseconds(milliseconds: number): string {
-  if (milliseconds < 1) return "<1 ms";
+  if (milliseconds < 10) return `${Math.round(milliseconds * 10) / 10} ms`;
   if (milliseconds < 1000) return `${Math.round(milliseconds)} ms`;
   return formatSeconds(milliseconds / 1000);
 }

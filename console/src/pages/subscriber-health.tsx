@@ -49,7 +49,7 @@ function HealthStats({ health, period }: { health: SubscriberHealth; period: str
     <div class="stats">
       <Stat label="State" value={state[0]!.toUpperCase() + state.slice(1)} tone={isBad ? "bad" : health.state === "healthy" ? "neutral" : "warn"}
         hint={health.failing_since ? <>since <Time at={health.failing_since} /></> : "by the last attempts"} />
-      <Stat label="Attempts" value={formatNumber(totals.attempts)} hint={period} />
+      <Stat label="Attempts" value={formatNumber(totals.attempts)} hint={`${period}, counted each minute`} />
       <Stat label="Success rate" value={totals.success_rate === undefined || totals.success_rate === null ? "–" : formatPercent(totals.success_rate)} hint={`${formatNumber(totals.failed)} failed, ${formatNumber(totals.dead)} dead`} />
       <Stat label="Response time" value={totals.latency_ms ? formatMilliseconds(totals.latency_ms.p50) : "–"}
         hint={totals.latency_ms ? `99 %: ${formatMilliseconds(totals.latency_ms.p99)}` : "no attempt"} />

@@ -2,6 +2,12 @@
 import { createServer } from "node:http";
 
 const RECEIVED_MAX = 10_000;
+const running = new Set();
+
+/** Stops the receivers of tests that failed before they could: an open server would keep the process alive. */
+export async function stopReceivers() {
+  for (const stop of running) await stop();
+}
 
 export async function startReceiver({ status = 200, delayMs = 0 } = {}) {
   const received = [];
@@ -16,13 +22,11 @@ export async function startReceiver({ status = 200, delayMs = 0 } = {}) {
     });
   });
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
-  return {
-    url: `http://127.0.0.1:${server.address().port}/hook`,
-    received,
-    answerWith: (next) => (state.status = next),
-    stop: async () => {
-      server.closeAllConnections();
-      await new Promise((resolve) => server.close(resolve));
-    },
+  const stop = async () => {
+    running.delete(stop);
+    server.closeAllConnections();
+    await new Promise((resolve) => server.close(resolve));
   };
+  running.add(stop);
+  return { url: `http://127.0.0.1:${server.address().port}/hook`, received, answerWith: (next) => (state.status = next), stop };
 }
