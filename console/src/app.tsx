@@ -1,0 +1,65 @@
+import { useEffect, useState } from "preact/hooks";
+import { ApiError, api } from "./api/client";
+import { actingTenant, caller, credentials, signOut } from "./api/session";
+import { ErrorBox, Skeleton } from "./components/async";
+import { QuestionHost } from "./components/dialog";
+import { Page } from "./components/basics";
+import { Shell } from "./components/shell";
+import { Toasts } from "./components/toasts";
+import { toApiError } from "./lib/live";
+import { useRoute } from "./lib/router";
+import { useStore } from "./lib/store";
+import { PAGES } from "./pages";
+import { SignIn } from "./pages/sign-in";
+
+export function App() {
+  const session = useStore(credentials);
+  const signedIn = useStore(caller);
+  const [error, setError] = useState<ApiError>();
+  const bearer = session?.bearer;
+
+  const identify = () => {
+    setError(undefined);
+    api.get("/hub/v1/caller").then(caller.set, (cause) => setError(toApiError(cause)));
+  };
+  useEffect(() => {
+    if (bearer !== undefined && caller.get() === null) identify();
+  }, [bearer]);
+
+  return (
+    <>
+      {session === null ? <SignIn /> : signedIn === null ? <Connecting error={error} onRetry={identify} /> : <CurrentPage />}
+      <QuestionHost />
+      <Toasts />
+    </>
+  );
+}
+
+function Connecting({ error, onRetry }: { error: ApiError | undefined; onRetry: () => void }) {
+  if (error === undefined) return <Skeleton />;
+  return (
+    <main class="sign-in">
+      <div class="card"><div class="card-body stack">
+        <h1>Sign-in failed</h1>
+        <ErrorBox error={error} onRetry={onRetry} />
+        <button type="button" class="button" onClick={() => signOut()}>Use other credentials</button>
+      </div></div>
+    </main>
+  );
+}
+
+function CurrentPage() {
+  const { parts, query } = useRoute();
+  const tenant = useStore(actingTenant);
+  const signedIn = useStore(caller);
+  const [path = "", ...rest] = parts;
+  const entry = PAGES.find((page) => page.path === path && signedIn !== null && page.isFor(signedIn));
+  return (
+    <Shell currentPath={path}>
+      {entry === undefined
+        ? <Page title="This page does not exist"><p>It may need other permissions. <a href="#/">Go to the overview</a>.</p></Page>
+        // Another tenant or another object is another page: nothing of the previous one may stay on screen.
+        : <entry.component key={`${tenant} ${parts.join("/")}`} parts={rest} query={query} />}
+    </Shell>
+  );
+}

@@ -1,0 +1,94 @@
+// Loading data and refreshing it while the page is visible. Only the newest answer is stored, so an open page does not
+// grow; the previous one stays on screen until the next has arrived, so nothing flickers.
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { ApiError } from "../api/client";
+
+export interface Live<T> {
+  data: T | undefined;
+  error: ApiError | undefined;
+  /** True until the first answer or error for the current inputs. */
+  isLoading: boolean;
+  reload: () => void;
+}
+
+interface State<T> {
+  key: string;
+  data: T | undefined;
+  error: ApiError | undefined;
+}
+
+/**
+ * Calls `load` now, whenever `key` changes, and every `everyMs` while the tab is visible (0: never again). The interval
+ * counts from the end of a request, and doubles with each failure, so a struggling server is not asked more.
+ */
+export function useLive<T>(key: string, load: (signal: AbortSignal) => Promise<T>, everyMs = 0): Live<T> {
+  const [state, setState] = useState<State<T>>({ key, data: undefined, error: undefined });
+  const [round, setRound] = useState(0);
+  const loader = useRef(load);
+  loader.current = load;
+
+  useEffect(() => {
+    const controller = new AbortController();
+    let timer = 0;
+    let failures = 0;
+    const run = async () => {
+      timer = 0;
+      try {
+        const data = await loader.current(controller.signal);
+        if (controller.signal.aborted) return;
+        failures = 0;
+        setState({ key, data, error: undefined });
+      } catch (cause) {
+        if (controller.signal.aborted) return;
+        failures += 1;
+        const error = toApiError(cause);
+        setState((previous) => ({ key, data: previous.key === key ? previous.data : undefined, error }));
+      }
+      schedule();
+    };
+    const schedule = () => {
+      if (everyMs === 0 || document.hidden) return;
+      timer = window.setTimeout(run, everyMs * 2 ** Math.min(failures, 4));
+    };
+    const onVisibility = () => {
+      if (document.hidden) {
+        clearTimeout(timer);
+        timer = 0;
+      } else if (everyMs > 0 && timer === 0) {
+        timer = window.setTimeout(run, 0);
+      }
+    };
+    void run();
+    document.addEventListener("visibilitychange", onVisibility);
+    return () => {
+      controller.abort();
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", onVisibility);
+    };
+  }, [key, everyMs, round]);
+
+  const reload = useCallback(() => setRound((current) => current + 1), []);
+  const isCurrent = state.key === key;
+  const data = isCurrent ? state.data : undefined;
+  const error = isCurrent ? state.error : undefined;
+  return { data, error, isLoading: data === undefined && error === undefined, reload };
+}
+
+export function toApiError(cause: unknown): ApiError {
+  if (cause instanceof ApiError) return cause;
+  return new ApiError(0, "The page could not process the answer", cause instanceof Error ? cause.message : String(cause));
+}
+
+const TICK_MS = 5_000;
+
+/** The current time in milliseconds, updated every few seconds while the tab is visible. */
+export function useNow(): number {
+  const [now, setNow] = useState(Date.now);
+  useEffect(() => {
+    const timer = window.setInterval(() => {
+      if (!document.hidden) setNow(Date.now());
+    }, TICK_MS);
+    return () => clearInterval(timer);
+  }, []);
+  return now;
+}

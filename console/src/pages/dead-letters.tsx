@@ -1,0 +1,213 @@
+import { useState } from "preact/hooks";
+import { ApiError, api } from "../api/client";
+import { caller } from "../api/session";
+import type { ChosenDeadLetters, DeadLetter, HubAttempt } from "../api/types";
+import { AttemptEntries } from "../components/attempts";
+import { Empty, Loaded } from "../components/async";
+import { Badge, Card, CodeBlock, Details, Identifier, Page, Tabs, Time } from "../components/basics";
+import { BulkAction } from "../components/bulk";
+import { ask } from "../components/dialog";
+import { ActionButton, SelectField, TextField } from "../components/form";
+import { ListView, usePages } from "../components/list";
+import { showToast } from "../components/toasts";
+import { useLive } from "../lib/live";
+import { useMayManage } from "../lib/permissions";
+import { link, navigate, setQuery } from "../lib/router";
+import { useStore } from "../lib/store";
+import { subscriberOptions, useSubscriberNames } from "../lib/subscribers";
+import type { PageProps } from "../pages";
+import { ConsumerDeadLetters } from "./consumer-dead-letters";
+
+const POLL_MS = 3_000;
+const REASONS: DeadLetter["reason"][] = ["exhausted", "refused", "gone", "manual", "expired"];
+
+interface Selection {
+  subscriber_id?: string;
+  event_type?: string;
+  reason?: DeadLetter["reason"];
+}
+
+export function DeadLettersPage({ parts, query }: PageProps) {
+  const [id] = parts;
+  const isOperator = useStore(caller)?.is_operator === true;
+  if (id !== undefined && id !== "consumers") return <DeadLetterPage id={id} />;
+  return (
+    <Page title="Dead letters" description="Messages that were given up. Repair the cause, then retry them.">
+      {isOperator && (
+        <Tabs label="Kinds of dead letters" current={id ?? ""} tabs={[
+          { id: "", label: "Webhooks", href: link("dead-letters") },
+          { id: "consumers", label: "Consumers of the log", href: link("dead-letters", "consumers") },
+        ]} />
+      )}
+      {id === "consumers" ? <ConsumerDeadLetters query={query} /> : <WebhookDeadLetters query={query} />}
+    </Page>
+  );
+}
+
+function WebhookDeadLetters({ query }: { query: URLSearchParams }) {
+  const names = useSubscriberNames();
+  const mayManage = useMayManage();
+  const subscriber = query.get("subscriber") ?? "";
+  const type = query.get("type") ?? "";
+  const reason = REASONS.find((name) => name === query.get("reason"));
+  const retried = query.get("retried") ?? "false";
+  const selection: Selection = { subscriber_id: subscriber || undefined, event_type: type || undefined, reason };
+  const list = usePages<DeadLetter>(`dead-letters ${subscriber} ${type} ${reason} ${retried}`, (page, signal) =>
+    api.get("/hub/v1/dead-letters", { query: { ...selection, retried: retried === "" ? undefined : retried === "true", ...page }, signal }), POLL_MS);
+  const isEmpty = (list.data?.items.length ?? 0) === 0;
+  const nameOf = (row: DeadLetter) => names.get(row.subscriber_id) ?? row.subscriber_id.slice(0, 8);
+  return (
+    <>
+      <Filters subscriber={subscriber} type={type} reason={reason ?? ""} retried={retried} names={names} />
+      <Card flush title="Messages to subscribers" actions={mayManage && !isEmpty && retried !== "true" && <BulkActions selection={selection} reload={list.reload} />}>
+        <ListView list={list} label="Dead letters" rowKey={(row) => row.id} columns={[
+          { header: "Event", primary: true, cell: (row) => <a href={link("dead-letters", row.id)}>{row.event_type ?? "unknown type"}</a> },
+          { header: "Subscriber", cell: (row) => <a href={link("subscribers", row.subscriber_id)}>{nameOf(row)}</a> },
+          { header: "Reason", cell: (row) => <Badge tone="bad">{row.reason}</Badge> },
+          { header: "Detail", cell: (row) => <span class="truncate" title={row.detail}>{row.detail}</span> },
+          { header: "Attempts", align: "right", cell: (row) => row.attempts },
+          { header: "Given up", cell: (row) => <Time at={row.moved_to_dlq_at} /> },
+          { header: "Actions", actions: true, cell: (row) => <RowActions letter={row} reload={list.reload} /> },
+        ]} empty={<Empty title="No dead letter">{retried === "false" ? "Nothing was given up, or everything was retried." : "No dead letter matches."}</Empty>} />
+      </Card>
+    </>
+  );
+}
+
+interface FiltersProps {
+  subscriber: string;
+  type: string;
+  reason: string;
+  retried: string;
+  names: Map<string, string>;
+}
+
+function Filters({ subscriber, type, reason, retried, names }: FiltersProps) {
+  return (
+    <div class="filters">
+      <SelectField label="Subscriber" value={subscriber} onChange={(value) => setQuery({ subscriber: value })} options={subscriberOptions(names, "All subscribers")} />
+      <TextField label="Event type" value={type} onChange={(value) => setQuery({ type: value })} placeholder="order.paid" />
+      <SelectField label="Reason" value={reason} onChange={(value) => setQuery({ reason: value })}
+        options={[{ value: "", label: "Any reason" }, ...REASONS.map((name) => ({ value: name, label: name }))]} />
+      <SelectField label="Retried" value={retried} onChange={(value) => setQuery({ retried: value })} options={[
+        { value: "false", label: "Not retried" }, { value: "true", label: "Retried" },
+      ]} />
+    </div>
+  );
+}
+
+/** The API requires either a filter or `all`, so that an empty filter selects nothing by accident. */
+function withAll(selection: Selection): ChosenDeadLetters {
+  const isFiltered = Object.values(selection).some((value) => value !== undefined);
+  return (isFiltered ? selection : { all: true }) as ChosenDeadLetters;
+}
+
+function BulkActions({ selection, reload }: { selection: Selection; reload: () => void }) {
+  const body = withAll(selection);
+  const step = async () => {
+    const result = await api.post("/hub/v1/dead-letters/retry", { body });
+    return { count: result.retried, more: result.more };
+  };
+  const discardStep = async () => {
+    const result = await api.post("/hub/v1/dead-letters/discard", { body });
+    return { count: result.discarded, more: result.more };
+  };
+  return (
+    <div class="row">
+      <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={step} onDone={reload}
+        question={{ title: "Retry all dead letters that match?", body: "Each goes to the end of its lane and is sent again with the same id.", confirm: "Retry all" }} />
+      <BulkAction label="Discard all that match" doing="Discarding" done="discarded" step={discardStep} onDone={reload} class="small danger"
+        question={{ title: "Discard all dead letters that match?", body: "They are deleted and can no longer be retried.", confirm: "Discard all", isDangerous: true, typeToConfirm: "discard" }} />
+    </div>
+  );
+}
+
+function RowActions({ letter, reload }: { letter: DeadLetter; reload: () => void }) {
+  const mayManage = useMayManage();
+  if (letter.manual_retry_at) return <span class="muted">retried <Time at={letter.manual_retry_at} /></span>;
+  if (!mayManage) return null;
+  return (
+    <>
+      <ActionButton class="small" label="Retry" onRun={() => retryOne(letter, reload)} />
+      <ActionButton class="small danger" label="Discard" onRun={() => discardOne(letter, reload)} />
+    </>
+  );
+}
+
+async function retryOne(letter: DeadLetter, done: () => void): Promise<void> {
+  await api.post("/hub/v1/dead-letters/{id}/retry", { path: { id: letter.id } });
+  showToast("The message is sent again.");
+  done();
+}
+
+async function discardOne(letter: DeadLetter, done: () => void): Promise<void> {
+  const body = "It is deleted and can no longer be retried.";
+  if (await ask({ title: "Discard this dead letter?", body, confirm: "Discard", isDangerous: true }) === null) return;
+  await api.post("/hub/v1/dead-letters/{id}/discard", { path: { id: letter.id } });
+  showToast("The dead letter was discarded.");
+  done();
+}
+
+function DeadLetterPage({ id }: { id: string }) {
+  const live = useLive(`dead-letter ${id}`, (signal) => api.get("/hub/v1/dead-letters/{id}", { path: { id }, signal }), POLL_MS);
+  const mayManage = useMayManage();
+  const [isGone, setGone] = useState(false);
+  const leave = () => {
+    setGone(true);
+    navigate(link("dead-letters"));
+  };
+  const letter = live.data;
+  const actions = letter && mayManage && !isGone && (
+    <>
+      <ActionButton class="primary" label="Retry" onRun={() => retryOne(letter, live.reload)} disabled={Boolean(letter.manual_retry_at)} />
+      <ActionButton class="danger" label="Discard" onRun={() => discardOne(letter, leave)} />
+    </>
+  );
+  return (
+    <Page title={letter?.event_type ?? "Dead letter"} parent={{ label: "Dead letters", href: link("dead-letters") }} description={<Identifier value={id} />} actions={actions}>
+      <Loaded live={live}>{(found) => <DeadLetterView letter={found} />}</Loaded>
+    </Page>
+  );
+}
+
+/** The attempts of the message; none if they were deleted, which a dead letter survives. */
+async function loadAttempts(message: string | undefined, signal: AbortSignal): Promise<HubAttempt[]> {
+  if (message === undefined) return [];
+  try {
+    return (await api.get("/hub/v1/messages/{id}/attempts", { path: { id: message }, signal })).items;
+  } catch (cause) {
+    if (cause instanceof ApiError && cause.status === 404) return [];
+    throw cause;
+  }
+}
+
+function DeadLetterView({ letter }: { letter: DeadLetter }) {
+  const message = letter.message_id;
+  const names = useSubscriberNames();
+  const attempts = useLive(`attempts ${message}`, (signal) => loadAttempts(message, signal), POLL_MS);
+  return (
+    <div class="grid">
+      <Card title="Attempts">
+        <Loaded live={attempts}>
+          {(found) => found.length === 0
+            ? <Empty title="No attempt is stored">The attempts of a subscriber are deleted with it.</Empty>
+            : <ol class="timeline"><AttemptEntries attempts={found} /></ol>}
+        </Loaded>
+      </Card>
+      <Card title="Dead letter">
+        <div class="stack">
+          <Details entries={[
+            ["Reason", <Badge tone="bad">{letter.reason}</Badge>],
+            ["Detail", letter.detail],
+            ["Given up", <Time at={letter.moved_to_dlq_at} />],
+            ["Retried", letter.manual_retry_at ? <><Time at={letter.manual_retry_at} /> by {letter.manual_retry_by}</> : "no"],
+            ["Event", letter.event_id && <Identifier value={letter.event_id} href={link("events", letter.event_id)} />],
+            ["Subscriber", <a href={link("subscribers", letter.subscriber_id)}>{names.get(letter.subscriber_id) ?? letter.subscriber_id}</a>],
+            ["Lane", letter.lane && <code>{letter.lane}</code>],
+          ]} />
+          {letter.event?.payload !== undefined && <CodeBlock label="payload" value={letter.event.payload} />}
+        </div>
+      </Card>
+    </div>
+  );
+}

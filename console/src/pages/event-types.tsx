@@ -1,0 +1,107 @@
+import { useState } from "preact/hooks";
+import { api } from "../api/client";
+import type { EventType } from "../api/types";
+import { Empty, Loaded } from "../components/async";
+import { Badge, Card, Page, Time } from "../components/basics";
+import { ActionButton, Checkbox, FormError, TextField, useAction } from "../components/form";
+import { ListView, usePages } from "../components/list";
+import { useLive } from "../lib/live";
+import { useMayManage } from "../lib/permissions";
+import { link, navigate } from "../lib/router";
+import type { PageProps } from "../pages";
+import { EventTypePage } from "./event-type";
+
+const EXAMPLE_SCHEMA = `{
+  "type": "object",
+  "required": ["id"],
+  "properties": { "id": { "type": "integer" } }
+}`;
+
+export function EventTypesPage({ parts }: PageProps) {
+  const [name] = parts;
+  if (name === undefined) return <EventTypeList />;
+  return name === "new" ? <NewEventTypePage /> : <EventTypePage name={name} />;
+}
+
+function EventTypeList() {
+  const mayManage = useMayManage();
+  const list = usePages<EventType>("event-types", (page, signal) => api.get("/hub/v1/event-types", { query: page, signal }));
+  const create = <a class="button primary" href={link("event-types", "new")}>Add an event type</a>;
+  return (
+    <Page title="Event types" description="The catalogue: what the events mean, and which payloads they have." actions={mayManage && create}>
+      <UnknownTypes />
+      <Card flush>
+        <ListView list={list} label="Event types" rowKey={(row) => row.name} columns={[
+          { header: "Name", primary: true, cell: (row) => <a href={link("event-types", row.name)}><code>{row.name}</code></a> },
+          { header: "Description", cell: (row) => row.description || <span class="muted">–</span> },
+          { header: "Version", align: "right", cell: (row) => row.version || "none" },
+          { header: "Payloads", cell: (row) => <TypeBadges type={row} /> },
+          { header: "Changed", cell: (row) => <Time at={row.updated_at} /> },
+        ]} empty={<Empty title="The catalogue is empty" actions={mayManage && create}>Every event is accepted. Add types to check payloads against a schema and to document them.</Empty>} />
+      </Card>
+    </Page>
+  );
+}
+
+export function TypeBadges({ type }: { type: EventType }) {
+  return (
+    <span class="row">
+      {type.enforce ? <Badge tone="good">checked</Badge> : <Badge>documented only</Badge>}
+      {type.deprecated && <Badge tone="warn">deprecated</Badge>}
+    </span>
+  );
+}
+
+/** What happens to events whose type is not in the catalogue. */
+function UnknownTypes() {
+  const mayManage = useMayManage();
+  const live = useLive("catalogue", (signal) => api.get("/hub/v1/catalogue", { signal }));
+  const set = (unknown_types: "accept" | "refuse") => async () => {
+    await api.patch("/hub/v1/catalogue", { body: { unknown_types } });
+    live.reload();
+  };
+  return (
+    <Loaded live={live}>
+      {(catalogue) => {
+        const isRefusing = catalogue.unknown_types === "refuse";
+        return (
+          <div class="notice">
+            <div>Events whose type is not in the catalogue are <strong>{isRefusing ? "refused" : "accepted"}</strong>.</div>
+            {mayManage && <ActionButton class="small" label={isRefusing ? "Accept them" : "Refuse them"} onRun={set(isRefusing ? "accept" : "refuse")} />}
+          </div>
+        );
+      }}
+    </Loaded>
+  );
+}
+
+function NewEventTypePage() {
+  const action = useAction();
+  const [name, setName] = useState("");
+  const [description, setDescription] = useState("");
+  const [schema, setSchema] = useState(EXAMPLE_SCHEMA);
+  const [enforce, setEnforce] = useState(true);
+  const submit = (event: Event) => {
+    event.preventDefault();
+    void action.run(async () => {
+      await api.post("/hub/v1/event-types", { body: { name, description, enforce, schema: JSON.parse(schema) as unknown } });
+      navigate(link("event-types", name));
+    });
+  };
+  return (
+    <Page title="New event type" parent={{ label: "Event types", href: link("event-types") }}>
+      <form class="stack" onSubmit={submit}>
+        <FormError action={action} shown={["/name", "/description", "/schema"]} />
+        <Card>
+          <div class="form">
+            <TextField label="Name" required value={name} onChange={setName} error={action.errorOf("/name")} placeholder="order.shipped" />
+            <TextField label="Description" value={description} onChange={setDescription} error={action.errorOf("/description")} placeholder="An order has left the warehouse." />
+            <TextField label="Schema" multiline value={schema} onChange={setSchema} error={action.errorOf("/schema")} hint="JSON Schema, draft 2020-12." />
+            <Checkbox label="Refuse payloads that do not match" checked={enforce} onChange={setEnforce} />
+          </div>
+        </Card>
+        <div class="row"><button type="submit" class="button primary" disabled={action.isBusy}>Add</button></div>
+      </form>
+    </Page>
+  );
+}

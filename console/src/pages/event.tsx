@@ -1,0 +1,140 @@
+import { ApiError, api } from "../api/client";
+import { caller } from "../api/session";
+import type { HubAttempt, HubEventWithOutcomes, HubOutcome } from "../api/types";
+import { AttemptEntries } from "../components/attempts";
+import { Empty, Loaded } from "../components/async";
+import { Card, CodeBlock, Details, Identifier, Notice, Page, StateBadge, Time } from "../components/basics";
+import { ActionButton } from "../components/form";
+import { Table } from "../components/table";
+import { showToast } from "../components/toasts";
+import { plural } from "../lib/format";
+import { useLive } from "../lib/live";
+import { useMayManage } from "../lib/permissions";
+import { link, navigate } from "../lib/router";
+import { useStore } from "../lib/store";
+
+const POLL_MS = 2_000;
+const POLL_COMPLETED_MS = 15_000;
+/** Attempts are loaded for so many subscribers; the others are listed with their outcome. */
+const TIMELINES_MAX = 20;
+
+interface Way {
+  event: HubEventWithOutcomes;
+  attempts: Map<string, HubAttempt[]>;
+}
+
+export function EventPage({ id }: { id: string }) {
+  const first = useLive(`event-status ${id}`, (signal) => api.get("/hub/v1/events/{id}", { path: { id }, signal }));
+  const isCompleted = first.data?.status === "completed";
+  const way = useLive(`event ${id}`, (signal) => loadWay(id, signal), isCompleted ? POLL_COMPLETED_MS : POLL_MS);
+  const mayManage = useMayManage();
+  const resend = async () => {
+    const replay = await api.post("/hub/v1/replays", { body: { event_ids: [id] } });
+    showToast("The event is being sent again to all its subscribers.");
+    if ("id" in replay) navigate(link("replays", replay.id));
+  };
+  return (
+    <Page title={way.data?.event.event_type ?? "Event"} parent={{ label: "Events", href: link("events") }} description={<Identifier value={id} />}
+      actions={mayManage && <ActionButton label="Send again" onRun={resend} />}>
+      <Loaded live={way}>{(data) => <EventWay way={data} />}</Loaded>
+      <LogConsumers id={id} />
+    </Page>
+  );
+}
+
+async function loadWay(id: string, signal: AbortSignal): Promise<Way> {
+  const event = await api.get("/hub/v1/events/{id}", { path: { id }, signal });
+  const messages = event.outcomes.flatMap((outcome) => (outcome.message_id && outcome.attempts > 0 ? [outcome.message_id] : [])).slice(0, TIMELINES_MAX);
+  const loaded = await Promise.all(messages.map(async (message): Promise<[string, HubAttempt[]]> => {
+    const found = await api.get("/hub/v1/messages/{id}/attempts", { path: { id: message }, signal });
+    return [message, found.items];
+  }));
+  return { event, attempts: new Map(loaded) };
+}
+
+function EventWay({ way: { event, attempts } }: { way: Way }) {
+  return (
+    <div class="grid">
+      <div class="stack">
+        <Card title="Way of the event">
+          <ol class="timeline">
+            <li class="info">
+              <strong>Posted</strong> by <code>{event.source}</code>
+              <div class="timeline-time"><Time at={event.received_at} /></div>
+            </li>
+            <li class={event.status === "pending" ? "" : "info"}>
+              <strong>{fanOutText(event)}</strong>
+            </li>
+            {event.status === "completed" && event.outcomes.length > 0 && <li class="good"><strong>Completed</strong>: every message is delivered or dead</li>}
+          </ol>
+        </Card>
+        {event.outcomes.length === 0
+          ? event.status !== "pending" && <Card><Empty title="No subscriber for this type">Create a subscriber for <code>{event.event_type}</code>, then send the event again.</Empty></Card>
+          : event.outcomes.map((outcome) => (
+            <SubscriberWay key={outcome.subscriber_id} outcome={outcome} attempts={attempts.get(outcome.message_id ?? "") ?? []} />
+          ))}
+      </div>
+      <Card title="Event">
+        <div class="stack">
+          <Details entries={[
+            ["Type", <code>{event.event_type}</code>],
+            ["Status", <StateBadge state={event.status} />],
+            ["Ordering key", event.ordering_key ? <code>{event.ordering_key}</code> : "none"],
+            ["Posted", <Time at={event.received_at} />],
+          ]} />
+          {event.payload === undefined ? <Notice>The payload is no longer stored.</Notice> : <CodeBlock label="payload" value={event.payload} />}
+        </div>
+      </Card>
+    </div>
+  );
+}
+
+function fanOutText(event: HubEventWithOutcomes): string {
+  if (event.status === "pending") return "Waits for fan-out to its subscribers";
+  if (event.outcome === "unmatched") return "Matched no subscriber";
+  return `Matched ${plural(event.outcomes.filter(({ outcome }) => outcome !== "filtered" && outcome !== "inactive").length, "subscriber")}`;
+}
+
+function SubscriberWay({ outcome, attempts }: { outcome: HubOutcome; attempts: HubAttempt[] }) {
+  const title = <a href={link("subscribers", outcome.subscriber_id)}>{outcome.name}</a>;
+  return (
+    <Card title={title} actions={<StateBadge state={outcome.outcome} />}>
+      <ol class="timeline">
+        <AttemptEntries attempts={attempts} />
+        {outcome.next_attempt_at && <li class="warn"><strong>Next attempt</strong> <Time at={outcome.next_attempt_at} /></li>}
+        {outcome.outcome === "pending" && <li class="info"><strong>Waits</strong> for its turn{outcome.blocks_lane ? ": the lane is blocked" : ""}</li>}
+        {outcome.outcome === "dead" && <li class="bad"><strong>Given up</strong>: <a href={`${link("dead-letters")}?subscriber=${outcome.subscriber_id}`}>see the dead letter</a></li>}
+        {outcome.outcome === "filtered" && <li>The filter of the subscriber does not match the payload.</li>}
+        {outcome.outcome === "inactive" && <li>The subscriber was not active when the event was posted.</li>}
+      </ol>
+      {outcome.message_id && <a href={link("deliveries", outcome.message_id)}>Open the delivery</a>}
+    </Card>
+  );
+}
+
+/** What the consumers of the log did with the message; for operators. */
+function LogConsumers({ id }: { id: string }) {
+  const signedIn = useStore(caller);
+  const isOperator = signedIn?.is_operator === true;
+  const live = useLive(`log-message ${id}`, async (signal) => {
+    if (!isOperator) return null;
+    try {
+      return await api.get("/admin/v1/log/{event_id}", { path: { event_id: id }, signal });
+    } catch (cause) {
+      if (cause instanceof ApiError && cause.status === 404) return null;
+      throw cause;
+    }
+  });
+  if (!live.data || live.data.consumers.length === 0) return null;
+  return (
+    <Card title="Consumers of the log" flush>
+      <Table label="Consumers of the log" rows={live.data.consumers} rowKey={(row) => row.consumer} columns={[
+        { header: "Consumer", primary: true, cell: (row) => <code>{row.consumer}</code> },
+        { header: "Status", cell: (row) => <StateBadge state={row.status} /> },
+        { header: "Attempts", align: "right", cell: (row) => row.attempts },
+        { header: "Processed", cell: (row) => <Time at={row.sent_at} /> },
+        { header: "Last error", cell: (row) => row.last_error ?? <span class="muted">–</span> },
+      ]} />
+    </Card>
+  );
+}

@@ -1,0 +1,143 @@
+import { api } from "../api/client";
+import { shownTenant } from "../api/session";
+import type { Finding, Subscriber, SubscriberHealth } from "../api/types";
+import { Empty, Loaded } from "../components/async";
+import { Card, Page, Stat, StateBadge, Time } from "../components/basics";
+import { TimeChart } from "../components/chart";
+import { Findings } from "../components/findings";
+import { Table } from "../components/table";
+import { formatMilliseconds, formatNumber, formatPercent, plural } from "../lib/format";
+import { useLive } from "../lib/live";
+import { link } from "../lib/router";
+import { intervalsOf, sum } from "../lib/series";
+
+const POLL_MS = 10_000;
+/** Each subscriber costs one request per poll. */
+const SUBSCRIBERS_SHOWN = 10;
+const HOUR_MS = 3_600_000;
+const DEAD_LETTERS_COUNTED = 100;
+
+interface Row {
+  subscriber: Subscriber;
+  health: SubscriberHealth;
+}
+
+interface TenantState {
+  rows: Row[];
+  deadLetters: number;
+}
+
+export function TenantOverview() {
+  const live = useLive("tenant-overview", loadState, POLL_MS);
+  return (
+    <Page title="Overview" description={`Webhooks${shownTenant() === "" ? "" : ` of ${shownTenant()}`} in the last hour.`}>
+      <Loaded live={live}>{(state) => state.rows.length === 0 ? <NoSubscribers /> : <State state={state} />}</Loaded>
+    </Page>
+  );
+}
+
+async function loadState(signal: AbortSignal): Promise<TenantState> {
+  const [subscribers, deadLetters] = await Promise.all([
+    api.get("/hub/v1/subscribers", { query: { limit: SUBSCRIBERS_SHOWN }, signal }),
+    api.get("/hub/v1/dead-letters", { query: { retried: false, limit: DEAD_LETTERS_COUNTED }, signal }),
+  ]);
+  const from = new Date(Date.now() - HOUR_MS).toISOString();
+  const rows = await Promise.all(subscribers.items.map(async (subscriber) => ({
+    subscriber,
+    health: await api.get("/hub/v1/subscribers/{id}/health", { path: { id: subscriber.id }, query: { resolution: "minute", from }, signal }),
+  })));
+  return { rows, deadLetters: deadLetters.items.length };
+}
+
+function NoSubscribers() {
+  return (
+    <Card>
+      <Empty title="No subscriber yet" actions={<a class="button primary" href={link("subscribers", "new")}>Create a subscriber</a>}>
+        A subscriber is the address of a server that receives events as webhooks.
+      </Empty>
+    </Card>
+  );
+}
+
+function State({ state }: { state: TenantState }) {
+  const totals = state.rows.map((row) => row.health.totals);
+  const delivered = sum(totals.map((total) => total.delivered));
+  const failed = sum(totals.map((total) => total.failed + total.dead));
+  const slowest = Math.max(0, ...totals.map((total) => total.latency_ms?.p95 ?? 0));
+  const series = addSeries(state.rows);
+  return (
+    <>
+      <Findings findings={findProblems(state)} />
+      <div class="stats">
+        <Stat label="Delivered" value={formatNumber(delivered)} hint="last hour" href={link("deliveries")} />
+        <Stat label="Failed attempts" value={formatNumber(failed)} tone={failed > 0 ? "warn" : "neutral"} hint="last hour" href={`${link("deliveries")}?outcome=failed`} />
+        <Stat label="Success rate" value={delivered + failed === 0 ? "–" : formatPercent(delivered / (delivered + failed))} hint="last hour" />
+        <Stat label="Slowest endpoint" value={slowest === 0 ? "–" : formatMilliseconds(slowest)} hint="95 % of its responses" />
+        <Stat label="Dead letters" value={state.deadLetters >= DEAD_LETTERS_COUNTED ? `${DEAD_LETTERS_COUNTED}+` : formatNumber(state.deadLetters)}
+          tone={state.deadLetters > 0 ? "bad" : "neutral"} hint="not retried" href={link("dead-letters")} />
+      </div>
+      <Card title="Attempts per minute">
+        <TimeChart label="Attempts per minute" times={series.times} format={formatNumber} series={[
+          { label: "Delivered", values: series.delivered },
+          { label: "Failed", values: series.failed },
+        ]} />
+      </Card>
+      <Card title="Subscribers" flush actions={<a href={link("subscribers")}>All subscribers</a>}>
+        <Table label="Subscribers" rows={state.rows} rowKey={(row) => row.subscriber.id} columns={[
+          { header: "Name", primary: true, cell: (row) => <a href={link("subscribers", row.subscriber.id)}>{row.subscriber.name}</a> },
+          { header: "State", cell: (row) => <StateBadge state={row.health.state} /> },
+          { header: "Success", align: "right", cell: ({ health }) => health.totals.success_rate === undefined || health.totals.success_rate === null ? "–" : formatPercent(health.totals.success_rate) },
+          { header: "95 % within", align: "right", cell: ({ health }) => health.totals.latency_ms ? formatMilliseconds(health.totals.latency_ms.p95) : "–" },
+          { header: "Failing since", cell: (row) => <Time at={row.health.failing_since} /> },
+        ]} />
+      </Card>
+    </>
+  );
+}
+
+function findProblems({ rows, deadLetters }: TenantState): Finding[] {
+  const findings: Finding[] = [];
+  for (const { subscriber, health } of rows) {
+    const where = link("subscribers", subscriber.id);
+    if (health.state === "failing" || health.state === "breaker_open") {
+      findings.push({
+        severity: health.state === "breaker_open" ? "critical" : "warning",
+        title: `${subscriber.name} fails`,
+        detail: `${subscriber.url} does not accept webhooks. Messages wait and are retried.`,
+        what_to_do: "Look at the last attempts and repair the endpoint; then the retries deliver them.",
+        link: where,
+      });
+    } else if (health.state === "disabled") {
+      findings.push({
+        severity: "critical", title: `${subscriber.name} is switched off`, detail: subscriber.inactive_reason ?? "It gets no messages.",
+        what_to_do: "Activate it again when its endpoint is ready.", link: where,
+      });
+    }
+  }
+  if (deadLetters > 0) {
+    findings.push({
+      severity: "warning", title: `${plural(deadLetters, "dead letter")}${deadLetters >= DEAD_LETTERS_COUNTED ? " or more" : ""}`,
+      detail: "These messages were given up after their retries.",
+      what_to_do: "Repair the cause, then retry them; or discard those that nobody needs.", link: link("dead-letters"),
+    });
+  }
+  return findings;
+}
+
+function addSeries(rows: Row[]): { times: number[]; delivered: number[]; failed: number[] } {
+  const minutes = new Map<number, { delivered: number; failed: number }>();
+  for (const interval of rows.flatMap((row) => row.health.series)) {
+    const time = Date.parse(interval.at) / 1000;
+    const minute = minutes.get(time) ?? { delivered: 0, failed: 0 };
+    minute.delivered += interval.delivered;
+    minute.failed += interval.failed + interval.dead;
+    minutes.set(time, minute);
+  }
+  const health = rows[0]?.health;
+  const times = health === undefined ? [] : intervalsOf(health.from, health.to, 60);
+  return {
+    times,
+    delivered: times.map((time) => minutes.get(time)?.delivered ?? 0),
+    failed: times.map((time) => minutes.get(time)?.failed ?? 0),
+  };
+}

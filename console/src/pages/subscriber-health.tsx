@@ -1,0 +1,82 @@
+import { useState } from "preact/hooks";
+import { api } from "../api/client";
+import type { SubscriberHealth } from "../api/types";
+import { Loaded } from "../components/async";
+import { Card, Stat, Time } from "../components/basics";
+import { TimeChart } from "../components/chart";
+import { SelectField } from "../components/form";
+import { formatMilliseconds, formatNumber, formatPercent } from "../lib/format";
+import { useLive } from "../lib/live";
+import { intervalsOf } from "../lib/series";
+
+const POLL_MS = 10_000;
+const HOUR_MS = 3_600_000;
+
+type Resolution = SubscriberHealth["resolution"];
+const RANGES: Record<string, { label: string; hours: number; resolution: Resolution; stepSeconds: number }> = {
+  hour: { label: "Last hour", hours: 1, resolution: "minute", stepSeconds: 60 },
+  day: { label: "Last 24 hours", hours: 24, resolution: "hour", stepSeconds: 3_600 },
+  month: { label: "Last 30 days", hours: 720, resolution: "day", stepSeconds: 86_400 },
+};
+
+/** The state, success rate and response times of a subscriber; `isBrief` leaves out the charts. */
+export function SubscriberHealthCards({ id, isBrief = false }: { id: string; isBrief?: boolean }) {
+  const [name, setName] = useState("hour");
+  const range = RANGES[name] ?? RANGES["hour"]!;
+  const live = useLive(`health ${id} ${name}`, (signal) => {
+    const from = new Date(Date.now() - range.hours * HOUR_MS).toISOString();
+    return api.get("/hub/v1/subscribers/{id}/health", { path: { id }, query: { resolution: range.resolution, from }, signal });
+  }, POLL_MS);
+  return (
+    <>
+      {!isBrief && (
+        <div class="filters">
+          <SelectField label="Time" value={name} onChange={setName} options={Object.entries(RANGES).map(([value, { label }]) => ({ value, label }))} />
+        </div>
+      )}
+      <Loaded live={live}>
+        {(health) => <><HealthStats health={health} period={range.label.toLowerCase()} />{!isBrief && <HealthCharts health={health} stepSeconds={range.stepSeconds} />}</>}
+      </Loaded>
+    </>
+  );
+}
+
+function HealthStats({ health, period }: { health: SubscriberHealth; period: string }) {
+  const { totals } = health;
+  const isBad = health.state === "breaker_open" || health.state === "disabled";
+  const state = health.state.replace(/_/g, " ");
+  return (
+    <div class="stats">
+      <Stat label="State" value={state[0]!.toUpperCase() + state.slice(1)} tone={isBad ? "bad" : health.state === "healthy" ? "neutral" : "warn"}
+        hint={health.failing_since ? <>since <Time at={health.failing_since} /></> : "by the last attempts"} />
+      <Stat label="Attempts" value={formatNumber(totals.attempts)} hint={`${period}, counted each minute`} />
+      <Stat label="Success rate" value={totals.success_rate === undefined || totals.success_rate === null ? "–" : formatPercent(totals.success_rate)} hint={`${formatNumber(totals.failed)} failed, ${formatNumber(totals.dead)} dead`} />
+      <Stat label="Response time" value={totals.latency_ms ? formatMilliseconds(totals.latency_ms.p50) : "–"}
+        hint={totals.latency_ms ? `99 %: ${formatMilliseconds(totals.latency_ms.p99)}` : "no attempt"} />
+    </div>
+  );
+}
+
+function HealthCharts({ health, stepSeconds }: { health: SubscriberHealth; stepSeconds: number }) {
+  const intervals = new Map(health.series.map((interval) => [Date.parse(interval.at) / 1000, interval]));
+  const times = intervalsOf(health.from, health.to, stepSeconds);
+  const latency = (name: "p50" | "p95" | "p99") => times.map((time) => intervals.get(time)?.latency_ms?.[name] ?? null);
+  return (
+    <div class="grid">
+      <Card title="Attempts">
+        <TimeChart label="Attempts" times={times} format={formatNumber} series={[
+          { label: "Delivered", values: times.map((time) => intervals.get(time)?.delivered ?? 0) },
+          { label: "Failed", values: times.map((time) => intervals.get(time)?.failed ?? 0) },
+          { label: "Dead", values: times.map((time) => intervals.get(time)?.dead ?? 0) },
+        ]} />
+      </Card>
+      <Card title="Response times">
+        <TimeChart label="Response times" times={times} format={formatMilliseconds} series={[
+          { label: "50 %", values: latency("p50") },
+          { label: "95 %", values: latency("p95") },
+          { label: "99 %", values: latency("p99") },
+        ]} />
+      </Card>
+    </div>
+  );
+}

@@ -1,0 +1,110 @@
+// Who sees what: keys, portal tokens, users.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { apiClient } from "./support/api.mjs";
+import { goTo } from "./support/browser.mjs";
+import { startReceiver } from "./support/receiver.mjs";
+import { waitFor } from "./support/wait.mjs";
+
+const HUB_PAGES = ["#/", "#/events", "#/subscribers", "#/deliveries", "#/dead-letters", "#/replays", "#/event-types"];
+const SECRET_NAME = "other-tenants-subscriber";
+
+export function accessTests(world) {
+  test("a manage key and a portal token see nothing of another tenant", async () => {
+    const receiver = await startReceiver({ status: 422 });
+    const { acme, globex } = await twoTenants(world, receiver.url);
+    const manageKey = await world.api.post("/admin/v1/keys", { name: "acme console", role: "manage", tenant: "acme" });
+    const portal = await acme.api.post("/hub/v1/portal-tokens", { access: "read" });
+    for (const bearer of [manageKey.key, portal.token]) {
+      const { page, close } = await world.openSignedIn({ bearer, expectedStatuses: [403, 404] });
+      for (const address of HUB_PAGES) {
+        await goTo(page, address);
+        const text = await page.locator("body").innerText();
+        assert.ok(!text.includes(SECRET_NAME) && !text.includes("globex"), `${address} shows another tenant`);
+      }
+      await goTo(page, "#/subscribers");
+      await page.getByText("acme-subscriber").waitFor();
+      for (const address of [`#/subscribers/${globex.subscriber}`, `#/events/${globex.event}`]) {
+        await goTo(page, address);
+        await page.getByRole("alert").first().waitFor();
+        assert.ok(!(await page.locator("body").innerText()).includes(SECRET_NAME));
+      }
+      assert.equal(await page.getByRole("link", { name: "Tenants" }).count(), 0);
+      await close();
+    }
+    await receiver.stop();
+  });
+
+  test("a portal link signs in, disappears from the address, and can be embedded", async () => {
+    const acme = apiClient(world.pillarbox.url, world.adminKey, { "pillarbox-tenant": "acme" });
+    const portal = await acme.post("/hub/v1/portal-tokens", { access: "read" });
+    const { page, close } = await world.open({ expectedStatuses: [403] });
+    await page.goto(`${world.console.url}/console/?embed=1#token=${portal.token}`);
+    await page.getByRole("heading", { name: "Overview", level: 1 }).waitFor();
+    assert.ok(!page.url().includes(portal.token));
+    assert.equal(await page.locator(".sidebar").count(), 0);
+    assert.equal(await page.evaluate(() => localStorage.length + document.cookie.length), 0);
+    await close();
+  });
+
+  test("an operator acts for a tenant and sees its data only", async () => {
+    const { page, close } = await world.openSignedIn();
+    await goTo(page, "#/subscribers");
+    await page.getByLabel("Tenant").selectOption("globex");
+    await page.getByText(SECRET_NAME).waitFor();
+    assert.equal(await page.getByText("acme-subscriber").count(), 0);
+    await close();
+  });
+
+  test("a user with the role admin signs in with a password", async () => {
+    const email = "operator@example.org";
+    const password = "correct horse battery staple";
+    const anyone = (path, body) => fetch(world.pillarbox.url + path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+    await anyone("/identity/v1/register", { email, password, name: "Operator" });
+    const mail = await waitFor("the e-mail is captured", async () => (await world.api.get(`/admin/v1/mail?to=${email}&status=captured`)).items[0]);
+    const token = /token=([\w.-]+)/.exec(mail.text)?.[1] ?? /\b([A-Za-z0-9_-]{30,})\b/.exec(mail.text)?.[1];
+    assert.equal((await anyone("/identity/v1/verify", { token })).status, 200);
+    await world.pillarbox.command("user", "set-role", email, "admin");
+    const { page, close } = await world.open();
+    await page.goto(`${world.console.url}/console/`);
+    await page.getByRole("button", { name: "Sign in with e-mail and password" }).click();
+    await page.getByLabel("E-mail").fill(email);
+    await page.getByLabel("Password").fill(password);
+    await page.getByRole("button", { name: "Sign in", exact: true }).click();
+    await page.getByRole("link", { name: "Log and consumers" }).click();
+    await page.getByText("hub.fanout").waitFor();
+    await close();
+  });
+
+  test("the policy of the page allows nothing but this server", async () => {
+    const response = await fetch(`${world.console.url}/console/`);
+    const policy = response.headers.get("content-security-policy");
+    for (const part of ["default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]) {
+      assert.ok(policy.includes(part), `${part} is missing in ${policy}`);
+    }
+    assert.ok(!policy.includes("unsafe"));
+    assert.doesNotMatch(await response.text(), /<script(?![^>]*src=)|style=|https?:\/\//);
+  });
+
+  test("a wrong key is refused with what to do", async () => {
+    const { page, close } = await world.open({ expectedStatuses: [401] });
+    await page.goto(`${world.console.url}/console/`);
+    await page.getByLabel("API key or portal token").fill("pbx_wrong_0123456789abcdefghijklmn");
+    await page.getByRole("button", { name: "Sign in", exact: true }).click();
+    await page.getByText(/You were signed out/).waitFor();
+    assert.equal(await page.evaluate(() => sessionStorage.getItem("pillarbox.credentials")), null);
+    await close();
+  });
+}
+
+async function twoTenants(world, url) {
+  const create = async (tenant, name) => {
+    await world.api.post("/admin/v1/tenants", { name: tenant });
+    const api = apiClient(world.pillarbox.url, world.adminKey, { "pillarbox-tenant": tenant });
+    const subscriber = await api.post("/hub/v1/subscribers", { name, url, event_types: [`${tenant}.*`] });
+    const { event_id: event } = await api.post("/hub/v1/events", { event_type: `${tenant}.happened`, payload: { tenant } });
+    await waitFor(`${tenant} has a dead letter`, async () => (await api.get("/hub/v1/dead-letters")).items.length > 0);
+    return { api, subscriber: subscriber.id, event };
+  };
+  return { acme: await create("acme", "acme-subscriber"), globex: await create("globex", SECRET_NAME) };
+}

@@ -1,0 +1,92 @@
+// Pages that change while they are looked at.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { apiClient } from "./support/api.mjs";
+import { goTo } from "./support/browser.mjs";
+import { waitFor } from "./support/wait.mjs";
+
+const SEATS = 5;
+const PEOPLE = 8;
+
+export function liveTests(world) {
+  test("a gathering fills up live, with a waitlist", async () => {
+    const people = await tokens(world.pillarbox, PEOPLE + 1);
+    const owner = apiClient(world.pillarbox.url, people[0]);
+    const gathering = await publishGathering(owner);
+    const { page, close } = await world.openSignedIn();
+    await goTo(page, `#/gatherings/${gathering}`);
+    const seats = page.getByRole("progressbar", { name: /seats are taken/ });
+    for (const token of people.slice(1)) await apiClient(world.pillarbox.url, token).post(`/join/v1/events/${gathering}/join`);
+    await waitFor("all seats are taken", async () => (await seats.getAttribute("aria-valuenow")) === "100");
+    await waitFor("three people wait", async () => /Waitlist\s*3/.test(await page.locator(".stats").innerText()));
+    const participants = page.getByRole("table", { name: "Participants" }).getByRole("row");
+    await waitFor("the participants are listed", async () => (await participants.count()) === SEATS + 1);
+
+    // Moderation: the seat of a removed user goes to the first who waits.
+    await participants.nth(1).getByRole("button", { name: "Remove" }).click();
+    await page.getByRole("dialog").getByLabel("Reason").fill("asked to leave");
+    await page.getByRole("dialog").getByRole("button", { name: "Remove" }).click();
+    await waitFor("one fewer waits", async () => /Waitlist\s*2/.test(await page.locator(".stats").innerText()));
+    await close();
+  });
+
+  test("the progress of a project is streamed", async () => {
+    await world.api.post("/progress/v1/projects", { id: "streamed" });
+    await world.api.patch("/progress/v1/projects/streamed", { status: "PROCESSING", total: 4 });
+    const { page, close } = await world.openSignedIn();
+    await goTo(page, "#/progress/streamed");
+    await page.getByText("0 of 4 items").waitFor();
+    await world.api.post("/progress/v1/projects/streamed/items", { items: [{ id: "a" }, { id: "b" }, { id: "c" }] });
+    await page.getByText("3 of 4 items").waitFor();
+    await world.api.post("/progress/v1/projects/streamed/items", { items: [{ id: "d" }] });
+    await page.getByText("done", { exact: true }).waitFor();
+    await close();
+  });
+
+  test("new messages of the log appear in the live tail", async () => {
+    const { page, close } = await world.openSignedIn();
+    await goTo(page, "#/log/tail");
+    const accepted = await world.api.post("/hub/v1/events", { event_type: "tail.seen", payload: {} });
+    await page.getByRole("link", { name: "tail.seen" }).click();
+    await page.getByText(accepted.event_id).first().waitFor();
+    await page.getByRole("row", { name: /hub\.fanout/ }).waitFor();
+    await close();
+  });
+
+  test("a page in the background does not poll", async () => {
+    const { page, context, close } = await world.openSignedIn();
+    await page.clock.install();
+    await goTo(page, "#/log");
+    let requests = 0;
+    // Chromium without a window does not report hidden tabs, so the test says it in the browser's place.
+    await page.evaluate(() => {
+      Object.defineProperty(document, "hidden", { value: true, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    });
+    context.on("request", () => (requests += 1));
+    await page.clock.runFor(60_000);
+    assert.equal(requests, 0);
+    await page.evaluate(() => {
+      Object.defineProperty(document, "hidden", { value: false, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    });
+    await page.clock.runFor(1_000);
+    await waitFor("the page polls again", () => requests > 0);
+    await close();
+  });
+}
+
+function tokens(pillarbox, count) {
+  const user = (number) => `0190b000-0000-7000-8000-${String(number).padStart(12, "0")}`;
+  return Promise.all(Array.from({ length: count }, (_, number) => pillarbox.command("token", "--user", user(number))));
+}
+
+async function publishGathering(owner) {
+  const event = await owner.post("/event/v1/events", {
+    title: "Live test", city: "Bern", category: "tech", capacity: SEATS, time_zone: "Europe/Zurich",
+    start_time: "2035-03-01T18:00:00+01:00", end_time: "2035-03-01T21:00:00+01:00",
+  });
+  await owner.post(`/event/v1/events/${event.id}/publish`);
+  await waitFor("joins knows the gathering", () => owner.get(`/join/v1/events/${event.id}/stats`).then(() => true, () => false));
+  return event.id;
+}
