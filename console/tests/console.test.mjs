@@ -1,6 +1,7 @@
 // Browser tests in headless Chromium against one real server. The tests run one after the other.
 import { after, before } from "node:test";
 import { accessTests } from "./access.mjs";
+import { descriptionTests } from "./description.mjs";
 import { deliveryTests } from "./delivery.mjs";
 import { liveTests } from "./live.mjs";
 import { lookTests } from "./look.mjs";
@@ -36,6 +37,7 @@ after(async () => {
   for (const stop of stops.reverse()) await stop();
 }, { timeout: 60_000 });
 
+descriptionTests();
 deliveryTests(world);
 liveTests(world);
 accessTests(world);

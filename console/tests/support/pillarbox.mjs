@@ -8,7 +8,7 @@ import { promisify } from "node:util";
 import { waitFor } from "./wait.mjs";
 
 export const ADMIN_KEY = "pbx_console_tests_0123456789abcdef";
-const BINARY = process.env.PILLARBOX_BIN ?? new URL("../../../target/debug/pillarbox", import.meta.url).pathname;
+export const BINARY = process.env.PILLARBOX_BIN ?? new URL("../../../target/debug/pillarbox", import.meta.url).pathname;
 const START_MS_MAX = 60_000;
 const STOP_MS_MAX = 20_000;
 

@@ -1,11 +1,7 @@
-//! The web console as a server serves it, and the copy of the API description that it is built from.
-
-use std::path::Path;
+//! The web console as a server serves it. The tests of the console itself are in `console/tests`.
 
 use mailbox::database::migrations;
 use mailbox::service::Role;
-use pillarbox::api::api_description;
-use pillarbox::services::SERVICES;
 use serde_json::json;
 use testkit::{TestApp, TestDatabase};
 
@@ -46,18 +42,4 @@ async fn a_server_without_console_or_without_the_role_api_has_no_page() {
         }
         app.stop().await;
     }
-}
-
-#[test]
-fn the_copy_of_the_api_description_is_current() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../console/openapi.json");
-    let Ok(copy) = std::fs::read_to_string(&path) else { return }; // a checkout without the console
-    let served = api_description(SERVICES).to_pretty_json().unwrap() + "\n";
-    let first_difference = copy.lines().zip(served.lines()).position(|(copied, served)| copied != served);
-    assert!(
-        copy == served,
-        "console/openapi.json differs from the API (first in line {:?}): run `pillarbox openapi > console/openapi.json`, \
-         and then `npm run build` in console/",
-        first_difference.map(|line| line + 1)
-    );
 }
