@@ -79,7 +79,13 @@ struct Endpoint {
 /// What decides about the response to a webhook with a valid signature.
 enum Responder {
     Status(StatusCode),
-    Forward { client: Client, target: Target },
+    Forward(Box<Forward>),
+}
+
+/// The program that decides about responses.
+struct Forward {
+    client: Client,
+    target: Target,
 }
 
 /// The number of the last webhook of each lane that was accepted.
@@ -138,7 +144,7 @@ fn responder(listen: &Listen) -> Result<Responder, Failure> {
         return Ok(Responder::Status(StatusCode::from_u16(listen.status).unwrap_or(StatusCode::OK)));
     };
     let target = Target::parse(url, false).map_err(|error| Failure::Other(format!("--forward {error}")))?;
-    Ok(Responder::Forward { client: client_for_any_server()?, target })
+    Ok(Responder::Forward(Box::new(Forward { client: client_for_any_server()?, target })))
 }
 
 async fn receive(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body: Bytes) -> StatusCode {
@@ -176,16 +182,17 @@ async fn receive(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body
 impl Responder {
     /// The status of the response. A program that does not respond is reported with its error and 502.
     async fn respond(&self, headers: &HeaderMap, body: &Bytes) -> (StatusCode, Option<String>) {
-        let (client, target) = match self {
+        let forward = match self {
             Responder::Status(status) => return (*status, None),
-            Responder::Forward { client, target } => (client, target),
+            Responder::Forward(forward) => forward,
         };
         let mut headers = headers.clone();
         for name in NOT_FORWARDED {
             headers.remove(name);
         }
-        let request = WebhookRequest { target, headers, body: body.clone(), timeout: FORWARD_TIME_MAX };
-        match client.post(request).await {
+        let (target, body) = (&forward.target, body.clone());
+        let request = WebhookRequest { target, headers, body, timeout: FORWARD_TIME_MAX };
+        match forward.client.post(request).await {
             Ok(response) => (response.status, None),
             Err(failure) => (StatusCode::BAD_GATEWAY, Some(format!("cannot forward: {failure}"))),
         }

@@ -114,7 +114,7 @@ async fn a_server_that_is_killed_during_pulls_loses_nothing() {
         end_readers(readers).await;
     }
     producer.await.unwrap();
-    let readers = start_readers(&[manager.clone()], &seen);
+    let readers = start_readers(std::slice::from_ref(&manager), &seen);
     eventually("everything is read", DEADLINE, async || seen.lock().unwrap().count() == LANES * messages).await;
     end_readers(readers).await;
     seen.lock().unwrap().assert_complete(LANES, messages as u64);
