@@ -1,5 +1,5 @@
 // Browser tests in headless Chromium against one real server. The tests run one after the other.
-import { after, before } from "node:test";
+import { test } from "node:test";
 import { accessTests } from "./access.mjs";
 import { descriptionTests } from "./description.mjs";
 import { deliveryTests } from "./delivery.mjs";
@@ -12,30 +12,13 @@ import { serveConsole } from "./support/page-server.mjs";
 import { ADMIN_KEY, startPillarbox } from "./support/pillarbox.mjs";
 import { stopReceivers } from "./support/receiver.mjs";
 
-/** What the tests share. It is filled before the first of them. */
-const world = { adminKey: ADMIN_KEY };
-const stops = [];
+const stops = [stopReceivers];
 
-before(async () => {
-  world.pillarbox = await startPillarbox();
-  stops.push(world.pillarbox.stop);
-  world.console = await serveConsole(world.pillarbox.url);
-  stops.push(world.console.stop);
-  world.browser = await startBrowser();
-  stops.push(() => world.browser.close());
-  world.api = apiClient(world.pillarbox.url, ADMIN_KEY);
-  world.open = (options) => openPage(world.browser, world.console, options);
-  world.openSignedIn = async (options) => {
-    const opened = await world.open(options);
-    await signIn(opened.page, world.console.url, options?.bearer ?? ADMIN_KEY);
-    return opened;
-  };
-}, { timeout: 90_000 });
-
-after(async () => {
-  await stopReceivers();
-  for (const stop of stops.reverse()) await stop();
-}, { timeout: 60_000 });
+// Not in the hooks of the test runner: Node.js 18 of Debian 12 does not call them outside of a suite.
+const world = await startWorld().catch(async (cause) => {
+  await stopAll();
+  throw cause;
+});
 
 descriptionTests();
 deliveryTests(world);
@@ -43,3 +26,25 @@ liveTests(world);
 accessTests(world);
 lookTests(world);
 performanceTests(world);
+test("what the tests have started ends", { timeout: 60_000 }, stopAll);
+
+/** What the tests share: the server, the page, the browser, and an API client of the operator. */
+async function startWorld() {
+  const pillarbox = await startPillarbox();
+  stops.push(pillarbox.stop);
+  const served = await serveConsole(pillarbox.url);
+  stops.push(served.stop);
+  const browser = await startBrowser();
+  stops.push(() => browser.close());
+  const open = (options) => openPage(browser, served, options);
+  const openSignedIn = async (options) => {
+    const opened = await open(options);
+    await signIn(opened.page, served.url, options?.bearer ?? ADMIN_KEY);
+    return opened;
+  };
+  return { adminKey: ADMIN_KEY, pillarbox, console: served, browser, api: apiClient(pillarbox.url, ADMIN_KEY), open, openSignedIn };
+}
+
+async function stopAll() {
+  for (const stop of stops.reverse()) await stop();
+}
