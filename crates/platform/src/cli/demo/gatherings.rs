@@ -14,8 +14,8 @@ use super::setup::text;
 use crate::cli::Failure;
 use crate::cli::api::Api;
 
-/// People who join. More than a gathering has seats, so that waitlists fill.
-const PEOPLE: usize = 12;
+/// Guests who join. More than a gathering has seats, so that waitlists fill.
+const GUESTS: usize = 12;
 const SEATS: u64 = 5;
 /// A new gathering is published after this many joins and cancellations.
 const STEPS_PER_GATHERING: usize = 20;
@@ -32,7 +32,7 @@ const TITLES: [(&str, &str, &str); 4] = [
 /// Starts the organizer with the people, and the worker of the projects.
 pub(super) fn start(demo: &Demo, tasks: &TaskTracker) -> Result<(), Failure> {
     let organizer = demo.user(Uuid::now_v7())?;
-    let people = (0..PEOPLE).map(|_| demo.user(Uuid::now_v7())).collect::<Result<Vec<_>, Failure>>()?;
+    let people = (0..GUESTS).map(|_| demo.user(Uuid::now_v7())).collect::<Result<Vec<_>, Failure>>()?;
     let worker = demo.user(Uuid::now_v7())?;
     tasks.spawn(organize(demo.clone(), organizer, people));
     tasks.spawn(process_projects(demo.clone(), worker));
@@ -55,8 +55,8 @@ async fn organize(demo: Demo, organizer: Api, people: Vec<Api>) {
                 (first, "cancel")
             }
             _ => {
-                joined.push_back(step % PEOPLE);
-                (step % PEOPLE, "join")
+                joined.push_back(step % GUESTS);
+                (step % GUESTS, "join")
             }
         };
         if let Some(person) = people.get(who) {

@@ -47,11 +47,17 @@ async fn post_orders(demo: Demo) {
             ["order.created", "order.paid", "order.shipped"][usize::try_from((step + 2) % 3).unwrap_or_default()];
         let body = json!({"order": order, "total": 19.9 + (order % 7) as f64 * 10.0, "currency": "EUR",
             "items": [{"sku": format!("SKU-{}", order % 20), "count": 1 + order % 3}]});
-        match store::post_order(&demo.db, topic, &body, &format!("demo-order-{order}")).await {
+        match post_order(&demo, topic, &body, &format!("demo-order-{order}")).await {
             Ok(()) => demo.counts.orders.fetch_add(1, Ordering::Relaxed),
             Err(_) => demo.counts.refused.fetch_add(1, Ordering::Relaxed),
         };
     }
+}
+
+async fn post_order(demo: &Demo, topic: &str, order: &Value, key: &str) -> sqlx::Result<()> {
+    let mut tx = demo.db.begin().await?;
+    store::post_order(&mut tx, topic, order, key).await?;
+    tx.commit().await
 }
 
 /// Events that a tenant's application posts over HTTP.

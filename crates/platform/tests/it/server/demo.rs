@@ -85,7 +85,7 @@ async fn a_demo_that_is_interrupted_removes_what_it_has_created() {
 }
 
 #[test]
-fn the_demo_refuses_an_installation_with_its_own_database() {
+fn the_demo_refuses_an_installation_that_is_not_the_embedded_default() {
     let url = "postgres://pillarbox@127.0.0.1:1/pillarbox";
     let (code, _, error) = run(&["demo", "--database-url", url], &[]);
     assert_eq!(code, Some(1));

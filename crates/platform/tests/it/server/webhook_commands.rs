@@ -105,7 +105,7 @@ async fn deliveries_and_dead_letters_are_listed_retried_and_discarded_by_command
 }
 
 #[tokio::test]
-async fn e_mails_are_listed_and_shown_by_command() {
+async fn emails_are_listed_and_shown_by_command() {
     let folder = DataFolder::new();
     let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
     let admin = admin_of(&process).await;
