@@ -13,10 +13,13 @@ create table pillarbox_hub.attempt_total (
     dead      bigint   not null
 );
 
--- The response times of each of the last minutes, in the ranges of pillarbox_hub.health.
+-- The times of each of the last minutes, in the ranges of pillarbox_hub.health.
 create table pillarbox_hub.attempt_minute (
-    at      timestamptz not null,
-    slot    smallint    not null,
-    latency bigint[]    not null,
+    at         timestamptz not null,
+    slot       smallint    not null,
+    -- The number of attempts per range of response times.
+    latency    bigint[]    not null,
+    -- The number of deliveries per range of the time since the event was posted.
+    end_to_end bigint[]    not null,
     primary key (at, slot)
 );

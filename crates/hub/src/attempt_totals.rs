@@ -8,7 +8,7 @@ use kit::worker::Round;
 use sqlx::PgPool;
 
 use crate::delivery::Attempt;
-use crate::health::AttemptCounts;
+use crate::health::{AttemptCounts, Histogram, range_of};
 use crate::store::overview;
 
 /// Rows that the processes of an installation share. With more processes, some add to the same row.
@@ -16,18 +16,40 @@ const SLOTS: u32 = 64;
 
 /// Attempts that are saved, and not yet added to the totals. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct AttemptTotals(Arc<Mutex<AttemptCounts>>);
+pub(crate) struct AttemptTotals(Arc<Mutex<TotalCounts>>);
+
+/// The attempts of all subscribers.
+#[derive(Debug, Default)]
+pub(crate) struct TotalCounts {
+    pub(crate) attempts: AttemptCounts,
+    /// Deliveries per range of the time since the event was posted.
+    pub(crate) end_to_end: Histogram,
+}
+
+impl TotalCounts {
+    fn record(&mut self, attempt: &Attempt) {
+        self.attempts.record(attempt.outcome, &attempt.result);
+        if let Some(time) = attempt.time_since_post {
+            self.end_to_end[range_of(time)] += 1;
+        }
+    }
+
+    fn add(&mut self, other: &TotalCounts) {
+        self.attempts.add(&other.attempts);
+        self.end_to_end.iter_mut().zip(other.end_to_end).for_each(|(sum, count)| *sum += count);
+    }
+}
 
 impl AttemptTotals {
     pub(crate) fn record(&self, attempts: &[Attempt]) {
         let mut pending = self.pending();
-        attempts.iter().for_each(|attempt| pending.record(attempt.outcome, &attempt.result));
+        attempts.iter().for_each(|attempt| pending.record(attempt));
     }
 
     /// Adds the attempts to the totals. If that fails, the next call adds them.
     pub(crate) async fn flush(&self, db: &PgPool) -> Result<Round, sqlx::Error> {
         let counts = std::mem::take(&mut *self.pending());
-        if counts.attempts() == 0 {
+        if counts.attempts.attempts() == 0 {
             return Ok(Round::Idle);
         }
         let slot = (std::process::id() % SLOTS) as i16;
@@ -39,7 +61,7 @@ impl AttemptTotals {
         Ok(Round::Idle)
     }
 
-    fn pending(&self) -> MutexGuard<'_, AttemptCounts> {
+    fn pending(&self) -> MutexGuard<'_, TotalCounts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -187,6 +187,8 @@ pub(crate) struct Attempt {
     pub(crate) replay: Option<Uuid>,
     /// The message was a dead letter, and an operator has retried it.
     pub(crate) was_dead: bool,
+    /// If it delivered the message: how long ago the event was posted. None for messages that were sent again on request.
+    pub(crate) time_since_post: Option<Duration>,
 }
 
 /// A message that was given up, to be stored.

@@ -22,6 +22,8 @@ const RANGES_MS: [u32; 24] = [
     30_000,
 ];
 pub(crate) const RANGES: usize = RANGES_MS.len() + 1;
+/// How many times are in each range.
+pub(crate) type Histogram = [i64; RANGES];
 /// The longest response time: the time limit of an attempt.
 const LONGEST_MS: f64 = 60_000.0;
 /// Within how many seconds after a minute its rows are saved.
@@ -39,7 +41,7 @@ pub(crate) struct AttemptCounts {
     /// Failed, and given up.
     pub(crate) dead: i64,
     /// Requests per range of response times.
-    pub(crate) latency: [i64; RANGES],
+    pub(crate) latency: Histogram,
 }
 
 /// The attempts of a subscriber that ended in one minute, to be added to its row.
@@ -94,34 +96,40 @@ impl AttemptCounts {
         (self.attempts() > 0).then(|| self.delivered as f64 / self.attempts() as f64)
     }
 
-    /// None without attempts.
+    /// Those of the response times. None without attempts.
     pub(crate) fn percentiles(&self) -> Option<Percentiles> {
-        let at = |share: f64| self.percentile(share);
-        Some(Percentiles { p50: at(0.5)?, p95: at(0.95)?, p99: at(0.99)? })
-    }
-
-    /// Interpolates within the range that contains the percentile.
-    fn percentile(&self, share: f64) -> Option<f64> {
-        let total: i64 = self.latency.iter().sum();
-        if total == 0 {
-            return None;
-        }
-        let (wanted, mut before) = (share * total as f64, 0.0);
-        for (at, count) in self.latency.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let until = before + *count as f64;
-            if until >= wanted {
-                let low = if at == 0 { 0.0 } else { f64::from(RANGES_MS[at - 1]) };
-                let high = RANGES_MS.get(at).map_or(LONGEST_MS, |high| f64::from(*high));
-                let value = low + (high - low) * (wanted - before) / *count as f64;
-                return Some((value * 10.0).round() / 10.0);
-            }
-            before = until;
-        }
-        Some(LONGEST_MS)
+        percentiles(&self.latency)
     }
 }
 
-fn range_of(latency: Duration) -> usize {
+/// None if the histogram is empty.
+pub(crate) fn percentiles(times: &Histogram) -> Option<Percentiles> {
+    let at = |share: f64| percentile(times, share);
+    Some(Percentiles { p50: at(0.5)?, p95: at(0.95)?, p99: at(0.99)? })
+}
+
+/// Interpolates within the range that contains the percentile.
+fn percentile(times: &Histogram, share: f64) -> Option<f64> {
+    let total: i64 = times.iter().sum();
+    if total == 0 {
+        return None;
+    }
+    let (wanted, mut before) = (share * total as f64, 0.0);
+    for (at, count) in times.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let until = before + *count as f64;
+        if until >= wanted {
+            let low = if at == 0 { 0.0 } else { f64::from(RANGES_MS[at - 1]) };
+            let high = RANGES_MS.get(at).map_or(LONGEST_MS, |high| f64::from(*high));
+            let value = low + (high - low) * (wanted - before) / *count as f64;
+            return Some((value * 10.0).round() / 10.0);
+        }
+        before = until;
+    }
+    Some(LONGEST_MS)
+}
+
+/// The range of a time.
+pub(crate) fn range_of(latency: Duration) -> usize {
     // The upper end belongs to the range.
     RANGES_MS.partition_point(|end| Duration::from_millis(u64::from(*end)) < latency)
 }

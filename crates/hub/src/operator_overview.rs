@@ -5,9 +5,11 @@ use mailbox::database::time;
 use sqlx::PgPool;
 use uuid::Uuid;
 
+use crate::attempt_totals::TotalCounts;
+use crate::health::{Percentiles, percentiles};
 use crate::store::overview as store;
 
-/// The response times are those of this many minutes.
+/// The times are those of this many minutes.
 const LATENCY_MINUTES: i32 = 5;
 /// Dead letters are counted up to this number.
 pub const DEAD_LETTERS_COUNTED_MAX: i64 = 10_000;
@@ -26,6 +28,8 @@ pub struct WebhookTotals {
     pub dead_letters: i64,
     /// The response times below which 50 and 99 percent of the responses of the last minutes arrived, in milliseconds.
     pub latency_ms: Option<(f64, f64)>,
+    /// The same for the time from the post of an event to its delivery.
+    pub end_to_end_ms: Option<(f64, f64)>,
 }
 
 /// A subscriber that needs an operator.
@@ -48,12 +52,14 @@ pub enum Trouble {
 /// Returns the totals. A process adds its attempts once a second.
 pub async fn webhook_totals(db: &PgPool) -> sqlx::Result<WebhookTotals> {
     let mut db = db.acquire().await?;
-    let attempts = store::attempts(&mut db, LATENCY_MINUTES).await?;
+    let TotalCounts { attempts, end_to_end } = store::attempts(&mut db, LATENCY_MINUTES).await?;
+    let half_and_99 = |times: Percentiles| (times.p50, times.p99);
     Ok(WebhookTotals {
         delivered: attempts.delivered,
         failed_attempts: attempts.failed + attempts.dead,
         dead_letters: store::count_dead_letters(&mut db, DEAD_LETTERS_COUNTED_MAX).await?,
-        latency_ms: attempts.percentiles().map(|percentiles| (percentiles.p50, percentiles.p99)),
+        latency_ms: attempts.percentiles().map(half_and_99),
+        end_to_end_ms: percentiles(&end_to_end).map(half_and_99),
     })
 }
 

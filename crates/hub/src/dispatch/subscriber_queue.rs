@@ -62,6 +62,14 @@ fn is_report(message: &HubMessage) -> bool {
     message.event.as_ref().is_some_and(|event| system_event::is_system_source(&event.source))
 }
 
+/// How long ago the event was posted, if the message is delivered and was not sent again on request. The clocks of the database
+/// and of this process may differ a little.
+fn time_since_post(message: &HubMessage, outcome: Outcome, now: DateTime<Utc>) -> Option<Duration> {
+    let is_first_delivery = outcome == Outcome::Delivered && message.replay.is_none() && message.attempts_before == 0;
+    let event = message.event.as_ref().filter(|_| is_first_delivery)?;
+    Some((now - event.at).to_std().unwrap_or_default())
+}
+
 pub(super) struct SubscriberQueue {
     pub(super) recipient: Arc<Recipient>,
     /// Distinguishes this queue from earlier ones of the same subscriber: the result of an attempt that an earlier queue
@@ -306,6 +314,7 @@ impl SubscriberQueue {
             result,
             replay: message.replay,
             was_dead: message.attempts_before > 0,
+            time_since_post: time_since_post(&message, outcome, now),
         });
         match next_step {
             NextStep::Complete => self.lanes.complete_head(key),

@@ -6,7 +6,8 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use crate::health::{AttemptCounts, RANGES};
+use crate::attempt_totals::TotalCounts;
+use crate::health::{AttemptCounts, Histogram, RANGES};
 
 /// A subscriber that needs an operator.
 #[derive(Debug, Clone)]
@@ -20,8 +21,9 @@ pub(crate) struct TroubledSubscriber {
     pub(crate) failing_since: Option<DateTime<Utc>>,
 }
 
-/// Adds attempts to the totals, and their response times to those of the current minute.
-pub(crate) async fn add_attempts(db: &mut PgConnection, slot: i16, counts: &AttemptCounts) -> sqlx::Result<()> {
+/// Adds attempts to the totals, and their times to those of the current minute.
+pub(crate) async fn add_attempts(db: &mut PgConnection, slot: i16, counts: &TotalCounts) -> sqlx::Result<()> {
+    let TotalCounts { attempts, end_to_end } = counts;
     sqlx::query(
         "with total as (
              insert into pillarbox_hub.attempt_total as old (slot, delivered, failed, dead) values ($1, $2, $3, $4)
@@ -29,49 +31,62 @@ pub(crate) async fn add_attempts(db: &mut PgConnection, slot: i16, counts: &Atte
              set delivered = old.delivered + excluded.delivered, failed = old.failed + excluded.failed,
                  dead = old.dead + excluded.dead
          )
-         insert into pillarbox_hub.attempt_minute as old (at, slot, latency) values (date_trunc('minute', now(), 'UTC'), $1, $5)
+         insert into pillarbox_hub.attempt_minute as old (at, slot, latency, end_to_end)
+         values (date_trunc('minute', now(), 'UTC'), $1, $5, $6)
          on conflict (at, slot) do update
          set latency = array(select coalesce(one, 0) + coalesce(other, 0)
-                             from unnest(old.latency, excluded.latency) with ordinality as both_of (one, other, n) order by n)",
+                             from unnest(old.latency, excluded.latency) with ordinality as both_of (one, other, n) order by n),
+             end_to_end = array(select coalesce(one, 0) + coalesce(other, 0)
+                                from unnest(old.end_to_end, excluded.end_to_end) with ordinality as both_of (one, other, n)
+                                order by n)",
     )
     .bind(slot)
-    .bind(counts.delivered)
-    .bind(counts.failed)
-    .bind(counts.dead)
-    .bind(counts.latency.as_slice())
+    .bind(attempts.delivered)
+    .bind(attempts.failed)
+    .bind(attempts.dead)
+    .bind(attempts.latency.as_slice())
+    .bind(end_to_end.as_slice())
     .execute(db)
     .await
     .map(drop)
 }
 
-/// Deletes the response times of minutes before this time.
+/// Deletes the times of minutes before this one.
 pub(crate) async fn delete_minutes(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
     sqlx::query("delete from pillarbox_hub.attempt_minute where at < $1").bind(before).execute(db).await.map(drop)
 }
 
-/// All attempts, with the response times of the last minutes only.
-pub(crate) async fn attempts(db: &mut PgConnection, minutes: i32) -> sqlx::Result<AttemptCounts> {
-    let ranges: Vec<String> = (1..=RANGES).map(|at| format!("coalesce(sum(latency[{at}]), 0)")).collect();
+/// All attempts, with the times of the last minutes only.
+pub(crate) async fn attempts(db: &mut PgConnection, minutes: i32) -> sqlx::Result<TotalCounts> {
+    let sums = |times: &str| {
+        let sums: Vec<String> = (1..=RANGES).map(|at| format!("coalesce(sum({times}[{at}]), 0)")).collect();
+        format!("array[{}]::bigint[] as {times}", sums.join(", "))
+    };
     let query = format!(
         "with total as (
              select coalesce(sum(delivered), 0)::bigint as delivered, coalesce(sum(failed), 0)::bigint as failed,
                     coalesce(sum(dead), 0)::bigint as dead
              from pillarbox_hub.attempt_total
          ), minute as (
-             select array[{}]::bigint[] as latency from pillarbox_hub.attempt_minute
-             where at >= now() - make_interval(mins => $1)
+             select {}, {} from pillarbox_hub.attempt_minute where at >= now() - make_interval(mins => $1)
          )
          select * from total, minute",
-        ranges.join(", ")
+        sums("latency"),
+        sums("end_to_end")
     );
     let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(minutes).fetch_one(db).await?;
-    let latency: Vec<i64> = row.try_get("latency")?;
-    Ok(AttemptCounts {
+    let attempts = AttemptCounts {
         delivered: row.try_get("delivered")?,
         failed: row.try_get("failed")?,
         dead: row.try_get("dead")?,
-        latency: latency.try_into().map_err(|_| sqlx::Error::Decode("latency".into()))?,
-    })
+        latency: histogram(&row, "latency")?,
+    };
+    Ok(TotalCounts { attempts, end_to_end: histogram(&row, "end_to_end")? })
+}
+
+fn histogram(row: &PgRow, column: &str) -> sqlx::Result<Histogram> {
+    let counts: Vec<i64> = row.try_get(column)?;
+    counts.try_into().map_err(|_| sqlx::Error::Decode(format!("{column} has another number of ranges").into()))
 }
 
 /// The number of dead letters that were not retried, counted up to `max`.

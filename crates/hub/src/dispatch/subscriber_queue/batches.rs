@@ -16,7 +16,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 
 use super::lanes::{Lanes, Turn};
-use super::{NextStep, SubscriberQueue, is_report};
+use super::{NextStep, SubscriberQueue, is_report, time_since_post};
 use crate::delivery::{Attempt, AttemptResult, NewDeadLetter, RecipientBatch};
 use crate::domain::Outcome;
 use crate::hub_message::{HubMessage, LaneKey};
@@ -199,13 +199,25 @@ impl SubscriberQueue {
                 NextStep::DeadLetter(_) if n == head || !blocks => Outcome::Dead,
                 NextStep::DeadLetter(_) | NextStep::RetryAfter(_) => Outcome::Failed,
             };
+            let time_since_post = time_since_post(&message, outcome, now);
             if let (NextStep::DeadLetter(reason), Outcome::Dead) = (next_step, outcome) {
                 let (recipient, detail) = (self.recipient.clone(), result.dead_letter_detail());
                 let dead_letter = NewDeadLetter { recipient, message, reason, detail, attempts: attempt, at: now };
                 self.unsaved.dead_letters.push(dead_letter);
             }
             self.health.record(outcome, &result, self.limits.is_breaker_open(), now);
-            self.unsaved.attempts.push(Attempt { at: now, subscriber, n, attempt, outcome, result, replay, was_dead });
+            let at = now;
+            self.unsaved.attempts.push(Attempt {
+                at,
+                subscriber,
+                n,
+                attempt,
+                outcome,
+                result,
+                replay,
+                was_dead,
+                time_since_post,
+            });
         }
         match next_step {
             NextStep::DeadLetter(_) if blocks => self.lanes.block(key, head),

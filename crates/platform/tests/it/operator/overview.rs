@@ -38,6 +38,8 @@ async fn the_totals_count_the_attempts_of_all_processes_and_survive_a_restart() 
     assert_eq!(overview["dead_letters"]["webhooks"], 5, "{overview}");
     let latency = &overview["latency_ms"];
     assert!(latency["p50"].as_f64().unwrap() > 0.0 && latency["p99"].as_f64() >= latency["p50"].as_f64(), "{overview}");
+    // A delivery ends after its response has begun.
+    assert!(overview["end_to_end_ms"]["p99"].as_f64().unwrap() > 1.0, "{overview}");
     let finding =
         overview["findings"].as_array().unwrap().iter().find(|one| one["title"] == "5 webhooks were given up");
     assert_eq!(finding.unwrap()["link"], "#/dead-letters", "{overview}");
