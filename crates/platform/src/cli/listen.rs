@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn repeats_and_gaps_are_told_apart_within_each_lane() {
+    fn repeats_and_gaps_are_distinguished_within_each_lane() {
         let mut order = Order::default();
         let mut check = |lane, seq, status: StatusCode| order.check(Some(lane), Some(seq), status);
         let (ok, failed) = (StatusCode::OK, StatusCode::INTERNAL_SERVER_ERROR);
