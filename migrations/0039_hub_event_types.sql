@@ -8,6 +8,8 @@ create table pillarbox_hub.catalogue (
     tenant        text primary key,
     -- Whether an event whose type is not in the catalogue is accepted.
     unknown_types text not null default 'accept' check (unknown_types in ('accept', 'refuse')),
+    -- Whether tenants without a catalogue use this one.
+    is_shared     boolean not null default false check (not is_shared or tenant = 'main'),
     -- Another one with each change of the tenant's catalogue. Random instead of a number, because a number would repeat after
     -- a failover that loses a change.
     stamp         uuid not null

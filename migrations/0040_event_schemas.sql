@@ -8,7 +8,10 @@
 create table pillarbox.event_rule (
     tenant          text    primary key,
     -- Whether a post with a topic that is not in event_schema is refused.
-    refuses_unknown boolean not null
+    refuses_unknown boolean not null,
+    -- Whether the posts of tenants without a rule are checked in the same way.
+    is_shared       boolean not null,
+    check (not is_shared or tenant = 'main')
 );
 
 create table pillarbox.event_schema (
@@ -248,13 +251,14 @@ $$;
 
 -- ---- 3. check_post
 
--- As before, but it also checks the topic and, if the tenant has a catalogue, the payload.
+-- As before, but it also checks the topic and, if the tenant has a catalogue or main shares its own, the payload.
 create or replace function pillarbox.check_post(tenant text, topic text, payload json) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     bytes_max integer;
+    owner     text;
     refuses   boolean;
     expected  jsonb;
     error     text;
@@ -276,18 +280,25 @@ begin
         raise exception 'topic % is reserved: types that begin with hub. are posted by the hub itself', quote_literal(topic)
             using errcode = 'invalid_parameter_value', hint = 'Choose another name.';
     end if;
-    select refuses_unknown into refuses from pillarbox.event_rule as rule where rule.tenant = check_post.tenant;
+    select rule.tenant, rule.refuses_unknown into owner, refuses from pillarbox.event_rule as rule
+    where rule.tenant = check_post.tenant;
+    if not found then
+        select rule.tenant, rule.refuses_unknown into owner, refuses from pillarbox.event_rule as rule
+        where rule.tenant = 'main' and rule.is_shared;
+    end if;
     -- Requests for e-mails are no events.
     if not found or topic = 'email' or starts_with(topic, 'email.') then
         return;
     end if;
     select known.schema into expected from pillarbox.event_schema as known
-    where known.tenant = check_post.tenant and known.topic = check_post.topic;
+    where known.tenant = owner and known.topic = check_post.topic;
     if not found then
         if refuses then
-            raise exception 'event type % is not in the catalogue of the tenant %', quote_literal(topic), quote_literal(tenant)
+            raise exception 'event type % is not in the catalogue of the tenant %', quote_literal(topic), quote_literal(owner)
                 using errcode = 'invalid_parameter_value',
-                      hint = 'Add it with POST /hub/v1/event-types, or accept unknown types with PATCH /hub/v1/catalogue.';
+                      hint = case owner when tenant
+                          then 'Add it with POST /hub/v1/event-types, or accept unknown types with PATCH /hub/v1/catalogue.'
+                          else 'The operator adds types to the shared catalogue of the tenant main.' end;
         end if;
         return;
     end if;

@@ -6,17 +6,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kit::worker::Round;
 use sqlx::PgPool;
+use uuid::Uuid;
 
 use crate::delivery::Attempt;
 use crate::health::{AttemptCounts, Histogram, range_of};
 use crate::store::overview;
 
 /// Rows that the processes of an installation share. With more processes, some add to the same row.
-const SLOTS: u32 = 64;
+const SLOTS: u128 = 64;
 
 /// Attempts that are saved, and not yet added to the totals. Clones share them.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct AttemptTotals(Arc<Mutex<TotalCounts>>);
+#[derive(Debug, Clone)]
+pub(crate) struct AttemptTotals {
+    pending: Arc<Mutex<TotalCounts>>,
+    slot: i16,
+}
+
+impl Default for AttemptTotals {
+    fn default() -> AttemptTotals {
+        // Random: the processes of containers usually have the same id.
+        let slot = (Uuid::new_v4().as_u128() % SLOTS) as i16;
+        AttemptTotals { pending: Arc::default(), slot }
+    }
+}
 
 /// The attempts of all subscribers.
 #[derive(Debug, Default)]
@@ -52,8 +64,7 @@ impl AttemptTotals {
         if counts.attempts.attempts() == 0 {
             return Ok(Round::Idle);
         }
-        let slot = (std::process::id() % SLOTS) as i16;
-        let adding = async { overview::add_attempts(&mut *db.acquire().await?, slot, &counts).await };
+        let adding = async { overview::add_attempts(&mut *db.acquire().await?, self.slot, &counts).await };
         if let Err(error) = adding.await {
             self.pending().add(&counts);
             return Err(error);
@@ -62,6 +73,6 @@ impl AttemptTotals {
     }
 
     fn pending(&self) -> MutexGuard<'_, TotalCounts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -53,13 +53,13 @@ pub enum Trouble {
 pub async fn webhook_totals(db: &PgPool) -> sqlx::Result<WebhookTotals> {
     let mut db = db.acquire().await?;
     let TotalCounts { attempts, end_to_end } = store::attempts(&mut db, LATENCY_MINUTES).await?;
-    let half_and_99 = |times: Percentiles| (times.p50, times.p99);
+    let p50_and_p99 = |times: Percentiles| (times.p50, times.p99);
     Ok(WebhookTotals {
         delivered: attempts.delivered,
         failed_attempts: attempts.failed + attempts.dead,
         dead_letters: store::count_dead_letters(&mut db, DEAD_LETTERS_COUNTED_MAX).await?,
-        latency_ms: attempts.percentiles().map(half_and_99),
-        end_to_end_ms: percentiles(&end_to_end).map(half_and_99),
+        latency_ms: attempts.percentiles().map(p50_and_p99),
+        end_to_end_ms: percentiles(&end_to_end).map(p50_and_p99),
     })
 }
 

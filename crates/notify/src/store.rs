@@ -292,6 +292,13 @@ pub(crate) async fn queue_state(db: &mut PgConnection, count_max: i64) -> sqlx::
     })
 }
 
+/// The number of e-mails and of notifications that were given up, each counted up to `count_max`.
+pub(crate) async fn count_dead(db: &mut PgConnection, count_max: i64) -> sqlx::Result<(i64, i64)> {
+    let query = "select (select count(*) from (select from pillarbox_notify.mail where status = 'dead' limit $1) dead),
+                        (select count(*) from (select from pillarbox_notify.notification where status = 'dead' limit $1) dead)";
+    sqlx::query_as(query).bind(count_max).fetch_one(db).await
+}
+
 fn claimed_mail(row: &PgRow) -> sqlx::Result<ClaimedMail> {
     Ok(ClaimedMail {
         id: row.try_get("id")?,

@@ -1,6 +1,6 @@
 //! The installation at a glance: totals that grow, what was given up, and what an operator should look at.
 //!
-//! A page may poll it every second or two, from several browsers. So nothing is counted that grows with the traffic, and each
+//! A page may poll it every second or two, from several browsers. So nothing is counted without a bound, and each
 //! process loads the totals at most once a second and what needs more work every five seconds.
 
 mod findings;
@@ -68,6 +68,7 @@ impl<T> Cached<T> {
 
 /// What grows with the traffic, from counters.
 struct Totals {
+    at: DateTime<Utc>,
     log: LogTotals,
     webhooks: WebhookTotals,
     given_up: GivenUp,
@@ -83,6 +84,7 @@ struct InstallationState {
 /// The installation at a glance.
 #[derive(Debug, Serialize, ToSchema)]
 struct Overview {
+    /// The time of the totals.
     at: DateTime<Utc>,
     /// Messages that were posted to the log. A transaction that rolled back counts too, as far as it had posted.
     posted_total: i64,
@@ -125,13 +127,15 @@ impl From<(f64, f64)> for LatencyView {
 }
 
 impl OverviewCache {
-    async fn load(&self, db: &PgPool) -> sqlx::Result<(Arc<Totals>, Arc<InstallationState>)> {
-        Ok((self.totals.get(TOTALS_TIME, load_totals(db)).await?, self.state.get(STATE_TIME, load_state(db)).await?))
+    async fn load(&self, db: &PgPool, now: DateTime<Utc>) -> sqlx::Result<(Arc<Totals>, Arc<InstallationState>)> {
+        let totals = self.totals.get(TOTALS_TIME, load_totals(db, now)).await?;
+        Ok((totals, self.state.get(STATE_TIME, load_state(db)).await?))
     }
 }
 
-async fn load_totals(db: &PgPool) -> sqlx::Result<Totals> {
+async fn load_totals(db: &PgPool, at: DateTime<Utc>) -> sqlx::Result<Totals> {
     Ok(Totals {
+        at,
         log: status::log_totals(db).await?,
         webhooks: hub::webhook_totals(db).await?,
         given_up: notify::given_up(db).await?,
@@ -151,7 +155,8 @@ async fn load_state(db: &PgPool) -> sqlx::Result<InstallationState> {
 #[utoipa::path(get, path = "/admin/v1/overview", tag = "operator", security(("bearer" = [])),
     responses((status = 200, body = Overview)))]
 async fn show(State(app): State<App>, _: Operator) -> Result<Json<Overview>, Problem> {
-    let loaded = app.overview.load(app.db.pool()).await;
+    let now = app.clock.now();
+    let loaded = app.overview.load(app.db.pool(), now).await;
     let (totals, state) = loaded.map_err(|error| mailbox::database::problem(&error))?;
     let dead_letters = DeadLetterCounts {
         webhooks: totals.webhooks.dead_letters,
@@ -159,14 +164,13 @@ async fn show(State(app): State<App>, _: Operator) -> Result<Json<Overview>, Pro
         mail: totals.given_up.mails,
         notifications: totals.given_up.notifications,
     };
-    let now = app.clock.now();
     let mut findings = findings::of_checks(&app.health.report());
     findings.extend(findings::of_consumers(&state.consumers));
     findings.extend(findings::of_subscribers(&state.subscribers, now));
     findings.extend(findings::of_dead_letters(&dead_letters));
     findings.sort_by_key(|finding| finding.severity);
     Ok(Json(Overview {
-        at: now,
+        at: totals.at,
         posted_total: totals.log.posted,
         delivered_total: totals.webhooks.delivered,
         failed_attempts_total: totals.webhooks.failed_attempts,

@@ -38,7 +38,9 @@ impl Terminal {
         ]);
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
-            let of_test = ["CARGO_", "RUST_", "PILLARBOX_", "PBX_TEST_"].iter().any(|prefix| name.starts_with(prefix));
+            // cargo sets OUT_DIR for the tests of a package with a build script, and builds crates again that have seen another.
+            let of_test = ["CARGO_", "OUT_DIR", "RUST_", "PILLARBOX_", "PBX_TEST_"];
+            let of_test = of_test.iter().any(|prefix| name.starts_with(prefix));
             if of_test && !["CARGO_HOME", "CARGO_TARGET_DIR"].contains(&&*name) {
                 command.env_remove(&*name);
             }

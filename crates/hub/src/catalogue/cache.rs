@@ -29,6 +29,10 @@ pub(crate) const VALID_TIME: Duration = Duration::from_millis(300);
 const CHECK_PAUSE: Duration = Duration::from_millis(100);
 /// Payloads of this size together are checked in a thread of their own.
 const INLINE_BYTES_MAX: usize = 64 * 1024;
+const UNKNOWN_TYPE: &str = "is not in the catalogue of event types: add it with POST /hub/v1/event-types, or accept unknown types \
+                            with PATCH /hub/v1/catalogue";
+const UNKNOWN_SHARED_TYPE: &str =
+    "is not in the shared catalogue of event types of the tenant main: the operator adds types there";
 
 /// Cheap to clone.
 #[derive(Clone)]
@@ -71,8 +75,9 @@ impl CatalogueCache {
         let Some(catalogue) = self.tenant(tenant).await.map_err(|error| problem(&error))? else { return Ok(posts) };
         catalogue.load(&self.db).await.map_err(|error| problem(&error))?;
         let bytes: usize = posts.iter().map(|post| post.payload.get().len()).sum();
+        let is_own = catalogue.tenant == *tenant;
         let check = move || {
-            let errors = catalogue.errors(&posts, is_batch);
+            let errors = catalogue.errors(&posts, is_batch, is_own);
             if errors.is_empty() { Ok(posts) } else { Err(Problem::validation(errors)) }
         };
         match bytes > INLINE_BYTES_MAX {
@@ -156,7 +161,8 @@ impl TenantCatalogue {
         self.types.get_or_try_init(load).await.map(drop)
     }
 
-    fn errors(&self, posts: &[Post], is_batch: bool) -> Vec<FieldError> {
+    /// What is wrong with the posts of a tenant. `is_own`: the catalogue is that of the tenant itself.
+    fn errors(&self, posts: &[Post], is_batch: bool, is_own: bool) -> Vec<FieldError> {
         let Some(types) = self.types.get() else { return Vec::new() };
         let mut errors = Vec::new();
         for (at, post) in posts.iter().enumerate() {
@@ -164,8 +170,7 @@ impl TenantCatalogue {
             match types.get(&post.topic) {
                 Some(known) => errors.extend(known.errors(post, &pointer)),
                 None if self.settings.unknown_types == UnknownTypes::Refuse => {
-                    let detail = "is not in the catalogue of event types: add it with POST /hub/v1/event-types, or accept unknown \
-                                  types with PATCH /hub/v1/catalogue";
+                    let detail = if is_own { UNKNOWN_TYPE } else { UNKNOWN_SHARED_TYPE };
                     errors.push(FieldError::body(format!("{pointer}/event_type"), detail));
                 }
                 None => {}

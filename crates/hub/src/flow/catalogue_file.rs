@@ -18,7 +18,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 
 use super::event_type::{
     NewVersion, TYPES_MAX, VERSIONS_MAX, applied, breaking, check_description, check_name, check_version, created_at,
-    finish, invalid, remove, save, stored_schema, under, when_effective,
+    finish, finish_removal, invalid, remove, save, stored_schema, under, when_effective,
 };
 use super::run_once;
 use crate::Hub;
@@ -112,7 +112,10 @@ pub(crate) async fn apply(
     if store::count(tx, tenant).await? > TYPES_MAX {
         return Err(Error::TooManyEventTypes(TYPES_MAX));
     }
-    finish(tx, tenant).await?;
+    match result.removed.is_empty() {
+        true => finish(tx, tenant).await?,
+        false => finish_removal(tx, tenant).await?,
+    }
     Ok(result)
 }
 

@@ -161,20 +161,23 @@ pub(crate) async fn discard(
     .await
 }
 
-/// Discards all matching dead letters for which no retry was requested, oldest first, in steps of one transaction each.
+/// Discards all matching dead letters for which no retry was requested, oldest first, in steps of one transaction each. Those
+/// that are given up meanwhile stay: nobody has seen them.
 pub(crate) async fn discard_many(
     hub: &Hub,
     tenant: &Tenant,
-    filter: &DeadLetterFilter,
+    mut filter: DeadLetterFilter,
     by: Principal,
 ) -> Result<DiscardedMany, Error> {
-    let mut discarded = 0;
+    filter.to.get_or_insert(hub.clock.now());
+    let (mut discarded, mut after) = (0, None);
     for _ in 0..STEPS_MAX {
         let mut tx = hub.db.begin().await?;
-        let step = store::delete_many(&mut tx, tenant, filter, STEP).await?;
+        let step = store::delete_many(&mut tx, tenant, &filter, (after, STEP)).await?;
         unblock_lanes(&mut tx, tenant, &step, by).await?;
         tx.commit().await?;
         discarded += step.len() as u64;
+        after = step.iter().map(|dead| dead.id).max().or(after);
         if step.len() < STEP as usize {
             tracing::info!(discarded, %by, "discarded dead letters");
             return Ok(DiscardedMany { discarded, more: false });

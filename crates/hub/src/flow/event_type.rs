@@ -178,7 +178,7 @@ pub(crate) async fn delete(
         Box::pin(async move {
             store::lock(tx, &tenant).await.map_err(Error::from)?;
             remove(tx, &tenant, &name).await?;
-            finish(tx, &tenant).await?;
+            finish_removal(tx, &tenant).await?;
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
         })
     })
@@ -355,17 +355,23 @@ pub(crate) async fn remove(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant, 
     Ok(remove_event_schema(tx, tenant.as_str(), name).await?)
 }
 
-/// The end of every change. A catalogue without types and with default settings is deleted, so that the tenant uses the shared
-/// one again.
+/// The end of a change.
 pub(crate) async fn finish(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant) -> Result<(), Error> {
     let settings = store::lock(tx, tenant).await?;
-    if settings == CatalogueSettings::default() && store::count(tx, tenant).await? == 0 {
-        store::delete_settings(tx, tenant).await?;
-        remove_event_rules(tx, tenant.as_str()).await?;
-    } else {
-        let refuses_unknown = settings.unknown_types == UnknownTypes::Refuse;
-        set_event_rule(tx, tenant.as_str(), EventRule { refuses_unknown, is_shared: settings.is_shared }).await?;
+    let refuses_unknown = settings.unknown_types == UnknownTypes::Refuse;
+    set_event_rule(tx, tenant.as_str(), EventRule { refuses_unknown, is_shared: settings.is_shared }).await?;
+    Ok(store::set_stamp(tx).await?)
+}
+
+/// The end of a change that removes types. A catalogue without types and with default settings is deleted, so that the tenant
+/// uses the shared one again.
+pub(crate) async fn finish_removal(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant) -> Result<(), Error> {
+    let settings = store::lock(tx, tenant).await?;
+    if settings != CatalogueSettings::default() || store::count(tx, tenant).await? > 0 {
+        return finish(tx, tenant).await;
     }
+    store::delete_settings(tx, tenant).await?;
+    remove_event_rules(tx, tenant.as_str()).await?;
     Ok(store::set_stamp(tx).await?)
 }
 

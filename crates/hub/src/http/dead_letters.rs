@@ -208,5 +208,5 @@ async fn discard_many(
     Json(selection): Json<BulkSelection>,
 ) -> Result<Json<DiscardedMany>, Problem> {
     let filter = selection.into_filter()?;
-    Ok(Json(flow::discard_many(&hub, &caller.tenant, &filter, caller.principal).await?))
+    Ok(Json(flow::discard_many(&hub, &caller.tenant, filter, caller.principal).await?))
 }

@@ -54,7 +54,7 @@ const COLUMNS: &str =
     "id, subscriber, lane, replay, event_id, event_type, ordering_key, log_at, reason, detail, attempts,
     moved_to_dlq_at, manual_retry_by, manual_retry_at";
 /// The columns of a [`Discarded`]. A deleted subscriber has no lanes.
-const DISCARDED: &str = "subscriber, n, exists (
+const DISCARDED: &str = "id, subscriber, n, exists (
     select from pillarbox_hub.lane
     where lane.subscriber = dead_letter.subscriber and lane.head = dead_letter.n and lane.next_at is null) as blocks_lane";
 const CONDITIONS: &str = "dead_letter.tenant = $1 and ($2::uuid is null or dead_letter.subscriber = $2)
@@ -138,6 +138,7 @@ pub(crate) async fn lock_many(
 /// A dead letter to discard.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Discarded {
+    pub(crate) id: Uuid,
     pub(crate) subscriber: Uuid,
     /// The number of the message.
     pub(crate) n: i64,
@@ -161,15 +162,16 @@ pub(crate) async fn delete_many(
     db: &mut PgConnection,
     tenant: &Tenant,
     filter: &DeadLetterFilter,
-    limit: i64,
+    (after, limit): (Option<Uuid>, i64),
 ) -> sqlx::Result<Vec<Discarded>> {
     let query = format!(
         "delete from pillarbox_hub.dead_letter where id in (
-             select id from pillarbox_hub.dead_letter where {CONDITIONS} and manual_retry_at is null
-             order by id limit $8 for update skip locked)
+             select id from pillarbox_hub.dead_letter
+             where {CONDITIONS} and ($8::uuid is null or id > $8) and manual_retry_at is null
+             order by id limit $9 for update skip locked)
          returning {DISCARDED}"
     );
-    let rows = filtered_query!(query, tenant, filter).bind(limit).fetch_all(db).await?;
+    let rows = filtered_query!(query, tenant, filter).bind(after).bind(limit).fetch_all(db).await?;
     rows.iter().map(discarded).collect()
 }
 
@@ -191,6 +193,7 @@ pub(crate) async fn mark_retried(
 
 fn discarded(row: &PgRow) -> sqlx::Result<Discarded> {
     Ok(Discarded {
+        id: row.try_get("id")?,
         subscriber: row.try_get("subscriber")?,
         n: row.try_get("n")?,
         blocks_lane: row.try_get("blocks_lane")?,

@@ -187,13 +187,13 @@ const OF_TENANT: &str = "select message.* from (
             select subscriber.id, newest.n from pillarbox_hub.subscriber
             cross join lateral (
                 select n from pillarbox_hub.message
-                where message.subscriber = subscriber.id and ($3::bigint is null or n < $3) order by n desc limit 1
+                where message.subscriber = subscriber.id and n < coalesce($3::bigint, 9223372036854775807) order by n desc limit 1
             ) newest
             where tenant = $2::text order by newest.n desc limit $4
         ) active
         cross join lateral (
             select n from pillarbox_hub.message
-            where message.subscriber = active.id and ($3::bigint is null or n < $3) order by n desc limit $4
+            where message.subscriber = active.id and n < coalesce($3::bigint, 9223372036854775807) order by n desc limit $4
         ) one
         order by one.n desc limit $4
     ) chosen

@@ -66,8 +66,7 @@ pub struct GivenUp {
 
 pub async fn given_up(db: &PgPool) -> sqlx::Result<GivenUp> {
     let mut db = db.acquire().await?;
-    let mails = store::queue_state(&mut db, COUNT_MAX).await?.dead;
-    let notifications = notifications::state(&mut db, COUNT_MAX).await?.dead;
+    let (mails, notifications) = store::count_dead(&mut db, COUNT_MAX).await?;
     Ok(GivenUp { mails, notifications })
 }
 

@@ -47,14 +47,14 @@ pub(super) struct DemoArgs {
     /// Events per second, of all kinds together
     #[arg(long, value_name = "COUNT", default_value_t = 5.0, value_parser = rate)]
     rate: f64,
-    /// Also on an installation that does not use the embedded PostgreSQL
+    /// Also on an installation that does not use the embedded PostgreSQL, or that has receivers outside of this machine
     #[arg(long)]
     force: bool,
 }
 
 fn minutes(text: &str) -> Result<f64, String> {
     let given: Option<f64> = text.parse().ok();
-    given.filter(|minutes| (0.01..=1_440.0).contains(minutes)).ok_or("must be a number from 0.01 to 1440".to_owned())
+    given.filter(|minutes| (0.01..=1_200.0).contains(minutes)).ok_or("must be a number from 0.01 to 1200".to_owned())
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -132,20 +132,41 @@ impl Demo {
     }
 }
 
-/// Runs the demo until its time is over or it is stopped, and removes what it has created. Fails if there is no server on this
-/// machine, or if it does not use the embedded PostgreSQL and `--force` is not given.
-pub(super) async fn run(settings: &Settings, args: DemoArgs) -> Result<(), Failure> {
-    if settings.database_url.is_some() && !args.force {
-        return Err(Failure::Other(
-            "the demo creates tenants, subscribers and events, so it runs on the embedded PostgreSQL only. If this installation \
-             is for trying things out, repeat the command with --force"
-                .to_owned(),
-        ));
+/// Fails if the messages of the demo would leave this machine.
+async fn refuse_other_receivers(demo: &Demo) -> Result<(), Failure> {
+    let settings = &demo.settings;
+    let refused = |reason: &str| {
+        Failure::Other(format!(
+            "the demo posts orders and events, and {reason}. If this installation is for trying things out, repeat the command with --force"
+        ))
+    };
+    let servers = [
+        (&settings.database_url, "this installation does not use the embedded PostgreSQL"),
+        (&settings.amqp_url, "this installation publishes them to RabbitMQ"),
+        (&settings.smtp_url, "this installation sends e-mails about them"),
+    ];
+    if let Some((_, reason)) = servers.into_iter().find(|(url, _)| url.is_some()) {
+        return Err(refused(reason));
     }
+    let subscribers = demo.operator.get("/hub/v1/subscribers?limit=100").await?;
+    let is_elsewhere = |subscriber: &&Value| {
+        let url = subscriber["url"].as_str().unwrap_or_default();
+        !["http://127.", "http://localhost", "http://[::1]"].iter().any(|local| url.starts_with(local))
+    };
+    let found = subscribers["items"].as_array().into_iter().flatten().find(is_elsewhere);
+    match found.and_then(|subscriber| subscriber["name"].as_str()) {
+        Some(name) => Err(refused(&format!("the subscriber {name} would receive them outside of this machine"))),
+        None => Ok(()),
+    }
+}
+
+/// Runs the demo until its time is over or it is stopped, and removes what it has created. Fails if there is no server on this
+/// machine, or if `--force` is not given and others would receive its messages.
+pub(super) async fn run(settings: &Settings, args: DemoArgs) -> Result<(), Failure> {
     let mut stop = StopSignal::listen()?;
     let base = local_address(settings)?;
     let time = Duration::from_secs_f64(args.minutes * 60.0);
-    let token_time = (time + TOKEN_TIME_AFTER).min(Duration::from_secs(86_400));
+    let token_time = time + TOKEN_TIME_AFTER;
     let operator_token = sign_token(settings, Uuid::now_v7(), Some(Role::Admin), token_time)?;
     let demo = Demo {
         settings: Arc::new(settings.clone()),
@@ -156,6 +177,9 @@ pub(super) async fn run(settings: &Settings, args: DemoArgs) -> Result<(), Failu
         counts: Arc::default(),
         stop: CancellationToken::new(),
     };
+    if !args.force {
+        refuse_other_receivers(&demo).await?;
+    }
     let receiver = Receiver::start(demo.stop.clone()).await?;
     let mut created = Created::default();
     let set_up = setup::create(&demo, &receiver, &mut created).await;

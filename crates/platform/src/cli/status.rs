@@ -36,6 +36,8 @@ struct Report {
     consumers: Vec<Consumer>,
     /// The number of dead letters by name, for intake queues and for consumers that no longer exist.
     other_dead_letters: BTreeMap<String, i64>,
+    /// Webhooks of all tenants that were given up and can be retried, counted up to 10,000.
+    dead_webhooks: i64,
     /// E-mails that were given up and can be retried.
     dead_emails: i64,
     /// Notifications that were given up and can be retried.
@@ -73,6 +75,7 @@ async fn load(settings: &Settings) -> Result<Report, Failure> {
         is_restored: false,
         consumers: Vec::new(),
         other_dead_letters: BTreeMap::new(),
+        dead_webhooks: 0,
         dead_emails: 0,
         dead_notifications: 0,
     };
@@ -93,6 +96,7 @@ async fn load(settings: &Settings) -> Result<Report, Failure> {
         report.consumers = load_consumers(&db, &report.checks).await?;
         report.other_dead_letters =
             dead_letters::without_consumer(&db, &Selection::default()).await?.into_iter().collect();
+        report.dead_webhooks = hub::webhook_totals(&db).await?.dead_letters;
         let given_up = notify::given_up(&db).await?;
         (report.dead_emails, report.dead_notifications) = (given_up.mails, given_up.notifications);
     }
@@ -160,6 +164,10 @@ fn print_given_up(report: &Report) -> std::io::Result<()> {
     let dead = |text: &str| print_line(&format!("{:9} {text}", "dead"));
     for (consumer, count) in &report.other_dead_letters {
         dead(&format!("{count} of {consumer}: `pillarbox dead-letters list --consumer {consumer}`"))?;
+    }
+    if report.dead_webhooks > 0 {
+        let list = "`pillarbox webhook-dead-letters list --tenant NAME`";
+        dead(&format!("{} webhooks: {list} shows why; it also retries and discards them", report.dead_webhooks))?;
     }
     for (count, name, route) in
         [(report.dead_emails, "e-mails", "mail"), (report.dead_notifications, "notifications", "notifications")]

@@ -189,7 +189,7 @@ pub(super) fn of_dead_letters(counts: &DeadLetterCounts) -> Vec<Finding> {
     let finding = |(count, what, what_to_do, link): (i64, &str, &str, &'static str)| Finding {
         severity: Severity::Warning,
         title: format!("{count} {what} were given up"),
-        detail: "Their retries failed. They are retained, and can be retried".to_owned(),
+        detail: "They are retained, and can be retried or discarded".to_owned(),
         what_to_do: what_to_do.to_owned(),
         link: Some(link),
     };

@@ -206,9 +206,8 @@ impl SubscriberQueue {
                 self.unsaved.dead_letters.push(dead_letter);
             }
             self.health.record(outcome, &result, self.limits.is_breaker_open(), now);
-            let at = now;
             self.unsaved.attempts.push(Attempt {
-                at,
+                at: now,
                 subscriber,
                 n,
                 attempt,

@@ -89,6 +89,9 @@ pub(super) async fn remove(demo: &Demo, created: &Created) {
         }
     };
     for path in &created.paths {
+        if let Some(subscriber) = path.strip_prefix("/hub/v1/subscribers/") {
+            discard_dead_letters(demo, subscriber).await;
+        }
         delete(path).await;
     }
     for DemoTenant { name, .. } in &created.tenants {
@@ -98,6 +101,16 @@ pub(super) async fn remove(demo: &Demo, created: &Created) {
             eprintln!("warning: {name} is not suspended: {error}");
         }
         delete(&format!("/admin/v1/tenants/{name}")).await;
+    }
+}
+
+/// Discards what a subscriber of the demo has refused: once it is deleted, nobody could retry it.
+async fn discard_dead_letters(demo: &Demo, subscriber: &str) {
+    let pause = format!("/hub/v1/subscribers/{subscriber}/pause");
+    let paused = demo.operator.send(Method::POST, &pause, None).await;
+    let discarded = demo.operator.post("/hub/v1/dead-letters/discard", &json!({"subscriber_id": subscriber})).await;
+    if let Err(error) = paused.and(discarded) {
+        eprintln!("warning: the dead letters of {subscriber} are not discarded: {error}");
     }
 }
 

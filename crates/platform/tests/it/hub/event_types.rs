@@ -261,6 +261,11 @@ async fn tenants_without_a_catalogue_use_the_shared_one_of_main() {
     assert_eq!(error_pointers(&post_event(&producer, ORDER, wrong.clone()).await), ["/payload/id"]);
     assert!(post_in_sql(db, "acme", ORDER, &wrong).await.is_some());
 
+    // So do settings of its own.
+    change(&acme, "/hub/v1/catalogue", json!({"unknown_types": "accept"})).await;
+    assert_eq!(post_event(&producer, "order.lost", json!({})).await.status, 202);
+    assert_eq!(post_in_sql(db, "acme", "order.lost", &json!({})).await, None);
+
     let refused = acme.send(Method::PATCH, "/hub/v1/catalogue", Some(json!({"shared": true}))).await;
     assert_eq!(error_pointers(&refused), ["/shared"]);
     change(&main, "/hub/v1/catalogue", json!({"shared": false})).await;

@@ -139,12 +139,16 @@ async fn readers_that_join_and_stop_never_have_one_key_at_once() {
         }
     }
     producer.await.unwrap();
-    eventually("everything is read", DEADLINE, async || seen.lock().unwrap().count() == LANES * messages).await;
-    let state = manager.get("/hub/v1/streams/orders").await.json();
+    // The last pull of a reader that was stopped may arrive after its release, and then has its parts for a lease of 30 s.
+    let all_read = async || seen.lock().unwrap().count() == LANES * messages;
+    eventually("everything is read", 3 * DEADLINE, all_read).await;
     let live: Vec<&str> = readers.iter().map(|(name, _)| name.as_str()).collect();
-    for part in state["parts"].as_array().unwrap() {
-        assert!(live.contains(&text(&part["reader"])), "every part has a reader: {state}");
-    }
+    eventually("every part has a reader", 3 * DEADLINE, async || {
+        let state = manager.get("/hub/v1/streams/orders").await.json();
+        let mut parts = state["parts"].as_array().unwrap().iter();
+        if parts.all(|part| live.iter().any(|name| part["reader"] == *name)) { Ok(()) } else { Err(state) }
+    })
+    .await;
     for (_, reader) in readers {
         reader.abort();
         assert!(reader.await.unwrap_err().is_cancelled(), "the reader failed");

@@ -66,7 +66,7 @@ async fn only_managers_of_the_tenant_can_use_the_hub_routes() {
             }
         }
     }
-    assert_eq!(hidden, 21);
+    assert_eq!(hidden, 22);
     let messages = format!("/hub/v1/messages?subscriber_id={id}");
     rival.get(&messages).await.assert_problem(404, "subscriber-not-found");
     app.user(Uuid::now_v7(), Some(Role::Admin)).get(&messages).await.assert_problem(404, "subscriber-not-found");

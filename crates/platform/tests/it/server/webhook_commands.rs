@@ -79,6 +79,7 @@ async fn deliveries_and_dead_letters_are_listed_retried_and_discarded_by_command
     }
     let dead = async || lines(&command(&folder, &["webhook-dead-letters", "list", "--json"]));
     eventually("three dead letters", DEADLINE, async || dead().await.len() == 3).await;
+    assert!(command(&folder, &["status"]).contains("3 webhooks: `pillarbox webhook-dead-letters list"));
     let listed = command(&folder, &["webhook-dead-letters", "list", "--event-type", "order.first"]);
     assert!(listed.lines().count() == 2 && listed.contains("refused"), "{listed}");
     let deliveries = lines(&command(&folder, &["deliveries", "list", "--json", "--outcome", "dead"]));
