@@ -1,8 +1,8 @@
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "./api/client";
-import { actingTenant, caller, credentials, signOut } from "./api/session";
+import { actingTenant, caller, credentials, currentScope, signOut } from "./api/session";
 import { ErrorBox, Skeleton } from "./components/async";
-import { QuestionHost } from "./components/dialog";
+import { QuestionHost, dismissQuestion } from "./components/dialog";
 import { Page } from "./components/basics";
 import { Shell } from "./components/shell";
 import { Toasts } from "./components/toasts";
@@ -16,15 +16,23 @@ export function App() {
   const session = useStore(credentials);
   const signedIn = useStore(caller);
   const [error, setError] = useState<ApiError>();
-  const bearer = session?.bearer;
 
   const identify = () => {
     setError(undefined);
-    api.get("/hub/v1/caller").then(caller.set, (cause) => setError(toApiError(cause)));
+    const scope = currentScope();
+    // A late answer of a former session must not decide what the current one sees.
+    const ifCurrent = (act: () => void) => scope.sessionEnded.aborted || act();
+    api.get("/hub/v1/caller", { scope }).then(
+      (found) => ifCurrent(() => caller.set(found)),
+      (cause) => ifCurrent(() => setError(toApiError(cause))),
+    );
   };
   useEffect(() => {
-    if (bearer !== undefined && caller.get() === null) identify();
-  }, [bearer]);
+    if (caller.get() !== null) return;
+    // A question of the former session must not be answered in this one.
+    dismissQuestion();
+    if (session !== null) identify();
+  }, [session]);
 
   return (
     <>

@@ -1,12 +1,14 @@
 // Who sees what: keys, portal tokens, users.
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { setTimeout as pause } from "node:timers/promises";
 import { apiClient } from "./support/api.mjs";
 import { goTo } from "./support/browser.mjs";
 import { startReceiver } from "./support/receiver.mjs";
 import { waitFor } from "./support/wait.mjs";
 
 const HUB_PAGES = ["#/", "#/events", "#/subscribers", "#/deliveries", "#/dead-letters", "#/replays", "#/event-types"];
+const WRONG_KEY = "pbx_wrong_0123456789abcdefghijklmn";
 const SECRET_NAME = "other-tenants-subscriber";
 
 export function accessTests(world) {
@@ -56,6 +58,73 @@ export function accessTests(world) {
     await close();
   });
 
+  test("a bulk action ends when another tenant is chosen, and never reaches that tenant", async () => {
+    const { page, close } = await world.openSignedIn();
+    const requests = [];
+    await page.route("**/hub/v1/dead-letters/discard", async (route) => {
+      requests.push({ tenant: route.request().headers()["pillarbox-tenant"], body: route.request().postDataJSON() });
+      await pause(50);
+      await route.fulfill({ json: { discarded: 1, more: true } }).catch(() => {});
+    });
+    await page.getByLabel("Tenant").selectOption("acme");
+    await goTo(page, "#/dead-letters");
+    await page.getByRole("button", { name: "Discard all that match" }).click();
+    const openedBy = Date.now();
+    await pause(200);
+    await page.getByLabel("Type discard to confirm").fill("discard");
+    await page.getByRole("dialog").getByRole("button", { name: "Discard all" }).click();
+    await waitFor("several parts are discarded", () => requests.length > 3);
+    await page.getByLabel("Tenant").selectOption("globex");
+    await page.getByText(/Stopped: at least \d+ messages discarded/).waitFor();
+    const count = requests.length;
+    await pause(500);
+    assert.equal(requests.length, count);
+    assert.deepEqual([...new Set(requests.map(({ tenant }) => tenant))], ["acme"]);
+    // Dead letters that came after the question was opened are not discarded.
+    const bounds = [...new Set(requests.map(({ body }) => body.to))];
+    assert.equal(bounds.length, 1);
+    assert.ok(Date.parse(bounds[0]) <= openedBy);
+    await close();
+  });
+
+  test("a portal link in an open tab replaces the session, and a late answer of the former one changes nothing", async () => {
+    const acme = apiClient(world.pillarbox.url, world.adminKey, { "pillarbox-tenant": "acme" });
+    const portal = await acme.post("/hub/v1/portal-tokens", { access: "read" });
+    const { page, close } = await world.open({ expectedStatuses: [401, 403] });
+    let release;
+    const released = new Promise((resolve) => (release = resolve));
+    await page.route("**/hub/v1/caller", async (route) => {
+      if (route.request().headers().authorization === `Bearer ${WRONG_KEY}`) await released;
+      await route.continue();
+    });
+    await page.goto(`${world.console.url}/console/`);
+    await page.getByLabel("API key or portal token").fill(WRONG_KEY);
+    const isAsked = page.waitForRequest("**/hub/v1/caller");
+    await page.getByRole("button", { name: "Sign in", exact: true }).click();
+    await isAsked;
+    await page.evaluate((token) => (location.hash = `#token=${token}`), portal.token);
+    await page.getByText("Portal token").waitFor();
+    assert.ok(!page.url().includes(portal.token));
+    const refusal = page.waitForResponse((response) => response.status() === 401);
+    release();
+    await refusal;
+    await pause(300);
+    assert.ok((await page.evaluate(() => sessionStorage.getItem("pillarbox.credentials"))).includes(portal.token));
+    await page.getByText("Portal token").waitFor();
+    await close();
+  });
+
+  test("a damaged link or damaged storage leads to the sign-in page", async () => {
+    const { page, close } = await world.open();
+    await page.goto(`${world.console.url}/console/#token=%E0%A4%A`);
+    await page.getByLabel("API key or portal token").waitFor();
+    assert.ok(!page.url().includes("token="));
+    await page.evaluate(() => sessionStorage.setItem("pillarbox.credentials", "{damaged"));
+    await page.reload();
+    await page.getByLabel("API key or portal token").waitFor();
+    await close();
+  });
+
   test("a user with the role admin signs in with a password", async () => {
     const email = "operator@example.org";
     const password = "correct horse battery staple";
@@ -65,7 +134,7 @@ export function accessTests(world) {
     const token = /token=([\w.-]+)/.exec(mail.text)?.[1] ?? /\b([A-Za-z0-9_-]{30,})\b/.exec(mail.text)?.[1];
     assert.equal((await anyone("/identity/v1/verify", { token })).status, 200);
     await world.pillarbox.command("user", "set-role", email, "admin");
-    const { page, close } = await world.open();
+    const { page, close } = await world.open({ expectedStatuses: [401, 429] });
     await page.goto(`${world.console.url}/console/`);
     await page.getByRole("button", { name: "Sign in with e-mail and password" }).click();
     await page.getByLabel("E-mail").fill(email);
@@ -73,6 +142,13 @@ export function accessTests(world) {
     await page.getByRole("button", { name: "Sign in", exact: true }).click();
     await page.getByRole("link", { name: "Log and consumers" }).click();
     await page.getByText("hub.fanout").waitFor();
+
+    // Only keys may act for a tenant.
+    await goTo(page, "#/tenants");
+    await page.getByRole("link", { name: "acme" }).waitFor();
+    assert.equal(await page.getByRole("button", { name: "Act for it" }).count(), 0);
+
+    await signOutDuringRefresh(page);
     await close();
   });
 
@@ -89,12 +165,45 @@ export function accessTests(world) {
   test("a wrong key is refused with what to do", async () => {
     const { page, close } = await world.open({ expectedStatuses: [401] });
     await page.goto(`${world.console.url}/console/`);
-    await page.getByLabel("API key or portal token").fill("pbx_wrong_0123456789abcdefghijklmn");
+    await page.getByLabel("API key or portal token").fill(WRONG_KEY);
     await page.getByRole("button", { name: "Sign in", exact: true }).click();
     await page.getByText(/You were signed out/).waitFor();
     assert.equal(await page.evaluate(() => sessionStorage.getItem("pillarbox.credentials")), null);
     await close();
   });
+}
+
+/** A refresh that is refused for now does not end the session, and one that succeeds after sign-out begins none. */
+async function signOutDuringRefresh(page) {
+  let answer = { status: 429, json: { title: "Too many requests" } };
+  let asked = 0;
+  let release;
+  const released = new Promise((resolve) => (release = resolve));
+  await page.route("**/identity/v1/refresh", async (route) => {
+    asked += 1;
+    if (answer.status === 200) await released;
+    await route.fulfill(answer);
+  });
+  await page.evaluate(() => {
+    const saved = JSON.parse(sessionStorage.getItem("pillarbox.credentials"));
+    sessionStorage.setItem("pillarbox.credentials", JSON.stringify({ ...saved, refreshAt: Date.now() }));
+  });
+  await page.reload();
+  await page.getByRole("link", { name: "acme" }).waitFor();
+  assert.ok(asked > 0);
+
+  answer = { status: 200, json: { access_token: "late", refresh_token: "late", expires_in: 600 } };
+  asked = 0;
+  await page.getByRole("link", { name: "Log and consumers" }).click();
+  await waitFor("the token is being refreshed", () => asked > 0);
+  const logout = page.waitForResponse("**/identity/v1/logout");
+  await page.getByRole("button", { name: "Sign out" }).click();
+  assert.equal((await logout).status(), 204);
+  const revoked = page.waitForRequest((request) => request.url().endsWith("/logout") && request.headers().authorization === "Bearer late");
+  release();
+  await revoked;
+  await page.getByLabel("API key or portal token").waitFor();
+  assert.equal(await page.evaluate(() => sessionStorage.getItem("pillarbox.credentials")), null);
 }
 
 async function twoTenants(world, url) {

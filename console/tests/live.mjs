@@ -58,22 +58,39 @@ export function liveTests(world) {
     await page.clock.install();
     await goTo(page, "#/log");
     let requests = 0;
-    // Chromium without a window does not report hidden tabs, so the test says it in the browser's place.
-    await page.evaluate(() => {
-      Object.defineProperty(document, "hidden", { value: true, configurable: true });
-      document.dispatchEvent(new Event("visibilitychange"));
-    });
+    await setHidden(page, true);
     context.on("request", () => (requests += 1));
     await page.clock.runFor(60_000);
     assert.equal(requests, 0);
-    await page.evaluate(() => {
-      Object.defineProperty(document, "hidden", { value: false, configurable: true });
-      document.dispatchEvent(new Event("visibilitychange"));
-    });
+    await setHidden(page, false);
     await page.clock.runFor(1_000);
     await waitFor("the page polls again", () => requests > 0);
     await close();
   });
+
+  test("hiding and showing the tab during a request starts no second one", async () => {
+    const { page, close } = await world.openSignedIn();
+    const held = [];
+    await goTo(page, "#/log");
+    await page.route("**/admin/v1/consumers", (route) => void held.push(route));
+    await waitFor("the page polls", () => held.length === 1);
+    await setHidden(page, true);
+    await setHidden(page, false);
+    await page.waitForTimeout(500);
+    assert.equal(held.length, 1);
+    await held[0].continue();
+    await waitFor("the page polls again after the answer", () => held.length === 2);
+    await page.unrouteAll({ behavior: "ignoreErrors" });
+    await close();
+  });
+}
+
+/** Chromium without a window does not report hidden tabs, so the test says it in the browser's place. */
+function setHidden(page, isHidden) {
+  return page.evaluate((value) => {
+    Object.defineProperty(document, "hidden", { value, configurable: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+  }, isHidden);
 }
 
 function tokens(pillarbox, count) {

@@ -54,7 +54,7 @@ export function lookTests(world) {
     await page.keyboard.press("Enter");
     await page.getByRole("dialog").getByLabel("Type").focus();
     await page.keyboard.press("Enter");
-    await page.getByText("Way of the event").waitFor();
+    await page.getByText("Delivery history").waitFor();
     await close();
   });
 

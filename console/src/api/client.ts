@@ -1,7 +1,7 @@
 // A thin typed wrapper of `fetch`: paths, parameters, bodies and answers are those of `openapi.json`.
 import type { paths } from "./schema";
 import { refreshIfNeeded } from "./refresh";
-import { actingTenant, credentials, signOut } from "./session";
+import { credentials, currentScope, endSession, type RequestScope } from "./session";
 
 /** Who the credentials belong to, not the tenant that they act for. */
 const CALLER_PATH = "/hub/v1/caller";
@@ -40,7 +40,7 @@ type BodyOf<Op> = Op extends { requestBody: infer Body }
 type Success = 200 | 201 | 202;
 type Responses<Op> = Op extends { responses: infer Found } ? Found : never;
 type Answer<Op> = Content<Responses<Op>[Success & keyof Responses<Op>]>;
-type Options<Op> = PathOf<Op> & QueryOf<Op> & BodyOf<Op> & { signal?: AbortSignal; ifMatch?: string };
+type Options<Op> = PathOf<Op> & QueryOf<Op> & BodyOf<Op> & { signal?: AbortSignal; ifMatch?: string; scope?: RequestScope };
 /** The options may be left out if none of them is required. */
 type Arguments<Op> = object extends Options<Op> ? [options?: Options<Op>] : [options: Options<Op>];
 
@@ -50,6 +50,8 @@ interface AnyOptions {
   body?: unknown;
   signal?: AbortSignal;
   ifMatch?: string;
+  /** Without it, the request acts for the tenant that is chosen now. */
+  scope?: RequestScope;
 }
 
 export const api = {
@@ -66,7 +68,7 @@ export const api = {
 };
 
 async function request<T>(method: string, path: string, options: AnyOptions = {}): Promise<T> {
-  const headers = await requestHeaders(path);
+  const headers = await requestHeaders(path, options.scope);
   if (method !== "GET") headers.set("idempotency-key", crypto.randomUUID());
   if (options.body !== undefined) headers.set("content-type", "application/json");
   if (options.ifMatch !== undefined) headers.set("if-match", options.ifMatch);
@@ -80,19 +82,23 @@ async function request<T>(method: string, path: string, options: AnyOptions = {}
   return (await response.json()) as T;
 }
 
-/** The headers of every request: the credentials, and the tenant that an operator acts for on routes of the hub. */
-export async function requestHeaders(path: string): Promise<Headers> {
-  await refreshIfNeeded();
+/**
+ * The headers of every request: the credentials, and the tenant that an operator acts for on routes of the hub. Fails if
+ * the session of `scope` has ended, or if its access token has expired and could not be replaced.
+ */
+export async function requestHeaders(path: string, scope: RequestScope = currentScope()): Promise<Headers> {
+  const isUsable = await refreshIfNeeded();
+  if (scope.sessionEnded.aborted) throw new ApiError(401, "Your session has ended", "Sign in again.");
+  if (!isUsable) throw new ApiError(0, "Your session could not be renewed", "The server does not answer as expected. Try again in a moment.");
   const headers = new Headers();
   const session = credentials.get();
   if (session !== null) headers.set("authorization", `Bearer ${session.bearer}`);
-  const tenant = actingTenant.get();
-  if (tenant !== "" && path.startsWith("/hub/") && path !== CALLER_PATH) headers.set("pillarbox-tenant", tenant);
+  if (scope.tenant !== "" && path.startsWith("/hub/") && path !== CALLER_PATH) headers.set("pillarbox-tenant", scope.tenant);
   return headers;
 }
 
 /** Sends a request and returns a successful response; everything else is thrown as an `ApiError`. */
-export async function send(url: string, init: RequestInit): Promise<Response> {
+export async function send(url: string, init: RequestInit & { headers: Headers }): Promise<Response> {
   let response: Response;
   try {
     response = await fetch(url, { ...init, credentials: "omit", cache: "no-store" });
@@ -102,8 +108,14 @@ export async function send(url: string, init: RequestInit): Promise<Response> {
   }
   if (response.ok) return response;
   const error = await readProblem(response);
-  if (response.status === 401 && credentials.get() !== null) signOut(`You were signed out: ${error.detail || error.title}`);
+  if (response.status === 401 && hasCurrentBearer(init.headers)) endSession(`You were signed out: ${error.detail || error.title}`);
   throw error;
+}
+
+/** False for a request of a former session or with a replaced token: its refusal says nothing about the current session. */
+function hasCurrentBearer(headers: Headers): boolean {
+  const session = credentials.get();
+  return session !== null && headers.get("authorization") === `Bearer ${session.bearer}`;
 }
 
 async function readProblem(response: Response): Promise<ApiError> {

@@ -1,33 +1,49 @@
 // Access tokens of users last for minutes. The refresh token is replaced with each use, so only one request may use it.
-import { credentials, saveCredentials, signOut, type Credentials } from "./session";
+import { credentials, endSession, revoke, saveCredentials, type Credentials } from "./session";
 
 /** The token is replaced this long before it expires. */
 const MARGIN_MS = 30_000;
 
-let running: Promise<void> | null = null;
+/** Statuses that refuse the refresh token for good. */
+const REFUSED = [400, 401, 403];
+
+let running: { token: string; done: Promise<void> } | null = null;
 
 export function fromTokens(tokens: { access_token: string; refresh_token: string; expires_in: number }): Credentials {
   const refreshAt = Date.now() + tokens.expires_in * 1000 - MARGIN_MS;
   return { bearer: tokens.access_token, refreshToken: tokens.refresh_token, refreshAt };
 }
 
-/** Replaces the access token of a user who signed in with a password, if it expires soon. */
-export async function refreshIfNeeded(): Promise<void> {
+/**
+ * Replaces the access token of a user who signed in with a password, if it expires soon. Returns false if the token has
+ * expired and could not be replaced for now: a request with it would be refused, and that would end the session.
+ */
+export async function refreshIfNeeded(): Promise<boolean> {
   const session = credentials.get();
-  if (session?.refreshToken === undefined || (session.refreshAt ?? 0) > Date.now()) return;
-  running ??= refresh(session.refreshToken).finally(() => (running = null));
-  await running;
+  if (session?.refreshToken === undefined || (session.refreshAt ?? 0) > Date.now()) return true;
+  const token = session.refreshToken;
+  if (running?.token !== token) running = { token, done: refresh(session, token) };
+  const started = running;
+  await started.done;
+  if (running === started) running = null;
+  const current = credentials.get();
+  return current?.refreshAt === undefined || current.refreshAt + MARGIN_MS > Date.now();
 }
 
-async function refresh(token: string): Promise<void> {
+async function refresh(session: Credentials, token: string): Promise<void> {
   const response = await fetch("/identity/v1/refresh", {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify({ refresh_token: token }),
     credentials: "omit",
   }).catch(() => null);
-  // Without a response the token may still be valid: the next request tries again.
-  if (response === null || response.status >= 500) return;
-  if (!response.ok) return signOut("Your session has ended. Sign in again.");
-  saveCredentials(fromTokens((await response.json()) as Parameters<typeof fromTokens>[0]));
+  // Any other failure (no response, 429, 5xx) says nothing about the token: the next request tries again.
+  const isRefused = response !== null && REFUSED.includes(response.status);
+  if (isRefused && credentials.get() === session) return endSession("Your session has ended. Sign in again.");
+  if (response === null || !response.ok) return;
+  const tokens = (await response.json().catch(() => null)) as Parameters<typeof fromTokens>[0] | null;
+  if (tokens === null) return;
+  // The user may have signed out in the meantime: the new token must not sign in again.
+  if (credentials.get() === session) saveCredentials(fromTokens(tokens));
+  else revoke(tokens.access_token);
 }

@@ -22,19 +22,49 @@ export const actingTenant = createStore(sessionStorage.getItem(TENANT_KEY) ?? ""
 /** Why the last session ended, for the sign-in page. */
 export const signOutReason = createStore("");
 
+/** What a request acts for. A sequence of requests passes one scope to all of them, so that it cannot change sides. */
+export interface RequestScope {
+  /** Aborted when the session ends; a later session has another signal, even with the same credentials. */
+  sessionEnded: AbortSignal;
+  tenant: string;
+}
+
+let sessionEnd = new AbortController();
+
+export function currentScope(): RequestScope {
+  return { sessionEnded: sessionEnd.signal, tenant: actingTenant.get() };
+}
+
 export function saveCredentials(next: Credentials): void {
   sessionStorage.setItem(CREDENTIALS_KEY, JSON.stringify(next));
   signOutReason.set("");
   credentials.set(next);
 }
 
-export function signOut(reason = ""): void {
+/** Ends the session at the user's request, also on the server if the user signed in with a password. */
+export function signOut(): void {
+  const session = credentials.get();
+  if (session?.refreshToken !== undefined) revoke(session.bearer);
+  endSession();
+}
+
+/** Ends a session that the server no longer accepts. `reason` is shown on the sign-in page. */
+export function endSession(reason = ""): void {
   sessionStorage.removeItem(CREDENTIALS_KEY);
   sessionStorage.removeItem(TENANT_KEY);
   actingTenant.set("");
   caller.set(null);
   signOutReason.set(reason);
   credentials.set(null);
+  const ended = sessionEnd;
+  sessionEnd = new AbortController();
+  ended.abort();
+}
+
+/** Revokes the session of an access token on the server. Best effort: without a response the session expires by itself. */
+export function revoke(accessToken: string): void {
+  const headers = { authorization: `Bearer ${accessToken}` };
+  fetch("/identity/v1/logout", { method: "POST", headers, credentials: "omit", keepalive: true }).catch(() => {});
 }
 
 export function actForTenant(tenant: string): void {
@@ -56,13 +86,39 @@ function readCredentials(): Credentials | null {
     return found;
   }
   const saved = sessionStorage.getItem(CREDENTIALS_KEY);
-  return saved === null ? null : (JSON.parse(saved) as Credentials);
+  return saved === null ? null : parseCredentials(saved);
 }
 
-/** A portal link has the token in the fragment, which browsers send to no server. It is removed from the address at once. */
+/** Returns null if the stored text is damaged: the user signs in again. */
+function parseCredentials(saved: string): Credentials | null {
+  try {
+    const found = JSON.parse(saved) as Credentials | null;
+    return typeof found?.bearer === "string" ? found : null;
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * A portal link has the token in the fragment, which browsers send to no server. It is removed from the address at once.
+ * Returns null if there is no token or if its encoding is damaged.
+ */
 function tokenInAddress(): string | null {
   const match = /^#token=([^&]+)/.exec(location.hash);
   if (match === null) return null;
   history.replaceState(null, "", `${location.pathname}${location.search}#/`);
-  return decodeURIComponent(match[1]!);
+  try {
+    return decodeURIComponent(match[1]!);
+  } catch {
+    return null;
+  }
 }
+
+// A portal link that is opened in a tab which already shows the console changes the fragment only: nothing is loaded again.
+// The listener is in the capture phase, so that the router reads the address after the token has been removed.
+window.addEventListener("hashchange", () => {
+  const token = tokenInAddress();
+  if (token === null) return;
+  signOut();
+  saveCredentials({ bearer: token });
+}, { capture: true });

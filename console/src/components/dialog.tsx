@@ -56,6 +56,11 @@ export function ask(question: Question): Promise<string | null> {
   });
 }
 
+/** Declines the open question, if there is one. */
+export function dismissQuestion(): void {
+  pending.get()?.answer(null);
+}
+
 /** Shows the question of `ask`. Rendered once, at the root. */
 export function QuestionHost() {
   const question = useStore(pending);

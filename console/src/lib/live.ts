@@ -30,9 +30,12 @@ export function useLive<T>(key: string, load: (signal: AbortSignal) => Promise<T
   useEffect(() => {
     const controller = new AbortController();
     let timer = 0;
+    // At most one request at a time, so that an older answer cannot replace a newer one.
+    let isRunning = false;
     let failures = 0;
     const run = async () => {
       timer = 0;
+      isRunning = true;
       try {
         const data = await loader.current(controller.signal);
         if (controller.signal.aborted) return;
@@ -44,6 +47,7 @@ export function useLive<T>(key: string, load: (signal: AbortSignal) => Promise<T
         const error = toApiError(cause);
         setState((previous) => ({ key, data: previous.key === key ? previous.data : undefined, error }));
       }
+      isRunning = false;
       schedule();
     };
     const schedule = () => {
@@ -54,7 +58,7 @@ export function useLive<T>(key: string, load: (signal: AbortSignal) => Promise<T
       if (document.hidden) {
         clearTimeout(timer);
         timer = 0;
-      } else if (everyMs > 0 && timer === 0) {
+      } else if (everyMs > 0 && timer === 0 && !isRunning) {
         timer = window.setTimeout(run, 0);
       }
     };

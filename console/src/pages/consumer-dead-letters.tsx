@@ -2,7 +2,7 @@ import { api } from "../api/client";
 import type { ConsumerDeadLetter } from "../api/types";
 import { Empty } from "../components/async";
 import { Card, Time } from "../components/basics";
-import { BulkAction } from "../components/bulk";
+import { BulkAction, type BulkStep } from "../components/bulk";
 import { ask } from "../components/dialog";
 import { ActionButton, TextField } from "../components/form";
 import { ListView, usePages } from "../components/list";
@@ -17,19 +17,21 @@ export function ConsumerDeadLetters({ query }: { query: URLSearchParams }) {
   const topic = query.get("topic") ?? "";
   const list = usePages<ConsumerDeadLetter>(`consumer-dead-letters ${consumer} ${topic}`, (page, signal) =>
     api.get("/admin/v1/dead-letters", { query: { consumer: consumer || undefined, topic: topic || undefined, ...page }, signal }), POLL_MS);
-  const body = consumer !== "" ? { consumer, topic: topic || undefined } : topic !== "" ? { topic } : { all: true as const };
-  const hasRows = (list.data?.items.length ?? 0) > 0;
+  const isEmpty = (list.data?.items.length ?? 0) === 0;
+  const chosen = (to: string) => ({ consumer: consumer || undefined, topic: topic || undefined, to });
+  const retryStep = ({ to, scope, signal }: BulkStep) => api.post("/admin/v1/dead-letters/retry", { body: chosen(to), scope, signal });
+  const discardStep = ({ to, scope, signal }: BulkStep) => api.post("/admin/v1/dead-letters/discard", { body: chosen(to), scope, signal });
   return (
     <>
       <div class="filters">
         <TextField label="Consumer" value={consumer} onChange={(value) => setQuery({ consumer: value })} placeholder="notify.mail" />
         <TextField label="Topic" value={topic} onChange={(value) => setQuery({ topic: value })} placeholder="order.created" />
       </div>
-      <Card flush title="Messages of the log" actions={hasRows && (
+      <Card flush title="Messages of the log" actions={(
           <div class="row">
-            <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={() => api.post("/admin/v1/dead-letters/retry", { body })} onDone={list.reload}
+            <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={retryStep} onDone={list.reload} isHidden={isEmpty}
               question={{ title: "Retry all dead letters that match?", body: "The consumers process them again.", confirm: "Retry all" }} />
-            <BulkAction label="Discard all that match" doing="Discarding" done="discarded" class="small danger" step={() => api.post("/admin/v1/dead-letters/discard", { body })} onDone={list.reload}
+            <BulkAction label="Discard all that match" doing="Discarding" done="discarded" class="small danger" step={discardStep} onDone={list.reload} isHidden={isEmpty}
               question={{ title: "Discard all dead letters that match?", body: "They are deleted and can no longer be retried.", confirm: "Discard all", isDangerous: true, typeToConfirm: "discard" }} />
           </div>
         )}>

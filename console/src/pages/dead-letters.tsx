@@ -5,7 +5,7 @@ import type { ChosenDeadLetters, DeadLetter, HubAttempt } from "../api/types";
 import { AttemptEntries } from "../components/attempts";
 import { Empty, Loaded } from "../components/async";
 import { Badge, Card, CodeBlock, Details, Identifier, Page, Tabs, Time } from "../components/basics";
-import { BulkAction } from "../components/bulk";
+import { BulkAction, type BulkStep } from "../components/bulk";
 import { ask } from "../components/dialog";
 import { ActionButton, SelectField, TextField } from "../components/form";
 import { ListView, usePages } from "../components/list";
@@ -59,7 +59,7 @@ function WebhookDeadLetters({ query }: { query: URLSearchParams }) {
   return (
     <>
       <Filters subscriber={subscriber} type={type} reason={reason ?? ""} retried={retried} names={names} />
-      <Card flush title="Messages to subscribers" actions={mayManage && !isEmpty && retried !== "true" && <BulkActions selection={selection} reload={list.reload} />}>
+      <Card flush title="Messages to subscribers" actions={mayManage && <BulkActions selection={selection} isHidden={isEmpty || retried === "true"} reload={list.reload} />}>
         <ListView list={list} label="Dead letters" rowKey={(row) => row.id} columns={[
           { header: "Event", primary: true, cell: (row) => <a href={link("dead-letters", row.id)}>{row.event_type ?? "unknown type"}</a> },
           { header: "Subscriber", cell: (row) => <a href={link("subscribers", row.subscriber_id)}>{nameOf(row)}</a> },
@@ -96,27 +96,22 @@ function Filters({ subscriber, type, reason, retried, names }: FiltersProps) {
   );
 }
 
-/** The API requires either a filter or `all`, so that an empty filter selects nothing by accident. */
-function withAll(selection: Selection): ChosenDeadLetters {
-  const isFiltered = Object.values(selection).some((value) => value !== undefined);
-  return (isFiltered ? selection : { all: true }) as ChosenDeadLetters;
-}
-
-function BulkActions({ selection, reload }: { selection: Selection; reload: () => void }) {
-  const body = withAll(selection);
-  const step = async () => {
-    const result = await api.post("/hub/v1/dead-letters/retry", { body });
+function BulkActions({ selection, isHidden, reload }: { selection: Selection; isHidden: boolean; reload: () => void }) {
+  const retryStep = async ({ to, scope, signal }: BulkStep) => {
+    const body: ChosenDeadLetters = { ...selection, to };
+    const result = await api.post("/hub/v1/dead-letters/retry", { body, scope, signal });
     return { count: result.retried, more: result.more };
   };
-  const discardStep = async () => {
-    const result = await api.post("/hub/v1/dead-letters/discard", { body });
+  const discardStep = async ({ to, scope, signal }: BulkStep) => {
+    const body: ChosenDeadLetters = { ...selection, to };
+    const result = await api.post("/hub/v1/dead-letters/discard", { body, scope, signal });
     return { count: result.discarded, more: result.more };
   };
   return (
     <div class="row">
-      <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={step} onDone={reload}
+      <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={retryStep} onDone={reload} isHidden={isHidden}
         question={{ title: "Retry all dead letters that match?", body: "Each goes to the end of its lane and is sent again with the same id.", confirm: "Retry all" }} />
-      <BulkAction label="Discard all that match" doing="Discarding" done="discarded" step={discardStep} onDone={reload} class="small danger"
+      <BulkAction label="Discard all that match" doing="Discarding" done="discarded" step={discardStep} onDone={reload} isHidden={isHidden} class="small danger"
         question={{ title: "Discard all dead letters that match?", body: "They are deleted and can no longer be retried.", confirm: "Discard all", isDangerous: true, typeToConfirm: "discard" }} />
     </div>
   );

@@ -15,6 +15,8 @@ import { subscriberOptions, useSubscriberNames } from "../lib/subscribers";
 import type { PageProps } from "../pages";
 
 const POLL_MS = 2_000;
+/** The server searches the deliveries of every subscriber for the list of all, so it is loaded less often. */
+const POLL_ALL_MS = 10_000;
 const OUTCOMES = ["delivered", "pending", "failed", "dead"] as const;
 type ListedOutcome = (typeof OUTCOMES)[number];
 
@@ -49,7 +51,7 @@ interface DeliveriesProps {
 /** The deliveries of one subscriber or of all, refreshed while they are shown. */
 export function Deliveries({ subscriber = "", outcome, names }: DeliveriesProps) {
   const list = usePages<HubMessage>(`deliveries ${subscriber} ${outcome}`, (page, signal) =>
-    api.get("/hub/v1/messages", { query: { subscriber_id: subscriber || undefined, outcome, ...page }, signal }), POLL_MS);
+    api.get("/hub/v1/messages", { query: { subscriber_id: subscriber || undefined, outcome, ...page }, signal }), subscriber === "" ? POLL_ALL_MS : POLL_MS);
   const columns: Column<HubMessage>[] = [
     { header: "Event", primary: true, cell: (row) => <a href={deliveryLink(row)}>{row.event_type ?? "unknown type"}</a> },
     { header: "Outcome", cell: (row) => <StateBadge state={row.outcome} title={row.last_error ?? undefined} /> },

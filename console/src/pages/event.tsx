@@ -18,7 +18,7 @@ const POLL_COMPLETED_MS = 15_000;
 /** Attempts are loaded for so many subscribers; the others are listed with their outcome. */
 const TIMELINES_MAX = 20;
 
-interface Way {
+interface DeliveryHistory {
   event: HubEventWithOutcomes;
   attempts: Map<string, HubAttempt[]>;
 }
@@ -26,7 +26,7 @@ interface Way {
 export function EventPage({ id }: { id: string }) {
   const first = useLive(`event-status ${id}`, (signal) => api.get("/hub/v1/events/{id}", { path: { id }, signal }));
   const isCompleted = first.data?.status === "completed";
-  const way = useLive(`event ${id}`, (signal) => loadWay(id, signal), isCompleted ? POLL_COMPLETED_MS : POLL_MS);
+  const history = useLive(`event ${id}`, (signal) => loadHistory(id, signal), isCompleted ? POLL_COMPLETED_MS : POLL_MS);
   const mayManage = useMayManage();
   const resend = async () => {
     const replay = await api.post("/hub/v1/replays", { body: { event_ids: [id] } });
@@ -34,15 +34,15 @@ export function EventPage({ id }: { id: string }) {
     if ("id" in replay) navigate(link("replays", replay.id));
   };
   return (
-    <Page title={way.data?.event.event_type ?? "Event"} parent={{ label: "Events", href: link("events") }} description={<Identifier value={id} />}
+    <Page title={history.data?.event.event_type ?? "Event"} parent={{ label: "Events", href: link("events") }} description={<Identifier value={id} />}
       actions={mayManage && <ActionButton label="Send again" onRun={resend} />}>
-      <Loaded live={way}>{(data) => <EventWay way={data} />}</Loaded>
+      <Loaded live={history}>{(data) => <EventHistory history={data} />}</Loaded>
       <LogConsumers id={id} />
     </Page>
   );
 }
 
-async function loadWay(id: string, signal: AbortSignal): Promise<Way> {
+async function loadHistory(id: string, signal: AbortSignal): Promise<DeliveryHistory> {
   const event = await api.get("/hub/v1/events/{id}", { path: { id }, signal });
   const messages = event.outcomes.flatMap((outcome) => (outcome.message_id && outcome.attempts > 0 ? [outcome.message_id] : [])).slice(0, TIMELINES_MAX);
   const loaded = await Promise.all(messages.map(async (message): Promise<[string, HubAttempt[]]> => {
@@ -52,11 +52,11 @@ async function loadWay(id: string, signal: AbortSignal): Promise<Way> {
   return { event, attempts: new Map(loaded) };
 }
 
-function EventWay({ way: { event, attempts } }: { way: Way }) {
+function EventHistory({ history: { event, attempts } }: { history: DeliveryHistory }) {
   return (
     <div class="grid">
       <div class="stack">
-        <Card title="Way of the event">
+        <Card title="Delivery history">
           <ol class="timeline">
             <li class="info">
               <strong>Posted</strong> by <code>{event.source}</code>
@@ -71,7 +71,7 @@ function EventWay({ way: { event, attempts } }: { way: Way }) {
         {event.outcomes.length === 0
           ? event.status !== "pending" && <Card><Empty title="No subscriber for this type">Create a subscriber for <code>{event.event_type}</code>, then send the event again.</Empty></Card>
           : event.outcomes.map((outcome) => (
-            <SubscriberWay key={outcome.subscriber_id} outcome={outcome} attempts={attempts.get(outcome.message_id ?? "") ?? []} />
+            <SubscriberHistory key={outcome.subscriber_id} outcome={outcome} attempts={attempts.get(outcome.message_id ?? "") ?? []} />
           ))}
       </div>
       <Card title="Event">
@@ -95,7 +95,7 @@ function fanOutText(event: HubEventWithOutcomes): string {
   return `Matched ${plural(event.outcomes.filter(({ outcome }) => outcome !== "filtered" && outcome !== "inactive").length, "subscriber")}`;
 }
 
-function SubscriberWay({ outcome, attempts }: { outcome: HubOutcome; attempts: HubAttempt[] }) {
+function SubscriberHistory({ outcome, attempts }: { outcome: HubOutcome; attempts: HubAttempt[] }) {
   const title = <a href={link("subscribers", outcome.subscriber_id)}>{outcome.name}</a>;
   return (
     <Card title={title} actions={<StateBadge state={outcome.outcome} />}>

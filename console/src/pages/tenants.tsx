@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { api } from "../api/client";
-import { actForTenant } from "../api/session";
+import { actForTenant, caller } from "../api/session";
 import type { Tenant } from "../api/types";
 import { Empty, Loaded } from "../components/async";
 import { Badge, Card, Page, Tabs, Time } from "../components/basics";
@@ -10,6 +10,7 @@ import { ListView, usePages } from "../components/list";
 import { showToast } from "../components/toasts";
 import { useLive } from "../lib/live";
 import { link, navigate } from "../lib/router";
+import { useStore } from "../lib/store";
 import type { PageProps } from "../pages";
 
 export function TenantsPage({ parts }: PageProps) {
@@ -29,7 +30,9 @@ export function TenantsPage({ parts }: PageProps) {
 
 function TenantList() {
   const list = usePages<Tenant>("tenants", (page, signal) => api.get("/admin/v1/tenants", { query: page, signal }));
-  const look = (name: string) => async () => {
+  // The API lets keys of operators act for a tenant, but no user.
+  const mayAct = useStore(caller)?.kind === "key";
+  const actFor = (name: string) => async () => {
     actForTenant(name === "main" ? "" : name);
     navigate(link());
   };
@@ -41,7 +44,7 @@ function TenantList() {
       { header: "Subscribers", align: "right", cell: (row) => row.subscribers_max ?? "default" },
       { header: "Events per second", align: "right", cell: (row) => row.events_per_second_max ?? "no limit" },
       { header: "Created", cell: (row) => <Time at={row.created_at} /> },
-      { header: "Actions", actions: true, cell: (row) => <ActionButton class="small" label="Act for it" onRun={look(row.name)} /> },
+      ...(mayAct ? [{ header: "Actions", actions: true, cell: (row: Tenant) => <ActionButton class="small" label="Act for it" onRun={actFor(row.name)} /> }] : []),
     ]} empty={<Empty title="No tenant">Create one for each customer.</Empty>} />
   );
 }

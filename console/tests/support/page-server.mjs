@@ -9,12 +9,15 @@ export const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; 
 const DIST = new URL("../../dist/", import.meta.url);
 const TYPES = { ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml" };
 
-/** Returns the address of the console: that of the API if it serves the page, otherwise that of a server started here. */
+/**
+ * Returns the address of the console: that of the API if it serves the page, otherwise that of a server started here.
+ * With CONSOLE_DIST=1 the build in `dist` is tested even if the binary contains another one.
+ */
 export async function serveConsole(apiUrl) {
   const own = await fetch(`${apiUrl}/console/`);
   // A binary that was built without the console answers with a page that says so.
   const isServed = own.ok && (await own.text()).includes("/console/assets/");
-  if (isServed) return { url: apiUrl, stop: async () => {} };
+  if (isServed && process.env.CONSOLE_DIST !== "1") return { url: apiUrl, stop: async () => {} };
   const server = createServer((incoming, outgoing) => {
     const path = new URL(incoming.url, "http://localhost").pathname;
     if (path.startsWith("/console/") && path !== "/console/config.json") void serveFile(path, outgoing);
