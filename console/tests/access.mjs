@@ -167,7 +167,7 @@ export function accessTests(world) {
     await page.goto(`${world.console.url}/console/`);
     await page.getByLabel("API key or portal token").fill(WRONG_KEY);
     await page.getByRole("button", { name: "Sign in", exact: true }).click();
-    await page.getByText(/You were signed out/).waitFor();
+    await page.getByText(/unknown, expired or revoked/).waitFor();
     assert.equal(await page.evaluate(() => sessionStorage.getItem("pillarbox.credentials")), null);
     await close();
   });

@@ -78,8 +78,9 @@ async function request<T>(method: string, path: string, options: AnyOptions = {}
     body: options.body === undefined ? undefined : JSON.stringify(options.body),
     signal: options.signal,
   });
-  if (response.status === 204) return undefined as T;
-  return (await response.json()) as T;
+  // Some successful answers have no body: 204, and 202 of what is done later.
+  const text = await response.text();
+  return (text === "" ? undefined : JSON.parse(text)) as T;
 }
 
 /**
@@ -108,7 +109,7 @@ export async function send(url: string, init: RequestInit & { headers: Headers }
   }
   if (response.ok) return response;
   const error = await readProblem(response);
-  if (response.status === 401 && hasCurrentBearer(init.headers)) endSession(`You were signed out: ${error.detail || error.title}`);
+  if (response.status === 401 && hasCurrentBearer(init.headers)) endSession(error.detail || error.title);
   throw error;
 }
 

@@ -94,7 +94,7 @@ function chartOptions(series: Series[], format: (value: number) => string, width
     legend: { show: false },
     cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
     scales: {
-      x: { range: (_, min, max) => timeRange(min, max) },
+      x: { range: (chart) => timeRange(chart.data[0]) },
       y: { range: (_, __, max) => [0, Math.max((max ?? 0) * 1.1, 1)] },
     },
     axes: [
@@ -105,9 +105,10 @@ function chartOptions(series: Series[], format: (value: number) => string, width
   };
 }
 
-function timeRange(min: number | null, max: number | null): [number, number] {
-  const end = max ?? Date.now() / 1000;
-  return [Math.min(min ?? end, end - SPAN_SECONDS_MIN), end];
+/** From the first to the last time. The limits that uPlot suggests for fewer than two times are days or years apart. */
+function timeRange(times: ArrayLike<number>): [number, number] {
+  const end = times[times.length - 1] ?? Date.now() / 1000;
+  return [Math.min(times[0] ?? end, end - SPAN_SECONDS_MIN), end];
 }
 
 /** The labels of the time axis: clock times, or dates if the chart covers days. */

@@ -8,7 +8,7 @@ import { ActionButton, Checkbox, FormError, TextField, useAction } from "../comp
 import { showToast } from "../components/toasts";
 import { formatJson } from "../lib/format";
 import { useLive } from "../lib/live";
-import { useMayManage } from "../lib/permissions";
+import { useMayChangeEventTypes } from "../lib/permissions";
 import { link, navigate } from "../lib/router";
 import { TypeBadges } from "./event-types";
 
@@ -24,7 +24,7 @@ export function EventTypePage({ name }: { name: string }) {
 
 function TypeActions({ type, reload }: { type: EventTypeWithVersions; reload: () => void }) {
   const path = { name: type.name };
-  if (!useMayManage()) return null;
+  if (!useMayChangeEventTypes()) return null;
   const change = (body: { deprecated?: boolean; enforce?: boolean }) => async () => {
     await api.patch("/hub/v1/event-types/{name}", { path, body });
     reload();
@@ -46,7 +46,7 @@ function TypeActions({ type, reload }: { type: EventTypeWithVersions; reload: ()
 }
 
 function TypeView({ type, reload }: { type: EventTypeWithVersions; reload: () => void }) {
-  const mayManage = useMayManage();
+  const mayManage = useMayChangeEventTypes();
   const versions = [...type.versions].sort((one, other) => other.version - one.version);
   return (
     <>

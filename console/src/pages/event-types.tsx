@@ -1,12 +1,13 @@
 import { useState } from "preact/hooks";
 import { api } from "../api/client";
+import { shownTenant } from "../api/session";
 import type { EventType } from "../api/types";
 import { Empty, Loaded } from "../components/async";
 import { Badge, Card, Page, Time } from "../components/basics";
 import { ActionButton, Checkbox, FormError, TextField, useAction } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { useLive } from "../lib/live";
-import { useMayManage } from "../lib/permissions";
+import { useMayChangeEventTypes } from "../lib/permissions";
 import { link, navigate } from "../lib/router";
 import type { PageProps } from "../pages";
 import { EventTypePage } from "./event-type";
@@ -24,7 +25,7 @@ export function EventTypesPage({ parts }: PageProps) {
 }
 
 function EventTypeList() {
-  const mayManage = useMayManage();
+  const mayManage = useMayChangeEventTypes();
   const list = usePages<EventType>("event-types", (page, signal) => api.get("/hub/v1/event-types", { query: page, signal }));
   const create = <a class="button primary" href={link("event-types", "new")}>Add an event type</a>;
   return (
@@ -54,7 +55,7 @@ export function TypeBadges({ type }: { type: EventType }) {
 
 /** What happens to events whose type is not in the catalogue. */
 function UnknownTypes() {
-  const mayManage = useMayManage();
+  const mayManage = useMayChangeEventTypes();
   const live = useLive("catalogue", (signal) => api.get("/hub/v1/catalogue", { signal }));
   const set = (unknown_types: "accept" | "refuse") => async () => {
     await api.patch("/hub/v1/catalogue", { body: { unknown_types } });
@@ -64,6 +65,16 @@ function UnknownTypes() {
     <Loaded live={live}>
       {(catalogue) => {
         const isRefusing = catalogue.unknown_types === "refuse";
+        if (catalogue.tenant !== shownTenant()) {
+          return (
+            <div class="notice">
+              <div>
+                These event types are shared by the tenant <strong>{catalogue.tenant}</strong>, and other types
+                are {isRefusing ? "refused" : "accepted"}. A type of this tenant's own replaces all of them.
+              </div>
+            </div>
+          );
+        }
         return (
           <div class="notice">
             <div>Events whose type is not in the catalogue are <strong>{isRefusing ? "refused" : "accepted"}</strong>.</div>

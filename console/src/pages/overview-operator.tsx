@@ -30,7 +30,7 @@ export function OperatorOverview() {
   const samples = useSamples(overview.data);
   return (
     <Page title="Overview" description="The whole installation, live.">
-      <Loaded live={overview}>{(data) => <Rates overview={data} samples={samples} />}</Loaded>
+      <Loaded live={overview}>{(data) => <Rates overview={data} samples={samples} isCurrent={overview.error === undefined} />}</Loaded>
       <Card title="Consumers of the log" flush actions={<a href="#/log">All details</a>}>
         <Loaded live={consumers}>{(data) => <ConsumerLags consumers={data.items} />}</Loaded>
       </Card>
@@ -38,7 +38,8 @@ export function OperatorOverview() {
   );
 }
 
-function Rates({ overview, samples }: { overview: Overview; samples: Sample[] }) {
+/** `isCurrent` is false while the server does not respond: what was found before says nothing about now. */
+function Rates({ overview, samples, isCurrent }: { overview: Overview; samples: Sample[]; isCurrent: boolean }) {
   const last = samples[samples.length - 1];
   const dead = overview.dead_letters;
   const deadOthers = dead.consumers + dead.mail + dead.notifications;
@@ -46,7 +47,7 @@ function Rates({ overview, samples }: { overview: Overview; samples: Sample[] })
   const rate = (value: number | null | undefined) => (value === null || value === undefined ? "…" : formatRate(value));
   return (
     <>
-      <Findings findings={overview.findings} />
+      {isCurrent && <Findings findings={overview.findings} />}
       <div class="stats">
         <Stat label="Posted" value={rate(last?.posted)} hint={`${formatCompact(overview.posted_total)} in total`} href="#/events" />
         <Stat label="Delivered" value={rate(last?.delivered)} hint={`${formatCompact(overview.delivered_total)} in total`} href="#/deliveries" />

@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import { api } from "../api/client";
+import { ApiError, api } from "../api/client";
 import type { NewSubscriber, Subscriber } from "../api/types";
 import { Loaded } from "../components/async";
 import { Card, Page } from "../components/basics";
@@ -177,9 +177,16 @@ function parseJson(text: string): unknown {
   }
 }
 
+/** Fails with the line that is no header: the stored headers must not be replaced by a part of what was typed. */
 function parseHeaders(text: string): Record<string, string> {
-  const lines = text.split("\n").filter((line) => line.includes(":"));
-  return Object.fromEntries(lines.map((line) => [line.slice(0, line.indexOf(":")).trim(), line.slice(line.indexOf(":") + 1).trim()]));
+  const lines = text.split("\n").map((line) => line.trim());
+  const wrong = lines.findIndex((line) => line !== "" && line.indexOf(":") < 1);
+  if (wrong >= 0) {
+    const detail = `line ${wrong + 1} must be a name and a value: X-Name: value`;
+    throw new ApiError(422, "A header is invalid", "", [{ pointer: "/headers", detail }]);
+  }
+  const entries = lines.filter((line) => line !== "");
+  return Object.fromEntries(entries.map((line) => [line.slice(0, line.indexOf(":")).trim(), line.slice(line.indexOf(":") + 1).trim()]));
 }
 
 /** Only what was changed, so that a concurrent change of another field is kept. */
