@@ -1,17 +1,20 @@
-//! The command line: its commands, their options, and how it loads the settings.
+//! The command line: its commands and their options. [`dispatch`] runs them, and [`load`] loads their settings.
 
 mod admin;
 mod aliases;
 mod api;
 mod consumers;
+mod contexts;
 mod cursors;
 mod dead_letters;
 mod deliveries;
 mod demo;
+mod dispatch;
 mod emails;
 mod event_types;
 mod installation;
 mod listen;
+mod load;
 mod manual;
 mod notifications;
 mod pages;
@@ -34,27 +37,23 @@ mod webhooks;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use identity::UserRole;
 use kit::auth::{Role, Tenant};
-use kit::config::{ENV_PREFIX, InvalidSetting, Sources};
+use kit::config::InvalidSetting;
 use kit::duration::{self, Unit};
-use kit::secret::Secret;
 use mailbox::database;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::api::api_description;
 use crate::app::StartError;
 use crate::data_dir::DataDirError;
 use crate::embedded::EmbeddedError;
-use crate::services::SERVICES;
-use crate::settings::{self, Settings, default_file};
+use crate::settings;
 use crate::{keys, operator};
-use secret_flags::SecretFlag;
+pub use dispatch::run;
 
 /// A reliable event platform on PostgreSQL.
 ///
@@ -71,6 +70,9 @@ struct Cli {
     /// of a process. Use a variable (PILLARBOX_ADMIN_KEY) or the settings file
     #[arg(long, global = true, value_name = "NAME=VALUE", value_parser = name_and_value, help_heading = "Settings")]
     set: Vec<(String, String)>,
+    /// The context of this command; `pillarbox context list` lists them [default: PILLARBOX_CONTEXT, or the selected one]
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Settings")]
+    context: Option<String>,
     #[command(flatten)]
     flags: Flags,
 }
@@ -208,6 +210,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Add, select, list, show and remove contexts: named targets of the commands
+    #[command(subcommand)]
+    Context(contexts::Command),
     /// Print the OpenAPI description of the HTTP API
     Openapi,
     /// Print the completions of a shell
@@ -294,126 +299,6 @@ enum Failure {
     Print(#[from] std::io::Error),
     #[error("{0}")]
     Other(String),
-}
-
-/// Runs the program: parses the command line, runs the command, and prints an error.
-pub fn run() -> ExitCode {
-    let matches = Cli::command().get_matches();
-    let cli = match Cli::from_arg_matches(&matches) {
-        Ok(cli) => cli,
-        Err(error) => error.exit(),
-    };
-    let secrets = secret_flags::secrets_in(&matches);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return fail(&error),
-    };
-    match runtime.block_on(dispatch(cli, &secrets)) {
-        Ok(code) => code,
-        // The reader has closed the pipe, as in `pillarbox status | head -1`.
-        Err(Failure::Print(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(failure) => fail(&failure),
-    }
-}
-
-fn fail(error: &dyn std::fmt::Display) -> ExitCode {
-    eprintln!("error: {error}");
-    ExitCode::FAILURE
-}
-
-async fn dispatch(cli: Cli, secrets: &[SecretFlag]) -> Result<ExitCode, Failure> {
-    // A server writes its warnings to its log, which may have another format.
-    if !matches!(cli.command, None | Some(Command::Up | Command::Serve)) {
-        secrets.iter().for_each(|secret| eprintln!("warning: {secret}"));
-    }
-    let settings = match cli.command {
-        Some(Command::Openapi | Command::Completions { .. } | Command::Man { .. } | Command::Listen(_)) => None,
-        _ => Some(load(&cli)?),
-    };
-    let Some(settings) = settings else {
-        run_without_settings(cli.command).await?;
-        return Ok(ExitCode::SUCCESS);
-    };
-    match cli.command.unwrap_or(Command::Up) {
-        Command::Up => serve::up(&settings, secrets).await?,
-        Command::Serve => serve::serve(&settings, secrets).await?,
-        Command::Migrate => admin::migrate(&settings).await?,
-        Command::Token { user, role, ttl } => admin::token(&settings, user, role, ttl)?,
-        Command::Key(KeyCommand::Create { role, tenant, name }) => {
-            admin::create_key(&settings, role, tenant, name).await?
-        }
-        Command::Key(KeyCommand::List { tenant, json }) => admin::list_keys(&settings, tenant, json).await?,
-        Command::Key(KeyCommand::Revoke { id }) => admin::revoke_key(&settings, id).await?,
-        Command::Tenants(command) => tenants::run(&settings, command).await?,
-        Command::User(UserCommand::SetRole { email, role }) => admin::set_role(&settings, &email, role).await?,
-        Command::User(UserCommand::Announce) => admin::announce_users(&settings).await?,
-        Command::Tail { from_beginning, once, topic } => tail::tail(&settings, from_beginning, once, topic).await?,
-        Command::Cursors(cursors) => cursors::run(&settings, cursors).await?,
-        Command::Parked(command) => parked::run(&settings, command).await?,
-        Command::DeadLetters(command) => dead_letters::run(&settings, command).await?,
-        Command::Emails(command) => emails::run(&settings, command).await?,
-        Command::Notifications(command) => notifications::run(&settings, command).await?,
-        Command::Replay(args) => replay::replay(&settings, args).await?,
-        Command::Recover(args) => replay::recover(&settings, args).await?,
-        Command::Parity(args) => parity::run(&settings, args).await?,
-        Command::Reconcile(args) => return reconcile::run(&settings, args).await,
-        Command::Status { json } => return status::run(&settings, json).await,
-        Command::Send(send) => webhooks::send(&settings, send).await?,
-        Command::EventTypes(event_types) => event_types::run(&settings, event_types).await?,
-        Command::Streams(streams) => streams::run(&settings, streams).await?,
-        Command::Demo(args) => demo::run(&settings, args).await?,
-        Command::Subscribers(args) => {
-            let is_done = subscribers::run(&settings, args).await?;
-            return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-        }
-        Command::Deliveries(args) => deliveries::run(&settings, args).await?,
-        Command::WebhookDeadLetters(args) => webhook_dead_letters::run(&settings, args).await?,
-        // Done above, without settings.
-        Command::Openapi | Command::Listen(_) | Command::Completions { .. } | Command::Man { .. } => {}
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Runs a command that concerns no installation, and that works whatever the settings are.
-async fn run_without_settings(command: Option<Command>) -> Result<(), Failure> {
-    match command {
-        Some(Command::Openapi) => {
-            let text = api_description(SERVICES).to_pretty_json().map_err(|error| Failure::Other(error.to_string()))?;
-            Ok(table::print_line(&text)?)
-        }
-        Some(Command::Completions { shell }) => manual::print_completions(shell),
-        Some(Command::Man { folder }) => manual::write_pages(&folder),
-        Some(Command::Listen(listen)) => listen::listen(listen).await,
-        _ => Ok(()),
-    }
-}
-
-/// Loads and checks the settings. Fails with the name of the invalid setting.
-fn load(cli: &Cli) -> Result<Settings, InvalidSetting> {
-    let environment = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(name, _)| !secret_flags::is_option_variable(name))
-        .collect();
-    load_with(cli, environment)
-}
-
-fn load_with(cli: &Cli, environment: Vec<(String, String)>) -> Result<Settings, InvalidSetting> {
-    let mut environment = [aliases::resolve(&environment), environment].concat();
-    // `--set` works like an environment variable that overrides the real ones: the same names, the same parsing.
-    let from_set = cli
-        .set
-        .iter()
-        .map(|(name, value)| (format!("{ENV_PREFIX}{}", name.to_uppercase().replace('.', "__")), value.clone()));
-    environment.extend(from_set);
-    let file = cli.config.as_deref().or_else(|| default_file());
-    let sources = Sources { file, environment, flags: &cli.flags };
-    let mut settings: Settings = sources.load()?;
-    // Below the file, which says what is meant for this program.
-    if settings.progress.redis_url.is_none() {
-        settings.progress.redis_url = aliases::progress_redis_url(&sources.environment)?.map(Secret::new);
-    }
-    settings.check()?;
-    Ok(settings)
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {

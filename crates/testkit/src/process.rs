@@ -29,8 +29,8 @@ struct Output {
     open_streams: usize,
 }
 
-/// A command for the binary. It inherits the environment except `PILLARBOX_*`: the settings of a developer's shell must
-/// not affect a test.
+/// A command for the binary. It inherits the environment except `PILLARBOX_*` and the config folder: the settings and the
+/// contexts of a developer must not affect a test.
 pub fn command(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(binary.as_ref());
     for (name, _) in std::env::vars_os() {
@@ -38,7 +38,7 @@ pub fn command(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) ->
             command.env_remove(name);
         }
     }
-    command.args(args).envs(env.iter().copied());
+    command.args(args).env("XDG_CONFIG_HOME", "/nonexistent").envs(env.iter().copied());
     command
 }
 

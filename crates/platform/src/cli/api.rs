@@ -36,11 +36,11 @@ const TOKEN_SECONDS: i64 = 600;
 pub(super) struct ServerArgs {
     /// The address of the server [default: the server of the data folder, or the setting listen]
     #[arg(long, global = true, value_name = "URL")]
-    server: Option<String>,
+    pub(super) server: Option<String>,
     /// The API key [default: the setting admin_key, or access by the data folder]. Better as a variable: other users can see the
     /// arguments of a process
     #[arg(long, global = true, value_name = "KEY", env = "PILLARBOX_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
+    pub(super) api_key: Option<String>,
 }
 
 /// An HTTP client with credentials. Clones share their connections.

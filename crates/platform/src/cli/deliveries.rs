@@ -20,7 +20,7 @@ pub(super) struct Deliveries {
     #[arg(long, global = true, value_name = "NAME", default_value = "main")]
     tenant: Tenant,
     #[command(flatten)]
-    server: ServerArgs,
+    pub(super) server: ServerArgs,
 }
 
 #[derive(Subcommand)]

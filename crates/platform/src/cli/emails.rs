@@ -19,7 +19,7 @@ pub(super) struct Emails {
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
-    server: ServerArgs,
+    pub(super) server: ServerArgs,
 }
 
 #[derive(Subcommand)]

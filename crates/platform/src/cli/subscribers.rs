@@ -22,7 +22,7 @@ pub(super) struct Subscribers {
     #[arg(long, global = true, value_name = "NAME", default_value = "main")]
     tenant: Tenant,
     #[command(flatten)]
-    server: ServerArgs,
+    pub(super) server: ServerArgs,
 }
 
 #[derive(Subcommand)]

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use clap::{CommandFactory, Parser};
 use serde_json::{Value, json};
 
-use super::{Cli, load_with};
+use super::Cli;
+use super::load::load_with;
 use crate::services::SERVICES;
 use crate::settings::Settings;
 
@@ -17,7 +18,7 @@ fn load(file: &str, variables: &[(&str, &str)], arguments: &[&str]) -> Result<Va
     let cli = Cli::try_parse_from([&["pillarbox", "--config", path_text], arguments].concat());
     let cli = cli.map_err(|error| error.to_string())?;
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    let loaded = load_with(&cli, variables).map_err(|error| error.to_string());
+    let loaded = load_with(&cli, variables, None).map_err(|error| error.to_string());
     std::fs::remove_file(path).unwrap();
     loaded.map(|settings| visible(&settings))
 }
@@ -268,7 +269,7 @@ fn the_aliases_of_redis_name_the_state_of_projects_and_are_overridden_by_the_nam
     let address = |variables: &[(&str, &str)]| {
         let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let cli = Cli::try_parse_from(["pillarbox", "status"]).unwrap();
-        let settings = load_with(&cli, environment).map_err(|error| error.to_string())?;
+        let settings = load_with(&cli, environment, None).map_err(|error| error.to_string())?;
         Ok::<_, String>(settings.progress.redis_url.map(|url| url.reveal().clone()))
     };
     assert_eq!(address(&[("REDIS_PORT", "6380")]), Ok(None), "without a host there is no Redis");
@@ -279,7 +280,7 @@ fn the_aliases_of_redis_name_the_state_of_projects_and_are_overridden_by_the_nam
     let path = std::env::temp_dir().join(format!("pillarbox-aliases-{}.toml", uuid::Uuid::new_v4()));
     std::fs::write(&path, "[progress]\nredis_url = 'redis://file/4'").unwrap();
     let cli = Cli::try_parse_from(["pillarbox", "--config", path.to_str().unwrap(), "status"]).unwrap();
-    let in_file = load_with(&cli, vec![("REDIS_HOST".to_owned(), "cache".to_owned())]).unwrap();
+    let in_file = load_with(&cli, vec![("REDIS_HOST".to_owned(), "cache".to_owned())], None).unwrap();
     std::fs::remove_file(path).unwrap();
     assert_eq!(in_file.progress.redis_url.map(|url| url.reveal().clone()), Some("redis://file/4".to_owned()));
     // As Kubernetes sets it for a service with the name redis.

@@ -24,7 +24,7 @@ pub(super) struct WebhookDeadLetters {
     #[arg(long, global = true, value_name = "NAME", default_value = "main")]
     tenant: Tenant,
     #[command(flatten)]
-    server: ServerArgs,
+    pub(super) server: ServerArgs,
 }
 
 #[derive(Subcommand)]

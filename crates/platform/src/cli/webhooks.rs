@@ -13,6 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::Failure;
+use super::api::local_address;
 use super::table::print_line;
 use crate::settings::Settings;
 
@@ -42,12 +43,12 @@ pub(super) struct Send {
     /// A repeated request with the same idempotency key has no further effect
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// The address of the server [default: the setting listen]
+    /// The address of the server [default: the server of the data folder, or the setting listen]
     #[arg(long, value_name = "URL")]
-    server: Option<String>,
+    pub(super) server: Option<String>,
     /// The API key [default: the setting admin_key]. Better as a variable: other users can see the arguments of a process
     #[arg(long, value_name = "KEY", env = "PILLARBOX_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
+    pub(super) api_key: Option<String>,
 }
 
 /// Posts an event over HTTP, as a producer does. Fails if an argument is invalid, there is no API key, or the server does not
@@ -55,7 +56,10 @@ pub(super) struct Send {
 pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure> {
     let payload: Box<RawValue> = serde_json::from_str(&send.payload)
         .map_err(|error| Failure::Other(format!("the payload is not JSON: {error}")))?;
-    let server = send.server.unwrap_or_else(|| format!("http://{}", settings.listen));
+    let server = match send.server {
+        Some(server) => server,
+        None => local_address(settings)?,
+    };
     let target = Target::parse(&format!("{}/hub/v1/events", server.trim_end_matches('/')), false)
         .map_err(|error| Failure::Other(format!("--server {error}")))?;
     let key = send.api_key.map(Secret::new).or_else(|| settings.admin_key.clone());

@@ -7,6 +7,7 @@ mod body_memory;
 mod caller_share;
 mod cli;
 mod console;
+mod contexts;
 mod crash;
 mod demo;
 mod dependencies;
