@@ -183,7 +183,7 @@ function parseHeaders(text: string): Record<string, string> {
   const wrong = lines.findIndex((line) => line !== "" && line.indexOf(":") < 1);
   if (wrong >= 0) {
     const detail = `line ${wrong + 1} must be a name and a value: X-Name: value`;
-    throw new ApiError(422, "A header is invalid", "", [{ pointer: "/headers", detail }]);
+    throw new ApiError(422, "A header is invalid", "", [{ in: "body", pointer: "/headers", detail }]);
   }
   const entries = lines.filter((line) => line !== "");
   return Object.fromEntries(entries.map((line) => [line.slice(0, line.indexOf(":")).trim(), line.slice(line.indexOf(":") + 1).trim()]));

@@ -169,6 +169,7 @@ impl HubSession {
     /// database gets a portal token, which [`HubSession::close`] deletes. Fails if there is no server or no such tenant.
     pub(super) async fn open(settings: &Settings, server: &ServerArgs, tenant: &Tenant) -> Result<HubSession, Failure> {
         let base = base_url(settings, server)?;
+        check_credential_target(settings, server)?;
         if let Some(key) = server.api_key.clone().map(Secret::new).or_else(|| settings.admin_key.clone()) {
             let tenant = (*tenant != Tenant::main()).then(|| tenant.clone());
             return Ok(HubSession { api: Api { tenant, ..Api::new(&base, key) }, token: None });
@@ -196,6 +197,7 @@ impl HubSession {
 /// folder signs.
 pub(super) fn operator_api(settings: &Settings, server: &ServerArgs) -> Result<Api, Failure> {
     let base = base_url(settings, server)?;
+    check_credential_target(settings, server)?;
     let key = server.api_key.clone().map(Secret::new).or_else(|| settings.admin_key.clone());
     let key = match key {
         Some(key) => key,
@@ -219,6 +221,19 @@ pub(super) fn sign_token(
     };
     let token = signer.sign(user, role, Utc::now(), ttl);
     token.map(Secret::new).map_err(|error| Failure::Other(format!("the token cannot be signed: {error}")))
+}
+
+/// Fails if a credential of this installation would be sent to another machine, because `--server` names one without a key.
+fn check_credential_target(settings: &Settings, server: &ServerArgs) -> Result<(), Failure> {
+    let Some(url) = server.server.as_deref().filter(|_| server.api_key.is_none()) else { return Ok(()) };
+    let is_local = ["http://127.", "http://localhost", "http://[::1]"].iter().any(|local| url.starts_with(local));
+    if is_local || url.trim_end_matches('/') == local_address(settings)? {
+        return Ok(());
+    }
+    Err(Failure::Other(format!(
+        "{url} is not the server of this installation, whose credentials are not sent elsewhere: set PILLARBOX_API_KEY to a key of \
+         that server"
+    )))
 }
 
 /// The address of the server: the given one, that of the server in the data folder, or the setting `listen`.
