@@ -156,7 +156,7 @@ enum Command {
     User(UserCommand),
     /// Make believable traffic on this machine's installation, to see everything move; removes what it has created
     Demo(demo::DemoArgs),
-    /// List, show, create, change and delete the subscribers of a tenant
+    /// List, show, create, pause, test and delete the subscribers of a tenant
     Subscribers(subscribers::Subscribers),
     /// List and show deliveries: events on their way to one subscriber each
     Deliveries(deliveries::Deliveries),
