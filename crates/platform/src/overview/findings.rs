@@ -196,7 +196,7 @@ pub(super) fn of_dead_letters(counts: &DeadLetterCounts) -> Vec<Finding> {
     kinds.into_iter().filter(|(count, ..)| *count > 0).map(finding).collect()
 }
 
-/// A duration for people: `90 s`, `12 min`, `3 h`, `2 d`.
+/// A readable duration: `90 s`, `12 min`, `3 h`, `2 d`.
 fn seconds(seconds: f64) -> String {
     match seconds {
         _ if seconds < 120.0 => format!("{seconds:.0} s"),
