@@ -91,6 +91,11 @@ impl Pillarbox {
         self.memory("VmRSS:")
     }
 
+    /// The memory that the process has allocated and uses, without the pages of its binary. Panics if the process has exited.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.memory("RssAnon:")
+    }
+
     /// The largest resident set size that the process has had. Panics if the process has exited.
     pub fn rss_peak_bytes(&self) -> u64 {
         self.memory("VmHWM:")
