@@ -1,6 +1,7 @@
 //! Requests of commands to the HTTP API of a running server.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -223,11 +224,18 @@ pub(super) fn sign_token(
     token.map(Secret::new).map_err(|error| Failure::Other(format!("the token cannot be signed: {error}")))
 }
 
+/// Whether the host of a URL is a loopback address or `localhost`.
+pub(super) fn is_on_this_machine(url: &str) -> bool {
+    let uri: Option<Uri> = url.parse().ok();
+    let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 /// Fails if a credential of this installation would be sent to another machine, because `--server` names one without a key.
 fn check_credential_target(settings: &Settings, server: &ServerArgs) -> Result<(), Failure> {
     let Some(url) = server.server.as_deref().filter(|_| server.api_key.is_none()) else { return Ok(()) };
-    let is_local = ["http://127.", "http://localhost", "http://[::1]"].iter().any(|local| url.starts_with(local));
-    if is_local || url.trim_end_matches('/') == local_address(settings)? {
+    if is_on_this_machine(url) || url.trim_end_matches('/') == local_address(settings)? {
         return Ok(());
     }
     Err(Failure::Other(format!(
@@ -258,4 +266,21 @@ impl ServerArgs {
 
 pub(super) fn local_address(settings: &Settings) -> Result<String, Failure> {
     base_url(settings, &ServerArgs::local())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_hosts_are_on_this_machine() {
+        for url in ["http://127.0.0.1:8080", "http://localhost/hook", "https://localhost:1", "http://[::1]:9000/"] {
+            assert!(is_on_this_machine(url), "{url}");
+        }
+        let others =
+            ["http://127.example.org", "http://localhost.example.org", "http://10.0.0.1", "http://me@example.org", ""];
+        for url in others {
+            assert!(!is_on_this_machine(url), "{url}");
+        }
+    }
 }

@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::Failure;
-use super::api::{Api, ApiError, local_address, sign_token};
+use super::api::{Api, ApiError, is_on_this_machine, local_address, sign_token};
 use super::installation::connect;
 use super::serve::StopSignal;
 use super::table::print_line;
@@ -149,10 +149,7 @@ async fn refuse_other_receivers(demo: &Demo) -> Result<(), Failure> {
         return Err(refused(reason));
     }
     let subscribers = demo.operator.get("/hub/v1/subscribers?limit=100").await?;
-    let is_elsewhere = |subscriber: &&Value| {
-        let url = subscriber["url"].as_str().unwrap_or_default();
-        !["http://127.", "http://localhost", "http://[::1]"].iter().any(|local| url.starts_with(local))
-    };
+    let is_elsewhere = |subscriber: &&Value| !is_on_this_machine(subscriber["url"].as_str().unwrap_or_default());
     let found = subscribers["items"].as_array().into_iter().flatten().find(is_elsewhere);
     match found.and_then(|subscriber| subscriber["name"].as_str()) {
         Some(name) => Err(refused(&format!("the subscriber {name} would receive them outside of this machine"))),
