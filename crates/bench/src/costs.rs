@@ -33,6 +33,12 @@ impl Costs {
         wal.push((ended.wal - began.wal) / count as f64);
     }
 
+    /// The CPU time of server and PostgreSQL together, of each run.
+    pub(crate) fn of_both(&self) -> Vec<f64> {
+        let [server, postgres, ..] = &self.0;
+        server.iter().zip(postgres).map(|(server, postgres)| server + postgres).collect()
+    }
+
     pub(crate) fn report(self, what: &str, report: &mut Report) {
         let [server, postgres, bench, wal] = self.0;
         report.add(&format!("{what}, CPU of the server"), "us", server);

@@ -1,5 +1,6 @@
 //! The hub, end to end: from the accepted event to the received webhook.
 
+pub(crate) mod comparison;
 mod fixture;
 pub(crate) mod poster;
 mod receiver;

@@ -64,6 +64,8 @@ enum Command {
         #[arg(long, default_value_t = 1_000_000)]
         backlog: u64,
     },
+    /// Two builds of the server in turn: the CPU time that they need for an event
+    Compare(hub::comparison::Options),
     /// Many tenants, without and with one that posts much more than each of the others
     Tenants(hub::tenants::Options),
     /// The feed of a million events
@@ -147,6 +149,7 @@ async fn run(cli: Cli) -> Outcome<()> {
         Command::Identity { seconds } => identity::measure(&pillarbox, cli.pairs.get(), seconds).await?,
         Command::Notifications { events } => notifications::measure(&pillarbox, cli.pairs.get(), events.into()).await?,
         Command::Inbox { connections, seconds } => inbox::measure(&pillarbox, connections, seconds).await?,
+        Command::Compare(options) => hub::comparison::measure(&pillarbox, cli.pairs.get(), &options).await?,
         Command::Tenants(options) => hub::tenants::measure(&pillarbox, cli.pairs.get(), options).await?,
         Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs.get(), &only, backlog).await?,
     };
