@@ -230,10 +230,8 @@ impl Client {
         let target = request.target;
         let mut connection = match self.pool.checkout(target.connection_key()) {
             Some(connection) => connection,
-            None => {
-                let stream = self.dialer.dial(target.uri(), target.identity()).await?;
-                HttpConnection::new(stream).await.map_err(|error| RequestError::from_hyper(&error))?
-            }
+            // Boxed, because it is rare and large: every request would copy the space for it.
+            None => Box::pin(self.connect(target)).await?,
         };
         let request = self.http_request(request);
         // Never sent twice: the receiver may have processed a request that is lost with its connection.
@@ -252,6 +250,11 @@ impl Client {
             self.pool.check_in(target.connection_key(), connection);
         }
         Ok(())
+    }
+
+    async fn connect(&self, target: &Target) -> Result<HttpConnection, RequestError> {
+        let stream = self.dialer.dial(target.uri(), target.identity()).await?;
+        HttpConnection::new(stream).await.map_err(|error| RequestError::from_hyper(&error))
     }
 
     fn http_request(&self, request: WebhookRequest<'_>) -> Request<Full<Bytes>> {

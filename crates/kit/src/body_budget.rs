@@ -25,8 +25,8 @@ tokio::task_local! {
 }
 
 /// Processes a request. The reservation of its body is released when the future completes or is dropped.
-pub(crate) async fn scope<F: Future>(responding: F) -> F::Output {
-    RESERVATION.scope(Cell::new(None), responding).await
+pub(crate) fn scope<F: Future>(responding: F) -> impl Future<Output = F::Output> {
+    RESERVATION.scope(Cell::new(None), responding)
 }
 
 /// The budget of one process.

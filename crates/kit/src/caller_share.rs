@@ -32,13 +32,17 @@ struct Request {
 }
 
 /// Processes a request of this caller, or of somebody with this address.
-pub(crate) async fn scope<F: Future>(caller: Option<&Caller>, client_name: &str, responding: F) -> F::Output {
+pub(crate) fn scope<F: Future>(
+    caller: Option<&Caller>,
+    client_name: &str,
+    responding: F,
+) -> impl Future<Output = F::Output> + use<F> {
     let caller = match caller {
         Some(Caller { principal: Principal::User(id), .. }) => HASHER.hash_one(("user", id)),
         Some(Caller { tenant, .. }) => HASHER.hash_one(("tenant", tenant.as_str())),
         None => HASHER.hash_one(("address", client_name)),
     };
-    REQUEST.scope(Request { caller, permits: Cell::new(0) }, responding).await
+    REQUEST.scope(Request { caller, permits: Cell::new(0) }, responding)
 }
 
 /// A caller uses its share, and its requests wait for longer than they may.

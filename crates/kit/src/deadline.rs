@@ -6,12 +6,15 @@
 //! wait for connections that it gets back now.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use pin_project_lite::pin_project;
 use tokio::sync::watch;
+use tokio::time::Timeout;
 
 /// How long after an abandoned step its connections may still be on their way back to their pool.
 const RETURN_TIME: Duration = Duration::from_secs(5);
@@ -22,28 +25,45 @@ const RETURN_TIME: Duration = Duration::from_secs(5);
 pub struct Expired(pub Duration);
 
 /// Runs a step. Fails, and drops the step, if it does not end within `time_max`.
-pub async fn within<T>(time_max: Duration, step: impl Future<Output = T>) -> Result<T, Expired> {
-    let mut step = pin!(step);
-    match tokio::time::timeout(time_max, &mut step).await {
-        Ok(output) => Ok(output),
-        Err(_) => {
-            // Before `step` is dropped and its connections return to their pool.
-            note_expired();
-            Err(Expired(time_max))
-        }
+///
+/// This is a type of its own, as [`Droppable`] is: an `async fn` would have the step twice, as its parameter and as the
+/// variable that it awaits, so that each of these functions around a step would double its size.
+pub fn within<F: Future>(time_max: Duration, step: F) -> Within<F> {
+    Within { step: tokio::time::timeout(time_max, step), time_max }
+}
+
+pin_project! {
+    /// The future of [`within`].
+    #[derive(Debug)]
+    pub struct Within<F> {
+        #[pin]
+        step: Timeout<F>,
+        time_max: Duration,
     }
 }
 
-/// Runs a step. Returns None, and drops the step, if it has waited for at least `waited_min` when connections turn out to be
-/// dead.
+impl<F: Future> Future for Within<F> {
+    type Output = Result<F::Output, Expired>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        this.step.poll(cx).map_err(|_| {
+            // Before the step is dropped and its connections return to their pool.
+            note_expired();
+            Expired(*this.time_max)
+        })
+    }
+}
+
+/// Runs a step. Returns None if it has waited for at least `waited_min` when connections turn out to be dead; the caller must
+/// drop it then.
 pub async fn unless_connections_are_lost<T>(
     lost_connections: &mut watch::Receiver<u64>,
     waited_min: Duration,
-    step: impl Future<Output = T>,
+    mut step: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
     let began = Instant::now();
     lost_connections.mark_unchanged();
-    let mut step = pin!(step);
     loop {
         tokio::select! {
             biased;
@@ -62,21 +82,38 @@ pub async fn unless_connections_are_lost<T>(
 }
 
 /// Runs a step that the caller may drop before its end, for example because a client has closed its connection.
-pub async fn droppable<T>(step: impl Future<Output = T>) -> T {
-    struct Pending(bool);
-    impl Drop for Pending {
-        fn drop(&mut self) {
-            if self.0 {
+pub fn droppable<F: Future>(step: F) -> Droppable<F> {
+    Droppable { step, is_pending: true }
+}
+
+pin_project! {
+    /// The future of [`droppable`].
+    #[derive(Debug)]
+    pub struct Droppable<F> {
+        #[pin]
+        step: F,
+        is_pending: bool,
+    }
+
+    impl<F> PinnedDrop for Droppable<F> {
+        // Before the step is dropped.
+        fn drop(this: Pin<&mut Self>) {
+            if this.is_pending {
                 note(&DROPPED_AT);
             }
         }
     }
-    // Variables are dropped in the reverse order of their declaration: `pending` before `step`.
-    let mut step = pin!(step);
-    let mut pending = Pending(true);
-    let output = step.as_mut().await;
-    pending.0 = false;
-    output
+}
+
+impl<F: Future> Future for Droppable<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let output = std::task::ready!(this.step.poll(cx));
+        *this.is_pending = false;
+        Poll::Ready(output)
+    }
 }
 
 static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -118,6 +155,7 @@ fn elapsed_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::pin;
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
@@ -162,11 +200,13 @@ mod tests {
         let mut also_lost = lost.clone();
         let waited_min = Duration::from_millis(100);
         let long = tokio::spawn(async move {
-            unless_connections_are_lost(&mut lost, waited_min, std::future::pending::<()>()).await
+            unless_connections_are_lost(&mut lost, waited_min, pin!(std::future::pending::<()>())).await
         });
         tokio::time::sleep(waited_min * 2).await;
-        let step = tokio::time::sleep(waited_min);
-        let short = tokio::spawn(async move { unless_connections_are_lost(&mut also_lost, Duration::MAX, step).await });
+        let short = tokio::spawn(async move {
+            let step = pin!(tokio::time::sleep(waited_min));
+            unless_connections_are_lost(&mut also_lost, Duration::MAX, step).await
+        });
         tokio::task::yield_now().await;
         announced.send_modify(|count| *count += 1);
         let given_up = tokio::time::timeout(Duration::from_secs(5), long).await;

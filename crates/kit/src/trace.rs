@@ -32,8 +32,8 @@ impl TraceContext {
     }
 
     /// Runs `work` with this trace as the current one.
-    pub async fn scope<F: Future>(self, work: F) -> F::Output {
-        CURRENT.scope(self, work).await
+    pub fn scope<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
+        CURRENT.scope(self, work)
     }
 
     pub fn trace_id(&self) -> String {

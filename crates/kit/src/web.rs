@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -121,7 +122,7 @@ async fn observe(
     let span = tracing::debug_span!(target: REQUEST_TARGET, "request", method, route);
     join_trace(&span, trace);
     let responding = async {
-        let responding = respond(request, next, limits, (method, route));
+        let responding = pin!(respond(request, next, limits, (method, route)));
         let responding = deadline::unless_connections_are_lost(&mut lost_connections, SUSPECT_AFTER, responding);
         let response = responding.await.unwrap_or_else(|| {
             let cause = format!("{method} {route}: the connection to the database is probably dead");

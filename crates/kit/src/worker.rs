@@ -10,6 +10,7 @@
 use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -111,8 +112,11 @@ impl Worker {
         while !self.stop.is_cancelled() {
             self.probe.begin_round(self.limits.slow_after);
             // `round` is called inside the future, so that a panic before its first await is caught as well.
-            let running = AssertUnwindSafe(async { round().await }).catch_unwind();
-            let pause = match self.within_limits(running, &mut lost_connections).await {
+            let result = {
+                let running = pin!(AssertUnwindSafe(async { round().await }).catch_unwind());
+                self.within_limits(running, &mut lost_connections).await
+            };
+            let pause = match result {
                 Err(expired) => self.report_failure(&mut failures, &expired),
                 Ok(Ok(Ok(found))) => {
                     failures = Failures::default();
@@ -138,11 +142,11 @@ impl Worker {
         }
     }
 
-    /// Runs a round. Drops it, and fails with the reason, if it takes too long, or if connections turn out to be dead
-    /// while it waits.
+    /// Runs a round. Fails with the reason if it takes too long, or if connections turn out to be dead while it waits; the
+    /// caller drops it then.
     async fn within_limits<T>(
         &self,
-        round: impl Future<Output = T>,
+        round: Pin<&mut impl Future<Output = T>>,
         lost_connections: &mut watch::Receiver<u64>,
     ) -> Result<T, String> {
         // However short it has waited: its connection may have been one of the dead ones.

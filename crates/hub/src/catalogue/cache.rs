@@ -72,7 +72,24 @@ impl CatalogueCache {
 
     /// Checks the events of a request. Fails with pointers into its body; `is_batch`: it has a list of events.
     pub(crate) async fn check(&self, tenant: &Tenant, posts: Vec<Post>, is_batch: bool) -> Result<Vec<Post>, Problem> {
-        let Some(catalogue) = self.tenant(tenant).await.map_err(|error| problem(&error))? else { return Ok(posts) };
+        // What is rare and large is boxed: otherwise every request would copy the space for it.
+        let applied = match self.cached(tenant) {
+            Some(applied) => applied,
+            None => Box::pin(self.checked(tenant)).await.map_err(|error| problem(&error))?,
+        };
+        match applied {
+            Some(catalogue) => Box::pin(self.check_against(catalogue, tenant, posts, is_batch)).await,
+            None => Ok(posts),
+        }
+    }
+
+    async fn check_against(
+        &self,
+        catalogue: Arc<TenantCatalogue>,
+        tenant: &Tenant,
+        posts: Vec<Post>,
+        is_batch: bool,
+    ) -> Result<Vec<Post>, Problem> {
         catalogue.load(&self.db).await.map_err(|error| problem(&error))?;
         let bytes: usize = posts.iter().map(|post| post.payload.get().len()).sum();
         let is_own = catalogue.tenant == *tenant;
@@ -86,17 +103,21 @@ impl CatalogueCache {
         }
     }
 
-    /// The catalogue that applies to a tenant, as current as [`VALID_TIME`] requires. None if there is none.
-    async fn tenant(&self, tenant: &Tenant) -> sqlx::Result<Option<Arc<TenantCatalogue>>> {
+    /// The catalogue that applies to a tenant, Some(None) if there is none. None if what is loaded is older than [`VALID_TIME`]
+    /// allows.
+    fn cached(&self, tenant: &Tenant) -> Option<Option<Arc<TenantCatalogue>>> {
         let now = BootTime::now();
-        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
         let is_within = |time: Duration| loaded.checked_at.is_some_and(|at| now < at + time);
-        if is_within(VALID_TIME) {
-            if !is_within(CHECK_PAUSE) {
-                self.refresh_in_background();
-            }
-            return Ok(loaded.applied(tenant));
+        if is_within(VALID_TIME) && !is_within(CHECK_PAUSE) {
+            self.refresh_in_background();
         }
+        is_within(VALID_TIME).then(|| loaded.applied(tenant))
+    }
+
+    /// The catalogue that applies to a tenant, after a check whether it has changed. None if there is none.
+    async fn checked(&self, tenant: &Tenant) -> sqlx::Result<Option<Arc<TenantCatalogue>>> {
+        let now = BootTime::now();
         let guard = self.check.lock().await;
         // Another request may have made the check meanwhile.
         let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone();

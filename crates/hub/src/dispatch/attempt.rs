@@ -62,7 +62,8 @@ async fn send(
     let started = Instant::now();
     let sent = match &recipient.token_source {
         None => client.post_if(request(recipient, headers, body), permit).await,
-        Some(source) => send_with_token(client, recipient, source, (headers, body), permit).await,
+        // Boxed, because it is rare and large: every attempt would copy the space for it.
+        Some(source) => Box::pin(send_with_token(client, recipient, source, (headers, body), permit)).await,
     };
     Some(result_of(recipient, sent.transpose()?, started))
 }

@@ -142,7 +142,9 @@ impl Sender {
         tokio::spawn(async move {
             finish(match content {
                 Content::Message(message) => attempt(&client, &recipient, &message, &clock, permit).await,
-                Content::Batch(messages) => attempt_batch(&client, &recipient, &messages, &clock, permit).await,
+                Content::Batch(messages) => {
+                    Box::pin(attempt_batch(&client, &recipient, &messages, &clock, permit)).await
+                }
             });
         });
     }

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use kit::deadline;
 use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
@@ -145,18 +146,19 @@ impl WorkerContext {
 
     /// Runs a database step with the time limit of background work. Without a response in time it fails like a lost
     /// connection.
-    pub async fn step<T>(
+    pub fn step<T>(
         &self,
         name: &str,
         work: impl Future<Output = Result<T, ConsumerError>>,
-    ) -> Result<T, ConsumerError> {
-        match deadline::within(self.step_time_max, work).await {
+    ) -> impl Future<Output = Result<T, ConsumerError>> {
+        // Not an `async fn`: see `deadline::within`.
+        deadline::within(self.step_time_max, work).map(move |ended| match ended {
             Ok(result) => result,
             Err(expired) => {
                 close_idle(&self.db);
                 Err(no_response(&format!("{}: {name}", self.consumer), expired).into())
             }
-        }
+        })
     }
 
     /// Prevents other processes from taking over until the transaction ends. Fails if one already has.

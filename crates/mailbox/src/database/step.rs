@@ -8,6 +8,7 @@ use std::future::Future;
 use std::io;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use kit::deadline::{self, Expired};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection, PgPool};
@@ -23,19 +24,20 @@ const PING_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Runs a step on connections of this pool. If it does not end in time, it is dropped, its connections and the idle ones of
 /// the pool are closed, and it fails like a lost connection; the error contains the name of the step.
-pub async fn step<T, E: From<sqlx::Error>>(
+pub fn step<T, E: From<sqlx::Error>>(
     db: &PgPool,
     name: &str,
     time_max: Duration,
     work: impl Future<Output = Result<T, E>>,
-) -> Result<T, E> {
-    match deadline::within(time_max, work).await {
+) -> impl Future<Output = Result<T, E>> {
+    // Not an `async fn`: see `deadline::within`.
+    deadline::within(time_max, work).map(move |ended| match ended {
         Ok(result) => result,
         Err(expired) => {
             close_idle(db);
             Err(no_response(name, expired).into())
         }
-    }
+    })
 }
 
 /// Closes the idle connections of a pool, without waiting for the other side: if one connection is dead, the others probably

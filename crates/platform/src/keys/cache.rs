@@ -61,7 +61,11 @@ impl KeyStore for KeyCache {
                 let principal = Principal::Key(Uuid::nil());
                 return Ok(Some(Caller::new(principal, Tenant::main(), Some(Role::Admin))));
             }
-            let found = self.callers.try_get_with(digest, self.load(digest)).await;
+            if let Some(found) = self.callers.get(&digest).await {
+                return Ok(found);
+            }
+            // Boxed, because it is rare and large: every request would allocate and copy it.
+            let found = Box::pin(self.callers.try_get_with(digest, self.load(digest))).await;
             found.map_err(|error: Arc<sqlx::Error>| mailbox::database::problem(&error))
         })
     }
