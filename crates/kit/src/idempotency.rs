@@ -182,17 +182,19 @@ impl<S: Send + Sync, T: Body + Send> FromRequest<S> for Mutation<T> {
 
     async fn from_request(mut request: Request, _state: &S) -> Result<Mutation<T>, Problem> {
         let key = idempotency_key(request.headers())?;
+        let Some(key) = key else {
+            let (body, _) = T::read(request, false).await?;
+            return Ok(Mutation { body, identity: None });
+        };
         let caller = request.extract_parts::<Option<Caller>>().await?;
         let (method, uri) = (request.method().clone(), request.uri().to_string());
         let if_match = single_header(request.headers(), &header::IF_MATCH)?.map(str::to_owned);
-        let (body, value) = T::read(request, key.is_some()).await?;
+        let (body, value) = T::read(request, true).await?;
         let canonical_body = canonical(&value);
         let mut parts = vec![method.as_str(), &uri, &canonical_body];
         parts.extend(if_match.as_deref());
-        let identity = key.map(|key| RequestIdentity {
-            id: short_digest(&scoped(caller.as_ref(), &key, &parts)),
-            fingerprint: short_digest(&parts),
-        });
+        let id = short_digest(&scoped(caller.as_ref(), &key, &parts));
+        let identity = Some(RequestIdentity { id, fingerprint: short_digest(&parts) });
         Ok(Mutation { body, identity })
     }
 }

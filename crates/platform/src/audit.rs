@@ -11,7 +11,7 @@ pub(crate) mod store;
 
 use std::time::Duration;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
 use chrono::{DateTime, Utc};
@@ -102,8 +102,8 @@ impl AuditTrail {
     }
 }
 
-/// The middleware: records requests that act for a tenant. It runs after the authentication.
-pub(crate) async fn audit(State(trail): State<AuditTrail>, request: Request, next: Next) -> Result<Response, Problem> {
+/// Passes the request on, and records it if it acts for a tenant. It runs after the authentication.
+pub(crate) async fn audit(trail: &AuditTrail, request: Request, next: Next) -> Result<Response, Problem> {
     let acting = request.extensions().get::<ActsForTenant>().cloned();
     let Some(ActsForTenant { principal, tenant }) = acting else { return Ok(next.run(request).await) };
     let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();

@@ -5,8 +5,7 @@ use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
+use axum::extract::Request;
 use axum::response::Response;
 use http::{HeaderMap, header};
 
@@ -100,12 +99,12 @@ impl Authenticator {
     }
 }
 
-/// The middleware: adds the [`Caller`] to the request's extensions, and [`ActsForTenant`] if it acts for another tenant. Fails
-/// with 400, 401, 403, 404 or 429.
+/// Adds the [`Caller`] to the request's extensions, and [`ActsForTenant`] if it acts for another tenant, and passes it on to
+/// `next`. Fails with 400, 401, 403, 404 or 429.
 pub async fn authenticate(
-    State(authenticator): State<Authenticator>,
+    authenticator: &Authenticator,
     mut request: Request,
-    next: Next,
+    next: impl AsyncFnOnce(Request) -> Result<Response, Problem>,
 ) -> Result<Response, Problem> {
     let client_name = client_name(&request);
     let caller = authenticator.caller(request.headers(), &client_name).await;
@@ -132,7 +131,7 @@ pub async fn authenticate(
             None
         }
     };
-    let mut response = caller_share::scope(caller.as_ref(), &client_name, next.run(request)).await;
+    let mut response = caller_share::scope(caller.as_ref(), &client_name, next(request)).await?;
     response.headers_mut().extend(limit_headers.unwrap_or_default());
     Ok(response)
 }
