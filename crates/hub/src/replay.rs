@@ -14,7 +14,7 @@ use crate::system_event;
 
 /// Messages of replays that wait at one subscriber. Half of what a subscriber queue has in memory, so that live messages
 /// have room beside them.
-pub(crate) const WAITING_MAX: i64 = 256;
+pub(crate) const WAITING_MAX: i64 = 1_024;
 /// The same for a backfill. Its subscriber has no other messages, and one lane that fails should not hold up the others.
 pub(crate) const BACKFILL_WAITING_MAX: i64 = 5_000;
 /// Bytes of payloads of replays that wait at one subscriber.

@@ -3,7 +3,7 @@
 use crate::hub_message::HubMessage;
 
 /// The maximum number of messages in memory.
-pub(super) const MESSAGES_AHEAD_MAX: usize = 512;
+pub(super) const MESSAGES_AHEAD_MAX: usize = 2_048;
 /// Approximate bytes that one read returns: fewer messages if they are large.
 const READ_BYTES: usize = 2 * 1024 * 1024;
 /// Bytes that a message needs besides its payload.
@@ -72,7 +72,7 @@ mod tests {
     fn memory_is_bounded_by_the_size_of_messages() {
         let mut progress = ReadProgress::new(0);
         assert_eq!(progress.messages_max(), 32, "nothing is known about their size yet");
-        for (payload_bytes, expected) in [(100, 512), (30_000, 68), (256 * 1024, 7), (10_000_000, 1)] {
+        for (payload_bytes, expected) in [(100, 2_048), (30_000, 68), (256 * 1024, 7), (10_000_000, 1)] {
             progress.measure(&messages(3, payload_bytes));
             assert_eq!(progress.messages_max(), expected, "{payload_bytes} bytes");
         }

@@ -251,7 +251,7 @@ async fn refusing_receiver() -> Receiver {
 
 #[tokio::test]
 async fn a_replay_that_is_paused_or_canceled_at_any_step_creates_nothing_more() {
-    const EVENTS: u64 = 1_200;
+    const EVENTS: u64 = 3_200;
     let Fixture { app, manager, database } = Fixture::start().await;
     let receiver = refusing_receiver().await;
     let subscriber = subscribe(&manager, &receiver.url(), json!({})).await;
@@ -301,7 +301,7 @@ async fn a_replay_that_is_paused_or_canceled_at_any_step_creates_nothing_more() 
     let waiting = request_replay(&manager, body).await;
     let waits = |shown: &Value| shown["waits_for"] == subscriber["id"];
     let shown = wait_for_replay(&manager, &waiting, "it waits for the subscriber", waits).await;
-    assert!((192..=256).contains(&shown["created"].as_u64().unwrap()), "a bounded number waits: {shown}");
+    assert!((768..=1_024).contains(&shown["created"].as_u64().unwrap()), "a bounded number waits: {shown}");
     app.stop().await;
     drop(database);
 }

@@ -206,7 +206,7 @@ fn a_lane_with_a_long_backlog_is_detached_so_that_others_need_not_wait() {
 
 #[test]
 fn fewer_messages_are_read_at_a_time_if_they_are_large() {
-    for (payload_bytes, expected) in [(LARGE, 7), (30_000, 68), (100, 512)] {
+    for (payload_bytes, expected) in [(LARGE, 7), (30_000, 68), (100, 2_048)] {
         let (database, mut queue) = unread_queue(payload_bytes, &[None; 1_000]);
         let first = queue.read_request().map(|request| (request.after, request.limit));
         assert_eq!(first, Some((0, 32)), "as if they were large, as long as their size is unknown");
@@ -240,15 +240,15 @@ fn large_messages_of_a_lane_are_read_a_few_at_a_time() {
 
 #[test]
 fn messages_handed_over_to_a_full_queue_are_read_later() {
-    for (payload_bytes, expected) in [(LARGE, 8), (100, 513)] {
-        let (database, mut queue) = unread_queue(payload_bytes, &[None; 2_000]);
+    for (payload_bytes, expected) in [(LARGE, 8), (100, 2_049)] {
+        let (database, mut queue) = unread_queue(payload_bytes, &[None; 3_000]);
         queue.progress.has_more = false;
-        for n in 1..=2_000 {
+        for n in 1..=3_000 {
             queue.receive(vec![database.message(n)], Origin::HandedOver);
         }
         assert_eq!((queue.lanes.queued(), queue.progress.has_more), (expected, true), "{payload_bytes} bytes");
         let mut delivered = 0;
-        while delivered < 2_000 {
+        while delivered < 3_000 {
             delivered += deliver_all(&mut queue);
             database.read(&mut queue, now());
         }
