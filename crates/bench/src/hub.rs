@@ -82,7 +82,7 @@ pub(crate) async fn measure(pillarbox: &Path, pairs: usize, only: &[Part], depth
             Part::Backlog => deep_backlog(&fixture, depth, &mut report).await?,
             Part::Replay => {
                 replays::throughput(&fixture, pairs, &mut report).await?;
-                replays::live_latency(&fixture, pairs, depth / 5, &mut report).await?;
+                replays::live_latency(&fixture, pairs, depth * 2 / 5, &mut report).await?;
             }
         }
         rss_most = rss_most.max(fixture.end().await?);

@@ -52,8 +52,8 @@ pub(super) async fn throughput(fixture: &Fixture, pairs: usize, report: &mut Rep
 /// replay has `depth` events: more than it can send during a round.
 pub(super) async fn live_latency(fixture: &Fixture, pairs: usize, depth: u64, report: &mut Report) -> Outcome<()> {
     fixture.subscribe("bench.beside.*", "/1").await?;
-    insert_events(fixture, "bench.beside.old", None, depth).await?;
-    fixture.receive(1..2, depth).await?;
+    // Together: many of them are received before the last one is inserted.
+    tokio::try_join!(fixture.receive(1..2, depth), insert_events(fixture, "bench.beside.old", None, depth))?;
     let (load, count) = (fixture.events("bench.beside.live", None), (DESIGN_RATE * LATENCY_ROUND_S) as u64);
     let quiet = async || latency_beside(fixture, &load, DESIGN_RATE, count).await;
     quiet().await?; // warm-up
