@@ -12,9 +12,9 @@ use crate::event_selection::EventSelection;
 use crate::operator_command::CONTROL_SOURCE;
 use crate::system_event;
 
-/// Messages of replays that wait at one subscriber. Half of what a subscriber queue has in memory, so that live messages
-/// have room beside them.
-pub(crate) const WAITING_MAX: i64 = 1_024;
+/// Messages of replays that wait at one subscriber. Three quarters of what a subscriber queue has in memory, so that live
+/// messages have room beside them. Fewer would be sent before the next outcomes are saved, for which a replay waits.
+pub(crate) const WAITING_MAX: i64 = 1_536;
 /// The same for a backfill. Its subscriber has no other messages, and one lane that fails should not hold up the others.
 pub(crate) const BACKFILL_WAITING_MAX: i64 = 5_000;
 /// Bytes of payloads of replays that wait at one subscriber.

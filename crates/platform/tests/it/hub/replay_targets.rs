@@ -72,10 +72,10 @@ async fn a_replay_outlasts_the_suspension_of_its_tenant_and_ends_with_the_tenant
     let (admin, receiver) = (app.admin(), Receiver::start().await);
     subscribe(&manager, &receiver.url(), json!({})).await;
     // More than may wait at a subscriber.
-    for events in [1..=200, 201..=400] {
+    for events in [1..=250, 251..=500] {
         post_batch(&manager, numbered_events(4, events)).await;
     }
-    wait_for_webhooks(&receiver, 1_600).await;
+    wait_for_webhooks(&receiver, 2_000).await;
     let change_tenant = async |action: &str| {
         let answer = admin.send(Method::POST, &format!("/admin/v1/tenants/acme/{action}"), None).await;
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -94,9 +94,9 @@ async fn a_replay_outlasts_the_suspension_of_its_tenant_and_ends_with_the_tenant
     assert_eq!(receiver.count(), sent, "nothing is sent to a suspended tenant");
     change_tenant("resume").await;
     let shown = wait_for_replay(&acting, &replay, "it continues", is_delivered).await;
-    assert_eq!(shown["delivered"], 1_600);
+    assert_eq!(shown["delivered"], 2_000);
     let lanes = lanes_of(&receiver.received(), replay["id"].as_str());
-    assert!(lanes.values().all(|lane| *lane == (1..=400).collect::<Vec<_>>()), "{lanes:?}");
+    assert!(lanes.values().all(|lane| *lane == (1..=500).collect::<Vec<_>>()), "{lanes:?}");
 
     let replay = request_replay(&acting, body).await;
     wait_for_replay(&acting, &replay, "it has begun", |shown| shown["delivered"].as_u64() > Some(0)).await;

@@ -301,7 +301,7 @@ async fn a_replay_that_is_paused_or_canceled_at_any_step_creates_nothing_more() 
     let waiting = request_replay(&manager, body).await;
     let waits = |shown: &Value| shown["waits_for"] == subscriber["id"];
     let shown = wait_for_replay(&manager, &waiting, "it waits for the subscriber", waits).await;
-    assert!((768..=1_024).contains(&shown["created"].as_u64().unwrap()), "a bounded number waits: {shown}");
+    assert!((1_152..=1_536).contains(&shown["created"].as_u64().unwrap()), "a bounded number waits: {shown}");
     app.stop().await;
     drop(database);
 }
