@@ -54,7 +54,8 @@ pub trait Service: Send + Sync + Sized + 'static {
     }
 
     /// Deletes what a deleted tenant has in the tables of the service, at most `limit` rows of each. Returns how many rows there
-    /// were; 0: nothing is left. The platform calls it again and again until then, also in processes that do not run the service.
+    /// were; 0: nothing is left, or a worker of the service deletes the rest, which nobody can read. The platform calls it again
+    /// and again until then, also in processes that do not run the service.
     fn delete_tenant_rows<'a>(_db: &'a mut PgConnection, _tenant: &'a Tenant, _limit: i64) -> DeletedRows<'a> {
         Box::pin(async { Ok(0) })
     }

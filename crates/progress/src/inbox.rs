@@ -18,7 +18,7 @@ pub(crate) const ACCOUNTS_CONSUMER: &str = "progress.accounts";
 pub(crate) fn subscriptions(progress: &Progress) -> Vec<Subscription> {
     let (sources, topics) = (vec![identity::SOURCE.to_owned()], vec![identity::ACCOUNT_DELETED.to_owned()]);
     let mut options = ConsumerOptions::default();
-    // Redis may be down for long, and the data must be deleted all the same.
+    // The database may be down for long, and the data must be deleted all the same.
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
     options.worker.retry = RetryPolicy { retries: None, backoff };
     vec![Subscription {
@@ -32,13 +32,13 @@ pub(crate) fn subscriptions(progress: &Progress) -> Vec<Subscription> {
 
 struct DeletedAccounts {
     progress: Progress,
-    /// Of retention, which deletes the projects.
+    /// Of the worker that deletes the projects.
     wakes: [Wake; 1],
 }
 
 impl Handler for DeletedAccounts {
     fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> HandlerFuture<'t> {
-        Box::pin(async move { Ok(deletion::delete_projects(&self.progress, tx, message).await?) })
+        Box::pin(async move { Ok(deletion::disown_projects(&self.progress, tx, message).await?) })
     }
 
     fn wakes_after_commit(&self) -> &[Wake] {

@@ -5,7 +5,7 @@
 //! rate `smap:proj:{id}:rate`.
 //!
 //! Publishes `job.completed` of source `progress` with the project's id as key. Consumes `account.deleted` of identity (consumer
-//! `progress.accounts`), and deletes the projects of the user.
+//! `progress.accounts`), and deletes the projects of the user, as it does those of a deleted tenant.
 //!
 //! Invariants: an item counts once. A project completes when `total > 0`, `done >= total` and the status is not CRAWLING, DONE or
 //! FAILED; this is decided together with the change that reaches it, so no later change is accepted. A completed project has one
@@ -58,6 +58,8 @@ const REDIS: &str = "progress-redis";
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
 /// Pause between two checks for what is no longer needed.
 const RETENTION_PAUSE: Duration = Duration::from_secs(60);
+/// Pause between two checks for projects of deleted tenants. A deleted account wakes the worker.
+const DELETION_PAUSE: Duration = Duration::from_secs(5);
 /// How long a project is cached. Its owner never changes; what does change is found out by those who use it.
 const CACHE_TIME: Duration = Duration::from_secs(10);
 const CACHED_MAX: u64 = 50_000;
@@ -78,7 +80,7 @@ pub struct Progress {
     /// The largest total of a project.
     pub(crate) items_max: i64,
     pub(crate) retention: TimeDelta,
-    /// Wakes retention when there are projects of a deleted account.
+    /// Wakes the worker that deletes projects, when there are some of a deleted account.
     pub(crate) deletions: Wake,
 }
 
@@ -108,7 +110,7 @@ impl Service for Progress {
     }
 
     fn delete_tenant_rows<'a>(db: &'a mut PgConnection, tenant: &'a Tenant, limit: i64) -> DeletedRows<'a> {
-        Box::pin(store::project::delete_of_tenant(db, tenant, limit))
+        Box::pin(flow::deletion::disown_of_tenant(db, tenant, limit))
     }
 
     fn build(context: &ServiceContext, settings: &Settings) -> Result<Progress, InvalidSetting> {
@@ -175,8 +177,12 @@ impl Service for Progress {
         let (progress, db, check) = (self.clone(), runtime.db().clone(), Check::default());
         runtime.spawn(async move { worker.run(|| check.run_once(&progress, &db)).await });
 
-        let worker = runtime.worker("progress.retention".to_owned(), RETENTION_PAUSE);
+        let worker = runtime.worker("progress.deletion".to_owned(), DELETION_PAUSE);
         let worker = Worker { wake: self.deletions.clone(), ..worker };
+        let (progress, db) = (self.clone(), runtime.db().clone());
+        runtime.spawn(async move { worker.run(|| flow::deletion::delete_ownerless(&progress, &db)).await });
+
+        let worker = runtime.worker("progress.retention".to_owned(), RETENTION_PAUSE);
         let (db, retention) = (runtime.db().clone(), self.retention);
         runtime.spawn(async move { worker.run(|| maintain(db.pool(), workers::delete_old(&db, retention))).await });
     }

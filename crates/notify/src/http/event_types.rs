@@ -50,7 +50,7 @@ struct EventTypeBody {
     /// Absent or null: `email` and `in_app`.
     channels: Option<Vec<Channel>>,
     /// For how many minutes e-mails to one person are collected into one. Absent or null: the setting
-    /// `notify.digest_minutes`.
+    /// `notify.digest_minutes`. A critical event type is not collected: it has none, or 0.
     #[schema(value_type = Option<i64>, minimum = 0, maximum = 10080)]
     digest_minutes: Option<Whole>,
 }
@@ -120,6 +120,13 @@ async fn save_event_type(
     if digest_minutes.is_some_and(|minutes| !(0..=DIGEST_MINUTES_MAX).contains(&minutes)) {
         let detail = format!("must be a number from 0 to {DIGEST_MINUTES_MAX}");
         return Err(Problem::validation(vec![FieldError::body("/digest_minutes", detail)]));
+    }
+    if body.critical && digest_minutes.is_some_and(|minutes| minutes > 0) {
+        let digest = "must be absent or 0 for a critical event type: its e-mails are sent at once and never collected";
+        let critical = "must be false or absent for an event type whose e-mails are collected";
+        let errors = [("/digest_minutes", digest), ("/critical", critical)];
+        let errors = errors.map(|(pointer, detail)| FieldError::body(pointer, detail));
+        return Err(Problem::validation(errors.to_vec()));
     }
     let mut channels = body.channels;
     channels.iter_mut().for_each(|channels| {

@@ -1,13 +1,14 @@
 //! Projects, and which of them have completed.
 
 use chrono::{DateTime, Utc};
-use kit::auth::Tenant;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
-use crate::domain::{Project, Snapshot, Status, tenant_owner};
+use crate::domain::{Project, Snapshot, Status};
 
+/// The owner of a project that is to be deleted. No caller has it.
+const NO_OWNER: &str = "deleted";
 const COLUMNS: &str = "id, tenant, owner, token, run, created_at, expires_at, finished_at, status, total, done, errors";
 
 /// Inserts a project. Returns false if there is one with this id.
@@ -153,37 +154,37 @@ pub(crate) async fn delete_old(db: &mut PgConnection, before: DateTime<Utc>, lim
     Ok(sqlx::query(query).bind(before).bind(limit).execute(db).await?.rows_affected())
 }
 
-/// Takes up to `limit` projects from their owner, and makes them old, so that [`delete_old`] deletes them after their counts.
-/// Returns their ids.
+/// Takes up to `limit` projects from their owner and ends them, so that [`ownerless`] finds them. Returns their ids.
 pub(crate) async fn disown(db: &mut PgConnection, owner: &str, limit: i64) -> sqlx::Result<Vec<String>> {
     let query = "update pillarbox_progress.project
-                 set owner = 'deleted', finished_at = to_timestamp(0), status = coalesce(status, 'FAILED'),
+                 set owner = $3, finished_at = statement_timestamp(), status = coalesce(status, 'FAILED'),
                      total = coalesce(total, 0), done = coalesce(done, 0), errors = coalesce(errors, 0)
                  where id in (select id from pillarbox_progress.project where owner = $1 order by id limit $2 for update)
                  returning id";
-    sqlx::query_scalar(query).bind(owner).bind(limit).fetch_all(db).await
+    sqlx::query_scalar(query).bind(owner).bind(limit).bind(NO_OWNER).fetch_all(db).await
 }
 
-/// Deletes the projects of a deleted tenant, up to `limit` rows of each table. Returns how many rows there were. The counts go
-/// first, because their rows are the locks of the items: without them, no item is added. Counts in Redis expire.
-pub(crate) async fn delete_of_tenant(db: &mut PgConnection, tenant: &Tenant, limit: i64) -> sqlx::Result<u64> {
-    let owner = tenant_owner(tenant);
-    let mut deleted = 0;
-    for query in [
-        "delete from pillarbox_progress.state where project_id in (
-             select s.project_id from pillarbox_progress.project as p
-             join pillarbox_progress.state as s on s.project_id = p.id where p.owner = $1 limit $2)",
-        "delete from pillarbox_progress.item where (project_id, item_id) in (
-             select i.project_id, i.item_id from pillarbox_progress.project as p
-             join pillarbox_progress.item as i on i.project_id = p.id where p.owner = $1 limit $2)",
-        "delete from pillarbox_progress.project where id in (
-             select id from pillarbox_progress.project as p where owner = $1
-               and not exists (select from pillarbox_progress.state where project_id = p.id)
-               and not exists (select from pillarbox_progress.item where project_id = p.id) limit $2)",
-    ] {
-        deleted += sqlx::query(query).bind(&owner).bind(limit).execute(&mut *db).await?.rows_affected();
+/// Returns up to `limit` projects that have no owner any more.
+pub(crate) async fn ownerless(db: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<String>> {
+    let query = "select id from pillarbox_progress.project where owner = $1 order by created_at, id limit $2";
+    sqlx::query_scalar(query).bind(NO_OWNER).bind(limit).fetch_all(db).await
+}
+
+/// Deletes up to `items_max` items of a project without an owner, and the project itself if it has no others. Returns whether it
+/// is deleted. To be called in a transaction: the row of the counts is the lock of the items, so none is added meanwhile.
+pub(crate) async fn delete_ownerless(tx: &mut PgConnection, id: &str, items_max: i64) -> sqlx::Result<bool> {
+    let lock = "select from pillarbox_progress.state where project_id = $1 for update";
+    sqlx::query(lock).bind(id).execute(&mut *tx).await?;
+    let items = "delete from pillarbox_progress.item where project_id = $1 and item_id in
+                     (select item_id from pillarbox_progress.item where project_id = $1 limit $2)";
+    let deleted = sqlx::query(items).bind(id).bind(items_max).execute(&mut *tx).await?.rows_affected();
+    if deleted >= items_max.unsigned_abs() {
+        return Ok(false);
     }
-    Ok(deleted)
+    // Its counts and its completion have a foreign key with `on delete cascade`.
+    let project = "delete from pillarbox_progress.project where id = $1 and owner = $2";
+    sqlx::query(project).bind(id).bind(NO_OWNER).execute(tx).await?;
+    Ok(true)
 }
 
 fn project_of(row: &PgRow) -> sqlx::Result<Project> {

@@ -121,6 +121,14 @@ async fn operators_set_the_rules_of_event_types_by_version_and_nobody_else_does(
     for body in [json!({"digest_minutes": 10_081}), json!({"digest_minutes": -1}), json!({"channels": ["fax"]})] {
         assert_eq!(admin.send(Method::PUT, path, Some(body)).await.status, 422);
     }
+    // A critical event is never collected.
+    let collected = json!({"critical": true, "digest_minutes": 60});
+    let refused = admin.send(Method::PUT, path, Some(collected)).await;
+    refused.assert_problem(422, "validation-failed");
+    assert_eq!(refused.json()["errors"][0]["pointer"], "/digest_minutes", "{refused:?}");
+    for at_once in [json!({"critical": true, "digest_minutes": 0}), json!({"critical": true, "digest_minutes": null})] {
+        assert_eq!(admin.send(Method::PUT, path, Some(at_once)).await.status, 200);
+    }
     let invalid = admin.send(Method::PUT, "/notify/v1/event-types/no-type", Some(json!({}))).await;
     invalid.assert_problem(400, "malformed-path");
     app.user(Uuid::now_v7(), None).get(path).await.assert_problem(403, "forbidden");

@@ -216,9 +216,9 @@ async fn unread_messages_are_retained_for_behind_days() {
     pull_count(&manager, "a", 1).await;
     let settings = app.settings.clone();
     app.stop().await;
-    sqlx::raw_sql("update pillarbox_hub.stream_message set at = at - interval '10 days'").execute(db).await.unwrap();
+    sqlx::raw_sql("update pillarbox_hub.stream_message set at = at - interval '13 days'").execute(db).await.unwrap();
     let mut maintaining = Replica::start_beside(&settings, "maintain");
-    let held = "select now() - from_at between interval '9 days' and interval '11 days' from pillarbox.retention_hold where holder = 'hub'";
+    let held = "select now() - from_at between interval '12 days' and interval '14 days' from pillarbox.retention_hold where holder = 'hub'";
     eventually("the log is held", DEADLINE, async || {
         sqlx::query_scalar::<_, bool>(held).fetch_optional(db).await.unwrap() == Some(true)
     })
@@ -229,6 +229,16 @@ async fn unread_messages_are_retained_for_behind_days() {
     let lapsed = async || maintaining.metric("eventhub_streams_lapsed").await;
     eventually("the streams are measured", DEADLINE, async || lapsed().await == Some(0.0)).await;
     assert_eq!(maintaining.metric("eventhub_stream_lag_messages").await, Some(1.0));
-    assert!(maintaining.metric("eventhub_stream_lag_seconds").await.unwrap() > 800_000.0);
+    assert!(maintaining.metric("eventhub_stream_lag_seconds").await.unwrap() > 1_100_000.0);
+    assert!(maintaining.process.terminate().await.success());
+
+    // Three days later, nobody has read it. Whole days are deleted, so it may be there for a day longer.
+    sqlx::raw_sql("update pillarbox_hub.stream_message set at = at - interval '3 days'").execute(db).await.unwrap();
+    let mut maintaining = Replica::start_beside(&settings, "maintain");
+    eventually("it is deleted", DEADLINE, async || {
+        let left = sqlx::query_scalar::<_, i64>("select count(*) from pillarbox_hub.stream_message");
+        left.fetch_one(db).await.unwrap() == 0
+    })
+    .await;
     assert!(maintaining.process.terminate().await.success());
 }

@@ -4,9 +4,10 @@ use contracts::identity::{EMAIL_ACCOUNT_EXISTS, EMAIL_PASSWORD_RESET_REQUESTED, 
 use futures_util::future::join_all;
 use hyper::Method;
 use serde_json::json;
+use testkit::eventually;
 
 use super::fixture::{Fixture, PASSWORD, account_id};
-use crate::support::text;
+use crate::support::{DEADLINE, lock_waits, text};
 
 #[tokio::test]
 async fn a_user_registers_verifies_signs_in_and_uses_other_services() {
@@ -108,7 +109,18 @@ async fn two_hundred_registrations_at_once_make_one_account() {
         let body = json!({"email": "ada@example.org", "password": PASSWORD, "name": format!("Ada {number}")});
         app.anonymous().post("/identity/v1/register", body).await.status
     };
-    let statuses = join_all((0..200).map(register)).await;
+    // Accounts are found but not inserted while this transaction is open, so several registrations find none.
+    let mut blocking = fixture.db().begin().await.unwrap();
+    sqlx::query("lock table pillarbox_identity.account in share mode").execute(&mut *blocking).await.unwrap();
+    let release = async {
+        let waits = async || match lock_waits(fixture.db()).await {
+            3.. => Ok(()),
+            fewer => Err(fewer),
+        };
+        eventually("several registrations wait to insert the account", DEADLINE, waits).await;
+        blocking.rollback().await.unwrap();
+    };
+    let (statuses, ()) = tokio::join!(join_all((0..200).map(register)), release);
     assert!(statuses.iter().all(|status| *status == 202), "{statuses:?}");
     fixture.wait_until_processed().await;
     assert_eq!(fixture.count("select count(*) from pillarbox_identity.account").await, 1);

@@ -2,10 +2,11 @@
 
 use contracts::identity::{ACCOUNT_DELETED, SUBSCRIPTION_CANCELLED};
 use hyper::Method;
+use mailbox::database::migrations;
 use serde_json::{Value, json};
-use testkit::eventually;
+use testkit::{TestApp, TestDatabase, eventually};
 
-use super::fixture::{Fixture, PASSWORD, sign_in};
+use super::fixture::{Fixture, PASSWORD, person, sign_in, unlimited};
 use crate::support::{DEADLINE, tables_with};
 
 /// The tables of identity and of the platform that contain the text, except the log. `accounts/deletion.rs` searches all of
@@ -107,4 +108,26 @@ async fn a_deletion_does_not_wait_for_a_request_that_is_being_processed() {
     assert_eq!(fixture.count("select count(*) from pillarbox_identity.accepted_request").await, 1);
     processing.rollback().await.unwrap();
     fixture.app.stop().await;
+}
+
+/// The service notify blanks its requests itself, a moment later. With RabbitMQ it has another database.
+#[tokio::test]
+async fn identity_alone_removes_the_address_of_a_deleted_account_from_its_log() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start_with(&database, |settings| {
+        unlimited(settings);
+        settings.services = vec!["identity".to_owned()];
+    })
+    .await;
+    let person = person(&app, database.pool(), "countess").await;
+    let in_log = async |wanted: &str| {
+        let tables = tables_with(database.pool(), wanted).await;
+        tables.into_iter().filter(|table| table.starts_with("pillarbox.log")).collect::<Vec<_>>()
+    };
+    assert!(!in_log(&person.email).await.is_empty(), "the requests for e-mails wait in the log");
+    assert_eq!(person.send(Method::DELETE, "me", Some(json!({"password": PASSWORD}))).await.status, 204);
+    for personal in [person.email.as_str(), "Ada Lovelace"] {
+        assert_eq!(in_log(personal).await, [""; 0], "{personal}");
+    }
+    app.stop().await;
 }

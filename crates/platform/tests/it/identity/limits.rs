@@ -3,9 +3,10 @@
 use hyper::Method;
 use mailbox::database::migrations;
 use serde_json::json;
-use testkit::{Response, TestApp, TestDatabase};
+use testkit::{Response, TestApp, TestDatabase, eventually};
 
 use super::fixture::{Fixture, PASSWORD, unlimited};
+use crate::support::{DEADLINE, lock_waits};
 
 fn assert_limited(answer: &Response) {
     answer.assert_problem(429, "too-many-attempts");
@@ -49,15 +50,34 @@ async fn guesses_for_an_address_are_limited_in_all_processes_whether_it_has_an_a
 
 #[tokio::test]
 async fn concurrent_guesses_do_not_exceed_the_limit() {
-    let fixture = Fixture::start_with(|settings| settings.login_failures_max = 5).await;
-    let guess = |number: usize| {
-        let fixture = &fixture;
-        async move { fixture.login("nobody@example.org", &format!("guess {number}")).await.status }
+    let database = TestDatabase::new(&migrations()).await;
+    let (db, limit) = (database.pool(), 5);
+    let app = TestApp::start_with(&database, |settings| {
+        unlimited(settings);
+        settings.identity.login_failures_max = limit;
+        // A caller uses half of the connections: more guesses than the limit are processed at the same time.
+        settings.pool_max = 20;
+    })
+    .await;
+    // No guess is counted while this transaction is open, so more of them than the limit pass the first check.
+    let mut blocking = db.begin().await.unwrap();
+    sqlx::query("lock table pillarbox_identity.throttle in share mode").execute(&mut *blocking).await.unwrap();
+    let release = async {
+        let waits = async || match lock_waits(db).await {
+            waiting if waiting > i64::from(limit) => Ok(()),
+            waiting => Err(waiting),
+        };
+        eventually("more guesses than the limit wait to be counted", DEADLINE, waits).await;
+        blocking.rollback().await.unwrap();
     };
-    let statuses = futures_util::future::join_all((0..60).map(guess)).await;
+    let guess = async |number: usize| {
+        let body = json!({"email": "nobody@example.org", "password": format!("guess {number}")});
+        app.anonymous().post("/identity/v1/login", body).await.status
+    };
+    let (statuses, ()) = tokio::join!(futures_util::future::join_all((0..60).map(guess)), release);
     let answered = statuses.iter().filter(|status| **status == 401).count();
-    assert_eq!(answered, 5, "of 60 guesses");
-    fixture.app.stop().await;
+    assert_eq!(answered, limit as usize, "of 60 guesses: {statuses:?}");
+    app.stop().await;
 }
 
 #[tokio::test]

@@ -1,10 +1,17 @@
 //! Support for tests of the binary: data folders, processes and commands.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::mpsc;
+use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use testkit::{Client, Pillarbox, TestDatabase};
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_pillarbox");
+/// How long a command may run.
+const RUN_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// The path of a data folder. Dropping it deletes the folder.
 pub(crate) struct DataFolder(PathBuf);
@@ -49,11 +56,27 @@ pub(crate) fn serve(folder: &DataFolder, database: &TestDatabase, env: &[(&str, 
     Pillarbox::start(BINARY, &args, env)
 }
 
-/// Runs a command to its end. Returns its exit code, standard output and standard error.
+/// Runs a command to its end. Returns its exit code, standard output and standard error. Panics if the command does not end, such
+/// as a server that ought to refuse to start.
 pub(crate) fn run(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
-    let output = testkit::command(BINARY, args, env).current_dir(std::env::temp_dir()).output().unwrap();
+    let mut command = testkit::command(BINARY, args, env);
+    command.current_dir(std::env::temp_dir()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let pid = Pid::from_raw(child.id().try_into().unwrap());
+    let (sender, ended) = mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    let (output, has_ended) = match ended.recv_timeout(RUN_TIME_MAX) {
+        Ok(output) => (output.unwrap(), true),
+        Err(_) => {
+            // A server stops then, with its PostgreSQL. It fails for a process that has just ended, which does no harm.
+            let _ = kill(pid, Signal::SIGTERM);
+            (ended.recv().unwrap().unwrap(), false)
+        }
+    };
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    let (out, error) = (text(output.stdout), text(output.stderr));
+    assert!(has_ended, "{args:?} does not end within {RUN_TIME_MAX:?}: {out}{error}");
+    (output.status.code(), out, error)
 }
 
 pub(crate) const ADMIN_KEY: &str = "pbx_0123456789abcdefghijklmn";

@@ -1,10 +1,12 @@
 //! The settings as they are shipped. Other tests change them, so nothing else proves them.
 
+use kit::secret::Secret;
 use mailbox::database::migrations;
 use serde_json::json;
 use sqlx::PgPool;
 use testkit::{Client, Receiver, TestApp, TestDatabase, eventually};
 
+use crate::mail::fixture::{SmtpServer, request, statuses, verification};
 use crate::server::process::{ADMIN_KEY, DataFolder, admin_of, serve, up};
 use crate::support::{DEADLINE, text};
 
@@ -143,5 +145,104 @@ async fn ten_wrong_passwords_and_five_emails_are_the_limit_of_an_address() {
     assert_eq!(statuses("/identity/v1/login", wrong, 11).await, [vec![401; 10], vec![429]].concat());
     let forgot = json!({"email": "bob@example.org"});
     assert_eq!(statuses("/identity/v1/password/forgot", forgot, 6).await, [vec![202; 5], vec![429]].concat());
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn a_hundred_wrong_passwords_and_sixty_requests_for_emails_are_the_limit_of_a_network() {
+    let database = TestDatabase::new(&migrations()).await;
+    let app = TestApp::start(&database).await;
+    for (path, kind, limit, accepted, window) in [
+        ("login", "login.network", 100, 401, "15 minutes"),
+        ("password/forgot", "email.network", 60, 202, "60 minutes"),
+    ] {
+        let mut addresses = (0..).map(|number| format!("user{number}@{}.example.org", path.replace('/', "-")));
+        let mut status = async || {
+            let mut body = json!({"email": addresses.next()});
+            if path == "login" {
+                body["password"] = json!("a wrong password");
+            }
+            app.anonymous().post(&format!("/identity/v1/{path}"), body).await.status
+        };
+        assert_eq!(status().await, accepted, "{path}");
+        // All but the last one that is accepted.
+        let counted = "update pillarbox_identity.throttle set attempts = $1 where kind = $2
+                       returning expires_at - now() between 1.9 * $3::interval and 2 * $3::interval";
+        let expires: bool = sqlx::query_scalar(counted)
+            .bind(limit - 1)
+            .bind(kind)
+            .bind(window)
+            .fetch_one(database.pool())
+            .await
+            .unwrap();
+        assert!(expires, "{kind}: a count is stored for two windows of {window}");
+        assert_eq!((status().await, status().await), (accepted, 429), "{path}");
+        let passed = "update pillarbox_identity.throttle set window_no = window_no - 2";
+        sqlx::query(passed).execute(database.pool()).await.unwrap();
+        assert_eq!(status().await, accepted, "{path}");
+    }
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn an_email_is_retried_for_three_days() {
+    let (database, server) = (TestDatabase::new(&migrations()).await, SmtpServer::start().await);
+    let (db, url) = (database.pool(), server.url());
+    server.set_rules(&json!({"data": "451 4.3.0 try later"}));
+    let start =
+        async || TestApp::start_with(&database, |settings| settings.smtp_url = Some(Secret::new(url.clone()))).await;
+    let app = start().await;
+    let endless = |address: &str| {
+        let mut request = verification(address);
+        request.expires_at = None;
+        request
+    };
+    request(db, &["older@example.org", "younger@example.org"].map(endless)).await;
+    let attempts = async |wanted: i64| {
+        eventually("both are tried", DEADLINE, async || {
+            let query = "select sum(attempts)::bigint from pillarbox_notify.mail";
+            let found: Option<i64> = sqlx::query_scalar(query).fetch_one(db).await.unwrap();
+            if found == Some(wanted) { Ok(()) } else { Err(found) }
+        })
+        .await;
+    };
+    attempts(2).await;
+    app.stop().await;
+    let pass = "update pillarbox_notify.mail set next_attempt_at = now(), (created_at, give_up_at) =
+                    (select created_at - passed, give_up_at - passed
+                     from (select case when recipient like 'older%' then interval '72 h' else interval '71 h' end) as one (passed))";
+    sqlx::query(pass).execute(db).await.unwrap();
+    let app = start().await;
+    attempts(4).await;
+    let states: Vec<(String, String)> =
+        sqlx::query_as("select recipient, status from pillarbox_notify.mail order by recipient")
+            .fetch_all(db)
+            .await
+            .unwrap();
+    let state = |address: &str, status: &str| (address.to_owned(), status.to_owned());
+    assert_eq!(states, [state("older@example.org", "dead"), state("younger@example.org", "queued")]);
+    assert_eq!(statuses(db).await.len(), 2);
+    app.stop().await;
+}
+
+#[tokio::test]
+async fn the_retention_of_the_audit_trail_and_of_the_health_of_subscribers_is_exact_to_the_day() {
+    let database = TestDatabase::new(&migrations()).await;
+    let db = database.pool();
+    let audit = "insert into pillarbox_platform.audit (id, at, key_id, tenant, method, route, trace_id)
+                 values (gen_random_uuid(), now() - $2::interval, gen_random_uuid(), 'acme', 'GET', 'audit ' || $1, '')";
+    insert_both(db, audit, ("91 days", "89 days")).await;
+    // Whole days are deleted, so the oldest row may be there for a day longer. The number of dead messages names it.
+    let health = "insert into pillarbox_hub.health (at, subscriber, delivered, failed, dead, latency)
+                  values (now() - $2::interval, gen_random_uuid(), 1, 0, length($1), '{}')";
+    insert_both(db, health, ("32 days", "30 days")).await;
+    let app = TestApp::start(&database).await;
+    eventually("only the younger ones are left", DEADLINE, async || {
+        let left = "select route from pillarbox_platform.audit
+                    union all select 'health ' || dead from pillarbox_hub.health order by 1";
+        let left: Vec<String> = sqlx::query_scalar(left).fetch_all(db).await.unwrap();
+        if left == ["audit younger".to_owned(), format!("health {}", "younger".len())] { Ok(()) } else { Err(left) }
+    })
+    .await;
     app.stop().await;
 }
