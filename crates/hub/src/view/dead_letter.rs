@@ -37,10 +37,10 @@ pub(crate) struct DeadLetterView {
     attempts: i16,
     /// When the message was given up.
     moved_to_dlq_at: DateTime<Utc>,
-    /// Who requested the retry. Absent: nobody has.
+    /// Who requested the retry, or the replay that has sent the event to the subscriber again. Absent: nobody has.
     #[serde(skip_serializing_if = "Option::is_none")]
     manual_retry_by: Option<String>,
-    /// When the retry was requested.
+    /// When the retry was requested, or the replay has sent the event again.
     #[serde(skip_serializing_if = "Option::is_none")]
     manual_retry_at: Option<DateTime<Utc>>,
     /// The event with its payload, as it was when the message was given up.

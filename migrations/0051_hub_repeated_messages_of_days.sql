@@ -1,0 +1,26 @@
+-- schema: pillarbox_hub
+-- Builds the index `message_repeated` for the partitions that exist. An index of a partitioned table cannot be built
+-- concurrently. Fan-out inserts into the partition of today only, which is therefore the last one: fan-out waits while this
+-- single day is read once, and events are accepted meanwhile.
+do $$
+declare
+    partition record;
+    name      text;
+begin
+    for partition in
+        select child.relname, child.oid
+        from pg_inherits join pg_class child on child.oid = inhrelid
+        where inhparent = 'pillarbox_hub.message'::regclass
+        order by child.relname = 'message_' || to_char(now() at time zone 'UTC', 'YYYYMMDD'), child.relname
+    loop
+        name := partition.relname || '_repeated';
+        -- A partition that was created since the previous migration has the index.
+        continue when exists (
+            select from pg_index join pg_inherits on inhrelid = indexrelid
+            where indrelid = partition.oid and inhparent = 'pillarbox_hub.message_repeated'::regclass);
+        execute format('create index %I on pillarbox_hub.%I (subscriber, log_id, n)
+            where dead_letter is not null or replay is not null', name, partition.relname);
+        execute format('alter index pillarbox_hub.message_repeated attach partition pillarbox_hub.%I', name);
+    end loop;
+end
+$$;
