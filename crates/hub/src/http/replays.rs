@@ -56,7 +56,8 @@ async fn list(
     let filter = ReplayFilter { subscriber: filters.subscriber_id, state: filters.state };
     let replays = flow::list(&hub, &caller.tenant, filter, (before, limit + 1)).await?;
     let now = hub.clock.now();
-    Ok(scope.cut(replays, limit, |(replay, _)| replay.id).map(|found| ReplayView::new(found, now)))
+    let names = flow::subscriber_names(&hub, &replays).await?;
+    Ok(scope.cut(replays, limit, |(replay, _)| replay.id).map(|found| ReplayView::new(found, now).named(&names)))
 }
 
 /// Send events again
@@ -95,7 +96,8 @@ async fn show(
     Path(id): Path<Uuid>,
 ) -> Result<Json<ReplayView>, Problem> {
     let found = flow::show(&hub, &caller.tenant, id).await?;
-    Ok(Json(ReplayView::new(found, hub.clock.now())))
+    let names = flow::subscriber_names(&hub, std::slice::from_ref(&found)).await?;
+    Ok(Json(ReplayView::new(found, hub.clock.now()).named(&names)))
 }
 
 /// Pause a replay

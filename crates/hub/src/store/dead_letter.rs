@@ -17,6 +17,8 @@ use crate::hub_message::EventSnapshot;
 pub(crate) struct DeadLetter {
     pub(crate) id: Uuid,
     pub(crate) subscriber: Uuid,
+    /// The name of the subscriber when the message was given up.
+    pub(crate) subscriber_name: String,
     pub(crate) lane: Option<String>,
     /// The replay that has created the message.
     pub(crate) replay: Option<Uuid>,
@@ -52,7 +54,7 @@ pub(crate) struct DeadLetterFilter {
 }
 
 const COLUMNS: &str =
-    "id, subscriber, lane, replay, event_id, event_type, ordering_key, log_at, reason, detail, attempts,
+    "id, subscriber, coalesce(subscriber_snapshot ->> 'name', '') as subscriber_name, lane, replay, event_id, event_type, ordering_key, log_at, reason, detail, attempts,
     moved_to_dlq_at, manual_retry_by, manual_retry_at";
 /// The columns of a [`Discarded`]. A deleted subscriber has no lanes.
 const DISCARDED: &str = "id, subscriber, n, exists (
@@ -250,6 +252,7 @@ fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
     Ok(DeadLetter {
         id: row.try_get("id")?,
         subscriber: row.try_get("subscriber")?,
+        subscriber_name: row.try_get("subscriber_name")?,
         lane: row.try_get("lane")?,
         replay: row.try_get("replay")?,
         event: event_id.zip(row.try_get("event_type")?),

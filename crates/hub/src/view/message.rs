@@ -99,6 +99,7 @@ pub(crate) struct MessageView {
     #[serde(flatten)]
     event: EventReference,
     subscriber_id: Uuid,
+    subscriber_name: String,
     /// Messages of one lane are sent one after the other. Absent: the message waits for no other.
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<String>,
@@ -131,6 +132,7 @@ impl MessageView {
             id: event_id.map(|event| MessageId { event, subscriber: message.subscriber }),
             event: EventReference::new(event, ordering_key, message.log_ref.at),
             subscriber_id: message.subscriber,
+            subscriber_name: message.name,
             lane: message.lane.map(|lane| public_lane(&lane, message.replay).to_owned()),
             seq: message.seq,
             created_at: message.at,

@@ -96,7 +96,7 @@ async fn load(settings: &Settings) -> Result<Report, Failure> {
         report.consumers = load_consumers(&db, &report.checks).await?;
         report.other_dead_letters =
             dead_letters::without_consumer(&db, &Selection::default()).await?.into_iter().collect();
-        report.dead_webhooks = hub::webhook_totals(&db).await?.dead_letters;
+        report.dead_webhooks = hub::webhook_totals(&db).await?.dead_letter_count();
         let given_up = notify::given_up(&db).await?;
         (report.dead_emails, report.dead_notifications) = (given_up.mails, given_up.notifications);
     }

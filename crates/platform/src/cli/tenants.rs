@@ -14,7 +14,7 @@ use super::installation::connect;
 use super::table::{self, print_line};
 use crate::settings::Settings;
 use crate::tenants::flow::{self, Propagation};
-use crate::tenants::{TenantFields, TenantRecord};
+use crate::tenants::{TenantFields, TenantFilter, TenantRecord};
 
 /// Rows that a list loads at a time.
 const PAGE: u32 = 100;
@@ -28,6 +28,9 @@ pub(super) enum Command {
         /// Only tenants that are suspended (true), or that are not (false)
         #[arg(long)]
         suspended: Option<bool>,
+        /// Only tenants whose name or display name contains this text
+        #[arg(long, value_name = "TEXT")]
+        search: Option<String>,
         /// Print lines of JSON
         #[arg(long)]
         json: bool,
@@ -82,7 +85,9 @@ pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Fai
             tx.commit().await?;
             Ok(print_line(&format!("Created the tenant {}.", created.name.as_str()))?)
         }
-        Command::List { suspended, json } => list(&db, suspended, json).await,
+        Command::List { suspended, search, json } => {
+            list(&db, &TenantFilter { is_suspended: suspended, name: search }, json).await
+        }
         Command::Show { tenant } => Ok(table::print_json(&flow::show(&db, &tenant).await?)?),
         Command::Suspend { tenant } => {
             set_suspended(settings, db, &tenant, true).await?;
@@ -126,10 +131,10 @@ async fn set_suspended(settings: &Settings, db: PgPool, tenant: &Tenant, is_susp
     Ok(())
 }
 
-async fn list(db: &PgPool, suspended: Option<bool>, json: bool) -> Result<(), Failure> {
+async fn list(db: &PgPool, filter: &TenantFilter, json: bool) -> Result<(), Failure> {
     let (mut rows, mut after) = (Vec::new(), None::<String>);
     loop {
-        let page = flow::list(db, suspended, after.as_deref(), PAGE).await?;
+        let page = flow::list(db, filter, after.as_deref(), PAGE).await?;
         after = page.last().map(|last| last.name.as_str().to_owned());
         let is_last = page.len() < PAGE as usize;
         for tenant in page {
