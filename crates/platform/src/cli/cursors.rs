@@ -81,8 +81,10 @@ async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes
     }
     if unread > 0 && from.is_none() && !yes {
         return Err(Failure::Other(format!(
-            "{name} has not processed the last {unread} messages of the log and would skip them; add --yes to confirm, or --from TIME \
-             to read from a time"
+            "{name} has not processed the last {} of the log and would skip {}; add --yes to confirm, or --from TIME to read from \
+             a time",
+            table::count(unread, "message", "messages"),
+            if unread == 1 { "it" } else { "them" }
         )));
     }
     if from.is_some() {
@@ -99,7 +101,8 @@ async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes
     print_line(&match from {
         None => {
             format!(
-                "{name} continues with messages that are posted from now on; {unread} messages of the log are skipped."
+                "{name} continues with messages that are posted from now on; {} skipped.",
+                table::count(unread, "message of the log is", "messages of the log are")
             )
         }
         Some(from) => {
@@ -147,6 +150,9 @@ async fn drop_consumer(settings: &Settings, name: &str) -> Result<(), Failure> {
     tx.commit().await?;
     Ok(print_line(&match dead_letters {
         0 => format!("{name} is dropped."),
-        count => format!("{name} is dropped; {count} parked messages are dead letters now."),
+        count => format!(
+            "{name} is dropped; {} now.",
+            table::count(count, "parked message is a dead letter", "parked messages are dead letters")
+        ),
     })?)
 }

@@ -168,7 +168,7 @@ pub(super) async fn run(settings: &Settings, args: DemoArgs) -> Result<(), Failu
     let demo = Demo {
         settings: Arc::new(settings.clone()),
         db: connect(settings)?,
-        operator: Api::new(&base, operator_token),
+        operator: Api::new(&base, operator_token)?,
         token_time,
         pause: Duration::from_secs_f64(traffic::KINDS / args.rate),
         counts: Arc::default(),

@@ -22,7 +22,7 @@ const PAGE: u32 = 100;
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Create a tenant
-    Create(Create),
+    Create(Limits),
     /// List the tenants by name
     List {
         /// Only tenants that are suspended (true), or that are not (false)
@@ -40,6 +40,8 @@ pub(super) enum Command {
         /// The name of the tenant
         tenant: Tenant,
     },
+    /// Change the display name or the limits of a tenant; what is not given stays as it is
+    Update(Limits),
     /// Suspend a tenant: its requests are refused, and messages to its subscribers wait
     Suspend {
         /// The name of the tenant
@@ -58,7 +60,7 @@ pub(super) enum Command {
 }
 
 #[derive(Args)]
-pub(super) struct Create {
+pub(super) struct Limits {
     /// The name in requests and messages; it cannot be changed
     tenant: Tenant,
     /// The name that operators see
@@ -75,7 +77,7 @@ pub(super) struct Create {
     payload_bytes_max: Option<i64>,
 }
 
-/// Creates, lists, shows, suspends, resumes or deletes tenants. Fails if the named one does not exist, or a field is invalid.
+/// Creates, lists, shows, changes, suspends, resumes or deletes tenants. Fails if the named one does not exist, or a field is invalid.
 pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Failure> {
     let db = connect(settings)?;
     match command {
@@ -87,6 +89,13 @@ pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Fai
         }
         Command::List { suspended, search, json } => {
             list(&db, &TenantFilter { is_suspended: suspended, name: search }, json).await
+        }
+        Command::Update(update) => {
+            let mut tx = db.begin().await?;
+            let tenant = update.tenant.clone();
+            let changed = flow::update(&mut tx, &tenant, &IfMatch::default(), fields(update)).await?;
+            tx.commit().await?;
+            Ok(table::print_json(&changed)?)
         }
         Command::Show { tenant } => Ok(table::print_json(&flow::show(&db, &tenant).await?)?),
         Command::Suspend { tenant } => {
@@ -106,7 +115,7 @@ pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Fai
     }
 }
 
-fn fields(create: Create) -> TenantFields {
+fn fields(create: Limits) -> TenantFields {
     fn field<T>(value: Option<T>) -> Field<T> {
         value.map_or(Field::Absent, Field::Given)
     }

@@ -43,7 +43,7 @@ async fn the_totals_count_the_attempts_of_all_processes_and_survive_a_restart() 
     let finding =
         overview["findings"].as_array().unwrap().iter().find(|one| one["title"] == "5 webhooks were given up");
     let link = &finding.unwrap()["links"][0];
-    assert_eq!((&link["address"], &link["tenant"]), (&json!("#/dead-letters"), &json!("main")), "{overview}");
+    assert_eq!((&link["address"], &link["tenant"]), (&json!("#/dead-letters"), &json!("acme")), "{overview}");
     app.stop().await;
 
     // A process without dispatcher shows the same.
