@@ -4,6 +4,7 @@ import { accessTests } from "./access.mjs";
 import { crowdTests } from "./crowd.mjs";
 import { descriptionTests } from "./description.mjs";
 import { deliveryTests } from "./delivery.mjs";
+import { formTests } from "./forms.mjs";
 import { liveTests } from "./live.mjs";
 import { lookTests } from "./look.mjs";
 import { performanceTests } from "./performance.mjs";
@@ -24,6 +25,7 @@ const world = await startWorld().catch(async (cause) => {
 descriptionTests();
 deliveryTests(world);
 liveTests(world);
+formTests(world);
 accessTests(world);
 lookTests(world);
 performanceTests(world);

@@ -7,6 +7,7 @@ import { ask } from "../components/dialog";
 import { ActionButton, Checkbox, FormError, TextField, useAction } from "../components/form";
 import { showToast } from "../components/toasts";
 import { formatJson } from "../lib/format";
+import { parseJsonField } from "../lib/json";
 import { useLive } from "../lib/live";
 import { useMayChangeEventTypes } from "../lib/permissions";
 import { link, navigate } from "../lib/router";
@@ -76,7 +77,7 @@ function NewVersion({ type, reload }: { type: EventTypeWithVersions; reload: () 
   const submit = (event: Event) => {
     event.preventDefault();
     void action.run(async () => {
-      const body = { schema: JSON.parse(schema) as unknown, examples: [], force };
+      const body = { schema: parseJsonField(schema, "/schema"), examples: [], force };
       await api.post("/hub/v1/event-types/{name}/versions", { path: { name: type.name }, body });
       showToast("The new version applies.");
       reload();

@@ -65,8 +65,8 @@ function LiveSeats({ id }: { id: string }) {
           </div>
           <Card title="Seats since you opened this page">
             <TimeChart label="Seats" times={samples.map((sample) => sample.time)} format={formatNumber} height={120} series={[
-              { label: "Taken", values: samples.map((sample) => sample.active) },
-              { label: "Waitlist", values: samples.map((sample) => sample.waiting) },
+              { label: "Taken", colour: "blue", values: samples.map((sample) => sample.active) },
+              { label: "Waitlist", colour: "violet", values: samples.map((sample) => sample.waiting) },
             ]} />
           </Card>
         </>

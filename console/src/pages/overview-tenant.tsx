@@ -78,8 +78,8 @@ function State({ state }: { state: TenantState }) {
       </div>
       <Card title="Attempts per minute">
         <TimeChart label="Attempts per minute" times={series.times} format={formatNumber} series={[
-          { label: "Delivered", values: series.delivered },
-          { label: "Failed", values: series.failed },
+          { label: "Delivered", colour: "green", values: series.delivered },
+          { label: "Failed", colour: "orange", values: series.failed },
         ]} />
       </Card>
       <Card title="Subscribers" flush actions={<a href={link("subscribers")}>All subscribers</a>}>
