@@ -18,6 +18,10 @@ const CLOCK_SKEW: Duration = Duration::minutes(1);
 const EXAMINED_MAX: i64 = 2_000;
 /// The same for the messages of all subscribers of a tenant, each of which may have as many.
 const EXAMINED_OF_TENANT_MAX: i64 = 500;
+/// A tenant with more subscribers is not searched for each of them, if its messages are found among the newest of all.
+const SEARCHED_SUBSCRIBERS_MAX: i64 = 50;
+/// The numbers of messages that are read for such a tenant: if the first ones are too few, the second ones.
+const WINDOWS: [i64; 2] = [2_000, 20_000];
 /// Attempts that a list contains at most: the newest.
 const ATTEMPTS_MAX: i64 = 1_000;
 
@@ -195,6 +199,11 @@ pub(crate) enum MessageScope<'a> {
 /// The newest messages of a subscriber below a number.
 const OF_SUBSCRIBER: &str = "select * from pillarbox_hub.message
     where subscriber = $2::text::uuid and ($3::bigint is null or n < $3) order by n desc limit $4";
+/// The newest messages of all subscribers of a tenant between two numbers. The cost does not depend on the number of
+/// subscribers: all messages with these numbers are read.
+const OF_TENANT_IN_WINDOW: &str = "select message.* from pillarbox_hub.message
+    join pillarbox_hub.subscriber on subscriber.id = message.subscriber and subscriber.tenant = $2::text
+    where message.n >= $7::bigint and message.n < $3::bigint order by message.n desc limit $4";
 /// The newest messages of all subscribers of a tenant below a number. One search per subscriber finds its newest message. The
 /// newest messages of all belong to as many subscribers at most, so only those whose newest message is highest are read on.
 const OF_TENANT: &str = "select message.* from (
@@ -274,11 +283,17 @@ async fn examine(
     wanted: Option<Outcome>,
     (before, examined_max, limit): (Option<i64>, i64, i64),
 ) -> sqlx::Result<ExaminedPart> {
-    let (found, owner) = match scope {
-        MessageScope::Subscriber(subscriber) => (OF_SUBSCRIBER, subscriber.to_string()),
-        MessageScope::Tenant(tenant) => (OF_TENANT, tenant.as_str().to_owned()),
+    let window = match scope {
+        MessageScope::Subscriber(_) => None,
+        MessageScope::Tenant(tenant) => find_window(db, tenant, before, examined_max).await?,
     };
-    let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+    let (found, owner) = match (scope, window) {
+        (MessageScope::Subscriber(subscriber), _) => (OF_SUBSCRIBER, subscriber.to_string()),
+        (MessageScope::Tenant(tenant), Some(_)) => (OF_TENANT_IN_WINDOW, tenant.as_str().to_owned()),
+        (MessageScope::Tenant(tenant), None) => (OF_TENANT, tenant.as_str().to_owned()),
+    };
+    let (first, before) = window.map_or((None, before), |(first, end)| (Some(first), Some(end)));
+    let query = format!(
         "with found as materialized (
              {found}
          ), page as (
@@ -290,15 +305,18 @@ async fn examine(
          select page.*, seen.examined, seen.lowest
          from (select count(*) as examined, min(n) as lowest from found) seen left join page on true
          order by page.n desc"
-    )))
-    .bind(CLOCK_SKEW)
-    .bind(owner)
-    .bind(before)
-    .bind(examined_max)
-    .bind(wanted.map(Outcome::as_str))
-    .bind(limit)
-    .fetch_all(db)
-    .await?;
+    );
+    let mut query = sqlx::query(sqlx::AssertSqlSafe(query))
+        .bind(CLOCK_SKEW)
+        .bind(owner)
+        .bind(before)
+        .bind(examined_max)
+        .bind(wanted.map(Outcome::as_str))
+        .bind(limit);
+    if let Some(first) = first {
+        query = query.bind(first);
+    }
+    let rows = query.fetch_all(db).await?;
     let is_found = |row: &&PgRow| row.try_get::<Option<i64>, _>("n").ok().flatten().is_some();
     let messages = rows.iter().filter(is_found).map(message).collect::<sqlx::Result<Vec<_>>>()?;
     let (examined, lowest) = match rows.first() {
@@ -306,6 +324,37 @@ async fn examine(
         None => (0, None),
     };
     Ok(ExaminedPart { messages, examined, lowest })
+}
+
+/// The numbers, from the first to the one after the last, among which a tenant with many subscribers has `wanted` messages
+/// below `before`. None: it has few subscribers, or too few of the newest messages; then each subscriber is searched.
+async fn find_window(
+    db: &mut PgConnection,
+    tenant: &Tenant,
+    before: Option<i64>,
+    wanted: i64,
+) -> sqlx::Result<Option<(i64, i64)>> {
+    let query =
+        "select (select count(*) from (select from pillarbox_hub.subscriber where tenant = $1 limit $2) as counted),
+                        (select coalesce(max(n_to), 0) + 1 from pillarbox_hub.fanout_batch)";
+    let query = sqlx::query_as(query).bind(tenant.as_str()).bind(SEARCHED_SUBSCRIBERS_MAX + 1);
+    let (subscribers, newest): (i64, i64) = query.fetch_one(&mut *db).await?;
+    if subscribers <= SEARCHED_SUBSCRIBERS_MAX {
+        return Ok(None);
+    }
+    let end = before.unwrap_or(newest);
+    for width in WINDOWS {
+        let query = "select count(*) from (
+                         select from pillarbox_hub.message
+                         join pillarbox_hub.subscriber on subscriber.id = message.subscriber and subscriber.tenant = $1
+                         where message.n >= $2 and message.n < $3 limit $4) as counted";
+        let query = sqlx::query_scalar(query).bind(tenant.as_str()).bind(end - width).bind(end).bind(wanted);
+        let found: i64 = query.fetch_one(&mut *db).await?;
+        if found == wanted {
+            return Ok(Some((end - width, end)));
+        }
+    }
+    Ok(None)
 }
 
 /// The attempts to send an event to a subscriber, in their order, including those of retried dead letters and replays.
