@@ -11,8 +11,9 @@
 -- for the others. They are two transactions, so that the lock of this one, on all messages, is held for an instant only.
 do $$
 begin
-    create index message_repeated on only pillarbox_hub.message (subscriber, log_id, n)
-        where dead_letter is not null or replay is not null;
-    create index message_n on only pillarbox_hub.message using brin (n) with (pages_per_range = 16, autosummarize = on);
+    execute 'create index message_repeated on only pillarbox_hub.message (subscriber, log_id, n)
+        where dead_letter is not null or replay is not null';
+    execute 'create index message_n on only pillarbox_hub.message using brin (n)
+        with (pages_per_range = 16, autosummarize = on)';
 end
 $$;

@@ -62,7 +62,7 @@ export function formTests(world) {
     await page.getByLabel("Retry rules").fill("404: retry\n422: dead_letter");
     await page.getByRole("button", { name: "Create", exact: true }).click();
     await page.getByRole("button", { name: "I have stored it" }).click();
-    await page.getByRole("heading", { name: "everything", level: 1 }).waitFor();
+    await page.getByRole("heading", { name: "everything", exact: true, level: 1 }).waitFor();
     const find = async () => (await world.api.get("/hub/v1/subscribers?q=everything")).items[0];
     const made = await find();
     assert.deepEqual(made.batch, { max: 20, wait_ms: 250 });
@@ -74,7 +74,7 @@ export function formTests(world) {
     await page.getByLabel("Scope").fill("others");
     await page.getByLabel("Messages per request").fill("");
     await page.getByRole("button", { name: "Save" }).click();
-    await page.getByRole("heading", { name: "everything", level: 1 }).waitFor();
+    await page.getByRole("heading", { name: "everything", exact: true, level: 1 }).waitFor();
     const changed = await find();
     assert.equal(changed.auth.scope, "others");
     assert.equal(changed.batch ?? null, null);
@@ -87,7 +87,7 @@ export function formTests(world) {
     await page.locator(".field-error", { hasText: /PEM/ }).first().waitFor();
     await page.getByLabel("Authentication").selectOption("");
     await page.getByRole("button", { name: "Save" }).click();
-    await page.getByRole("heading", { name: "everything", level: 1 }).waitFor();
+    await page.getByRole("heading", { name: "everything", exact: true, level: 1 }).waitFor();
     assert.equal((await find()).auth ?? null, null);
     await world.api.delete(`/hub/v1/subscribers/${made.id}`);
     await close();

@@ -17,7 +17,7 @@ export function AttemptEntries({ attempts }: { attempts: HubAttempt[] }) {
               <strong>Attempt {attempt.attempt}</strong>
               <StateBadge state={attempt.outcome} />
               <span>{attempt.status ? `Status ${attempt.status}` : attempt.error}</span>
-              <span class="muted">{formatMilliseconds(attempt.latency_ms)}</span>
+              <span class="muted">{attempt.latency_ms === 0 ? "below 1 ms" : formatMilliseconds(attempt.latency_ms)}</span>
             </div>
             <div class="timeline-time"><Time at={attempt.at} /></div>
             {attempt.detail && <div>{attempt.detail}</div>}

@@ -11,6 +11,7 @@ import { ActionButton, SelectField, TextField } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { SubscriberField } from "../components/subscriber-field";
 import { showToast } from "../components/toasts";
+import { describePrincipal } from "../lib/format";
 import { useLive } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
 import { link, navigate, setQuery } from "../lib/router";
@@ -152,7 +153,7 @@ function DeadLetterPage({ id }: { id: string }) {
   const actions = letter && mayManage && !isGone && (
     <>
       <ActionButton class="primary" label="Retry" onRun={() => retryOne(letter, live.reload)} disabled={Boolean(letter.manual_retry_at)} />
-      <ActionButton class="danger" label="Discard" onRun={() => discardOne(letter, leave)} />
+      <ActionButton class="danger" label="Discard" onRun={() => discardOne(letter, leave)} disabled={Boolean(letter.manual_retry_at)} />
     </>
   );
   return (
@@ -191,7 +192,7 @@ function DeadLetterView({ letter }: { letter: DeadLetter }) {
             ["Reason", <Badge tone="bad">{letter.reason}</Badge>],
             ["Detail", letter.detail],
             ["Given up", <Time at={letter.moved_to_dlq_at} />],
-            ["Retried", letter.manual_retry_at ? <><Time at={letter.manual_retry_at} /> by {letter.manual_retry_by}</> : "no"],
+            ["Retried", letter.manual_retry_at ? <><Time at={letter.manual_retry_at} /> by {describePrincipal(letter.manual_retry_by ?? "")}</> : "no"],
             ["Event", letter.event_id && <Identifier value={letter.event_id} href={link("events", letter.event_id)} />],
             ["Subscriber", <a href={link("subscribers", letter.subscriber_id)}>{letter.subscriber_name}</a>],
             ["Lane", letter.lane && <code>{letter.lane}</code>],

@@ -58,7 +58,7 @@ export function Deliveries({ subscriber = "", outcome, hasNames = false }: Deliv
     { header: "Response", cell: (row) => row.last_status ? `${row.last_status}` : row.last_error ?? <span class="muted">–</span> },
     { header: "Ordering key", cell: (row) => row.ordering_key ? <code class="truncate">{row.ordering_key}</code> : <span class="muted">–</span> },
     { header: "Next attempt", cell: (row) => <Time at={row.next_attempt_at} /> },
-    { header: "Sent", cell: (row) => <Time at={row.created_at} /> },
+    { header: "Queued", cell: (row) => <Time at={row.created_at} /> },
   ];
   if (hasNames) {
     columns.splice(1, 0, { header: "Subscriber", cell: (row) => <a href={link("subscribers", row.subscriber_id)}>{row.subscriber_name}</a> });

@@ -87,7 +87,7 @@ function NewVersion({ type, reload }: { type: EventTypeWithVersions; reload: () 
     <Card title="Add a version">
       <form class="form" onSubmit={submit}>
         <FormError action={action} shown={["/schema"]} />
-        <TextField label="Schema" multiline value={schema} onChange={setSchema} error={action.errorOf("/schema")} hint="A version may only add. A change that breaks receivers is refused." />
+        <TextField label="Schema" multiline rows={10} value={schema} onChange={setSchema} error={action.errorOf("/schema")} hint="A version may only add. A change that breaks receivers is refused." />
         <Checkbox label="Accept a breaking change" checked={force} onChange={setForce} />
         <div class="row"><button type="submit" class="button primary" disabled={action.isBusy}>Add the version</button></div>
       </form>

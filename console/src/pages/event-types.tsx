@@ -125,7 +125,7 @@ function NewEventTypePage() {
           <div class="form">
             <TextField label="Name" required value={name} onChange={setName} error={action.errorOf("/name")} placeholder="order.shipped" />
             <TextField label="Description" value={description} onChange={setDescription} error={action.errorOf("/description")} placeholder="An order has left the warehouse." />
-            <TextField label="Schema" multiline value={schema} onChange={setSchema} error={action.errorOf("/schema")} hint="JSON Schema, draft 2020-12." />
+            <TextField label="Schema" multiline rows={10} value={schema} onChange={setSchema} error={action.errorOf("/schema")} hint="JSON Schema, draft 2020-12." />
             <Checkbox label="Refuse payloads that do not match" checked={enforce} onChange={setEnforce} />
           </div>
         </Card>

@@ -59,7 +59,7 @@ function Filters({ type, range }: { type: string; range: string }) {
   };
   return (
     <form class="filters" role="search" onSubmit={search}>
-      <TextField label="Type or event id" value={text} onChange={setText} placeholder="order.paid, order.* or evt_…" />
+      <TextField label="Type or event id" value={text} onChange={setText} placeholder="order.paid or evt_…" />
       <SelectField label="Time" value={range} onChange={(value) => setQuery({ range: value })} options={[
         { value: "", label: "Any time" }, { value: "15m", label: "Last 15 minutes" }, { value: "1h", label: "Last hour" }, { value: "24h", label: "Last 24 hours" },
       ]} />
@@ -100,7 +100,7 @@ function PostDialog({ onClose }: { onClose: () => void }) {
           <FormError action={action} shown={["/event_type", "/ordering_key", "/payload"]} />
           <TextField label="Type" required value={type} onChange={setType} error={action.errorOf("/event_type")} />
           <TextField label="Ordering key" value={key} onChange={setKey} error={action.errorOf("/ordering_key")} hint="Events with the same key are delivered in order. Optional." />
-          <TextField label="Payload" multiline value={payload} onChange={setPayload} error={action.errorOf("/payload")} />
+          <TextField label="Payload" multiline rows={6} value={payload} onChange={setPayload} error={action.errorOf("/payload")} />
         </div>
         <div class="dialog-foot">
           <button type="button" class="button" onClick={onClose}>Cancel</button>

@@ -73,7 +73,7 @@ function Rates({ overview, samples, isCurrent }: { overview: Overview; samples: 
           <TimeChart label="From post to delivery" times={times} format={formatMilliseconds} series={[
             { label: "50 % within", colour: "teal", values: samples.map((sample) => sample.p50) },
             { label: "99 % within", colour: "violet", values: samples.map((sample) => sample.p99) },
-            { label: "Endpoints alone, 99 %", colour: "blue", values: samples.map((sample) => sample.endpointsP99) },
+            { label: "Endpoints, 99 %", colour: "blue", values: samples.map((sample) => sample.endpointsP99) },
           ]} />
         </Card>
       </div>

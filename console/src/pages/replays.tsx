@@ -7,7 +7,7 @@ import { ask } from "../components/dialog";
 import { ActionButton, FormError, SelectField, TextField, useAction } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { SubscriberField } from "../components/subscriber-field";
-import { formatNumber, formatPercent, formatRate, formatSeconds, plural } from "../lib/format";
+import { describePrincipal, formatNumber, formatPercent, formatRate, formatSeconds, plural } from "../lib/format";
 import { useLive } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
 import { link, navigate } from "../lib/router";
@@ -83,11 +83,11 @@ function ReplayView({ replay }: { replay: Replay }) {
         <Details entries={[
           ["Subscriber", replay.subscriber_id ? <a href={link("subscribers", replay.subscriber_id)}>{replay.subscriber_name ?? "a deleted subscriber"}</a> : "all of the tenant"],
           ["Mode", replay.mode === "missed" ? "only events that the subscriber has not got" : "all events that match"],
-          ["From", <Time at={replay.from} />],
-          ["To", <Time at={replay.to} />],
+          ["From", replay.from && <Time at={replay.from} />],
+          ["To", replay.to ? <Time at={replay.to} /> : replay.from && "when the replay was created"],
           ["Position", replay.position && <Time at={replay.position} />],
           ["Rate limit", replay.rate_per_second ? `${replay.rate_per_second}/s` : "none"],
-          ["Requested by", replay.requested_by],
+          ["Requested by", describePrincipal(replay.requested_by)],
           ["Started", <Time at={replay.started_at} />],
           ["Ended", <Time at={replay.ended_at} />],
         ]} />

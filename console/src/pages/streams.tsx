@@ -82,9 +82,9 @@ function StreamView({ stream, reload }: { stream: StreamWithState; reload: () =>
             )}
           </Card>
           <Card title="Parts" flush>
-            <Table label="Parts" rows={stream.parts} rowKey={(row) => String(row.part)} columns={[
+            <Table label="Parts" compact rows={stream.parts} rowKey={(row) => String(row.part)} columns={[
               { header: "Part", primary: true, cell: (row) => row.part },
-              { header: "Messages to read", align: "right", cell: (row) => formatNumber(row.lag_messages) },
+              { header: "To read", align: "right", cell: (row) => formatNumber(row.lag_messages) },
               { header: "Oldest", cell: (row) => <Time at={row.oldest_at} /> },
               { header: "Reader", cell: (row) => row.lapsed ? <Badge tone="bad">lapsed</Badge> : row.reader ? <code>{row.reader}</code> : <span class="muted">–</span> },
             ]} />

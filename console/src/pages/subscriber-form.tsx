@@ -102,18 +102,24 @@ function SubscriberForm({ draft, onChange, action, onSubmit, submit, isEdit = fa
         <AuthFields draft={draft} set={set} action={action} isEdit={isEdit} />
       </Card>
       <Card title="Retries and limits">
-        <div class="form-grid">
-          <TextField label="Pauses between attempts (s)" value={draft.backoff} onChange={set("backoff")} error={error("/retry_backoff_seconds")} hint="After the first, second, third failure; one more is final." />
-          <SelectField label="After the last attempt" value={draft.onExhausted} onChange={set("onExhausted")} options={[
-            { value: "skip", label: "Dead letter, and the lane goes on" }, { value: "block", label: "Block the lane until someone decides" },
-          ]} />
-          <TextField label="Timeout (ms)" type="number" value={draft.timeout} onChange={set("timeout")} error={error("/timeout_ms")} />
-          <TextField label="Requests in flight" type="number" value={draft.maxInFlight} onChange={set("maxInFlight")} error={error("/max_in_flight")} />
-          <TextField label="Requests per second" type="number" value={draft.rateLimit} onChange={set("rateLimit")} error={error("/rate_limit_per_second")} hint="Empty for no limit." />
-          <TextField label="Retry rules" multiline value={draft.retryRules} onChange={set("retryRules")} error={error("/retry_rules")} placeholder={"404: retry\n422: dead_letter"}
-            hint={<>What happens after a status, one per line: <code>404</code> or <code>4xx</code>, and <code>retry</code>, <code>dead_letter</code> or <code>disable</code>. Empty: 429 and 5xx are retried.</>} />
-          <TextField label="Headers" multiline value={draft.headers} onChange={set("headers")} error={error("/headers")}
-            hint={isEdit ? "One per line: Name: value. Empty keeps the stored ones, whose values are never shown." : "One per line: Name: value. Values are never shown again."} />
+        <div class="form">
+          <div class="form-grid">
+            <TextField label="Pauses between attempts (s)" value={draft.backoff} onChange={set("backoff")} error={error("/retry_backoff_seconds")} hint="After the first, second, third failure; one more is final." />
+            <SelectField label="After the last attempt" value={draft.onExhausted} onChange={set("onExhausted")} options={[
+              { value: "skip", label: "Dead letter, and the lane goes on" }, { value: "block", label: "Block the lane until someone decides" },
+            ]} />
+          </div>
+          <div class="form-grid">
+            <TextField label="Timeout (ms)" type="number" value={draft.timeout} onChange={set("timeout")} error={error("/timeout_ms")} />
+            <TextField label="Requests in flight" type="number" value={draft.maxInFlight} onChange={set("maxInFlight")} error={error("/max_in_flight")} />
+            <TextField label="Requests per second" type="number" value={draft.rateLimit} onChange={set("rateLimit")} error={error("/rate_limit_per_second")} hint="Empty for no limit." />
+          </div>
+          <div class="form-grid">
+            <TextField label="Retry rules" multiline value={draft.retryRules} onChange={set("retryRules")} error={error("/retry_rules")} placeholder={"404: retry\n422: dead_letter"}
+              hint={<>What happens after a status, one per line: <code>404</code> or <code>4xx</code>, and <code>retry</code>, <code>dead_letter</code> or <code>disable</code>. Empty: 429 and 5xx are retried.</>} />
+            <TextField label="Headers" multiline value={draft.headers} onChange={set("headers")} error={error("/headers")}
+              hint={isEdit ? "One per line: Name: value. Empty keeps the stored ones, whose values are never shown." : "One per line: Name: value. Values are never shown again."} />
+          </div>
         </div>
       </Card>
       <div class="row"><button type="submit" class="button primary" disabled={action.isBusy}>{submit}</button></div>

@@ -25,7 +25,7 @@ export function TenantsPage({ parts, query }: PageProps) {
       ]} />
       {name === undefined && (
         <div class="filters">
-          <TextField label="Search" type="search" value={query.get("q") ?? ""} onChange={(value) => setQuery({ q: value })} placeholder="Name or display name" />
+          <TextField label="Search" type="search" value={query.get("q") ?? ""} onChange={(value) => setQuery({ q: value })} placeholder="Name" />
         </div>
       )}
       <Card flush>{name === "audit" ? <AuditTrail /> : <TenantList search={query.get("q") ?? ""} />}</Card>

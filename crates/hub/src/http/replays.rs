@@ -157,7 +157,8 @@ async fn cancel(
 /// Send a message again
 ///
 /// Creates a replay of this message, also if it is delivered. Nothing is sent if its event no longer matches the types and
-/// the filter of the subscriber.
+/// the filter of the subscriber. When it was sent, an open dead letter of the message is closed, unless it blocks its lane: retry
+/// the dead letter instead.
 #[utoipa::path(post, path = "/hub/v1/messages/{id}/resend", tag = "hub", security(("bearer" = [])),
     params(("id" = String, Path, pattern = r"^(evt_)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\.[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$", description = "The UUIDs of the event and the subscriber, joined by a dot"),
         ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),

@@ -3,12 +3,12 @@
 //! - [`setup`]: creates tenants, keys, subscribers and streams, and removes them at the end.
 //! - [`receiver`]: the endpoints of the subscribers, some of which fail for a while.
 //! - [`traffic`]: orders, events of tenants and business events. [`gatherings`]: events that people join, and projects.
-//! - [`people`]: a person with an account, who gets e-mails.
+//! - [`account`]: a person with an account, who gets e-mails.
 //!
 //! Everything it creates has a name that begins with `demo-`.
 
+mod account;
 mod gatherings;
-mod people;
 mod receiver;
 mod setup;
 mod store;

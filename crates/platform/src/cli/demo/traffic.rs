@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::people::{self, Manager};
+use super::account::{self, Manager};
 use super::setup::Created;
 use super::{Demo, store, with_key};
 use crate::cli::Failure;
@@ -114,7 +114,7 @@ async fn notify(demo: Demo, producer: Api) {
     let mut number = 0_usize;
     while demo.wait(demo.pause * 2).await {
         let body = match number % EVENTS_PER_EMAIL {
-            0 if manager.is_some() => people::urgent_event(number, RESTAURANT),
+            0 if manager.is_some() => account::urgent_event(number, RESTAURANT),
             _ => json!({"event_id": format!("demo-{}", random_text(16)), "event_type": types[number % types.len()],
                 "aggregate_type": "RESTAURANT", "aggregate_id": RESTAURANT, "payload": {"guests": 1 + number % 6}}),
         };

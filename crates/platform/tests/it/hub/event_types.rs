@@ -257,6 +257,9 @@ async fn tenants_without_a_catalogue_use_the_shared_one_of_main() {
 
     // A catalogue of its own replaces the shared one, until it is empty again.
     add_type(&acme, json!({"name": "own.type"})).await;
+    let own = collect_pages(&acme, "/hub/v1/event-types").await;
+    assert_eq!(own.iter().map(|one| text(&one["name"])).collect::<Vec<_>>(), ["own.type"]);
+    assert_eq!(acme.get("/hub/v1/catalogue").await.json()["tenant"], "acme");
     assert_eq!(post_event(&producer, ORDER, wrong.clone()).await.status, 202);
     let of_rival = caller(app, "ingest", "rival").await;
     assert_eq!(error_pointers(&post_event(&of_rival, ORDER, wrong.clone()).await), ["/payload/id"], "still shared");

@@ -12,8 +12,8 @@ use crate::cli::api::{Api, ApiError};
 /// The type of business events whose e-mails wait for no digest. Its rules are removed at the end.
 pub(super) const URGENT: &str = "DEMO_TABLE_FREE";
 /// How often the e-mail of the registration is looked up, and how many times.
-const MAIL_PAUSE: Duration = Duration::from_millis(500);
-const MAIL_POLLS_MAX: usize = 20;
+const EMAIL_PAUSE: Duration = Duration::from_millis(500);
+const EMAIL_POLLS_MAX: usize = 20;
 
 /// The manager of a restaurant.
 pub(super) struct Manager {
@@ -65,13 +65,13 @@ impl Manager {
 
 /// The token in the captured e-mail of the registration.
 async fn captured_token(demo: &Demo, email: &str) -> Result<String, ApiError> {
-    for _ in 0..MAIL_POLLS_MAX {
+    for _ in 0..EMAIL_POLLS_MAX {
         let mails = demo.operator.get(&format!("/admin/v1/mail?to={email}&status=captured")).await?;
         if let Some(token) = mails["items"][0]["text"].as_str().and_then(token_in) {
             return Ok(token);
         }
         // Also when the demo ends meanwhile: an account that is not verified could not be deleted.
-        tokio::time::sleep(MAIL_PAUSE).await;
+        tokio::time::sleep(EMAIL_PAUSE).await;
     }
     Err(ApiError::Invalid("the e-mail of the registration was not captured".to_owned()))
 }
