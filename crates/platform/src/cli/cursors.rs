@@ -125,20 +125,21 @@ async fn continue_like(settings: &Settings, name: &str, other: &str) -> Result<(
              meanwhile"
         ),
         MoveResult::OtherHasParked(count) => format!(
-            "{count} messages of {other} are parked: it has passed them without having processed them, so nobody would; \
-             retry or discard them first"
+            "{} parked, which {other} has passed without having processed them, so nobody would; retry or discard them first",
+            table::count(count, &format!("message of {other} is"), &format!("messages of {other} are"))
         ),
         MoveResult::OtherIsIncomplete => format!(
             "{other} has lapsed, or has yet to finish a replay, so its position does not tell what it has processed; start it \
              until `pillarbox cursors` shows that it keeps up"
         ),
         MoveResult::WouldSkip(count) => format!(
-            "{count} messages are for {name} and not for {other}, and {name} has not read them: it would skip them; start \
-             {name} until it has read them"
+            "{} for {name} and not for {other}, and {name} has not read what it would skip; start {name} until it has read it",
+            table::count(count, "message is", "messages are")
         ),
         MoveResult::IsAhead(count) => format!(
-            "{name} has read {count} messages that {other} has not, so nobody or both would process them; start {other} \
-             until it has read them"
+            "{name} has read {} that {other} has not, so nobody or both would process them; start {other} until it has read \
+             them",
+            table::count(count, "message", "messages")
         ),
     };
     Err(Failure::Other(refusal))
