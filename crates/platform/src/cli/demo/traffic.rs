@@ -98,34 +98,48 @@ async fn pull(demo: Demo, tenant: Api, stream: String) {
     }
 }
 
-/// Business events of a restaurant, whose manager is notified in the inbox and by e-mail.
+/// Business events of a restaurant, about which people are notified. Nothing waits for the registration of the manager, which
+/// takes seconds on a slow machine.
 async fn notify(demo: Demo, producer: Api) {
-    // With a mail server, the e-mails would be sent.
-    let manager = match demo.settings.smtp_url {
-        None => {
-            Manager::register(&demo).await.inspect_err(|error| eprintln!("warning: nobody gets e-mails: {error}")).ok()
+    let waiter = Uuid::now_v7().to_string();
+    tokio::join!(with_recipient(&demo, &waiter, post_business_events(&demo, &producer)), notify_manager(&demo));
+}
+
+/// Somebody with an address, who gets e-mails. With a mail server, they would be sent, so there is nobody then.
+async fn notify_manager(demo: &Demo) {
+    if demo.settings.smtp_url.is_some() {
+        return;
+    }
+    match Manager::register(demo).await {
+        Ok(manager) => {
+            with_recipient(demo, &manager.id, demo.stop.cancelled()).await;
+            manager.remove(demo).await;
         }
-        Some(_) => None,
-    };
-    let id = manager.as_ref().map_or_else(|| Uuid::now_v7().to_string(), |manager| manager.id.clone());
-    let recipient = format!("/notify/v1/recipients/RESTAURANT/{RESTAURANT}/{id}");
+        Err(error) => eprintln!("warning: nobody gets e-mails: {error}"),
+    }
+}
+
+/// Makes a user a recipient of the restaurant while `work` is under way.
+async fn with_recipient(demo: &Demo, user: &str, work: impl Future<Output = ()>) {
+    let recipient = format!("/notify/v1/recipients/RESTAURANT/{RESTAURANT}/{user}");
     let added = demo.operator.send(Method::PUT, &recipient, None).await;
+    work.await;
+    if added.is_ok() && demo.operator.send(Method::DELETE, &recipient, None).await.is_err() {
+        eprintln!("warning: the recipient {user} of restaurant {RESTAURANT} is not removed");
+    }
+}
+
+async fn post_business_events(demo: &Demo, producer: &Api) {
     let types = ["RESERVATION_REQUESTED", "RESERVATION_CANCELED", "REVIEW_POSTED"];
     let mut number = 0_usize;
     while demo.wait(demo.pause * 2).await {
+        number += 1;
         let body = match number % EVENTS_PER_EMAIL {
-            0 if manager.is_some() => account::urgent_event(number, RESTAURANT),
+            0 => account::urgent_event(number, RESTAURANT),
             _ => json!({"event_id": format!("demo-{}", random_text(16)), "event_type": types[number % types.len()],
                 "aggregate_type": "RESTAURANT", "aggregate_id": RESTAURANT, "payload": {"guests": 1 + number % 6}}),
         };
-        number += 1;
         let posted = producer.post("/notify/v1/events", &body).await;
         demo.count(posted, &demo.counts.notifications);
-    }
-    if added.is_ok() && demo.operator.send(Method::DELETE, &recipient, None).await.is_err() {
-        eprintln!("warning: the recipient {id} of restaurant {RESTAURANT} is not removed");
-    }
-    if let Some(manager) = manager {
-        manager.remove(&demo).await;
     }
 }
