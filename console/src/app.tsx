@@ -1,13 +1,13 @@
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "./api/client";
-import { actingTenant, caller, credentials, currentScope, signOut } from "./api/session";
+import { actForTenant, actingTenant, caller, credentials, currentScope, signOut } from "./api/session";
 import { ErrorBox, Skeleton } from "./components/async";
 import { QuestionHost, dismissQuestion } from "./components/dialog";
 import { Page } from "./components/basics";
 import { Shell } from "./components/shell";
 import { Toasts } from "./components/toasts";
 import { toApiError } from "./lib/live";
-import { useRoute } from "./lib/router";
+import { setQuery, useRoute } from "./lib/router";
 import { useStore } from "./lib/store";
 import { PAGES } from "./pages";
 import { SignIn } from "./pages/sign-in";
@@ -61,6 +61,14 @@ function CurrentPage() {
   const tenant = useStore(actingTenant);
   const signedIn = useStore(caller);
   const [path = "", ...rest] = parts;
+  // A link to a page of another tenant names it. The page is shown when the tenant is chosen, so that nothing is loaded before.
+  const linked = query.get("tenant");
+  useEffect(() => {
+    if (linked === null || signedIn === null) return;
+    if (signedIn.is_operator && signedIn.kind === "key") actForTenant(linked === signedIn.tenant ? "" : linked);
+    setQuery({ tenant: "" });
+  }, [linked, signedIn]);
+  if (linked !== null) return null;
   const entry = PAGES.find((page) => page.path === path && signedIn !== null && page.isFor(signedIn));
   return (
     <Shell currentPath={path}>

@@ -13,6 +13,7 @@ import { NotificationsPage } from "./pages/notifications";
 import { OverviewPage } from "./pages/overview";
 import { ProgressPage } from "./pages/progress";
 import { ReplaysPage } from "./pages/replays";
+import { StreamsPage } from "./pages/streams";
 import { SubscribersPage } from "./pages/subscribers";
 import { TenantsPage } from "./pages/tenants";
 
@@ -43,6 +44,7 @@ export const PAGES: PageEntry[] = [
   { path: "deliveries", label: "Deliveries", group: "Webhooks", icon: "list", component: DeliveriesPage, isFor: everybody },
   { path: "dead-letters", label: "Dead letters", group: "Webhooks", icon: "skull", component: DeadLettersPage, isFor: everybody },
   { path: "replays", label: "Replays", group: "Webhooks", icon: "replay", component: ReplaysPage, isFor: everybody },
+  { path: "streams", label: "Streams", group: "Webhooks", icon: "stream", component: StreamsPage, isFor: everybody },
   { path: "event-types", label: "Event types", group: "Webhooks", icon: "tag", component: EventTypesPage, isFor: everybody },
   { path: "log", label: "Log and consumers", group: "Platform", icon: "layers", component: LogPage, isFor: operators },
   { path: "gatherings", label: "Gatherings", group: "Platform", icon: "people", component: GatheringsPage, isFor: operators },

@@ -7,7 +7,7 @@ import { goTo } from "./support/browser.mjs";
 import { startReceiver } from "./support/receiver.mjs";
 import { waitFor } from "./support/wait.mjs";
 
-const HUB_PAGES = ["#/", "#/events", "#/subscribers", "#/deliveries", "#/dead-letters", "#/replays", "#/event-types"];
+const HUB_PAGES = ["#/", "#/events", "#/subscribers", "#/deliveries", "#/dead-letters", "#/replays", "#/streams", "#/event-types"];
 const WRONG_KEY = "pbx_wrong_0123456789abcdefghijklmn";
 const SECRET_NAME = "other-tenants-subscriber";
 
@@ -116,12 +116,26 @@ export function accessTests(world) {
 
   test("a damaged link or damaged storage leads to the sign-in page", async () => {
     const { page, close } = await world.open();
-    await page.goto(`${world.console.url}/console/#token=%E0%A4%A`);
-    await page.getByLabel("API key or portal token").waitFor();
+    for (const token of ["%E0%A4%A", "", "pbx"]) {
+      await page.goto(`${world.console.url}/console/?${Math.random()}#token=${token}`);
+      await page.getByText("This portal link is not complete").waitFor();
+      await page.getByLabel("API key or portal token").waitFor();
+    }
     assert.ok(!page.url().includes("token="));
     await page.evaluate(() => sessionStorage.setItem("pillarbox.credentials", "{damaged"));
     await page.reload();
     await page.getByLabel("API key or portal token").waitFor();
+    await close();
+  });
+
+  test("a portal link that was revoked says so, and whom to ask", async () => {
+    const acme = apiClient(world.pillarbox.url, world.adminKey, { "pillarbox-tenant": "acme" });
+    const portal = await acme.post("/hub/v1/portal-tokens", { access: "read" });
+    await acme.delete(`/hub/v1/portal-tokens/${portal.id}`);
+    const { page, close } = await world.open({ expectedStatuses: [401] });
+    await page.goto(`${world.console.url}/console/#token=${portal.token}`);
+    await page.getByText("This portal link has expired or was revoked. Ask whoever sent it for a new one.").waitFor();
+    assert.equal(await page.evaluate(() => sessionStorage.getItem("pillarbox.credentials")), null);
     await close();
   });
 

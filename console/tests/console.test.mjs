@@ -1,8 +1,10 @@
 // Browser tests in headless Chromium against one real server. The tests run one after the other.
 import { test } from "node:test";
 import { accessTests } from "./access.mjs";
+import { crowdTests } from "./crowd.mjs";
 import { descriptionTests } from "./description.mjs";
 import { deliveryTests } from "./delivery.mjs";
+import { formTests } from "./forms.mjs";
 import { liveTests } from "./live.mjs";
 import { lookTests } from "./look.mjs";
 import { performanceTests } from "./performance.mjs";
@@ -23,9 +25,11 @@ const world = await startWorld().catch(async (cause) => {
 descriptionTests();
 deliveryTests(world);
 liveTests(world);
+formTests(world);
 accessTests(world);
 lookTests(world);
 performanceTests(world);
+crowdTests(world);
 test("what the tests have started ends", { timeout: 60_000 }, stopAll);
 
 /** What the tests share: the server, the page, the browser, and an API client of the operator. */

@@ -35,8 +35,49 @@ export function deliveryTests(world) {
 
     await goTo(page, `#/events/${second.event_id}`);
     await page.getByText("Attempt 3").waitFor();
+    await page.getByText("Retried: its dead letter was sent again").waitFor();
     await page.getByText("Completed", { exact: true }).waitFor();
+
+    // However often a message is sent, it is one delivery with one outcome.
+    await page.getByRole("link", { name: "Open the delivery" }).click();
+    await page.getByRole("button", { name: "Send again" }).click();
+    await page.getByText("finished").waitFor();
+    await goTo(page, "#/deliveries");
+    await page.getByRole("row", { name: /order\.lost billing delivered replay 1 200/ }).waitFor();
+    assert.equal(await page.getByRole("row", { name: /order\.lost/ }).count(), 1);
+    await page.getByRole("link", { name: "order.lost" }).click();
+    await page.getByText("Sent again by a replay").waitFor();
     assert.equal(await page.evaluate(() => window.isSamePage), true);
+    await receiver.stop();
+    await close();
+  });
+
+  test("a dead delivery offers to retry its dead letter, which is then closed", async () => {
+    const receiver = await startReceiver({ status: 422 });
+    const subscriber = await world.api.post("/hub/v1/subscribers", { name: "one", url: receiver.url, event_types: ["one.*"] });
+    const event = await world.api.post("/hub/v1/events", { event_type: "one.dead", payload: {} });
+    const open = async () => (await world.api.get(`/hub/v1/dead-letters?subscriber_id=${subscriber.id}&retried=false`)).items;
+    await waitFor("the message dies", async () => (await open()).length === 1);
+    const { page, close } = await world.openSignedIn();
+    await goTo(page, `#/deliveries/${event.event_id.slice(4)}.${subscriber.id}`);
+    await page.getByRole("link", { name: "open", exact: true }).waitFor();
+    assert.equal(await page.getByRole("button", { name: "Send again" }).count(), 0);
+    receiver.answerWith(200);
+    await page.getByRole("button", { name: "Retry" }).click();
+    await page.getByText("Retried: its dead letter was sent again").waitFor();
+    await page.getByRole("button", { name: "Send again" }).waitFor();
+    assert.deepEqual(await open(), []);
+
+    // A replay of the event closes its dead letter, too.
+    receiver.answerWith(422);
+    const second = await world.api.post("/hub/v1/events", { event_type: "one.dead", payload: {} });
+    await waitFor("the second message dies", async () => (await open()).length === 1);
+    receiver.answerWith(200);
+    await goTo(page, `#/events/${second.event_id}`);
+    await page.getByRole("button", { name: "Send again" }).click();
+    await page.getByText("finished").waitFor();
+    await waitFor("the dead letter is closed", async () => (await open()).length === 0);
+    await world.api.delete(`/hub/v1/subscribers/${subscriber.id}`);
     await receiver.stop();
     await close();
   });

@@ -78,10 +78,13 @@ async function allPages(world) {
   const letter = await first("/hub/v1/dead-letters");
   const replay = await first("/hub/v1/replays");
   const gathering = await first("/event/v1/events");
+  // It exists from the second theme on.
+  await world.api.post("/hub/v1/streams", { name: "look", event_types: ["*"] }).catch(() => {});
   return [
     "#/", "#/events", `#/events/${event.event_id}`, "#/subscribers", "#/subscribers/new", `#/subscribers/${subscriber.id}`,
     `#/subscribers/${subscriber.id}?tab=health`, `#/subscribers/${subscriber.id}?tab=settings`, `#/subscribers/${subscriber.id}/edit`,
     "#/deliveries", "#/dead-letters", "#/dead-letters/consumers", `#/dead-letters/${letter.id}`, "#/replays", "#/replays/new", `#/replays/${replay.id}`,
+    "#/streams", "#/streams/new", "#/streams/look",
     "#/event-types", "#/event-types/new", "#/log", "#/log/tail", "#/log/parked", "#/gatherings", `#/gatherings/${gathering.id}`,
     `#/gatherings/${gathering.id}/history`, "#/progress", "#/progress/streamed", "#/notifications", "#/notifications/mail", "#/notifications/announcements",
     "#/tenants", "#/tenants/new", "#/tenants/acme", "#/tenants/audit", "#/keys", "#/keys/portal",

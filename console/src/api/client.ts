@@ -1,7 +1,7 @@
 // A thin typed wrapper of `fetch`: paths, parameters, bodies and answers are those of `openapi.json`.
 import type { paths } from "./schema";
 import { refreshIfNeeded } from "./refresh";
-import { credentials, currentScope, endSession, type RequestScope } from "./session";
+import { credentials, currentScope, refuseSession, type RequestScope } from "./session";
 
 /** Who the credentials belong to, not the tenant that they act for. */
 const CALLER_PATH = "/hub/v1/caller";
@@ -109,7 +109,7 @@ export async function send(url: string, init: RequestInit & { headers: Headers }
   }
   if (response.ok) return response;
   const error = await readProblem(response);
-  if (response.status === 401 && hasCurrentBearer(init.headers)) endSession(error.detail || error.title);
+  if (response.status === 401 && hasCurrentBearer(init.headers)) refuseSession(error.detail || error.title);
   throw error;
 }
 

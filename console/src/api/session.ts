@@ -15,12 +15,17 @@ export interface Credentials {
 const CREDENTIALS_KEY = "pillarbox.credentials";
 const TENANT_KEY = "pillarbox.tenant";
 
+const DAMAGED_LINK = "This portal link is not complete. Copy all of it, or ask whoever sent it for a new one.";
+const REFUSED_LINK = "This portal link has expired or was revoked. Ask whoever sent it for a new one.";
+/** Portal tokens begin with this. */
+const PORTAL_PREFIX = "pbxp_";
+
+/** Why the last session ended, for the sign-in page. */
+export const signOutReason = createStore("");
 export const credentials = createStore<Credentials | null>(readCredentials());
 export const caller = createStore<Caller | null>(null);
 /** The tenant that an operator acts for; empty for the caller's own. */
 export const actingTenant = createStore(sessionStorage.getItem(TENANT_KEY) ?? "");
-/** Why the last session ended, for the sign-in page. */
-export const signOutReason = createStore("");
 
 /** What a request acts for. A sequence of requests passes one scope to all of them, so that it cannot change sides. */
 export interface RequestScope {
@@ -48,7 +53,12 @@ export function signOut(): void {
   endSession();
 }
 
-/** Ends a session that the server no longer accepts. `reason` is shown on the sign-in page. */
+/** Ends a session that the server no longer accepts. `reason` is shown on the sign-in page, unless a portal link began the session. */
+export function refuseSession(reason: string): void {
+  endSession(credentials.get()?.bearer.startsWith(PORTAL_PREFIX) ? REFUSED_LINK : reason);
+}
+
+/** Ends the session. `reason` is shown on the sign-in page. */
 export function endSession(reason = ""): void {
   sessionStorage.removeItem(CREDENTIALS_KEY);
   sessionStorage.removeItem(TENANT_KEY);
@@ -101,17 +111,20 @@ function parseCredentials(saved: string): Credentials | null {
 
 /**
  * A portal link has the token in the fragment, which browsers send to no server. It is removed from the address at once.
- * Returns null if there is no token or if its encoding is damaged.
+ * Returns null if there is no token, or if its encoding is damaged, which the sign-in page then says.
  */
 function tokenInAddress(): string | null {
-  const match = /^#token=([^&]+)/.exec(location.hash);
+  const match = /^#token=([^&]*)/.exec(location.hash);
   if (match === null) return null;
   history.replaceState(null, "", `${location.pathname}${location.search}#/`);
   try {
-    return decodeURIComponent(match[1]!);
+    const token = decodeURIComponent(match[1]!);
+    if (token.startsWith(PORTAL_PREFIX)) return token;
   } catch {
-    return null;
+    // The encoding is damaged.
   }
+  signOutReason.set(DAMAGED_LINK);
+  return null;
 }
 
 // A portal link that is opened in a tab which already shows the console changes the fragment only: nothing is loaded again.

@@ -1,26 +1,50 @@
 import type { HubAttempt } from "../api/types";
 import { formatMilliseconds } from "../lib/format";
-import { StateBadge, Time, type Tone } from "./basics";
+import { link } from "../lib/router";
+import { Badge, StateBadge, Time, type Tone } from "./basics";
 
 const TONES: Partial<Record<HubAttempt["outcome"], Tone>> = { delivered: "good", failed: "warn", dead: "bad" };
 
-/** The attempts of a message as entries of a timeline. */
+/** The attempts of a message as entries of a timeline. Each time that the message was sent again begins with an entry of its own. */
 export function AttemptEntries({ attempts }: { attempts: HubAttempt[] }) {
   return (
     <>
-      {attempts.map((attempt) => (
-        <li key={`${attempt.attempt} ${attempt.at}`} class={TONES[attempt.outcome]}>
-          <div class="row">
-            <strong>Attempt {attempt.attempt}</strong>
-            <StateBadge state={attempt.outcome} />
-            <span>{attempt.status ? `Status ${attempt.status}` : attempt.error}</span>
-            <span class="muted">{formatMilliseconds(attempt.latency_ms)}</span>
-          </div>
-          <div class="timeline-time"><Time at={attempt.at} /></div>
-          {attempt.detail && <div>{attempt.detail}</div>}
-          {attempt.excerpt && <code class="muted">{attempt.excerpt}</code>}
-        </li>
+      {attempts.map((attempt, index) => (
+        <>
+          {isNewSending(attempt, attempts[index - 1]) && <SendingEntry attempt={attempt} />}
+          <li key={`${attempt.attempt} ${attempt.at}`} class={TONES[attempt.outcome]}>
+            <div class="row">
+              <strong>Attempt {attempt.attempt}</strong>
+              <StateBadge state={attempt.outcome} />
+              <span>{attempt.status ? `Status ${attempt.status}` : attempt.error}</span>
+              <span class="muted">{attempt.latency_ms === 0 ? "below 1 ms" : formatMilliseconds(attempt.latency_ms)}</span>
+            </div>
+            <div class="timeline-time"><Time at={attempt.at} /></div>
+            {attempt.detail && <div>{attempt.detail}</div>}
+            {attempt.excerpt && <code class="muted">{attempt.excerpt}</code>}
+          </li>
+        </>
       ))}
     </>
   );
+}
+
+function isNewSending(attempt: HubAttempt, previous: HubAttempt | undefined): boolean {
+  if (attempt.kind === "original") return false;
+  return attempt.retry_of !== previous?.retry_of || attempt.replay_id !== previous?.replay_id;
+}
+
+function SendingEntry({ attempt }: { attempt: HubAttempt }) {
+  return (
+    <li class="info">
+      {attempt.kind === "retry"
+        ? <><strong>Retried</strong>: {attempt.retry_of ? <a href={link("dead-letters", attempt.retry_of)}>its dead letter</a> : "its dead letter"} was sent again</>
+        : <><strong>Sent again</strong> by {attempt.replay_id ? <a href={link("replays", attempt.replay_id)}>a replay</a> : "a replay"}; attempts are counted from 1</>}
+    </li>
+  );
+}
+
+/** Marks a message that was sent again. */
+export function KindBadge({ kind }: { kind: HubAttempt["kind"] }) {
+  return kind === "original" ? null : <Badge plain>{kind}</Badge>;
 }

@@ -5,8 +5,15 @@ import { formatExactTime } from "../lib/format";
 import { useStore } from "../lib/store";
 import { isDark } from "../lib/theme";
 
+/**
+ * A meaning has the same colour in every chart: what was posted or counted is blue, what was delivered green, what failed orange,
+ * what was given up red. Times and others are teal and violet.
+ */
+export type SeriesColour = "blue" | "green" | "orange" | "red" | "teal" | "violet";
+
 export interface Series {
   label: string;
+  colour: SeriesColour;
   values: (number | null)[];
 }
 
@@ -24,7 +31,7 @@ const DAY_SECONDS = 86_400;
 /** A chart that has just begun shows at least a minute. */
 const SPAN_SECONDS_MIN = 60;
 
-/** Lines over time, at most four. The chart is created once and only its data is replaced. */
+/** Lines over time. The chart is created once and only its data is replaced. */
 export function TimeChart({ label, times, series, format, height = 150 }: ChartProps) {
   const container = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
@@ -56,8 +63,8 @@ export function TimeChart({ label, times, series, format, height = 150 }: ChartP
   return (
     <div>
       <ul class="chart-legend">
-        {series.map((line, index) => (
-          <li key={line.label} class={`series-${index + 1}`}>{line.label} <strong>{formatValue(line.values[shown], format)}</strong></li>
+        {series.map((line) => (
+          <li key={line.label} class={`series-${line.colour}`}>{line.label} <strong>{formatValue(line.values[shown], format)}</strong></li>
         ))}
         {times[shown] !== undefined && <li class="chart-time">{hovered === null ? "now" : formatExactTime(new Date(times[shown] * 1000))}</li>}
       </ul>
@@ -84,7 +91,7 @@ function chartOptions(series: Series[], format: (value: number) => string, width
     font: "11px system-ui, sans-serif",
   };
   const line = (one: Series, index: number): uPlot.Series => {
-    const stroke = colour(`--chart-${index + 1}`);
+    const stroke = colour(`--chart-${one.colour}`);
     return { label: one.label, stroke, width: 1.6, fill: index === 0 ? `${stroke}18` : undefined, points: { size: 4, fill: stroke } };
   };
   return {

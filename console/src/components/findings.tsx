@@ -1,5 +1,7 @@
 import { Notice } from "./basics";
+import { caller } from "../api/session";
 import type { Finding } from "../api/types";
+import { link } from "../lib/router";
 
 /** What is wrong now, and what to do about it. */
 export function Findings({ findings }: { findings: Finding[] }) {
@@ -13,10 +15,12 @@ export function Findings({ findings }: { findings: Finding[] }) {
           <Notice tone={finding.severity === "critical" ? "bad" : "warn"}>
             <strong>{finding.title}</strong>
             <div>{withCode(finding.detail)}</div>
-            <div>
-              <span class="muted">What to do: </span>{withCode(finding.what_to_do)}
-              {finding.link && <> <a href={consoleLink(finding.link)}>Open</a></>}
-            </div>
+            <div><span class="muted">What to do: </span>{withCode(finding.what_to_do)}</div>
+            {finding.links.length > 0 && (
+              <div class="row">
+                {finding.links.map((one) => <a key={`${one.label} ${one.tenant}`} href={consoleLink(one)}>{one.label}</a>)}
+              </div>
+            )}
           </Notice>
         </li>
       ))}
@@ -29,8 +33,15 @@ function withCode(text: string) {
   return text.split("`").map((part, index) => (index % 2 === 1 ? <code key={index}>{part}</code> : part));
 }
 
-/** The server may give an address within the console (`/console/#/log`, `#/log`); others are not followed. */
-function consoleLink(address: string): string {
+/**
+ * The server gives an address within the console (`#/log`); others are not followed. A page of a tenant is opened as that
+ * tenant. Only API keys may act for another tenant: everybody else gets to the page about it.
+ */
+function consoleLink({ address, tenant }: Finding["links"][number]): string {
   const hash = address.indexOf("#/");
-  return hash >= 0 ? address.slice(hash) : "#/";
+  const page = hash >= 0 ? address.slice(hash) : "#/";
+  const signedIn = caller.get();
+  if (tenant === undefined || tenant === null || signedIn === null) return page;
+  if (signedIn.kind !== "key" && tenant !== signedIn.tenant) return link("tenants", tenant);
+  return `${page}${page.includes("?") ? "&" : "?"}tenant=${encodeURIComponent(tenant)}`;
 }

@@ -39,6 +39,8 @@ type TextFieldProps = Omit<FieldProps, "children"> & {
   multiline?: boolean;
   autocomplete?: string;
   min?: number;
+  /** The height of a text with several lines. */
+  rows?: number;
 };
 
 export function TextField({ value, onChange, type = "text", multiline = false, label, hint, error, ...rest }: TextFieldProps) {

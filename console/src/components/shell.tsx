@@ -4,13 +4,13 @@ import { useEffect, useState } from "preact/hooks";
 import { api } from "../api/client";
 import { actForTenant, actingTenant, caller, signOut } from "../api/session";
 import { brandName } from "../lib/brand";
-import { useLive } from "../lib/live";
 import { link, useRoute } from "../lib/router";
 import { useStore } from "../lib/store";
 import { isDark, setTheme } from "../lib/theme";
 import { PAGES } from "../pages";
 import { Icon, Logo } from "./icon";
 import { Palette } from "./palette";
+import { OPTIONS_MAX, useSearch, type Found } from "./search-select";
 
 const isEmbedded = new URLSearchParams(location.search).get("embed") === "1";
 
@@ -138,24 +138,36 @@ function Topbar({ onMenu, isMenuOpen, onSearch }: TopbarProps) {
 /** Only API keys of operators may act for another tenant; everybody else sees the name of their own. */
 function TenantPicker() {
   const signedIn = useStore(caller);
-  const tenant = useStore(actingTenant);
-  const mayChoose = signedIn !== null && signedIn.is_operator && signedIn.kind === "key";
-  const tenants = useLive("tenants", (signal) => mayChoose
-    ? api.get("/admin/v1/tenants", { query: { limit: 100 }, signal })
-    : Promise.resolve({ items: [] }));
   if (signedIn === null) return null;
-  if (!mayChoose) return signedIn.tenant === "" ? null : <span class="badge plain" title="Your tenant">{signedIn.tenant}</span>;
-  const names = (tenants.data?.items ?? []).map((item) => item.name).filter((name) => name !== signedIn.tenant);
+  if (signedIn.is_operator && signedIn.kind === "key") return <TenantChoice own={signedIn.tenant} />;
+  return signedIn.tenant === "" ? null : <span class="badge plain" title="Your tenant">{signedIn.tenant}</span>;
+}
+
+async function loadTenants(q: string, signal: AbortSignal): Promise<Found> {
+  const page = await api.get("/admin/v1/tenants", { query: { q: q || undefined, limit: OPTIONS_MAX }, signal });
+  return { options: page.items.map(({ name }) => ({ value: name, label: name })), hasMore: Boolean(page.next_cursor) };
+}
+
+function TenantChoice({ own }: { own: string }) {
+  const tenant = useStore(actingTenant);
+  const { typed, setTyped, found, isLong, reload } = useSearch({ name: "tenants", load: loadTenants });
+  const names = found.options.map((option) => option.value).filter((name) => name !== own);
   return (
-    <label class="row nowrap">
-      <span class="muted visually-hidden">Tenant</span>
-      <select class="input" value={tenant} title="The tenant that the pages of the group Webhooks show" onFocus={tenants.reload}
-        onChange={(event) => actForTenant(event.currentTarget.value)}>
-        <option value="">{signedIn.tenant} (own)</option>
-        {names.map((name) => <option key={name} value={name}>{name}</option>)}
-        {tenant !== "" && !names.includes(tenant) && <option value={tenant}>{tenant}</option>}
-      </select>
-    </label>
+    <span class="tenant-choice">
+      {isLong && (
+        <input class="input" type="search" aria-label="Search tenants" placeholder="Search tenants" value={typed}
+          onInput={(event) => setTyped(event.currentTarget.value)} />
+      )}
+      <label class="row nowrap">
+        <span class="muted visually-hidden">Tenant</span>
+        <select class="input" value={tenant} title="The tenant that the pages of the group Webhooks show" onFocus={reload}
+          onChange={(event) => actForTenant(event.currentTarget.value)}>
+          <option value="">{own} (own)</option>
+          {tenant !== "" && !names.includes(tenant) && <option value={tenant}>{tenant}</option>}
+          {names.map((name) => <option key={name} value={name}>{name}</option>)}
+        </select>
+      </label>
+    </span>
   );
 }
 

@@ -74,3 +74,11 @@ export function formatJson(value: unknown): string {
 export function plural(count: number, one: string, many = `${one}s`): string {
   return `${formatNumber(count)} ${count === 1 ? one : many}`;
 }
+
+const SETTINGS_KEY = "key:00000000-0000-0000-0000-000000000000";
+
+/** Who has requested something, as the API names it: `key:<id>`, `user:<id>`, or a name. */
+export function describePrincipal(principal: string): string {
+  if (principal === SETTINGS_KEY) return "admin_key of the settings";
+  return principal.replace(/^(key|user|portal):/, "$1 ");
+}

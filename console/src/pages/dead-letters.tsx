@@ -9,12 +9,13 @@ import { BulkAction, type BulkStep } from "../components/bulk";
 import { ask } from "../components/dialog";
 import { ActionButton, SelectField, TextField } from "../components/form";
 import { ListView, usePages } from "../components/list";
+import { SubscriberField } from "../components/subscriber-field";
 import { showToast } from "../components/toasts";
+import { describePrincipal } from "../lib/format";
 import { useLive } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
 import { link, navigate, setQuery } from "../lib/router";
 import { useStore } from "../lib/store";
-import { subscriberOptions, useSubscriberNames } from "../lib/subscribers";
 import type { PageProps } from "../pages";
 import { ConsumerDeadLetters } from "./consumer-dead-letters";
 
@@ -45,7 +46,6 @@ export function DeadLettersPage({ parts, query }: PageProps) {
 }
 
 function WebhookDeadLetters({ query }: { query: URLSearchParams }) {
-  const names = useSubscriberNames();
   const mayManage = useMayManage();
   const subscriber = query.get("subscriber") ?? "";
   const type = query.get("type") ?? "";
@@ -55,14 +55,13 @@ function WebhookDeadLetters({ query }: { query: URLSearchParams }) {
   const list = usePages<DeadLetter>(`dead-letters ${subscriber} ${type} ${reason} ${retried}`, (page, signal) =>
     api.get("/hub/v1/dead-letters", { query: { ...selection, retried: retried === "" ? undefined : retried === "true", ...page }, signal }), POLL_MS);
   const isEmpty = (list.data?.items.length ?? 0) === 0;
-  const nameOf = (row: DeadLetter) => names.get(row.subscriber_id) ?? row.subscriber_id.slice(0, 8);
   return (
     <>
-      <Filters subscriber={subscriber} type={type} reason={reason ?? ""} retried={retried} names={names} />
+      <Filters subscriber={subscriber} type={type} reason={reason ?? ""} retried={retried} />
       <Card flush title="Messages to subscribers" actions={mayManage && <BulkActions selection={selection} isHidden={isEmpty || retried === "true"} reload={list.reload} />}>
         <ListView list={list} label="Dead letters" rowKey={(row) => row.id} columns={[
           { header: "Event", primary: true, cell: (row) => <a href={link("dead-letters", row.id)}>{row.event_type ?? "unknown type"}</a> },
-          { header: "Subscriber", cell: (row) => <a href={link("subscribers", row.subscriber_id)}>{nameOf(row)}</a> },
+          { header: "Subscriber", cell: (row) => <a href={link("subscribers", row.subscriber_id)}>{row.subscriber_name}</a> },
           { header: "Reason", cell: (row) => <Badge tone="bad">{row.reason}</Badge> },
           { header: "Detail", cell: (row) => <span class="truncate" title={row.detail}>{row.detail}</span> },
           { header: "Attempts", align: "right", cell: (row) => row.attempts },
@@ -79,13 +78,12 @@ interface FiltersProps {
   type: string;
   reason: string;
   retried: string;
-  names: Map<string, string>;
 }
 
-function Filters({ subscriber, type, reason, retried, names }: FiltersProps) {
+function Filters({ subscriber, type, reason, retried }: FiltersProps) {
   return (
     <div class="filters">
-      <SelectField label="Subscriber" value={subscriber} onChange={(value) => setQuery({ subscriber: value })} options={subscriberOptions(names, "All subscribers")} />
+      <SubscriberField value={subscriber} onChange={(value) => setQuery({ subscriber: value })} />
       <TextField label="Event type" value={type} onChange={(value) => setQuery({ type: value })} placeholder="order.paid" />
       <SelectField label="Reason" value={reason} onChange={(value) => setQuery({ reason: value })}
         options={[{ value: "", label: "Any reason" }, ...REASONS.map((name) => ({ value: name, label: name }))]} />
@@ -155,7 +153,7 @@ function DeadLetterPage({ id }: { id: string }) {
   const actions = letter && mayManage && !isGone && (
     <>
       <ActionButton class="primary" label="Retry" onRun={() => retryOne(letter, live.reload)} disabled={Boolean(letter.manual_retry_at)} />
-      <ActionButton class="danger" label="Discard" onRun={() => discardOne(letter, leave)} />
+      <ActionButton class="danger" label="Discard" onRun={() => discardOne(letter, leave)} disabled={Boolean(letter.manual_retry_at)} />
     </>
   );
   return (
@@ -178,7 +176,6 @@ async function loadAttempts(message: string | undefined, signal: AbortSignal): P
 
 function DeadLetterView({ letter }: { letter: DeadLetter }) {
   const message = letter.message_id;
-  const names = useSubscriberNames();
   const attempts = useLive(`attempts ${message}`, (signal) => loadAttempts(message, signal), POLL_MS);
   return (
     <div class="grid">
@@ -195,9 +192,9 @@ function DeadLetterView({ letter }: { letter: DeadLetter }) {
             ["Reason", <Badge tone="bad">{letter.reason}</Badge>],
             ["Detail", letter.detail],
             ["Given up", <Time at={letter.moved_to_dlq_at} />],
-            ["Retried", letter.manual_retry_at ? <><Time at={letter.manual_retry_at} /> by {letter.manual_retry_by}</> : "no"],
+            ["Retried", letter.manual_retry_at ? <><Time at={letter.manual_retry_at} /> by {describePrincipal(letter.manual_retry_by ?? "")}</> : "no"],
             ["Event", letter.event_id && <Identifier value={letter.event_id} href={link("events", letter.event_id)} />],
-            ["Subscriber", <a href={link("subscribers", letter.subscriber_id)}>{names.get(letter.subscriber_id) ?? letter.subscriber_id}</a>],
+            ["Subscriber", <a href={link("subscribers", letter.subscriber_id)}>{letter.subscriber_name}</a>],
             ["Lane", letter.lane && <code>{letter.lane}</code>],
           ]} />
           {letter.event?.payload !== undefined && <CodeBlock label="payload" value={letter.event.payload} />}

@@ -1,17 +1,17 @@
 import { api } from "../api/client";
 import type { HubAttempt, HubMessage } from "../api/types";
-import { AttemptEntries } from "../components/attempts";
+import { AttemptEntries, KindBadge } from "../components/attempts";
 import { Empty, Loaded } from "../components/async";
 import { Card, Details, Identifier, Page, StateBadge, Time } from "../components/basics";
 import { ask } from "../components/dialog";
 import { ActionButton, SelectField } from "../components/form";
 import { ListView, usePages } from "../components/list";
+import { SubscriberField } from "../components/subscriber-field";
 import type { Column } from "../components/table";
 import { showToast } from "../components/toasts";
 import { useLive } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
 import { link, navigate, setQuery } from "../lib/router";
-import { subscriberOptions, useSubscriberNames } from "../lib/subscribers";
 import type { PageProps } from "../pages";
 
 const POLL_MS = 2_000;
@@ -28,15 +28,14 @@ export function DeliveriesPage({ parts, query }: PageProps) {
 function DeliveryList({ query }: { query: URLSearchParams }) {
   const subscriber = query.get("subscriber") ?? "";
   const outcome = OUTCOMES.find((name) => name === query.get("outcome"));
-  const names = useSubscriberNames();
   return (
-    <Page title="Deliveries" description="One event for one subscriber, newest first.">
+    <Page title="Deliveries" description="One event for one subscriber, with the outcome of the last time that it was sent. Newest first.">
       <div class="filters">
-        <SelectField label="Subscriber" value={subscriber} onChange={(value) => setQuery({ subscriber: value })} options={subscriberOptions(names, "All subscribers")} />
+        <SubscriberField value={subscriber} onChange={(value) => setQuery({ subscriber: value })} />
         <SelectField label="Outcome" value={outcome ?? ""} onChange={(value) => setQuery({ outcome: value })}
           options={[{ value: "", label: "All outcomes" }, ...OUTCOMES.map((name) => ({ value: name, label: name }))]} />
       </div>
-      <Card flush><Deliveries subscriber={subscriber} outcome={outcome} names={names} /></Card>
+      <Card flush><Deliveries subscriber={subscriber} outcome={outcome} hasNames /></Card>
     </Page>
   );
 }
@@ -44,29 +43,28 @@ function DeliveryList({ query }: { query: URLSearchParams }) {
 interface DeliveriesProps {
   subscriber?: string;
   outcome?: ListedOutcome;
-  /** Without names the column of the subscriber is left out. */
-  names?: Map<string, string>;
+  /** Whether there is a column of the subscriber. */
+  hasNames?: boolean;
 }
 
 /** The deliveries of one subscriber or of all, refreshed while they are shown. */
-export function Deliveries({ subscriber = "", outcome, names }: DeliveriesProps) {
+export function Deliveries({ subscriber = "", outcome, hasNames = false }: DeliveriesProps) {
   const list = usePages<HubMessage>(`deliveries ${subscriber} ${outcome}`, (page, signal) =>
     api.get("/hub/v1/messages", { query: { subscriber_id: subscriber || undefined, outcome, ...page }, signal }), subscriber === "" ? POLL_ALL_MS : POLL_MS);
   const columns: Column<HubMessage>[] = [
     { header: "Event", primary: true, cell: (row) => <a href={deliveryLink(row)}>{row.event_type ?? "unknown type"}</a> },
-    { header: "Outcome", cell: (row) => <StateBadge state={row.outcome} title={row.last_error ?? undefined} /> },
+    { header: "Outcome", cell: (row) => <span class="row nowrap"><StateBadge state={row.outcome} title={row.last_error ?? undefined} /><KindBadge kind={row.kind} /></span> },
     { header: "Attempts", align: "right", cell: (row) => row.attempts },
     { header: "Response", cell: (row) => row.last_status ? `${row.last_status}` : row.last_error ?? <span class="muted">–</span> },
     { header: "Ordering key", cell: (row) => row.ordering_key ? <code class="truncate">{row.ordering_key}</code> : <span class="muted">–</span> },
     { header: "Next attempt", cell: (row) => <Time at={row.next_attempt_at} /> },
-    { header: "Created", cell: (row) => <Time at={row.created_at} /> },
+    { header: "Queued", cell: (row) => <Time at={row.created_at} /> },
   ];
-  if (names !== undefined) {
-    const nameOf = (row: HubMessage) => names.get(row.subscriber_id) ?? row.subscriber_id.slice(0, 8);
-    columns.splice(1, 0, { header: "Subscriber", cell: (row) => <a href={link("subscribers", row.subscriber_id)}>{nameOf(row)}</a> });
+  if (hasNames) {
+    columns.splice(1, 0, { header: "Subscriber", cell: (row) => <a href={link("subscribers", row.subscriber_id)}>{row.subscriber_name}</a> });
   }
   return (
-    <ListView list={list} label="Deliveries" columns={columns} rowKey={(row) => `${row.id ?? row.event_id} ${row.retry_of ?? ""} ${row.replay_id ?? ""}`}
+    <ListView list={list} label="Deliveries" columns={columns} rowKey={(row) => row.id ?? `${row.subscriber_id} ${row.received_at} ${row.created_at}`}
       empty={<Empty title="No delivery">{outcome === undefined ? "Deliveries appear here as soon as an event matches a subscriber." : `No delivery has the outcome ${outcome}.`}</Empty>} />
   );
 }
@@ -88,7 +86,6 @@ function DeliveryPage({ id }: { id: string }) {
     ]);
     return { message, attempts: attempts.items };
   }, POLL_MS);
-  const names = useSubscriberNames();
   return (
     <Page title={live.data?.message.event_type ?? "Delivery"} parent={{ label: "Deliveries", href: link("deliveries") }} description={<Identifier value={id} />}
       actions={live.data && <DeliveryActions id={id} message={live.data.message} reload={live.reload} />}>
@@ -98,13 +95,13 @@ function DeliveryPage({ id }: { id: string }) {
             <Card title="Attempts">
               {attempts.length === 0 && !message.next_attempt_at ? <Empty title="No attempt yet">The message waits for its turn.</Empty> : (
                 <ol class="timeline">
-                  <li class="info"><strong>Created</strong><div class="timeline-time"><Time at={message.created_at} /></div></li>
+                  <li class="info"><strong>Posted</strong><div class="timeline-time"><Time at={message.received_at} /></div></li>
                   <AttemptEntries attempts={attempts} />
                   {message.next_attempt_at && <li class="warn"><strong>Next attempt</strong> <Time at={message.next_attempt_at} /></li>}
                 </ol>
               )}
             </Card>
-            <Card title="Message"><DeliveryDetails message={message} name={names.get(message.subscriber_id)} /></Card>
+            <Card title="Message"><DeliveryDetails message={message} /></Card>
           </div>
         )}
       </Loaded>
@@ -112,12 +109,13 @@ function DeliveryPage({ id }: { id: string }) {
   );
 }
 
-function DeliveryDetails({ message, name }: { message: HubMessage; name: string | undefined }) {
+function DeliveryDetails({ message }: { message: HubMessage }) {
   return (
     <Details entries={[
-      ["Outcome", <StateBadge state={message.outcome} />],
+      ["Outcome", <span class="row"><StateBadge state={message.outcome} /><KindBadge kind={message.kind} /></span>],
+      ["Dead letter", message.dead_letter_id && <a href={link("dead-letters", message.dead_letter_id)}>{message.blocks_lane ? "open; later messages of its lane wait" : "open"}</a>],
       ["Event", message.event_id && <Identifier value={message.event_id} href={link("events", message.event_id)} />],
-      ["Subscriber", <a href={link("subscribers", message.subscriber_id)}>{name ?? message.subscriber_id}</a>],
+      ["Subscriber", <a href={link("subscribers", message.subscriber_id)}>{message.subscriber_name}</a>],
       ["Lane", message.lane && <code>{message.lane}</code>],
       ["Number in lane", message.seq],
       ["Replay", message.replay_id && <a href={link("replays", message.replay_id)}>{message.replay_id}</a>],
@@ -129,6 +127,11 @@ function DeliveryDetails({ message, name }: { message: HubMessage; name: string 
 
 function DeliveryActions({ id, message, reload }: { id: string; message: HubMessage; reload: () => void }) {
   if (!useMayManage()) return null;
+  const retry = async (letter: string) => {
+    await api.post("/hub/v1/dead-letters/{id}/retry", { path: { id: letter } });
+    showToast("The message is sent again.");
+    reload();
+  };
   const resend = async () => {
     const replay = await api.post("/hub/v1/messages/{id}/resend", { path: { id } });
     navigate(link("replays", replay.id));
@@ -140,10 +143,11 @@ function DeliveryActions({ id, message, reload }: { id: string; message: HubMess
     showToast("The message becomes a dead letter.");
     reload();
   };
+  const letter = message.dead_letter_id;
   const isOpen = message.outcome === "pending" || message.outcome === "failed";
   return (
     <>
-      <ActionButton label="Send again" onRun={resend} />
+      {letter ? <ActionButton class="primary" label="Retry" onRun={() => retry(letter)} /> : <ActionButton label="Send again" onRun={resend} />}
       {isOpen && <ActionButton class="danger" label="Give up" onRun={giveUp} />}
     </>
   );

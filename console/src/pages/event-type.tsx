@@ -7,6 +7,7 @@ import { ask } from "../components/dialog";
 import { ActionButton, Checkbox, FormError, TextField, useAction } from "../components/form";
 import { showToast } from "../components/toasts";
 import { formatJson } from "../lib/format";
+import { parseJsonField } from "../lib/json";
 import { useLive } from "../lib/live";
 import { useMayChangeEventTypes } from "../lib/permissions";
 import { link, navigate } from "../lib/router";
@@ -76,7 +77,7 @@ function NewVersion({ type, reload }: { type: EventTypeWithVersions; reload: () 
   const submit = (event: Event) => {
     event.preventDefault();
     void action.run(async () => {
-      const body = { schema: JSON.parse(schema) as unknown, examples: [], force };
+      const body = { schema: parseJsonField(schema, "/schema"), examples: [], force };
       await api.post("/hub/v1/event-types/{name}/versions", { path: { name: type.name }, body });
       showToast("The new version applies.");
       reload();
@@ -86,7 +87,7 @@ function NewVersion({ type, reload }: { type: EventTypeWithVersions; reload: () 
     <Card title="Add a version">
       <form class="form" onSubmit={submit}>
         <FormError action={action} shown={["/schema"]} />
-        <TextField label="Schema" multiline value={schema} onChange={setSchema} error={action.errorOf("/schema")} hint="A version may only add. A change that breaks receivers is refused." />
+        <TextField label="Schema" multiline rows={10} value={schema} onChange={setSchema} error={action.errorOf("/schema")} hint="A version may only add. A change that breaks receivers is refused." />
         <Checkbox label="Accept a breaking change" checked={force} onChange={setForce} />
         <div class="row"><button type="submit" class="button primary" disabled={action.isBusy}>Add the version</button></div>
       </form>

@@ -4,10 +4,12 @@ import { shownTenant } from "../api/session";
 import type { EventType } from "../api/types";
 import { Empty, Loaded } from "../components/async";
 import { Badge, Card, Page, Time } from "../components/basics";
+import { ask } from "../components/dialog";
 import { ActionButton, Checkbox, FormError, TextField, useAction } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { useLive } from "../lib/live";
 import { useMayChangeEventTypes } from "../lib/permissions";
+import { parseJsonField } from "../lib/json";
 import { link, navigate } from "../lib/router";
 import type { PageProps } from "../pages";
 import { EventTypePage } from "./event-type";
@@ -57,9 +59,17 @@ export function TypeBadges({ type }: { type: EventType }) {
 function UnknownTypes() {
   const mayManage = useMayChangeEventTypes();
   const live = useLive("catalogue", (signal) => api.get("/hub/v1/catalogue", { signal }));
-  const set = (unknown_types: "accept" | "refuse") => async () => {
-    await api.patch("/hub/v1/catalogue", { body: { unknown_types } });
+  const change = (body: { unknown_types?: "accept" | "refuse"; shared?: boolean }) => async () => {
+    await api.patch("/hub/v1/catalogue", { body });
     live.reload();
+  };
+  const share = (isShared: boolean) => async () => {
+    const body = isShared
+      ? "Events of tenants without event types of their own are no longer checked."
+      : "It applies to every tenant that has no event types of its own: their events are checked against these schemas.";
+    const title = isShared ? "Stop sharing the catalogue?" : "Share the catalogue with all tenants?";
+    if (await ask({ title, body, confirm: isShared ? "Stop sharing" : "Share" }) === null) return;
+    await change({ shared: !isShared })();
   };
   return (
     <Loaded live={live}>
@@ -76,10 +86,18 @@ function UnknownTypes() {
           );
         }
         return (
-          <div class="notice">
-            <div>Events whose type is not in the catalogue are <strong>{isRefusing ? "refused" : "accepted"}</strong>.</div>
-            {mayManage && <ActionButton class="small" label={isRefusing ? "Accept them" : "Refuse them"} onRun={set(isRefusing ? "accept" : "refuse")} />}
-          </div>
+          <>
+            <div class="notice">
+              <div>Events whose type is not in the catalogue are <strong>{isRefusing ? "refused" : "accepted"}</strong>.</div>
+              {mayManage && <ActionButton class="small" label={isRefusing ? "Accept them" : "Refuse them"} onRun={change({ unknown_types: isRefusing ? "accept" : "refuse" })} />}
+            </div>
+            {catalogue.tenant === "main" && (
+              <div class="notice">
+                <div>{catalogue.shared ? <>Tenants without event types of their own <strong>use this catalogue</strong>.</> : <>This catalogue is used by <strong>main</strong> alone.</>}</div>
+                {mayManage && <ActionButton class="small" label={catalogue.shared ? "Stop sharing it" : "Share it with all tenants"} onRun={share(catalogue.shared)} />}
+              </div>
+            )}
+          </>
         );
       }}
     </Loaded>
@@ -95,7 +113,7 @@ function NewEventTypePage() {
   const submit = (event: Event) => {
     event.preventDefault();
     void action.run(async () => {
-      await api.post("/hub/v1/event-types", { body: { name, description, enforce, schema: JSON.parse(schema) as unknown } });
+      await api.post("/hub/v1/event-types", { body: { name, description, enforce, schema: parseJsonField(schema, "/schema") } });
       navigate(link("event-types", name));
     });
   };
@@ -107,7 +125,7 @@ function NewEventTypePage() {
           <div class="form">
             <TextField label="Name" required value={name} onChange={setName} error={action.errorOf("/name")} placeholder="order.shipped" />
             <TextField label="Description" value={description} onChange={setDescription} error={action.errorOf("/description")} placeholder="An order has left the warehouse." />
-            <TextField label="Schema" multiline value={schema} onChange={setSchema} error={action.errorOf("/schema")} hint="JSON Schema, draft 2020-12." />
+            <TextField label="Schema" multiline rows={10} value={schema} onChange={setSchema} error={action.errorOf("/schema")} hint="JSON Schema, draft 2020-12." />
             <Checkbox label="Refuse payloads that do not match" checked={enforce} onChange={setEnforce} />
           </div>
         </Card>

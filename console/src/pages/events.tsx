@@ -7,6 +7,7 @@ import { Dialog } from "../components/dialog";
 import { FormError, SelectField, TextField, useAction } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { showToast } from "../components/toasts";
+import { parseJsonField } from "../lib/json";
 import { useMayPost } from "../lib/permissions";
 import { link, navigate, setQuery } from "../lib/router";
 import type { PageProps } from "../pages";
@@ -58,7 +59,7 @@ function Filters({ type, range }: { type: string; range: string }) {
   };
   return (
     <form class="filters" role="search" onSubmit={search}>
-      <TextField label="Type or event id" value={text} onChange={setText} placeholder="order.paid, order.* or evt_…" />
+      <TextField label="Type or event id" value={text} onChange={setText} placeholder="order.paid or evt_…" />
       <SelectField label="Time" value={range} onChange={(value) => setQuery({ range: value })} options={[
         { value: "", label: "Any time" }, { value: "15m", label: "Last 15 minutes" }, { value: "1h", label: "Last hour" }, { value: "24h", label: "Last 24 hours" },
       ]} />
@@ -80,19 +81,12 @@ function PostDialog({ onClose }: { onClose: () => void }) {
   const [type, setType] = useState("order.created");
   const [key, setKey] = useState("");
   const [payload, setPayload] = useState('{\n  "id": 1\n}');
-  const [parseError, setParseError] = useState<string>();
   const action = useAction();
   const submit = (event: Event) => {
     event.preventDefault();
-    let parsed: unknown;
-    try {
-      parsed = JSON.parse(payload);
-      setParseError(undefined);
-    } catch {
-      return setParseError("This is not JSON. Write an object such as {\"id\": 1}.");
-    }
     void action.run(async () => {
-      const accepted = await api.post("/hub/v1/events", { body: { event_type: type, ordering_key: key || undefined, payload: parsed } });
+      const body = { event_type: type, ordering_key: key || undefined, payload: parseJsonField(payload, "/payload") };
+      const accepted = await api.post("/hub/v1/events", { body });
       showToast("The event was accepted.");
       onClose();
       navigate(link("events", accepted.event_id));
@@ -106,7 +100,7 @@ function PostDialog({ onClose }: { onClose: () => void }) {
           <FormError action={action} shown={["/event_type", "/ordering_key", "/payload"]} />
           <TextField label="Type" required value={type} onChange={setType} error={action.errorOf("/event_type")} />
           <TextField label="Ordering key" value={key} onChange={setKey} error={action.errorOf("/ordering_key")} hint="Events with the same key are delivered in order. Optional." />
-          <TextField label="Payload" multiline value={payload} onChange={setPayload} error={parseError ?? action.errorOf("/payload")} />
+          <TextField label="Payload" multiline rows={6} value={payload} onChange={setPayload} error={action.errorOf("/payload")} />
         </div>
         <div class="dialog-foot">
           <button type="button" class="button" onClick={onClose}>Cancel</button>

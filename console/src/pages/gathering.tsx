@@ -8,7 +8,7 @@ import { ask } from "../components/dialog";
 import { ActionButton } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { showToast } from "../components/toasts";
-import { formatNumber } from "../lib/format";
+import { describePrincipal, formatNumber } from "../lib/format";
 import { useLive } from "../lib/live";
 import { link } from "../lib/router";
 import { Seats } from "./gatherings";
@@ -65,8 +65,8 @@ function LiveSeats({ id }: { id: string }) {
           </div>
           <Card title="Seats since you opened this page">
             <TimeChart label="Seats" times={samples.map((sample) => sample.time)} format={formatNumber} height={120} series={[
-              { label: "Taken", values: samples.map((sample) => sample.active) },
-              { label: "Waitlist", values: samples.map((sample) => sample.waiting) },
+              { label: "Taken", colour: "blue", values: samples.map((sample) => sample.active) },
+              { label: "Waitlist", colour: "violet", values: samples.map((sample) => sample.waiting) },
             ]} />
           </Card>
         </>
@@ -145,7 +145,7 @@ function Bans({ id }: { id: string }) {
     <ListView list={list} label="Bans" rowKey={(row) => row.id} columns={[
       { header: "User", primary: true, cell: (row) => <Identifier value={row.user_id} /> },
       { header: "Reason", cell: (row) => row.reason ?? <span class="muted">–</span> },
-      { header: "By", cell: (row) => <span class="truncate">{row.banned_by}</span> },
+      { header: "By", cell: (row) => <span class="truncate" title={row.banned_by}>{describePrincipal(row.banned_by)}</span> },
       { header: "Since", cell: (row) => <Time at={row.created_at} /> },
       { header: "Until", cell: (row) => row.expires_at ? <Time at={row.expires_at} /> : "it is lifted" },
       { header: "Actions", actions: true, cell: (row) => <ActionButton class="small" label="Lift" onRun={lift(row.user_id)} /> },
@@ -160,7 +160,7 @@ function History({ id }: { id: string }) {
       { header: "Action", primary: true, cell: (row) => <strong>{row.action}</strong> },
       { header: "User", cell: (row) => row.user_id ? <Identifier value={row.user_id} /> : <span class="muted">–</span> },
       { header: "Change", cell: (row) => row.to ? `${row.from ?? "none"} → ${row.to}` : <span class="muted">–</span> },
-      { header: "By", cell: (row) => <span class="truncate">{row.actor}</span> },
+      { header: "By", cell: (row) => <span class="truncate" title={row.actor}>{row.user_id && row.actor === `user:${row.user_id}` ? "the user" : describePrincipal(row.actor)}</span> },
       { header: "Reason", cell: (row) => row.reason ?? <span class="muted">–</span> },
       { header: "When", cell: (row) => <Time at={row.at} /> },
     ]} empty={<Empty title="Nothing has happened yet" />} />

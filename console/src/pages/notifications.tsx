@@ -83,7 +83,7 @@ function Mails({ query }: { query: URLSearchParams }) {
         <ListView list={list} label="Mail" rowKey={(row) => String(row.id)} columns={[
           { header: "Subject", primary: true, cell: (row) => <button type="button" class="link-button" onClick={() => setOpened(row)}>{row.subject || "(no subject)"}</button> },
           { header: "To", cell: (row) => <span class="truncate">{row.to}</span> },
-          { header: "Template", cell: (row) => <code class="truncate">{row.template}</code> },
+          { header: "Template", cell: (row) => <code class="truncate" title={row.template}>{row.template}</code> },
           { header: "Status", cell: (row) => <StateBadge state={row.status} title={row.last_error ?? undefined} /> },
           { header: "Created", cell: (row) => <Time at={row.created_at} /> },
           { header: "Actions", actions: true, cell: (row) => row.status === "dead" ? <ActionButton class="small" label="Retry" onRun={retry(row.id)} /> : null },

@@ -64,16 +64,16 @@ function Rates({ overview, samples, isCurrent }: { overview: Overview; samples: 
       <div class="grid">
         <Card title="Events per second">
           <TimeChart label="Events per second" times={times} format={formatRate} series={[
-            { label: "Posted", values: samples.map((sample) => sample.posted) },
-            { label: "Delivered", values: samples.map((sample) => sample.delivered) },
-            { label: "Failed attempts", values: samples.map((sample) => sample.failed) },
+            { label: "Posted", colour: "blue", values: samples.map((sample) => sample.posted) },
+            { label: "Delivered", colour: "green", values: samples.map((sample) => sample.delivered) },
+            { label: "Failed attempts", colour: "orange", values: samples.map((sample) => sample.failed) },
           ]} />
         </Card>
         <Card title="From post to delivery">
           <TimeChart label="From post to delivery" times={times} format={formatMilliseconds} series={[
-            { label: "50 % within", values: samples.map((sample) => sample.p50) },
-            { label: "99 % within", values: samples.map((sample) => sample.p99) },
-            { label: "Endpoints alone, 99 %", values: samples.map((sample) => sample.endpointsP99) },
+            { label: "50 % within", colour: "teal", values: samples.map((sample) => sample.p50) },
+            { label: "99 % within", colour: "violet", values: samples.map((sample) => sample.p99) },
+            { label: "Endpoints, 99 %", colour: "blue", values: samples.map((sample) => sample.endpointsP99) },
           ]} />
         </Card>
       </div>

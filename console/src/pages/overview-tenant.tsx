@@ -78,8 +78,8 @@ function State({ state }: { state: TenantState }) {
       </div>
       <Card title="Attempts per minute">
         <TimeChart label="Attempts per minute" times={series.times} format={formatNumber} series={[
-          { label: "Delivered", values: series.delivered },
-          { label: "Failed", values: series.failed },
+          { label: "Delivered", colour: "green", values: series.delivered },
+          { label: "Failed", colour: "orange", values: series.failed },
         ]} />
       </Card>
       <Card title="Subscribers" flush actions={<a href={link("subscribers")}>All subscribers</a>}>
@@ -105,12 +105,12 @@ function findProblems({ rows, deadLetters }: TenantState): Finding[] {
         title: `${subscriber.name} fails`,
         detail: `${subscriber.url} does not accept webhooks. Messages wait and are retried.`,
         what_to_do: "Look at the last attempts and repair the endpoint; then the retries deliver them.",
-        link: where,
+        links: [{ label: subscriber.name, address: where }],
       });
     } else if (health.state === "disabled") {
       findings.push({
         severity: "critical", title: `${subscriber.name} is switched off`, detail: subscriber.inactive_reason ?? "It gets no messages.",
-        what_to_do: "Activate it again when its endpoint is ready.", link: where,
+        what_to_do: "Activate it again when its endpoint is ready.", links: [{ label: subscriber.name, address: where }],
       });
     }
   }
@@ -118,7 +118,7 @@ function findProblems({ rows, deadLetters }: TenantState): Finding[] {
     findings.push({
       severity: "warning", title: `${plural(deadLetters, "dead letter")}${deadLetters >= DEAD_LETTERS_COUNTED ? " or more" : ""}`,
       detail: "These messages were given up after their retries.",
-      what_to_do: "Repair the cause, then retry them; or discard those that nobody needs.", link: link("dead-letters"),
+      what_to_do: "Repair the cause, then retry them; or discard those that nobody needs.", links: [{ label: "Dead letters", address: link("dead-letters") }],
     });
   }
   return findings;

@@ -73,7 +73,7 @@ function ProjectView({ project, samples }: { project: Project; samples: Sample[]
       </div>
       <Card title="Items per second since you opened this page">
         <TimeChart label="Items per second" times={samples.map((sample) => sample.time)} format={formatRate}
-          series={[{ label: "Rate", values: samples.map((sample) => sample.rate) }]} />
+          series={[{ label: "Rate", colour: "blue", values: samples.map((sample) => sample.rate) }]} />
       </Card>
       <Card title="Project">
         <Details entries={[["Created", <Time at={project.created_at} />], ["Finished", <Time at={project.finished_at} />], ["Expires", <Time at={project.expires_at} />]]} />

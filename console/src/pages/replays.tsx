@@ -6,11 +6,11 @@ import { Card, Details, Identifier, Meter, Notice, Page, Stat, StateBadge, Time 
 import { ask } from "../components/dialog";
 import { ActionButton, FormError, SelectField, TextField, useAction } from "../components/form";
 import { ListView, usePages } from "../components/list";
-import { formatNumber, formatPercent, formatRate, formatSeconds, plural } from "../lib/format";
+import { SubscriberField } from "../components/subscriber-field";
+import { describePrincipal, formatNumber, formatPercent, formatRate, formatSeconds, plural } from "../lib/format";
 import { useLive } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
 import { link, navigate } from "../lib/router";
-import { subscriberOptions, useSubscriberNames } from "../lib/subscribers";
 import type { PageProps } from "../pages";
 
 const LIST_POLL_MS = 3_000;
@@ -24,7 +24,6 @@ export function ReplaysPage({ parts }: PageProps) {
 
 function ReplayList() {
   const mayManage = useMayManage();
-  const names = useSubscriberNames();
   const list = usePages<Replay>("replays", (page, signal) => api.get("/hub/v1/replays", { query: page, signal }), LIST_POLL_MS);
   const start = <a class="button primary" href={link("replays", "new")}>New replay</a>;
   return (
@@ -32,7 +31,7 @@ function ReplayList() {
       <Card flush>
         <ListView list={list} label="Replays" rowKey={(row) => row.id} columns={[
           { header: "Replay", primary: true, cell: (row) => <a href={link("replays", row.id)}>{describe(row)}</a> },
-          { header: "Subscriber", cell: (row) => row.subscriber_id ? names.get(row.subscriber_id) ?? row.subscriber_id.slice(0, 8) : "all" },
+          { header: "Subscriber", cell: (row) => row.subscriber_id ? row.subscriber_name ?? "deleted" : "all" },
           { header: "State", cell: (row) => <StateBadge state={row.state} /> },
           { header: "Progress", cell: (row) => <ReplayMeter replay={row} /> },
           { header: "Delivered", align: "right", cell: (row) => `${formatNumber(row.delivered)} of ${formatNumber(row.created)}` },
@@ -67,7 +66,6 @@ function ReplayPage({ id }: { id: string }) {
 }
 
 function ReplayView({ replay }: { replay: Replay }) {
-  const names = useSubscriberNames();
   return (
     <>
       {replay.error && <Notice tone="bad">{replay.error}</Notice>}
@@ -83,13 +81,13 @@ function ReplayView({ replay }: { replay: Replay }) {
       </div>
       <Card title="Selection">
         <Details entries={[
-          ["Subscriber", replay.subscriber_id ? <a href={link("subscribers", replay.subscriber_id)}>{names.get(replay.subscriber_id) ?? replay.subscriber_id}</a> : "all of the tenant"],
+          ["Subscriber", replay.subscriber_id ? <a href={link("subscribers", replay.subscriber_id)}>{replay.subscriber_name ?? "a deleted subscriber"}</a> : "all of the tenant"],
           ["Mode", replay.mode === "missed" ? "only events that the subscriber has not got" : "all events that match"],
-          ["From", <Time at={replay.from} />],
-          ["To", <Time at={replay.to} />],
+          ["From", replay.from && <Time at={replay.from} />],
+          ["To", replay.to ? <Time at={replay.to} /> : replay.from && "when the replay was created"],
           ["Position", replay.position && <Time at={replay.position} />],
           ["Rate limit", replay.rate_per_second ? `${replay.rate_per_second}/s` : "none"],
-          ["Requested by", replay.requested_by],
+          ["Requested by", describePrincipal(replay.requested_by)],
           ["Started", <Time at={replay.started_at} />],
           ["Ended", <Time at={replay.ended_at} />],
         ]} />
@@ -119,7 +117,6 @@ function ReplayActions({ replay, reload }: { replay: Replay; reload: () => void 
 }
 
 function NewReplayPage() {
-  const names = useSubscriberNames();
   const action = useAction();
   const [subscriber, setSubscriber] = useState("");
   const [from, setFrom] = useState(() => toLocalInput(new Date(Date.now() - 3_600_000)));
@@ -152,7 +149,7 @@ function NewReplayPage() {
         <FormError action={action} shown={["/from", "/to", "/event_types", "/rate_per_second", "/subscriber_id"]} />
         <Card>
           <div class="form-grid">
-            <SelectField label="Subscriber" value={subscriber} onChange={setSubscriber} options={subscriberOptions(names, "All subscribers")} error={action.errorOf("/subscriber_id")} />
+            <SubscriberField value={subscriber} onChange={setSubscriber} error={action.errorOf("/subscriber_id")} />
             <TextField label="From" type="datetime-local" required value={from} onChange={setFrom} error={action.errorOf("/from")} />
             <TextField label="To" type="datetime-local" value={to} onChange={setTo} error={action.errorOf("/to")} hint="Empty for now." />
             <TextField label="Event types" value={types} onChange={setTypes} error={action.errorOf("/event_types")} hint="Separated by commas. Empty for all." />

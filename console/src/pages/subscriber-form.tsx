@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
-import { ApiError, api } from "../api/client";
-import type { NewSubscriber, Subscriber } from "../api/types";
+import { api } from "../api/client";
+import type { Subscriber } from "../api/types";
 import { Loaded } from "../components/async";
 import { Card, Page } from "../components/basics";
 import { Checkbox, FormError, SelectField, TextField, useAction, type Action } from "../components/form";
@@ -8,29 +8,7 @@ import { SecretNotice } from "../components/secret";
 import { showToast } from "../components/toasts";
 import { useLive } from "../lib/live";
 import { link, navigate } from "../lib/router";
-
-/** The fields as texts, as they are in the form. */
-interface Draft {
-  name: string;
-  url: string;
-  eventTypes: string;
-  filter: string;
-  orderingKey: string;
-  backoff: string;
-  onExhausted: string;
-  format: string;
-  timeout: string;
-  maxInFlight: string;
-  rateLimit: string;
-  headers: string;
-  verifyEndpoint: boolean;
-}
-
-const EMPTY: Draft = {
-  name: "", url: "", eventTypes: "*", filter: "", orderingKey: "", backoff: "5, 30, 300", onExhausted: "skip", format: "raw",
-  timeout: "10000", maxInFlight: "50", rateLimit: "", headers: "", verifyEndpoint: false,
-};
-const FIELDS = ["/name", "/url", "/event_types", "/filter", "/ordering_key", "/retry_backoff_seconds", "/timeout_ms", "/max_in_flight", "/rate_limit_per_second", "/headers"];
+import { EMPTY, FIELDS, STORED_SECRET, changes, toBody, toDraft, type Draft } from "./subscriber-draft";
 
 export function NewSubscriberPage() {
   const [draft, setDraft] = useState(EMPTY);
@@ -112,17 +90,36 @@ function SubscriberForm({ draft, onChange, action, onSubmit, submit, isEdit = fa
           </div>
         </div>
       </Card>
-      <Card title="Retries and limits">
+      <Card title="Batches">
         <div class="form-grid">
-          <TextField label="Pauses between attempts (s)" value={draft.backoff} onChange={set("backoff")} error={error("/retry_backoff_seconds")} hint="After the first, second, third failure; one more is final." />
-          <SelectField label="After the last attempt" value={draft.onExhausted} onChange={set("onExhausted")} options={[
-            { value: "skip", label: "Dead letter, and the lane goes on" }, { value: "block", label: "Block the lane until someone decides" },
-          ]} />
-          <TextField label="Timeout (ms)" type="number" value={draft.timeout} onChange={set("timeout")} error={error("/timeout_ms")} />
-          <TextField label="Requests in flight" type="number" value={draft.maxInFlight} onChange={set("maxInFlight")} error={error("/max_in_flight")} />
-          <TextField label="Requests per second" type="number" value={draft.rateLimit} onChange={set("rateLimit")} error={error("/rate_limit_per_second")} hint="Empty for no limit." />
-          <TextField label="Headers" multiline value={draft.headers} onChange={set("headers")} error={error("/headers")}
-            hint={isEdit ? "One per line: Name: value. Empty keeps the stored ones, whose values are never shown." : "One per line: Name: value. Values are never shown again."} />
+          <TextField label="Messages per request" type="number" value={draft.batchMax} onChange={set("batchMax")} error={error("/batch/max") ?? error("/batch")}
+            hint="Up to 100, in one JSON array. Empty: each message has a request of its own." />
+          <TextField label="Wait for more messages (ms)" type="number" value={draft.batchWait} onChange={set("batchWait")} error={error("/batch/wait_ms")}
+            hint="A request that is not full waits so long, up to 5,000." />
+        </div>
+      </Card>
+      <Card title="Credentials">
+        <AuthFields draft={draft} set={set} action={action} isEdit={isEdit} />
+      </Card>
+      <Card title="Retries and limits">
+        <div class="form">
+          <div class="form-grid">
+            <TextField label="Pauses between attempts (s)" value={draft.backoff} onChange={set("backoff")} error={error("/retry_backoff_seconds")} hint="After the first, second, third failure; one more is final." />
+            <SelectField label="After the last attempt" value={draft.onExhausted} onChange={set("onExhausted")} options={[
+              { value: "skip", label: "Dead letter, and the lane goes on" }, { value: "block", label: "Block the lane until someone decides" },
+            ]} />
+          </div>
+          <div class="form-grid">
+            <TextField label="Timeout (ms)" type="number" value={draft.timeout} onChange={set("timeout")} error={error("/timeout_ms")} />
+            <TextField label="Requests in flight" type="number" value={draft.maxInFlight} onChange={set("maxInFlight")} error={error("/max_in_flight")} />
+            <TextField label="Requests per second" type="number" value={draft.rateLimit} onChange={set("rateLimit")} error={error("/rate_limit_per_second")} hint="Empty for no limit." />
+          </div>
+          <div class="form-grid">
+            <TextField label="Retry rules" multiline value={draft.retryRules} onChange={set("retryRules")} error={error("/retry_rules")} placeholder={"404: retry\n422: dead_letter"}
+              hint={<>What happens after a status, one per line: <code>404</code> or <code>4xx</code>, and <code>retry</code>, <code>dead_letter</code> or <code>disable</code>. Empty: 429 and 5xx are retried.</>} />
+            <TextField label="Headers" multiline value={draft.headers} onChange={set("headers")} error={error("/headers")}
+              hint={isEdit ? "One per line: Name: value. Empty keeps the stored ones, whose values are never shown." : "One per line: Name: value. Values are never shown again."} />
+          </div>
         </div>
       </Card>
       <div class="row"><button type="submit" class="button primary" disabled={action.isBusy}>{submit}</button></div>
@@ -130,68 +127,37 @@ function SubscriberForm({ draft, onChange, action, onSubmit, submit, isEdit = fa
   );
 }
 
-function toDraft(subscriber: Subscriber): Draft {
-  return {
-    name: subscriber.name,
-    url: subscriber.url,
-    eventTypes: subscriber.event_types.join(", "),
-    filter: subscriber.filter && subscriber.filter.length > 0 ? JSON.stringify(subscriber.filter, null, 2) : "",
-    orderingKey: subscriber.ordering_key ?? "",
-    backoff: subscriber.retry_backoff_seconds.join(", "),
-    onExhausted: subscriber.on_exhausted,
-    format: subscriber.format,
-    timeout: String(subscriber.timeout_ms),
-    maxInFlight: String(subscriber.max_in_flight),
-    rateLimit: subscriber.rate_limit_per_second?.toString() ?? "",
-    headers: "",
-    verifyEndpoint: subscriber.verify_endpoint,
-  };
+interface AuthProps {
+  draft: Draft;
+  set: (field: keyof Draft) => (value: string) => void;
+  action: Action;
+  isEdit: boolean;
 }
 
-/** The request. Texts that cannot be read are sent as they are, so that the API names the field and what it accepts. */
-function toBody(draft: Draft): NewSubscriber {
-  const list = (text: string) => text.split(/[,\s]+/).filter((part) => part !== "");
-  const body = {
-    name: draft.name,
-    url: draft.url,
-    event_types: list(draft.eventTypes),
-    filter: draft.filter.trim() === "" ? null : parseJson(draft.filter),
-    ordering_key: draft.orderingKey === "" ? null : draft.orderingKey,
-    retry_backoff_seconds: list(draft.backoff).map(Number),
-    on_exhausted: draft.onExhausted,
-    format: draft.format,
-    timeout_ms: Number(draft.timeout),
-    max_in_flight: Number(draft.maxInFlight),
-    rate_limit_per_second: draft.rateLimit === "" ? null : Number(draft.rateLimit),
-    headers: draft.headers.trim() === "" ? undefined : parseHeaders(draft.headers),
-    verify_endpoint: draft.verifyEndpoint,
-  };
-  return body as NewSubscriber;
-}
-
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
-}
-
-/** Fails with the line that is no header: the stored headers must not be replaced by a part of what was typed. */
-function parseHeaders(text: string): Record<string, string> {
-  const lines = text.split("\n").map((line) => line.trim());
-  const wrong = lines.findIndex((line) => line !== "" && line.indexOf(":") < 1);
-  if (wrong >= 0) {
-    const detail = `line ${wrong + 1} must be a name and a value: X-Name: value`;
-    throw new ApiError(422, "A header is invalid", "", [{ in: "body", pointer: "/headers", detail }]);
-  }
-  const entries = lines.filter((line) => line !== "");
-  return Object.fromEntries(entries.map((line) => [line.slice(0, line.indexOf(":")).trim(), line.slice(line.indexOf(":") + 1).trim()]));
-}
-
-/** Only what was changed, so that a concurrent change of another field is kept. */
-function changes(before: NewSubscriber, after: NewSubscriber): Partial<NewSubscriber> {
-  const old = new Map(Object.entries(before));
-  const isChanged = ([name, value]: [string, unknown]) => value !== undefined && JSON.stringify(old.get(name)) !== JSON.stringify(value);
-  return Object.fromEntries(Object.entries(after).filter(isChanged)) as Partial<NewSubscriber>;
+/** What the endpoint requires besides the signature. */
+function AuthFields({ draft, set, action, isEdit }: AuthProps) {
+  const error = (field: string) => action.errorOf(`/auth/${field}`);
+  const secretHint = isEdit ? `${STORED_SECRET} stands for the stored one.` : "It is never shown again.";
+  return (
+    <div class="form">
+      <SelectField label="Authentication" value={draft.authType} onChange={set("authType")} error={error("type")} hint="Every request is signed. Some endpoints require credentials as well." options={[
+        { value: "", label: "None besides the signature" }, { value: "oauth2", label: "OAuth 2.0 client credentials" }, { value: "mtls", label: "TLS client certificate (mTLS)" },
+      ]} />
+      {draft.authType === "oauth2" && (
+        <div class="form-grid">
+          <TextField label="Token URL" type="url" required value={draft.tokenUrl} onChange={set("tokenUrl")} error={error("token_url")} placeholder="https://id.example.com/token" />
+          <TextField label="Client id" required value={draft.clientId} onChange={set("clientId")} error={error("client_id")} />
+          <TextField label="Client secret" type="password" required autocomplete="off" value={draft.clientSecret} onChange={set("clientSecret")} error={error("client_secret")} hint={secretHint} />
+          <TextField label="Scope" value={draft.scope} onChange={set("scope")} error={error("scope")} hint="Optional." />
+          <TextField label="Audience" value={draft.audience} onChange={set("audience")} error={error("audience")} hint="Optional." />
+        </div>
+      )}
+      {draft.authType === "mtls" && (
+        <div class="form-grid">
+          <TextField label="Certificate" multiline required value={draft.certificate} onChange={set("certificate")} error={error("certificate")} hint="PEM, with the intermediate certificates." />
+          <TextField label="Private key" multiline required value={draft.privateKey} onChange={set("privateKey")} error={error("private_key")} hint={`PEM, not encrypted. ${secretHint}`} />
+        </div>
+      )}
+    </div>
+  );
 }

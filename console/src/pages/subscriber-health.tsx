@@ -65,16 +65,16 @@ function HealthCharts({ health, stepSeconds }: { health: SubscriberHealth; stepS
     <div class="grid">
       <Card title="Attempts">
         <TimeChart label="Attempts" times={times} format={formatNumber} series={[
-          { label: "Delivered", values: times.map((time) => intervals.get(time)?.delivered ?? 0) },
-          { label: "Failed", values: times.map((time) => intervals.get(time)?.failed ?? 0) },
-          { label: "Dead", values: times.map((time) => intervals.get(time)?.dead ?? 0) },
+          { label: "Delivered", colour: "green", values: times.map((time) => intervals.get(time)?.delivered ?? 0) },
+          { label: "Failed", colour: "orange", values: times.map((time) => intervals.get(time)?.failed ?? 0) },
+          { label: "Dead", colour: "red", values: times.map((time) => intervals.get(time)?.dead ?? 0) },
         ]} />
       </Card>
       <Card title="Response times">
         <TimeChart label="Response times" times={times} format={formatMilliseconds} series={[
-          { label: "50 %", values: latency("p50") },
-          { label: "95 %", values: latency("p95") },
-          { label: "99 %", values: latency("p99") },
+          { label: "50 %", colour: "teal", values: latency("p50") },
+          { label: "95 %", colour: "blue", values: latency("p95") },
+          { label: "99 %", colour: "violet", values: latency("p99") },
         ]} />
       </Card>
     </div>

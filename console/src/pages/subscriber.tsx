@@ -106,6 +106,7 @@ function Actions({ subscriber, reload, onSecret, onTest }: ActionsProps) {
 
 function Settings({ subscriber }: { subscriber: Subscriber }) {
   const headers = Object.keys(subscriber.headers);
+  const rules = Object.entries(subscriber.retry_rules);
   return (
     <div class="grid">
       <Card title="Delivery">
@@ -115,17 +116,18 @@ function Settings({ subscriber }: { subscriber: Subscriber }) {
           ["Event types", <EventTypeList types={subscriber.event_types} />],
           ["Ordering key", subscriber.ordering_key ? <code>{subscriber.ordering_key}</code> : "that of the event"],
           ["Format", subscriber.format],
-          ["Batches", subscriber.batch ? `up to ${plural(subscriber.batch.max, "message")}` : "no"],
+          ["Batches", subscriber.batch ? `up to ${plural(subscriber.batch.max, "message")}${subscriber.batch.wait_ms > 0 ? `, waiting ${formatMilliseconds(subscriber.batch.wait_ms)}` : ""}` : "no"],
           ["Timeout", formatMilliseconds(subscriber.timeout_ms)],
           ["Requests in flight", `at most ${subscriber.max_in_flight}`],
           ["Rate limit", subscriber.rate_limit_per_second ? `${subscriber.rate_limit_per_second}/s` : "none"],
           ["Headers", headers.length === 0 ? "none" : headers.join(", ")],
-          ["Credentials", subscriber.auth?.type ?? "none"],
+          ["Credentials", subscriber.auth?.type === "oauth2" ? `OAuth 2.0 (${subscriber.auth.client_id})` : subscriber.auth ? "TLS client certificate" : "none"],
         ]} />
       </Card>
       <Card title="Retries and secrets">
         <Details entries={[
           ["Pauses", subscriber.retry_backoff_seconds.map(formatSeconds).join(", ")],
+          ["Retry rules", rules.length === 0 ? "the default: 429 and 5xx are retried" : <code>{rules.map(([status, rule]) => `${status}: ${rule}`).join(", ")}</code>],
           ["After the last one", subscriber.on_exhausted === "block" ? "the lane waits for an operator" : "dead letter, and the lane goes on"],
           ["Secrets", plural(subscriber.secrets.length, "valid secret")],
           ["Created", <Time at={subscriber.created_at} />],

@@ -2,7 +2,7 @@ import { api } from "../api/client";
 import type { Subscriber } from "../api/types";
 import { Empty } from "../components/async";
 import { Badge, Card, Page, Time } from "../components/basics";
-import { SelectField } from "../components/form";
+import { SelectField, TextField } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { useMayManage } from "../lib/permissions";
 import { link, setQuery } from "../lib/router";
@@ -21,13 +21,15 @@ export function SubscribersPage({ parts, query }: PageProps) {
 
 function SubscriberList({ query }: { query: URLSearchParams }) {
   const active = query.get("active") ?? "";
+  const search = query.get("q") ?? "";
   const mayManage = useMayManage();
-  const list = usePages<Subscriber>(`subscribers ${active}`, (page, signal) =>
-    api.get("/hub/v1/subscribers", { query: { is_active: active === "" ? undefined : active === "true", ...page }, signal }), POLL_MS);
+  const list = usePages<Subscriber>(`subscribers ${active} ${search}`, (page, signal) =>
+    api.get("/hub/v1/subscribers", { query: { q: search || undefined, is_active: active === "" ? undefined : active === "true", ...page }, signal }), POLL_MS);
   const create = <a class="button primary" href={link("subscribers", "new")}>Create a subscriber</a>;
   return (
     <Page title="Subscribers" description="Endpoints that receive events as webhooks." actions={mayManage && create}>
       <div class="filters">
+        <TextField label="Search" type="search" value={search} onChange={(value) => setQuery({ q: value })} placeholder="Name" />
         <SelectField label="State" value={active} onChange={(value) => setQuery({ active: value })} options={[
           { value: "", label: "All" }, { value: "true", label: "Active" }, { value: "false", label: "Not active" },
         ]} />
@@ -40,7 +42,7 @@ function SubscriberList({ query }: { query: URLSearchParams }) {
           { header: "Event types", cell: (row) => <EventTypeList types={row.event_types} /> },
           { header: "Changed", cell: (row) => <Time at={row.updated_at} /> },
         ]} empty={
-          <Empty title="No subscriber" actions={mayManage && create}>
+          search !== "" || active !== "" ? <Empty title="No subscriber matches">Change the search or the state.</Empty> : <Empty title="No subscriber" actions={mayManage && create}>
             A subscriber is the address of a server that receives events. Create one, send a test, and see the attempt appear.
           </Empty>
         } />

@@ -9,11 +9,11 @@ import { ActionButton, FormError, TextField, useAction, type Action } from "../c
 import { ListView, usePages } from "../components/list";
 import { showToast } from "../components/toasts";
 import { useLive } from "../lib/live";
-import { link, navigate } from "../lib/router";
+import { link, navigate, setQuery } from "../lib/router";
 import { useStore } from "../lib/store";
 import type { PageProps } from "../pages";
 
-export function TenantsPage({ parts }: PageProps) {
+export function TenantsPage({ parts, query }: PageProps) {
   const [name] = parts;
   if (name === "new") return <NewTenantPage />;
   if (name !== undefined && name !== "audit") return <TenantPage name={name} />;
@@ -23,13 +23,18 @@ export function TenantsPage({ parts }: PageProps) {
       <Tabs label="Parts" current={name ?? ""} tabs={[
         { id: "", label: "Tenants", href: link("tenants") }, { id: "audit", label: "Audit trail", href: link("tenants", "audit") },
       ]} />
-      <Card flush>{name === "audit" ? <AuditTrail /> : <TenantList />}</Card>
+      {name === undefined && (
+        <div class="filters">
+          <TextField label="Search" type="search" value={query.get("q") ?? ""} onChange={(value) => setQuery({ q: value })} placeholder="Name" />
+        </div>
+      )}
+      <Card flush>{name === "audit" ? <AuditTrail /> : <TenantList search={query.get("q") ?? ""} />}</Card>
     </Page>
   );
 }
 
-function TenantList() {
-  const list = usePages<Tenant>("tenants", (page, signal) => api.get("/admin/v1/tenants", { query: page, signal }));
+function TenantList({ search }: { search: string }) {
+  const list = usePages<Tenant>(`tenants ${search}`, (page, signal) => api.get("/admin/v1/tenants", { query: { q: search || undefined, ...page }, signal }));
   // The API lets keys of operators act for a tenant, but no user.
   const mayAct = useStore(caller)?.kind === "key";
   const actFor = (name: string) => async () => {
@@ -45,7 +50,7 @@ function TenantList() {
       { header: "Events per second", align: "right", cell: (row) => row.events_per_second_max ?? "no limit" },
       { header: "Created", cell: (row) => <Time at={row.created_at} /> },
       ...(mayAct ? [{ header: "Actions", actions: true, cell: (row: Tenant) => <ActionButton class="small" label="Act for it" onRun={actFor(row.name)} /> }] : []),
-    ]} empty={<Empty title="No tenant">Create one for each customer.</Empty>} />
+    ]} empty={<Empty title="No tenant">{search === "" ? "Create one for each customer." : `No name contains "${search}".`}</Empty>} />
   );
 }
 

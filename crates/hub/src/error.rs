@@ -52,7 +52,8 @@ pub(crate) enum Error {
     )]
     TooManySecrets(usize),
     #[error(
-        "a tenant can have at most {0} subscribers ({1}): delete those that are no longer needed, or ask the operator for a higher limit"
+        "a tenant can have at most {0} subscriber{plural} ({1}): delete those that are no longer needed, or ask the operator for a higher limit",
+        plural = plural_end(.0)
     )]
     TooManySubscribers(u32, &'static str),
     #[error("{}", mailbox::log::unknown_tenant_text(.0))]
@@ -112,6 +113,10 @@ pub(crate) enum Error {
     Post(#[from] PostError),
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
+}
+
+fn plural_end(count: &u32) -> &'static str {
+    if *count == 1 { "" } else { "s" }
 }
 
 impl Error {

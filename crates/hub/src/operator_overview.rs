@@ -24,12 +24,19 @@ pub struct WebhookTotals {
     pub delivered: i64,
     /// Attempts that failed, whether they are retried or were the last.
     pub failed_attempts: i64,
-    /// Counted up to [`DEAD_LETTERS_COUNTED_MAX`].
-    pub dead_letters: i64,
+    /// By tenant, most first. Counted up to [`DEAD_LETTERS_COUNTED_MAX`] in all.
+    pub dead_letters: Vec<(String, i64)>,
     /// The response times below which 50 and 99 percent of the responses of the last minutes arrived, in milliseconds.
     pub latency_ms: Option<(f64, f64)>,
     /// The same for the time from the post of an event to its delivery.
     pub end_to_end_ms: Option<(f64, f64)>,
+}
+
+impl WebhookTotals {
+    /// The dead letters of all tenants.
+    pub fn dead_letter_count(&self) -> i64 {
+        self.dead_letters.iter().map(|(_, count)| count).sum()
+    }
 }
 
 /// A subscriber that needs an operator.

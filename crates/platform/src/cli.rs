@@ -12,6 +12,7 @@ mod demo;
 mod dispatch;
 mod emails;
 mod event_types;
+mod https;
 mod installation;
 mod listen;
 mod load;

@@ -159,7 +159,7 @@ async fn show(State(app): State<App>, _: Operator) -> Result<Json<Overview>, Pro
     let loaded = app.overview.load(app.db.pool(), now).await;
     let (totals, state) = loaded.map_err(|error| mailbox::database::problem(&error))?;
     let dead_letters = DeadLetterCounts {
-        webhooks: totals.webhooks.dead_letters,
+        webhooks: totals.webhooks.dead_letter_count(),
         consumers: totals.dead_of_consumers,
         mail: totals.given_up.mails,
         notifications: totals.given_up.notifications,
@@ -167,7 +167,7 @@ async fn show(State(app): State<App>, _: Operator) -> Result<Json<Overview>, Pro
     let mut findings = findings::of_checks(&app.health.report());
     findings.extend(findings::of_consumers(&state.consumers));
     findings.extend(findings::of_subscribers(&state.subscribers, now));
-    findings.extend(findings::of_dead_letters(&dead_letters));
+    findings.extend(findings::of_dead_letters(&dead_letters, &totals.webhooks.dead_letters));
     findings.sort_by_key(|finding| finding.severity);
     Ok(Json(Overview {
         at: totals.at,

@@ -49,6 +49,14 @@ pub struct TenantRecord {
     pub updated_at: DateTime<Utc>,
 }
 
+/// Selects tenants. None matches any.
+#[derive(Debug, Clone, Default)]
+pub struct TenantFilter {
+    pub is_suspended: Option<bool>,
+    /// Tenants whose name or display name contains this text, in upper or lower case.
+    pub name: Option<String>,
+}
+
 /// The fields that an operator sets.
 #[derive(Debug, Default)]
 pub struct TenantFields {

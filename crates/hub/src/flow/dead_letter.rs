@@ -23,8 +23,8 @@ use crate::store::{dead_letter as store, subscriber};
 
 /// Dead letters that one transaction retries or discards.
 const STEP: i64 = 1_000;
-/// Transactions per request.
-const STEPS_MAX: u64 = 100;
+/// Dead letters that one request retries or discards at most.
+pub(crate) const CHANGED_MAX: u64 = 100_000;
 
 /// The result of retrying many dead letters.
 #[derive(Debug, Serialize, ToSchema)]
@@ -95,17 +95,17 @@ async fn check_retryable(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant, de
     }
 }
 
-/// Retries all matching dead letters, oldest first, in steps of one transaction each. Skips those that were retried
+/// Retries up to `limit` matching dead letters, oldest first, in steps of one transaction each. Skips those that were retried
 /// before and those whose subscriber or event no longer exists.
 pub(crate) async fn retry_many(
     hub: &Hub,
     tenant: &Tenant,
-    filter: &DeadLetterFilter,
+    (filter, limit): (&DeadLetterFilter, u64),
     by: Principal,
     now: DateTime<Utc>,
 ) -> Result<Retried, Error> {
     let (mut retried, mut after) = (0, None);
-    for _ in 0..STEPS_MAX {
+    for _ in 0..limit.div_ceil(STEP as u64) {
         let mut tx = hub.db.begin().await?;
         let step = store::lock_many(&mut tx, tenant, filter, (after, STEP)).await?;
         post_retries(&mut tx, tenant, &step, by, now).await?;
@@ -161,17 +161,17 @@ pub(crate) async fn discard(
     .await
 }
 
-/// Discards all matching dead letters for which no retry was requested, oldest first, in steps of one transaction each. Those
+/// Discards up to `limit` matching dead letters for which no retry was requested, oldest first, in steps of one transaction each. Those
 /// that are given up meanwhile stay: nobody has seen them.
 pub(crate) async fn discard_many(
     hub: &Hub,
     tenant: &Tenant,
-    mut filter: DeadLetterFilter,
+    (mut filter, limit): (DeadLetterFilter, u64),
     by: Principal,
 ) -> Result<DiscardedMany, Error> {
     filter.to.get_or_insert(hub.clock.now());
     let (mut discarded, mut after) = (0, None);
-    for _ in 0..STEPS_MAX {
+    for _ in 0..limit.div_ceil(STEP as u64) {
         let mut tx = hub.db.begin().await?;
         let step = store::delete_many(&mut tx, tenant, &filter, (after, STEP)).await?;
         unblock_lanes(&mut tx, tenant, &step, by).await?;

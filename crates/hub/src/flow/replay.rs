@@ -1,5 +1,6 @@
 //! Requesting, inspecting and controlling replays.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -179,6 +180,15 @@ pub(crate) async fn list(
 /// Returns a replay.
 pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<(Replay, ReplayOutcomes), Error> {
     store::find(&mut *hub.db.acquire().await?, tenant, id).await?.ok_or(Error::NoReplay)
+}
+
+/// Returns the names of the subscribers of these replays, as far as they exist.
+pub(crate) async fn subscriber_names(
+    hub: &Hub,
+    replays: &[(Replay, ReplayOutcomes)],
+) -> Result<HashMap<Uuid, String>, Error> {
+    let ids: Vec<Uuid> = replays.iter().filter_map(|(replay, _)| replay.subscriber).collect();
+    Ok(subscriber::names(&mut *hub.db.acquire().await?, &ids).await?)
 }
 
 /// Pauses, resumes or cancels a replay. A turn of fan-out that is under way ends first: afterwards no message is created.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use kit::extract::{Json, Path};
+use kit::field::Whole;
 use kit::idempotency::{Mutation, StoredResponse};
 use kit::page::{Listing, Page};
 use kit::problem::Problem;
@@ -21,7 +22,7 @@ use crate::Hub;
 use crate::domain::Reason;
 use crate::error::Error;
 use crate::flow::dead_letter as flow;
-use crate::flow::dead_letter::{DiscardedMany, Retried};
+use crate::flow::dead_letter::{CHANGED_MAX, DiscardedMany, Retried};
 use crate::store::dead_letter::DeadLetterFilter;
 use crate::view::DeadLetterView;
 
@@ -73,6 +74,9 @@ struct BulkSelection {
     /// All dead letters. Cannot be combined with a filter.
     #[serde(default)]
     all: bool,
+    /// The number of dead letters that this request changes at most. It is rounded up to thousands.
+    #[schema(value_type = Option<i64>, minimum = 1, maximum = 100_000, default = 100_000)]
+    limit: Option<Whole>,
 }
 
 /// Describes a [`BulkSelection`] that is not empty.
@@ -95,9 +99,17 @@ impl ToSchema for BulkChoice {
 }
 
 impl BulkSelection {
+    fn limit(&self) -> Result<u64, Error> {
+        match self.limit {
+            None => Ok(CHANGED_MAX),
+            Some(Whole(limit)) if (1..=CHANGED_MAX as i64).contains(&limit) => Ok(limit as u64),
+            Some(_) => Err(Error::field("/limit", format!("must be a number from 1 to {CHANGED_MAX}"))),
+        }
+    }
+
     /// Fails without a filter and without `all`, so that an empty body does not retry or discard everything by mistake.
     fn into_filter(self) -> Result<DeadLetterFilter, Error> {
-        let BulkSelection { subscriber_id, event_type, reason, from, to, all } = self;
+        let BulkSelection { subscriber_id, event_type, reason, from, to, all, limit: _ } = self;
         let event_type = type_prefix(event_type);
         let filter = DeadLetterFilter { subscriber: subscriber_id, event_type, reason, from, to, retried: None };
         match (all, filter == DeadLetterFilter::default()) {
@@ -163,7 +175,7 @@ async fn retry(
 
 /// Retry many dead letters, oldest first
 ///
-/// Retries up to 100,000 dead letters, in transactions of 1,000. Repeat the request while the response says `more`. It
+/// Retries up to 100,000 dead letters, or `limit`, in transactions of 1,000. Repeat the request while the response says `more`. It
 /// needs no `Idempotency-Key`: dead letters that were already retried are skipped, so a repeated request continues with
 /// the rest.
 #[utoipa::path(post, path = "/hub/v1/dead-letters/retry", tag = "hub", request_body = BulkChoice, security(("bearer" = [])),
@@ -173,8 +185,10 @@ async fn retry_many(
     Manager(caller): Manager,
     Json(selection): Json<BulkSelection>,
 ) -> Result<Json<Retried>, Problem> {
+    let limit = selection.limit()?;
     let filter = selection.into_filter()?;
-    Ok(Json(flow::retry_many(&hub, &caller.tenant, &filter, caller.principal, hub.clock.now()).await?))
+    let now = hub.clock.now();
+    Ok(Json(flow::retry_many(&hub, &caller.tenant, (&filter, limit), caller.principal, now).await?))
 }
 
 /// Discard a dead letter
@@ -198,7 +212,7 @@ async fn discard(
 
 /// Discard many dead letters, oldest first
 ///
-/// Discards up to 100,000 dead letters, in transactions of 1,000. Repeat the request while the response says `more`. Dead
+/// Discards up to 100,000 dead letters, or `limit`, in transactions of 1,000. Repeat the request while the response says `more`. Dead
 /// letters for which a retry was requested are skipped.
 #[utoipa::path(post, path = "/hub/v1/dead-letters/discard", tag = "hub", request_body = BulkChoice, security(("bearer" = [])),
     responses((status = 200, body = DiscardedMany)))]
@@ -207,6 +221,7 @@ async fn discard_many(
     Manager(caller): Manager,
     Json(selection): Json<BulkSelection>,
 ) -> Result<Json<DiscardedMany>, Problem> {
+    let limit = selection.limit()?;
     let filter = selection.into_filter()?;
-    Ok(Json(flow::discard_many(&hub, &caller.tenant, filter, caller.principal).await?))
+    Ok(Json(flow::discard_many(&hub, &caller.tenant, (filter, limit), caller.principal).await?))
 }

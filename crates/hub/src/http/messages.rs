@@ -68,10 +68,11 @@ impl From<MessageOutcome> for Outcome {
 
 /// List messages, newest first
 ///
-/// Those of one subscriber, or of all subscribers that exist.
+/// Those of one subscriber, or of all subscribers that exist. An event is listed once for each subscriber, with the state of
+/// the last time that it was sent: a message that is retried or replayed moves to the beginning of the list.
 ///
-/// With an `outcome`, each page searches a bounded number of messages. A page can therefore be short or empty and still
-/// have a `next_cursor`.
+/// Each page searches a bounded number of messages. With an `outcome`, or after many messages were sent again, a page can
+/// therefore be short or empty and still have a `next_cursor`.
 #[utoipa::path(get, path = "/hub/v1/messages", tag = "hub", params(Listing<MessageFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<MessageView>), (status = 404, description = "There is no such subscriber")))]
 async fn list(

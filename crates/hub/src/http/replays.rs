@@ -56,7 +56,8 @@ async fn list(
     let filter = ReplayFilter { subscriber: filters.subscriber_id, state: filters.state };
     let replays = flow::list(&hub, &caller.tenant, filter, (before, limit + 1)).await?;
     let now = hub.clock.now();
-    Ok(scope.cut(replays, limit, |(replay, _)| replay.id).map(|found| ReplayView::new(found, now)))
+    let names = flow::subscriber_names(&hub, &replays).await?;
+    Ok(scope.cut(replays, limit, |(replay, _)| replay.id).map(|found| ReplayView::new(found, now).named(&names)))
 }
 
 /// Send events again
@@ -95,7 +96,8 @@ async fn show(
     Path(id): Path<Uuid>,
 ) -> Result<Json<ReplayView>, Problem> {
     let found = flow::show(&hub, &caller.tenant, id).await?;
-    Ok(Json(ReplayView::new(found, hub.clock.now())))
+    let names = flow::subscriber_names(&hub, std::slice::from_ref(&found)).await?;
+    Ok(Json(ReplayView::new(found, hub.clock.now()).named(&names)))
 }
 
 /// Pause a replay
@@ -155,7 +157,8 @@ async fn cancel(
 /// Send a message again
 ///
 /// Creates a replay of this message, also if it is delivered. Nothing is sent if its event no longer matches the types and
-/// the filter of the subscriber.
+/// the filter of the subscriber. When it was sent, an open dead letter of the message is closed, unless it blocks its lane: retry
+/// the dead letter instead.
 #[utoipa::path(post, path = "/hub/v1/messages/{id}/resend", tag = "hub", security(("bearer" = [])),
     params(("id" = String, Path, pattern = r"^(evt_)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\.[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$", description = "The UUIDs of the event and the subscriber, joined by a dot"),
         ("idempotency-key" = Option<String>, Header, description = "A repeat with the same key has no further effect")),

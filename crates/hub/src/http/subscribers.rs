@@ -57,6 +57,9 @@ struct SubscriberFilters {
     /// Only subscribers whose `event_types` match this type.
     #[param(example = "order.paid")]
     event_type: Option<String>,
+    /// Only subscribers whose name contains this text, in upper or lower case.
+    #[param(example = "billing")]
+    q: Option<String>,
 }
 
 /// Options of a rotation.
@@ -88,7 +91,7 @@ async fn list(
 ) -> Result<Page<SubscriberWithSecrets>, Problem> {
     let scope = page_scope(&hub, "subscribers", &caller, &filters);
     let before = scope.position(cursor.as_deref())?;
-    let filter = SubscriberFilter { is_active: filters.is_active, event_type: filters.event_type };
+    let filter = SubscriberFilter { is_active: filters.is_active, event_type: filters.event_type, name: filters.q };
     let subscribers = flow::list(&hub, &caller.tenant, &filter, (before, limit + 1)).await?;
     let page = scope.cut(subscribers, limit, |stored| stored.subscriber.id);
     Ok(page.map(|stored| SubscriberWithSecrets::from(&stored)))

@@ -8,6 +8,7 @@ use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
+use crate::delivery::Attempt;
 use crate::domain::Reason;
 use crate::hub_message::EventSnapshot;
 
@@ -16,6 +17,8 @@ use crate::hub_message::EventSnapshot;
 pub(crate) struct DeadLetter {
     pub(crate) id: Uuid,
     pub(crate) subscriber: Uuid,
+    /// The name of the subscriber when the message was given up.
+    pub(crate) subscriber_name: String,
     pub(crate) lane: Option<String>,
     /// The replay that has created the message.
     pub(crate) replay: Option<Uuid>,
@@ -51,7 +54,7 @@ pub(crate) struct DeadLetterFilter {
 }
 
 const COLUMNS: &str =
-    "id, subscriber, lane, replay, event_id, event_type, ordering_key, log_at, reason, detail, attempts,
+    "id, subscriber, coalesce(subscriber_snapshot ->> 'name', '') as subscriber_name, lane, replay, event_id, event_type, ordering_key, log_at, reason, detail, attempts,
     moved_to_dlq_at, manual_retry_by, manual_retry_at";
 /// The columns of a [`Discarded`]. A deleted subscriber has no lanes.
 const DISCARDED: &str = "id, subscriber, n, exists (
@@ -191,6 +194,48 @@ pub(crate) async fn mark_retried(
         .map(drop)
 }
 
+/// Marks the dead letters as retried whose event a replay has sent to the subscriber again: it arrived, or became a new dead
+/// letter. A dead letter that blocks its lane stays open, because the lane waits for the decision of an operator.
+pub(crate) async fn close_replayed(
+    db: &mut PgConnection,
+    attempts: &[Attempt],
+    now: DateTime<Utc>,
+) -> sqlx::Result<()> {
+    let mut replayed = Vec::new();
+    for attempt in attempts.iter().filter(|attempt| attempt.outcome.is_final()) {
+        replayed.extend(attempt.replay.map(|replay| (attempt.subscriber, attempt.n, replay)));
+    }
+    if replayed.is_empty() {
+        return Ok(());
+    }
+    // Subscribers without open dead letters are left out first, so that a large replay rarely searches for its messages. The
+    // limit makes it a search for each message: a join may scan all messages instead.
+    sqlx::query(
+        "with sent as materialized (
+             select * from unnest($1::uuid[], $2::bigint[], $3::uuid[]) as sent (subscriber, n, replay)
+             where exists (select from pillarbox_hub.dead_letter as open
+                           where open.subscriber = sent.subscriber and open.manual_retry_at is null)
+         )
+         update pillarbox_hub.dead_letter as dead
+         set manual_retry_at = $4,
+             manual_retry_by = coalesce((select requested_by from pillarbox_hub.replay where id = sent.replay), 'replay')
+         from sent cross join lateral (
+             select log_id from pillarbox_hub.message where subscriber = sent.subscriber and n = sent.n limit 1
+         ) message
+         where dead.log_id = message.log_id and dead.subscriber = sent.subscriber and dead.n < sent.n
+           and dead.manual_retry_at is null
+           and not exists (select from pillarbox_hub.lane
+                           where lane.subscriber = dead.subscriber and lane.head = dead.n and lane.next_at is null)",
+    )
+    .bind(replayed.iter().map(|(subscriber, ..)| *subscriber).collect::<Vec<_>>())
+    .bind(replayed.iter().map(|(_, n, _)| *n).collect::<Vec<_>>())
+    .bind(replayed.iter().map(|(.., replay)| *replay).collect::<Vec<_>>())
+    .bind(now)
+    .execute(db)
+    .await
+    .map(drop)
+}
+
 fn discarded(row: &PgRow) -> sqlx::Result<Discarded> {
     Ok(Discarded {
         id: row.try_get("id")?,
@@ -207,6 +252,7 @@ fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
     Ok(DeadLetter {
         id: row.try_get("id")?,
         subscriber: row.try_get("subscriber")?,
+        subscriber_name: row.try_get("subscriber_name")?,
         lane: row.try_get("lane")?,
         replay: row.try_get("replay")?,
         event: event_id.zip(row.try_get("event_type")?),

@@ -12,7 +12,7 @@ use super::health;
 use crate::delivery::{Attempt, Changes, LaneRow, NewDeadLetter};
 use crate::domain::Outcome;
 use crate::replay::ReplayOutcomes;
-use crate::store::replay;
+use crate::store::{dead_letter, replay};
 
 /// A subscriber that was switched off.
 #[derive(Debug)]
@@ -32,6 +32,7 @@ pub(crate) async fn save(
     insert_attempts(tx, &changes.attempts).await?;
     replay::add_outcomes(tx, &replay_outcomes(&changes.attempts)).await?;
     insert_dead_letters(tx, &changes.dead_letters).await?;
+    dead_letter::close_replayed(tx, &changes.attempts, now).await?;
     // Delete first: a lane whose head has moved has one row to delete and another to insert, with the same name.
     delete_lanes(tx, &changes.deleted_lanes).await?;
     upsert_lanes(tx, &changes.saved_lanes).await?;

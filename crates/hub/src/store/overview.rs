@@ -89,10 +89,12 @@ fn histogram(row: &PgRow, column: &str) -> sqlx::Result<Histogram> {
     counts.try_into().map_err(|_| sqlx::Error::Decode(format!("{column} has another number of ranges").into()))
 }
 
-/// The number of dead letters that were not retried, counted up to `max`.
-pub(crate) async fn count_dead_letters(db: &mut PgConnection, max: i64) -> sqlx::Result<i64> {
-    let query = "select count(*) from (select from pillarbox_hub.dead_letter where manual_retry_at is null limit $1) as counted";
-    sqlx::query_scalar(query).bind(max).fetch_one(db).await
+/// The number of dead letters that were not retried, by tenant, counted up to `max` in all. Most first.
+pub(crate) async fn count_dead_letters(db: &mut PgConnection, max: i64) -> sqlx::Result<Vec<(String, i64)>> {
+    let query = "select tenant, count(*)
+                 from (select tenant from pillarbox_hub.dead_letter where manual_retry_at is null limit $1) as counted
+                 group by tenant order by count(*) desc, tenant";
+    sqlx::query_as(query).bind(max).fetch_all(db).await
 }
 
 /// Subscribers that the hub has switched off, and those whose attempts fail since before `failing_before`: at most `limit` of

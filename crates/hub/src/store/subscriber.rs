@@ -1,5 +1,7 @@
 //! SQL for subscribers and their secrets.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use kit::auth::Tenant;
 use kit::secret::Cipher;
@@ -41,6 +43,8 @@ pub(crate) struct SubscriberFilter {
     pub(crate) is_active: Option<bool>,
     /// Subscribers whose `event_types` match this type.
     pub(crate) event_type: Option<String>,
+    /// Subscribers whose name contains this text, in upper or lower case.
+    pub(crate) name: Option<String>,
 }
 
 const COLUMNS: &str = "id, tenant, name, url, event_types, filter, ordering_key, retry_backoff_seconds, retry_statuses,
@@ -183,6 +187,16 @@ pub(crate) async fn exists(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> 
         .await
 }
 
+/// The names of those of these subscribers that exist.
+pub(crate) async fn names(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<HashMap<Uuid, String>> {
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let query = "select id, name from pillarbox_hub.subscriber where id = any ($1)";
+    let rows: Vec<(Uuid, String)> = sqlx::query_as(query).bind(ids).fetch_all(db).await?;
+    Ok(rows.into_iter().collect())
+}
+
 /// Returns subscribers newest first, those with ids below `before`.
 pub(crate) async fn list(
     db: &mut PgConnection,
@@ -200,6 +214,7 @@ pub(crate) async fn list(
                    then starts_with($4, left(pattern, -1)) and length($4) >= length(pattern)
                        and (pattern <> '*' or split_part($4, '.', 1) <> 'hub')
                    else pattern = $4 end))
+           and ($6::text is null or strpos(lower(name), lower($6)) > 0)
          order by id desc limit $5"
     );
     let rows = sqlx::query(sqlx::AssertSqlSafe(query))
@@ -208,6 +223,7 @@ pub(crate) async fn list(
         .bind(filter.is_active)
         .bind(&filter.event_type)
         .bind(i64::from(limit))
+        .bind(&filter.name)
         .fetch_all(db)
         .await?;
     rows.iter().map(|row| stored_subscriber(row, cipher)).collect()

@@ -23,6 +23,8 @@ pub(crate) struct DeadLetterView {
     #[serde(flatten)]
     event_reference: EventReference,
     subscriber_id: Uuid,
+    /// The name of the subscriber when the message was given up.
+    subscriber_name: String,
     /// The lane of the message: messages of one lane are sent one after the other. Absent: the message had none.
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<String>,
@@ -37,10 +39,10 @@ pub(crate) struct DeadLetterView {
     attempts: i16,
     /// When the message was given up.
     moved_to_dlq_at: DateTime<Utc>,
-    /// Who requested the retry. Absent: nobody has.
+    /// Who requested the retry, or the replay that has sent the event to the subscriber again. Absent: nobody has.
     #[serde(skip_serializing_if = "Option::is_none")]
     manual_retry_by: Option<String>,
-    /// When the retry was requested.
+    /// When the retry was requested, or the replay has sent the event again.
     #[serde(skip_serializing_if = "Option::is_none")]
     manual_retry_at: Option<DateTime<Utc>>,
     /// The event with its payload, as it was when the message was given up.
@@ -62,6 +64,7 @@ impl DeadLetterView {
             message_id: dead.event.as_ref().map(|(event, _)| MessageId { event: *event, subscriber }),
             event_reference: EventReference::new(dead.event, dead.ordering_key, dead.received_at),
             subscriber_id: dead.subscriber,
+            subscriber_name: dead.subscriber_name,
             lane: dead.lane.map(|lane| public_lane(&lane, dead.replay).to_owned()),
             replay_id: dead.replay,
             reason: dead.reason,

@@ -141,7 +141,7 @@ pub(crate) struct OutcomeView {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ProgressView {
     outcome: Outcome,
-    /// The number of attempts so far, including those before the message was retried as a dead letter.
+    /// The number of attempts so far, including those before the message was retried as a dead letter. A replay counts anew.
     attempts: i16,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_attempt_at: Option<DateTime<Utc>>,
@@ -157,13 +157,24 @@ pub(crate) struct ProgressView {
     /// The message is a dead letter, and later messages of its lane wait until it is retried or given up.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     blocks_lane: bool,
+    /// The dead letter that can be retried or discarded. Absent: the message was not given up, or its dead letter was retried
+    /// or discarded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead_letter_id: Option<Uuid>,
 }
 
 impl From<Progress> for ProgressView {
     fn from(progress: Progress) -> ProgressView {
-        let Progress { outcome, attempts, last_attempt_at, last_status, last_error, next_attempt_at, blocks_lane } =
-            progress;
-        ProgressView { outcome, attempts, last_attempt_at, last_status, last_error, next_attempt_at, blocks_lane }
+        ProgressView {
+            outcome: progress.outcome,
+            attempts: progress.attempts,
+            last_attempt_at: progress.last_attempt_at,
+            last_status: progress.last_status,
+            last_error: progress.last_error,
+            next_attempt_at: progress.next_attempt_at,
+            blocks_lane: progress.blocks_lane,
+            dead_letter_id: progress.open_dead_letter,
+        }
     }
 }
 
@@ -193,6 +204,7 @@ impl From<Skipped> for OutcomeView {
             last_error: None,
             next_attempt_at: None,
             blocks_lane: false,
+            dead_letter_id: None,
         };
         OutcomeView { subscriber_id: skipped.subscriber, name: skipped.name, message_id: None, progress }
     }

@@ -63,7 +63,32 @@ impl TryFrom<String> for EventIdParam {
     }
 }
 
-/// An event for one subscriber.
+/// Why a message is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = HubMessageKind)]
+pub(crate) enum MessageKind {
+    /// The event was posted.
+    Original,
+    /// A dead letter was retried.
+    Retry,
+    /// A replay sends the event again, or a backfill sends it to a new subscriber.
+    Replay,
+}
+
+impl MessageKind {
+    /// A retry of a message of a replay is a retry.
+    fn of(retry_of: Option<Uuid>, replay: Option<Uuid>) -> MessageKind {
+        match (retry_of, replay) {
+            (Some(_), _) => MessageKind::Retry,
+            (None, Some(_)) => MessageKind::Replay,
+            (None, None) => MessageKind::Original,
+        }
+    }
+}
+
+/// An event for one subscriber. If it was sent several times, because it was retried as a dead letter or by a replay, the state
+/// is that of the last time.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HubMessage)]
 pub(crate) struct MessageView {
@@ -74,18 +99,21 @@ pub(crate) struct MessageView {
     #[serde(flatten)]
     event: EventReference,
     subscriber_id: Uuid,
+    subscriber_name: String,
     /// Messages of one lane are sent one after the other. Absent: the message waits for no other.
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<String>,
     /// The sequence number of the message in its lane.
     #[serde(skip_serializing_if = "Option::is_none")]
     seq: Option<i64>,
-    /// When the event became a message for this subscriber, or was last moved by maintenance.
+    /// When the event became a message for this subscriber, was last sent again on request, or was last moved by maintenance.
     created_at: DateTime<Utc>,
-    /// The dead letter of which this message is the retry.
+    /// Why the message is sent.
+    kind: MessageKind,
+    /// The dead letter that was retried last.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_of: Option<Uuid>,
-    /// The replay that has created the message.
+    /// The replay by which the message was sent again last.
     #[serde(skip_serializing_if = "Option::is_none")]
     replay_id: Option<Uuid>,
     #[serde(flatten)]
@@ -104,9 +132,11 @@ impl MessageView {
             id: event_id.map(|event| MessageId { event, subscriber: message.subscriber }),
             event: EventReference::new(event, ordering_key, message.log_ref.at),
             subscriber_id: message.subscriber,
+            subscriber_name: message.name,
             lane: message.lane.map(|lane| public_lane(&lane, message.replay).to_owned()),
             seq: message.seq,
             created_at: message.at,
+            kind: MessageKind::of(message.retry_of, message.replay),
             retry_of: message.retry_of,
             replay_id: message.replay,
             progress: message.progress.into(),
@@ -119,8 +149,17 @@ impl MessageView {
 #[schema(as = HubAttempt)]
 pub(crate) struct AttemptView {
     at: DateTime<Utc>,
-    /// The number of the attempt, from 1. The attempts of a retried dead letter are numbered after the earlier ones.
+    /// The number of the attempt, from 1. The attempts of a retried dead letter are numbered after the earlier ones; a replay
+    /// starts at 1 again.
     attempt: i16,
+    /// Why the message was sent.
+    kind: MessageKind,
+    /// The dead letter that was retried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_of: Option<Uuid>,
+    /// The replay that has sent the message again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replay_id: Option<Uuid>,
     outcome: Outcome,
     /// The HTTP status. Absent: there was no response.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -139,7 +178,18 @@ pub(crate) struct AttemptView {
 
 impl From<Attempt> for AttemptView {
     fn from(attempt: Attempt) -> AttemptView {
-        let Attempt { at, attempt, outcome, status, latency_ms, error, detail, excerpt } = attempt;
-        AttemptView { at, attempt, outcome, status, latency_ms, error, detail, excerpt }
+        AttemptView {
+            at: attempt.at,
+            attempt: attempt.attempt,
+            kind: MessageKind::of(attempt.retry_of, attempt.replay),
+            retry_of: attempt.retry_of,
+            replay_id: attempt.replay,
+            outcome: attempt.outcome,
+            status: attempt.status,
+            latency_ms: attempt.latency_ms,
+            error: attempt.error,
+            detail: attempt.detail,
+            excerpt: attempt.excerpt,
+        }
     }
 }

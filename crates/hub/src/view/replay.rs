@@ -1,5 +1,7 @@
 //! Replays in API responses.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -17,6 +19,9 @@ pub(crate) struct ReplayView {
     /// Absent: all subscribers of the tenant.
     #[serde(skip_serializing_if = "Option::is_none")]
     subscriber_id: Option<Uuid>,
+    /// The name of the subscriber in responses to reads. Absent if it was deleted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subscriber_name: Option<String>,
     mode: ReplayMode,
     /// The number of named events. Absent: those of the time range are sent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,6 +99,7 @@ impl ReplayView {
             id: replay.id,
             kind: replay.kind,
             subscriber_id: replay.subscriber,
+            subscriber_name: None,
             mode: replay.selection.mode,
             events: replay.events.map(|events| events.len()),
             from: is_range.then_some(replay.selection.from),
@@ -105,6 +111,14 @@ impl ReplayView {
             created_at: replay.created_at,
             progress,
         }
+    }
+}
+
+impl ReplayView {
+    /// The view with the name of its subscriber, by the names of subscribers.
+    pub(crate) fn named(self, names: &HashMap<Uuid, String>) -> ReplayView {
+        let subscriber_name = self.subscriber_id.and_then(|id| names.get(&id).cloned());
+        ReplayView { subscriber_name, ..self }
     }
 }
 

@@ -140,7 +140,8 @@ pub(super) async fn set_role(settings: &Settings, email: &str, role: UserRole) -
 pub(super) async fn announce_users(settings: &Settings) -> Result<(), Failure> {
     let users = identity::announce_all_again(&connect(settings)?).await?;
     print_line(&format!(
-        "{users} users are announced again, as soon as a process runs the service identity with the role maintain."
+        "{} announced again, as soon as a process runs the service identity with the role maintain.",
+        table::count(users, "user is", "users are")
     ))?;
     Ok(())
 }

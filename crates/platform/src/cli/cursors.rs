@@ -81,8 +81,10 @@ async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes
     }
     if unread > 0 && from.is_none() && !yes {
         return Err(Failure::Other(format!(
-            "{name} has not processed the last {unread} messages of the log and would skip them; add --yes to confirm, or --from TIME \
-             to read from a time"
+            "{name} has not processed the last {} of the log and would skip {}; add --yes to confirm, or --from TIME to read from \
+             a time",
+            table::count(unread, "message", "messages"),
+            if unread == 1 { "it" } else { "them" }
         )));
     }
     if from.is_some() {
@@ -99,7 +101,8 @@ async fn reset(settings: &Settings, name: &str, from: Option<DateTime<Utc>>, yes
     print_line(&match from {
         None => {
             format!(
-                "{name} continues with messages that are posted from now on; {unread} messages of the log are skipped."
+                "{name} continues with messages that are posted from now on; {} skipped.",
+                table::count(unread, "message of the log is", "messages of the log are")
             )
         }
         Some(from) => {
@@ -122,20 +125,21 @@ async fn continue_like(settings: &Settings, name: &str, other: &str) -> Result<(
              meanwhile"
         ),
         MoveResult::OtherHasParked(count) => format!(
-            "{count} messages of {other} are parked: it has passed them without having processed them, so nobody would; \
-             retry or discard them first"
+            "{} parked, which {other} has passed without having processed them, so nobody would; retry or discard them first",
+            table::count(count, &format!("message of {other} is"), &format!("messages of {other} are"))
         ),
         MoveResult::OtherIsIncomplete => format!(
             "{other} has lapsed, or has yet to finish a replay, so its position does not tell what it has processed; start it \
              until `pillarbox cursors` shows that it keeps up"
         ),
         MoveResult::WouldSkip(count) => format!(
-            "{count} messages are for {name} and not for {other}, and {name} has not read them: it would skip them; start \
-             {name} until it has read them"
+            "{} for {name} and not for {other}, and {name} has not read what it would skip; start {name} until it has read it",
+            table::count(count, "message is", "messages are")
         ),
         MoveResult::IsAhead(count) => format!(
-            "{name} has read {count} messages that {other} has not, so nobody or both would process them; start {other} \
-             until it has read them"
+            "{name} has read {} that {other} has not, so nobody or both would process them; start {other} until it has read \
+             them",
+            table::count(count, "message", "messages")
         ),
     };
     Err(Failure::Other(refusal))
@@ -147,6 +151,9 @@ async fn drop_consumer(settings: &Settings, name: &str) -> Result<(), Failure> {
     tx.commit().await?;
     Ok(print_line(&match dead_letters {
         0 => format!("{name} is dropped."),
-        count => format!("{name} is dropped; {count} parked messages are dead letters now."),
+        count => format!(
+            "{name} is dropped; {} now.",
+            table::count(count, "parked message is a dead letter", "parked messages are dead letters")
+        ),
     })?)
 }

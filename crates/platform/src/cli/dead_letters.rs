@@ -106,7 +106,7 @@ async fn retry(settings: &Settings, target: Target) -> Result<(), Failure> {
     }
     let query = target.selection.into_query().map_err(explain)?;
     let db = connect(settings)?;
-    print_result("are parked again, and due now", flow::retry_dead_letters(&db, &query).await?)?;
+    print_result("parked again, and due now", flow::retry_dead_letters(&db, &query).await?)?;
     for (consumer, count) in dead_letters::without_consumer(&db, &query).await? {
         print_line(&format!(
             "{count} of {consumer} cannot be retried: it is not a consumer of the log, or it no longer exists."
@@ -123,7 +123,7 @@ async fn discard(settings: &Settings, target: Target) -> Result<(), Failure> {
         return Ok(print_line(&format!("Dead letter {id} is discarded."))?);
     }
     let query = target.selection.into_query().map_err(explain)?;
-    print_result("are discarded", flow::discard_dead_letters(&connect(settings)?, &query).await?)
+    print_result("discarded", flow::discard_dead_letters(&connect(settings)?, &query).await?)
 }
 
 /// Names the options of the command line instead of the fields of the HTTP API.
@@ -138,5 +138,5 @@ fn explain(error: operator::Error) -> Failure {
 
 fn print_result(result: &str, Bulk { count, more }: Bulk) -> Result<(), Failure> {
     let more = if more { "; there are more: run the command again" } else { "" };
-    Ok(print_line(&format!("{count} dead letters {result}{more}."))?)
+    Ok(print_line(&format!("{} {result}{more}.", table::count(count, "dead letter is", "dead letters are")))?)
 }

@@ -25,7 +25,7 @@ pub(super) struct Deliveries {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List deliveries, newest first
+    /// List deliveries, newest first: each event once per subscriber, with the outcome of the last time that it was sent
     List {
         /// Only to this subscriber
         #[arg(long, value_name = "ID", value_parser = uuid)]
@@ -56,7 +56,7 @@ async fn execute(api: &Api, command: Command) -> Result<(), Failure> {
     match command {
         Command::List { subscriber, outcome, list } => {
             let query = [("subscriber_id", subscriber.map(|id| id.to_string())), ("outcome", outcome)];
-            let heads = ["CREATED", "EVENT TYPE", "OUTCOME", "ATTEMPTS", "STATUS", "ID"];
+            let heads = ["QUEUED", "EVENT TYPE", "SUBSCRIBER", "KIND", "OUTCOME", "ATTEMPTS", "STATUS", "ID"];
             pages::print(api, PATH, &query, &list, Columns { heads, row }).await
         }
         Command::Show { id } => {
@@ -67,10 +67,12 @@ async fn execute(api: &Api, command: Command) -> Result<(), Failure> {
     }
 }
 
-fn row(item: &Value) -> [String; 6] {
+fn row(item: &Value) -> [String; 8] {
     [
         pages::time(item, "created_at"),
         pages::text(item, "event_type"),
+        pages::text(item, "subscriber_name"),
+        pages::text(item, "kind"),
         pages::text(item, "outcome"),
         pages::text(item, "attempts"),
         pages::text(item, "last_status"),

@@ -3,9 +3,11 @@
 //! - [`setup`]: creates tenants, keys, subscribers and streams, and removes them at the end.
 //! - [`receiver`]: the endpoints of the subscribers, some of which fail for a while.
 //! - [`traffic`]: orders, events of tenants and business events. [`gatherings`]: events that people join, and projects.
+//! - [`account`]: a person with an account, who gets e-mails.
 //!
 //! Everything it creates has a name that begins with `demo-`.
 
+mod account;
 mod gatherings;
 mod receiver;
 mod setup;
@@ -168,7 +170,7 @@ pub(super) async fn run(settings: &Settings, args: DemoArgs) -> Result<(), Failu
     let demo = Demo {
         settings: Arc::new(settings.clone()),
         db: connect(settings)?,
-        operator: Api::new(&base, operator_token),
+        operator: Api::new(&base, operator_token)?,
         token_time,
         pause: Duration::from_secs_f64(traffic::KINDS / args.rate),
         counts: Arc::default(),

@@ -71,7 +71,7 @@ fn is_without_settings(command: Option<&Command>) -> bool {
 /// Gives the server and the API key of the context to a command that uses HTTP. Fails if the key cannot be read.
 fn apply_server(target: &Target, command: Option<&mut Command>) -> Result<(), Failure> {
     let args = match command {
-        Some(Command::Send(send)) => return target.fill(&mut send.server, &mut send.api_key),
+        Some(Command::Send(send)) => &mut send.server,
         Some(Command::Subscribers(args)) => &mut args.server,
         Some(Command::Deliveries(args)) => &mut args.server,
         Some(Command::WebhookDeadLetters(args)) => &mut args.server,

@@ -86,7 +86,7 @@ async fn retry(settings: &Settings, Selection { to, template, all: _ }: Selectio
     let selection = DeadMails::new(to, template);
     let BulkRetry { count, more } = notify::retry_dead_mails(&connect(settings)?, &selection, retry_time).await?;
     let more = if more { "; there are more: run the command again" } else { "" };
-    Ok(print_line(&format!("{count} e-mails are queued again, and due now{more}."))?)
+    Ok(print_line(&format!("{} queued again, and due now{more}.", table::count(count, "e-mail is", "e-mails are")))?)
 }
 
 fn row(item: &Value) -> [String; 7] {

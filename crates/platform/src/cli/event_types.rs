@@ -116,7 +116,7 @@ async fn import(db: &PgPool, tenant: &Tenant, args: &Import) -> Result<(), Failu
     }
     let unchanged = &result["unchanged"];
     let end = if args.dry_run { " This was a dry run: nothing has changed." } else { "" };
-    Ok(print_line(&format!("{unchanged} event types are unchanged.{end}"))?)
+    Ok(print_line(&format!("{} unchanged.{end}", table::count(unchanged, "event type is", "event types are")))?)
 }
 
 fn read(file: &Path) -> Result<String, Failure> {

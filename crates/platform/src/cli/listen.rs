@@ -1,6 +1,6 @@
 //! `listen`: receives webhooks on this machine, and tells for each whether its signature and its order are right.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,13 +8,14 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use chrono::{SecondsFormat, Utc};
 use clap::Args;
 use hub::client::{Client, WebhookRequest};
 use hub::signature::Verifier;
 use hub::target::Target;
 use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 use tokio::net::TcpListener;
 
@@ -23,11 +24,19 @@ use super::webhooks::client_for_any_server;
 
 /// Timeout of a forwarded request: the longest time that a subscriber may allow for a response.
 const FORWARD_TIME_MAX: Duration = Duration::from_secs(30);
-/// Lanes whose last number is known. With more of them, all are forgotten, and the next webhook of each is its first one.
+/// Lanes whose last number is known. With more of them, all are reset, and the next webhook of each is its first one.
 const LANES_MAX: usize = 100_000;
+/// Missing numbers of a lane that are known, the newest.
+const MISSING_MAX: usize = 1_000;
 /// Headers that belong to one connection, or that the client sets itself.
 const NOT_FORWARDED: [header::HeaderName; 4] =
     [header::HOST, header::CONTENT_LENGTH, header::CONNECTION, header::TRANSFER_ENCODING];
+
+/// The verdicts on webhooks that are in order.
+const GOOD: &str = "good";
+const FIRST: &str = "first of its lane here";
+const NO_LANE: &str = "no lane";
+const REPLAY: &str = "replay: not numbered";
 
 #[derive(Args)]
 pub(super) struct Listen {
@@ -88,10 +97,29 @@ struct Forward {
     target: Target,
 }
 
-/// The number of the last webhook of each lane that was accepted.
+/// What was accepted of each lane. The key is the path of the request and the lane: subscribers whose addresses have different
+/// paths are distinguished.
 #[derive(Default)]
 struct Order {
-    last: HashMap<String, u64>,
+    lanes: HashMap<(String, String), LaneState>,
+}
+
+/// What was accepted of one lane.
+struct LaneState {
+    /// The highest number.
+    last: u64,
+    /// The id of the message with the number 1, if it was received.
+    first_id: Option<String>,
+    /// Lower numbers that have not arrived.
+    missing: BTreeSet<u64>,
+}
+
+/// A message of a webhook, which has one or, in a batch, several.
+struct Numbered {
+    id: String,
+    lane: Option<String>,
+    seq: Option<u64>,
+    is_replay: bool,
 }
 
 /// Prints the received webhooks as lines of JSON until it is stopped. Fails if the secret or the URL is invalid, or the port is
@@ -147,7 +175,7 @@ fn responder(listen: &Listen) -> Result<Responder, Failure> {
     Ok(Responder::Forward(Box::new(Forward { client: client_for_any_server()?, target })))
 }
 
-async fn receive(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body: Bytes) -> StatusCode {
+async fn receive(State(endpoint): State<Arc<Endpoint>>, uri: Uri, headers: HeaderMap, body: Bytes) -> StatusCode {
     let now = Utc::now();
     let verified = endpoint.verifier.as_ref().map(|verifier| verifier.verify(&headers, &body, now.timestamp()));
     let (status, error) = match &verified {
@@ -156,7 +184,8 @@ async fn receive(State(endpoint): State<Arc<Endpoint>>, headers: HeaderMap, body
     };
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let (lane, seq) = (text("webhook-lane"), text("webhook-seq"));
-    let order = endpoint.order.lock().unwrap_or_else(PoisonError::into_inner).check(lane, seq, status);
+    let messages = messages_of(&headers, &body);
+    let order = endpoint.order.lock().unwrap_or_else(PoisonError::into_inner).check_all(uri.path(), &messages, status);
     let line = ReceivedLine {
         at: now.to_rfc3339_opts(SecondsFormat::Millis, true),
         id: text("webhook-id"),
@@ -199,26 +228,104 @@ impl Responder {
     }
 }
 
+/// The messages of a webhook. The header `webhook-batch` distinguishes a batch; its items carry what headers carry otherwise.
+fn messages_of(headers: &HeaderMap, body: &[u8]) -> Vec<Numbered> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let is_replay = headers.contains_key("webhook-replay");
+    if !headers.contains_key("webhook-batch") {
+        let seq = text("webhook-seq").and_then(|seq| seq.parse().ok());
+        return vec![Numbered {
+            id: text("webhook-id").unwrap_or_default(),
+            lane: text("webhook-lane"),
+            seq,
+            is_replay,
+        }];
+    }
+    let items: Vec<Value> = serde_json::from_slice(body).unwrap_or_default();
+    let item = |item: &Value| {
+        let field = |names: [&str; 2]| names.iter().map(|name| &item[*name]).find(|value| !value.is_null()).cloned();
+        // A CloudEvent has the lane as `partitionkey`, and its number as the text `sequence`.
+        let seq = field(["seq", "sequence"]).and_then(|seq| match seq {
+            Value::String(text) => text.parse().ok(),
+            other => other.as_u64(),
+        });
+        let lane = field(["lane", "partitionkey"]).and_then(|lane| lane.as_str().map(str::to_owned));
+        Numbered { id: item["id"].as_str().unwrap_or_default().to_owned(), lane, seq, is_replay }
+    };
+    items.iter().map(item).collect()
+}
+
 impl Order {
-    /// The verdict on the order of a webhook within its lane. One that is not accepted is sent again, so it does not count.
-    fn check(&mut self, lane: Option<&str>, seq: Option<&str>, status: StatusCode) -> String {
-        let Some((lane, seq)) = lane.zip(seq.and_then(|seq| seq.parse::<u64>().ok())) else {
-            return "no lane".to_owned();
-        };
-        let last = self.last.get(lane).copied();
-        // A lane that was idle for long starts at 1 again.
-        if status.is_success() && last.is_none_or(|last| seq > last || seq == 1) {
-            if self.last.len() >= LANES_MAX {
-                self.last.clear();
-            }
-            self.last.insert(lane.to_owned(), seq);
+    /// The verdict on the order of a webhook. That of a batch names the items that are not in order.
+    fn check_all(&mut self, path: &str, messages: &[Numbered], status: StatusCode) -> String {
+        if let [message] = messages {
+            return self.check(path, message, status);
         }
-        match last {
-            None => "first of its lane here".to_owned(),
-            Some(last) if seq == last + 1 => "good".to_owned(),
-            Some(_) if seq == 1 => "the lane starts again".to_owned(),
-            Some(last) if seq <= last => "repeat".to_owned(),
-            Some(last) => format!("gap: {} missing after {last}", seq - last - 1),
+        let mut verdicts = Vec::new();
+        for (index, message) in messages.iter().enumerate() {
+            let verdict = self.check(path, message, status);
+            if ![GOOD, FIRST, NO_LANE, REPLAY].contains(&verdict.as_str()) {
+                verdicts.push(format!("item {}: {verdict}", index + 1));
+            }
+        }
+        if verdicts.is_empty() { GOOD.to_owned() } else { verdicts.join("; ") }
+    }
+
+    /// The verdict on a message within its lane. One that is not accepted is sent again, so it does not count.
+    fn check(&mut self, path: &str, message: &Numbered, status: StatusCode) -> String {
+        let (Some(lane), Some(seq)) = (&message.lane, message.seq) else {
+            return if message.is_replay { REPLAY } else { NO_LANE }.to_owned();
+        };
+        let key = (path.to_owned(), lane.clone());
+        if !self.lanes.contains_key(&key) && self.lanes.len() >= LANES_MAX {
+            self.lanes.clear();
+        }
+        let Some(state) = self.lanes.get_mut(&key) else {
+            if status.is_success() {
+                self.lanes.insert(key, LaneState::starting_with(seq, &message.id));
+            }
+            return FIRST.to_owned();
+        };
+        let verdict = state.judge(seq, &message.id);
+        if status.is_success() {
+            state.accept(seq, &message.id);
+        }
+        verdict
+    }
+}
+
+impl LaneState {
+    fn starting_with(seq: u64, id: &str) -> LaneState {
+        LaneState { last: seq, first_id: (seq == 1).then(|| id.to_owned()), missing: BTreeSet::new() }
+    }
+
+    /// A lane that was idle for long starts at 1 again. A 1 with the id of the former one is a repeat of it.
+    fn starts_again(&self, seq: u64, id: &str) -> bool {
+        seq == 1 && !self.missing.contains(&1) && self.first_id.as_deref() != Some(id)
+    }
+
+    fn judge(&self, seq: u64, id: &str) -> String {
+        match seq {
+            _ if seq == self.last + 1 => GOOD.to_owned(),
+            _ if self.starts_again(seq, id) => "the lane starts again".to_owned(),
+            _ if self.missing.contains(&seq) => format!("late: it should have been sent before {}", self.last),
+            _ if seq <= self.last => "repeat".to_owned(),
+            _ => format!("gap: {} missing after {}", seq - self.last - 1, self.last),
+        }
+    }
+
+    fn accept(&mut self, seq: u64, id: &str) {
+        if self.starts_again(seq, id) {
+            *self = LaneState::starting_with(seq, id);
+        }
+        self.missing.remove(&seq);
+        if seq > self.last {
+            let first_known = seq.saturating_sub(MISSING_MAX as u64).max(self.last + 1);
+            self.missing.extend(first_known..seq);
+            self.last = seq;
+        }
+        while self.missing.len() > MISSING_MAX {
+            self.missing.pop_first();
         }
     }
 }
@@ -239,22 +346,57 @@ mod tests {
         assert_eq!(printable_body(b"not JSON \xff").get(), "\"not JSON \u{fffd}\"");
     }
 
+    fn numbered(id: &str, lane: &str, seq: u64) -> Numbered {
+        Numbered { id: id.to_owned(), lane: Some(lane.to_owned()), seq: Some(seq), is_replay: false }
+    }
+
     #[test]
-    fn repeats_and_gaps_are_distinguished_within_each_lane() {
+    fn repeats_gaps_and_late_webhooks_are_distinguished_within_each_lane() {
         let mut order = Order::default();
-        let mut check = |lane, seq, status: StatusCode| order.check(Some(lane), Some(seq), status);
+        let mut check = |lane, seq: u64, status: StatusCode| {
+            order.check_all("/", &[numbered(&format!("{lane}{seq}"), lane, seq)], status)
+        };
         let (ok, failed) = (StatusCode::OK, StatusCode::INTERNAL_SERVER_ERROR);
-        assert_eq!(check("a", "7", ok), "first of its lane here");
-        assert_eq!(check("a", "8", failed), "good");
-        assert_eq!(check("a", "8", ok), "good", "the attempt before was not accepted");
-        assert_eq!(check("a", "8", ok), "repeat");
-        assert_eq!(check("b", "1", ok), "first of its lane here");
-        assert_eq!(check("a", "12", ok), "gap: 3 missing after 8");
-        assert_eq!(check("a", "9", ok), "repeat");
-        assert_eq!(check("a", "13", ok), "good");
-        assert_eq!(check("a", "1", ok), "the lane starts again");
-        assert_eq!(check("a", "2", ok), "good");
-        assert_eq!(order.check(None, Some("1"), ok), "no lane");
-        assert_eq!(order.check(Some("a"), Some("x"), ok), "no lane");
+        assert_eq!(check("a", 7, ok), "first of its lane here");
+        assert_eq!(check("a", 8, failed), "good");
+        assert_eq!(check("a", 8, ok), "good", "the attempt before was not accepted");
+        assert_eq!(check("a", 8, ok), "repeat");
+        assert_eq!(check("b", 1, ok), "first of its lane here");
+        assert_eq!(check("b", 1, ok), "repeat", "it has the id of the first one");
+        assert_eq!(check("a", 12, ok), "gap: 3 missing after 8");
+        assert_eq!(check("a", 10, failed), "late: it should have been sent before 12");
+        assert_eq!(check("a", 10, ok), "late: it should have been sent before 12");
+        assert_eq!(check("a", 10, ok), "repeat");
+        assert_eq!(check("a", 13, ok), "good");
+        assert_eq!(check("a", 1, ok), "the lane starts again");
+        assert_eq!(check("a", 1, ok), "repeat");
+        assert_eq!(check("a", 2, ok), "good");
+    }
+
+    #[test]
+    fn a_replay_has_no_number_and_subscribers_are_distinguished_by_their_paths() {
+        let mut order = Order::default();
+        let mut check = |path: &str, message: Numbered| order.check_all(path, &[message], StatusCode::OK);
+        assert_eq!(check("/a", numbered("x", "k", 5)), "first of its lane here");
+        assert_eq!(check("/b", numbered("x", "k", 2)), "first of its lane here");
+        assert_eq!(check("/a", numbered("y", "k", 6)), "good");
+        let replayed = Numbered { seq: None, is_replay: true, ..numbered("x", "k", 0) };
+        assert_eq!(check("/a", replayed), "replay: not numbered");
+        assert_eq!(check("/a", Numbered { lane: None, seq: None, ..numbered("x", "", 0) }), "no lane");
+    }
+
+    #[test]
+    fn the_items_of_a_batch_are_checked_each() {
+        let mut order = Order::default();
+        let headers = HeaderMap::from_iter(
+            [("webhook-batch", "3")]
+                .map(|(name, value)| (header::HeaderName::from_static(name), header::HeaderValue::from_static(value))),
+        );
+        let mut check = |body: &str| order.check_all("/", &messages_of(&headers, body.as_bytes()), StatusCode::OK);
+        let first = r#"[{"id":"1","lane":"a","seq":1},{"id":"2","lane":"a","seq":2},{"id":"3"}]"#;
+        assert_eq!(check(first), "good");
+        assert_eq!(check(first), "item 1: repeat; item 2: repeat");
+        let second = r#"[{"id":"4","partitionkey":"a","sequence":"3"},{"id":"5","partitionkey":"a","sequence":"5"}]"#;
+        assert_eq!(check(second), "item 2: gap: 1 missing after 3");
     }
 }

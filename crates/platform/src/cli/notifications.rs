@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::Failure;
 use super::installation::connect;
-use super::table::print_line;
+use super::table::{self, print_line};
 use crate::settings::Settings;
 
 #[derive(Subcommand)]
@@ -43,5 +43,5 @@ pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Fai
     let selection = DeadNotifications { channel, event_type, user_id: user };
     let BulkRetry { count, more } = notify::retry_dead_notifications(&connect(settings)?, &selection).await?;
     let more = if more { "; there are more: run the command again" } else { "" };
-    Ok(print_line(&format!("{count} notifications are due now{more}."))?)
+    Ok(print_line(&format!("{} due now{more}.", table::count(count, "notification is", "notifications are")))?)
 }

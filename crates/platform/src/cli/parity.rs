@@ -182,7 +182,8 @@ impl Found {
             0 => String::new(),
             rest => format!("\n  and {rest} more: --json lists all of them"),
         };
-        Err(format!("{} events are missing on one side:{named}{rest}", self.missing.len()))
+        let events = table::count(self.missing.len(), "event is", "events are");
+        Err(format!("{events} missing on one side:{named}{rest}"))
     }
 }
 

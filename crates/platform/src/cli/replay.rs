@@ -188,7 +188,10 @@ pub(super) async fn recover(settings: &Settings, args: RecoverArgs) -> Result<()
     };
     print_line(&format!("Recovered: {effect}."))?;
     if skipped > 0 {
-        print_line(&format!("{skipped} pending webhooks are dead letters of the hub now."))?;
+        print_line(&format!(
+            "{} of the hub now.",
+            table::count(skipped, "pending webhook is a dead letter", "pending webhooks are dead letters")
+        ))?;
     }
     let consumers = status::consumers(&db).await?;
     let names: Vec<&str> = consumers.iter().map(|consumer| consumer.consumer.as_str()).collect();

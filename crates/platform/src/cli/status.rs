@@ -96,7 +96,7 @@ async fn load(settings: &Settings) -> Result<Report, Failure> {
         report.consumers = load_consumers(&db, &report.checks).await?;
         report.other_dead_letters =
             dead_letters::without_consumer(&db, &Selection::default()).await?.into_iter().collect();
-        report.dead_webhooks = hub::webhook_totals(&db).await?.dead_letters;
+        report.dead_webhooks = hub::webhook_totals(&db).await?.dead_letter_count();
         let given_up = notify::given_up(&db).await?;
         (report.dead_emails, report.dead_notifications) = (given_up.mails, given_up.notifications);
     }
@@ -167,14 +167,20 @@ fn print_given_up(report: &Report) -> std::io::Result<()> {
     }
     if report.dead_webhooks > 0 {
         let list = "`pillarbox webhook-dead-letters list --tenant NAME`";
-        dead(&format!("{} webhooks: {list} shows why; it also retries and discards them", report.dead_webhooks))?;
+        let webhooks = table::count(report.dead_webhooks, "webhook", "webhooks");
+        dead(&format!("{webhooks}: {list} shows why; it also retries and discards them"))?;
     }
-    for (count, name, route) in
-        [(report.dead_emails, "e-mails", "mail"), (report.dead_notifications, "notifications", "notifications")]
-    {
+    let kinds = [
+        (report.dead_emails, ["e-mail", "e-mails"], "mail"),
+        (report.dead_notifications, ["notification", "notifications"], "notifications"),
+    ];
+    for (count, [one, many], route) in kinds {
         if count > 0 {
             let reasons = format!("GET /admin/v1/{route}?status=dead shows why");
-            dead(&format!("{count} {name}: {reasons}, and `pillarbox {route} retry --all` retries them"))?;
+            dead(&format!(
+                "{}: {reasons}, and `pillarbox {route} retry --all` retries them",
+                table::count(count, one, many)
+            ))?;
         }
     }
     Ok(())

@@ -94,7 +94,11 @@ pub(super) async fn run(settings: &Settings, Streams { command, tenant }: Stream
         Command::Seek(seek) => {
             let moved = hub::seek_stream(&db, &tenant, &seek.name, seek.body()).await.map_err(Failure::Other)?;
             let lag = &moved["lag"]["messages"];
-            Ok(print_line(&format!("Moved the stream {}. {lag} messages wait to be read.", seek.name))?)
+            Ok(print_line(&format!(
+                "Moved the stream {}. {} to be read.",
+                seek.name,
+                table::count(lag, "message waits", "messages wait")
+            ))?)
         }
         Command::Delete { name } => {
             hub::delete_stream(&db, &tenant, &name).await.map_err(Failure::Other)?;

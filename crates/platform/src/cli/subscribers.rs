@@ -29,6 +29,9 @@ pub(super) struct Subscribers {
 enum Command {
     /// List the subscribers
     List {
+        /// Only subscribers whose name contains this text
+        #[arg(long, value_name = "TEXT")]
+        search: Option<String>,
         #[command(flatten)]
         list: ListArgs,
     },
@@ -36,6 +39,8 @@ enum Command {
     Show(Id),
     /// Create a subscriber and print it, with its secret, as JSON; the secret is not shown again
     Create(Create),
+    /// Change fields of a subscriber and print it as JSON; the others stay as they are
+    Update(Update),
     /// Pause a subscriber: its messages wait
     Pause(Id),
     /// Resume a paused subscriber: the messages that wait are sent
@@ -45,7 +50,13 @@ enum Command {
     /// Send a test webhook and print the response as JSON; exit with 1 if it is not delivered
     Test(Id),
     /// Create a new secret and print it as JSON; the former one stays valid for a day
-    RotateSecret(Id),
+    RotateSecret {
+        #[command(flatten)]
+        id: Id,
+        /// For how many hours the former secret still signs as well, from 0 to 168
+        #[arg(long, value_name = "HOURS", default_value_t = 24, value_parser = clap::value_parser!(u8).range(0..=168))]
+        overlap_hours: u8,
+    },
     /// Delete a subscriber; messages that wait for it are not sent
     Delete(Id),
 }
@@ -73,6 +84,26 @@ struct Create {
     field: Vec<(String, String)>,
 }
 
+#[derive(Args)]
+#[command(group(clap::ArgGroup::new("changes").required(true).multiple(true).args(["name", "url", "event_types", "field"])))]
+struct Update {
+    #[command(flatten)]
+    id: Id,
+    /// The new name
+    #[arg(long)]
+    name: Option<String>,
+    /// The new address. At another host, `headers` of the subscriber have to be given again with --field
+    #[arg(long)]
+    url: Option<String>,
+    /// The new types of events, such as order.paid or order.*
+    #[arg(long, value_name = "TYPE,...", value_delimiter = ',')]
+    event_types: Option<Vec<String>>,
+    /// Any other field of the API, such as --field max_in_flight=4; can be repeated. The value is JSON, or else a text; null
+    /// resets the field to its default
+    #[arg(long, value_name = "NAME=VALUE", value_parser = super::name_and_value)]
+    field: Vec<(String, String)>,
+}
+
 /// Lists, shows, creates, changes or deletes subscribers over HTTP. Fails if there is no server or the server refuses it.
 pub(super) async fn run(settings: &Settings, subscribers: Subscribers) -> Result<bool, Failure> {
     let Subscribers { command, tenant, server } = subscribers;
@@ -88,12 +119,16 @@ async fn execute(api: &Api, command: Command) -> Result<bool, Failure> {
         api.send(Method::POST, &format!("{PATH}/{}/{verb}", id.id), body).await
     };
     match command {
-        Command::List { list } => {
+        Command::List { search, list } => {
             let heads = ["ID", "NAME", "STATE", "EVENT TYPES", "URL"];
-            pages::print(api, PATH, &[], &list, Columns { heads, row }).await?;
+            pages::print(api, PATH, &[("q", search)], &list, Columns { heads, row }).await?;
         }
         Command::Show(Id { id }) => table::print_json(&api.get(&format!("{PATH}/{id}")).await?)?,
         Command::Create(create) => table::print_json(&api.post(PATH, &body_of(create)).await?)?,
+        Command::Update(update) => {
+            let path = format!("{PATH}/{}", update.id.id);
+            table::print_json(&api.send(Method::PATCH, &path, Some(&update.body())).await?)?;
+        }
         Command::Pause(id) => {
             post(&id, "pause", None).await?;
             print_line(&format!("The subscriber {} is paused.", id.id))?;
@@ -112,7 +147,10 @@ async fn execute(api: &Api, command: Command) -> Result<bool, Failure> {
             table::print_json(&tested)?;
             return Ok(tested["delivered"] == true);
         }
-        Command::RotateSecret(id) => table::print_json(&post(&id, "rotate-secret", Some(&json!({}))).await?)?,
+        Command::RotateSecret { id, overlap_hours } => {
+            let overlap = json!({"overlap_hours": overlap_hours});
+            table::print_json(&post(&id, "rotate-secret", Some(&overlap)).await?)?;
+        }
         Command::Delete(Id { id }) => {
             api.send(Method::DELETE, &format!("{PATH}/{id}"), None).await?;
             print_line(&format!("The subscriber {id} is deleted."))?;
@@ -121,11 +159,24 @@ async fn execute(api: &Api, command: Command) -> Result<bool, Failure> {
     Ok(true)
 }
 
-fn body_of(create: Create) -> Value {
-    let mut body = Map::new();
-    for (name, value) in create.field {
-        body.insert(name, serde_json::from_str(&value).unwrap_or(Value::String(value)));
+/// Fields as the user gives them: their values are JSON, or else texts.
+fn fields_of(given: Vec<(String, String)>) -> Map<String, Value> {
+    let field = |(name, value): (String, String)| (name, serde_json::from_str(&value).unwrap_or(Value::String(value)));
+    given.into_iter().map(field).collect()
+}
+
+impl Update {
+    fn body(self) -> Value {
+        let mut body = fields_of(self.field);
+        body.extend(self.name.map(|name| ("name".to_owned(), name.into())));
+        body.extend(self.url.map(|url| ("url".to_owned(), url.into())));
+        body.extend(self.event_types.map(|types| ("event_types".to_owned(), types.into())));
+        Value::Object(body)
     }
+}
+
+fn body_of(create: Create) -> Value {
+    let mut body = fields_of(create.field);
     body.insert("name".to_owned(), create.name.into());
     body.insert("url".to_owned(), create.url.into());
     body.insert("event_types".to_owned(), create.event_types.into());

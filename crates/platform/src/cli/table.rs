@@ -84,6 +84,14 @@ pub(super) fn print_json(value: &impl Serialize) -> std::io::Result<()> {
     writeln!(out)
 }
 
+/// A count with its noun and verb: `1 message is`, `2 messages are`.
+pub(super) fn count(count: impl std::fmt::Display, one: &str, many: &str) -> String {
+    match count.to_string() {
+        count if count == "1" => format!("1 {one}"),
+        count => format!("{count} {many}"),
+    }
+}
+
 /// Prints one line. `println!` would panic when the reader has closed the pipe.
 pub(super) fn print_line(line: &str) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{line}")

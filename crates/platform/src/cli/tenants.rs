@@ -14,7 +14,7 @@ use super::installation::connect;
 use super::table::{self, print_line};
 use crate::settings::Settings;
 use crate::tenants::flow::{self, Propagation};
-use crate::tenants::{TenantFields, TenantRecord};
+use crate::tenants::{TenantFields, TenantFilter, TenantRecord};
 
 /// Rows that a list loads at a time.
 const PAGE: u32 = 100;
@@ -22,12 +22,15 @@ const PAGE: u32 = 100;
 #[derive(Subcommand)]
 pub(super) enum Command {
     /// Create a tenant
-    Create(Create),
+    Create(Limits),
     /// List the tenants by name
     List {
         /// Only tenants that are suspended (true), or that are not (false)
         #[arg(long)]
         suspended: Option<bool>,
+        /// Only tenants whose name or display name contains this text
+        #[arg(long, value_name = "TEXT")]
+        search: Option<String>,
         /// Print lines of JSON
         #[arg(long)]
         json: bool,
@@ -37,6 +40,8 @@ pub(super) enum Command {
         /// The name of the tenant
         tenant: Tenant,
     },
+    /// Change the display name or the limits of a tenant; what is not given stays as it is
+    Update(Limits),
     /// Suspend a tenant: its requests are refused, and messages to its subscribers wait
     Suspend {
         /// The name of the tenant
@@ -55,7 +60,7 @@ pub(super) enum Command {
 }
 
 #[derive(Args)]
-pub(super) struct Create {
+pub(super) struct Limits {
     /// The name in requests and messages; it cannot be changed
     tenant: Tenant,
     /// The name that operators see
@@ -72,7 +77,7 @@ pub(super) struct Create {
     payload_bytes_max: Option<i64>,
 }
 
-/// Creates, lists, shows, suspends, resumes or deletes tenants. Fails if the named one does not exist, or a field is invalid.
+/// Creates, lists, shows, changes, suspends, resumes or deletes tenants. Fails if the named one does not exist, or a field is invalid.
 pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Failure> {
     let db = connect(settings)?;
     match command {
@@ -82,7 +87,16 @@ pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Fai
             tx.commit().await?;
             Ok(print_line(&format!("Created the tenant {}.", created.name.as_str()))?)
         }
-        Command::List { suspended, json } => list(&db, suspended, json).await,
+        Command::List { suspended, search, json } => {
+            list(&db, &TenantFilter { is_suspended: suspended, name: search }, json).await
+        }
+        Command::Update(update) => {
+            let mut tx = db.begin().await?;
+            let tenant = update.tenant.clone();
+            let changed = flow::update(&mut tx, &tenant, &IfMatch::default(), fields(update)).await?;
+            tx.commit().await?;
+            Ok(table::print_json(&changed)?)
+        }
         Command::Show { tenant } => Ok(table::print_json(&flow::show(&db, &tenant).await?)?),
         Command::Suspend { tenant } => {
             set_suspended(settings, db, &tenant, true).await?;
@@ -101,7 +115,7 @@ pub(super) async fn run(settings: &Settings, command: Command) -> Result<(), Fai
     }
 }
 
-fn fields(create: Create) -> TenantFields {
+fn fields(create: Limits) -> TenantFields {
     fn field<T>(value: Option<T>) -> Field<T> {
         value.map_or(Field::Absent, Field::Given)
     }
@@ -126,10 +140,10 @@ async fn set_suspended(settings: &Settings, db: PgPool, tenant: &Tenant, is_susp
     Ok(())
 }
 
-async fn list(db: &PgPool, suspended: Option<bool>, json: bool) -> Result<(), Failure> {
+async fn list(db: &PgPool, filter: &TenantFilter, json: bool) -> Result<(), Failure> {
     let (mut rows, mut after) = (Vec::new(), None::<String>);
     loop {
-        let page = flow::list(db, suspended, after.as_deref(), PAGE).await?;
+        let page = flow::list(db, filter, after.as_deref(), PAGE).await?;
         after = page.last().map(|last| last.name.as_str().to_owned());
         let is_last = page.len() < PAGE as usize;
         for tenant in page {

@@ -15,6 +15,8 @@ use crate::operator::time;
 use crate::settings::Settings;
 
 const PATH: &str = "/hub/v1/dead-letters";
+/// Dead letters that one request retries or discards, so that the progress can be shown.
+const STEP: u32 = 5_000;
 
 #[derive(Args)]
 pub(super) struct WebhookDeadLetters {
@@ -99,11 +101,11 @@ async fn execute(api: &Api, command: Command) -> Result<(), Failure> {
         Command::Show { id } => Ok(table::print_json(&api.get(&format!("{PATH}/{id}")).await?)?),
         Command::Retry(selection) => {
             let count = change(api, "retry", "retried", selection).await?;
-            Ok(print_line(&format!("{count} webhooks are sent again."))?)
+            Ok(print_line(&format!("{} sent again.", table::count(count, "webhook is", "webhooks are")))?)
         }
         Command::Discard(selection) => {
             let count = change(api, "discard", "discarded", selection).await?;
-            Ok(print_line(&format!("{count} dead letters are discarded."))?)
+            Ok(print_line(&format!("{} discarded.", table::count(count, "dead letter is", "dead letters are")))?)
         }
     }
 }
@@ -114,22 +116,19 @@ async fn change(api: &Api, verb: &str, counter: &str, selection: Selection) -> R
         api.send(Method::POST, &format!("{PATH}/{id}/{verb}"), None).await?;
         return Ok(1);
     }
-    let mut body: Map<String, Value> = selection
-        .filter
-        .fields()
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.to_owned(), value?.into())))
-        .collect();
-    if selection.all {
-        body.insert("all".to_owned(), true.into());
-    }
+    // Not those that are given up from now on: a message whose retry fails at once would be retried without end.
+    let filter = Filter { to: selection.filter.to.or(Some(Utc::now())), ..selection.filter };
+    let mut body: Map<String, Value> =
+        filter.fields().into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into()))).collect();
+    body.insert("limit".to_owned(), STEP.into());
     let (body, mut count) = (Value::Object(body), 0);
     loop {
-        let answer = api.post(&format!("{PATH}/{verb}"), &body).await?;
+        let answer = api.post_bulk(&format!("{PATH}/{verb}"), &body).await?;
         count += answer[counter].as_u64().unwrap_or_default();
         if answer["more"] != true {
             return Ok(count);
         }
+        eprintln!("{counter} so far: {count}");
     }
 }
 

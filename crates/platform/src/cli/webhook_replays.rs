@@ -122,7 +122,8 @@ async fn replay(db: &PgPool, settings: &Settings, tenant: &Tenant, args: &Replay
     let created = hub::request_replay(db, &settings.hub, tenant, request).await.map_err(Failure::Other)?;
     if args.dry_run {
         let (count, is_exact) = (&created["matched"], created["is_exact"] == true);
-        let text = if is_exact { format!("{count} messages") } else { format!("at least {count} messages") };
+        let count = table::count(count, "message", "messages");
+        let text = if is_exact { count } else { format!("at least {count}") };
         print_line(&format!("{text} would be sent; nothing is."))?;
         return Ok(());
     }

@@ -1,24 +1,18 @@
 //! `send`: posts an event by hand.
 
-use std::time::Duration;
-
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::Method;
 use clap::Args;
 use hub::address::{AllowedNetworks, Network};
-use hub::client::{Client, ClientSettings, WebhookRequest};
-use hub::target::Target;
-use kit::secret::Secret;
+use hub::client::{Client, ClientSettings};
+use kit::auth::Tenant;
 use serde::Serialize;
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::Failure;
-use super::api::local_address;
+use super::api::{ServerArgs, producer_api};
+use super::https::extra_roots;
 use super::table::print_line;
 use crate::settings::Settings;
-
-/// Timeout of the request of `send`.
-const SEND_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// The request body of `send`. The payload is embedded byte for byte: a JSON value in between would change numbers that it
 /// cannot represent, and drop repeated keys.
@@ -43,12 +37,11 @@ pub(super) struct Send {
     /// A repeated request with the same idempotency key has no further effect
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// The address of the server [default: the server of the data folder, or the setting listen]
-    #[arg(long, value_name = "URL")]
-    pub(super) server: Option<String>,
-    /// The API key [default: the setting admin_key]. Better as a variable: other users can see the arguments of a process
-    #[arg(long, value_name = "KEY", env = "PILLARBOX_API_KEY", hide_env_values = true)]
-    pub(super) api_key: Option<String>,
+    /// The tenant
+    #[arg(long, value_name = "NAME", default_value = "main")]
+    tenant: Tenant,
+    #[command(flatten)]
+    pub(super) server: ServerArgs,
 }
 
 /// Posts an event over HTTP, as a producer does. Fails if an argument is invalid, there is no API key, or the server does not
@@ -56,62 +49,21 @@ pub(super) struct Send {
 pub(super) async fn send(settings: &Settings, send: Send) -> Result<(), Failure> {
     let payload: Box<RawValue> = serde_json::from_str(&send.payload)
         .map_err(|error| Failure::Other(format!("the payload is not JSON: {error}")))?;
-    let server = match send.server {
-        Some(server) => server,
-        None => local_address(settings)?,
-    };
-    let target = Target::parse(&format!("{}/hub/v1/events", server.trim_end_matches('/')), false)
-        .map_err(|error| Failure::Other(format!("--server {error}")))?;
-    let key = send.api_key.map(Secret::new).or_else(|| settings.admin_key.clone());
-    let key = key.ok_or_else(|| {
-        Failure::Other(
-            "an API key is required: set PILLARBOX_API_KEY (create one with `pillarbox key create --role ingest`)"
-                .to_owned(),
-        )
-    })?;
-    let mut headers = HeaderMap::new();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(header::AUTHORIZATION, header_value("the API key", &format!("Bearer {}", key.reveal()))?);
-    if let Some(key) = &send.idempotency_key {
-        headers.insert("idempotency-key", header_value("--idempotency-key", key)?);
-    }
+    let api = producer_api(settings, &send.server, &send.tenant)?;
     let event = NewEvent { event_type: &send.event_type, payload: &payload, ordering_key: send.key.as_deref() };
-    let body = serde_json::to_vec(&event).map_err(|error| Failure::Other(format!("the event is not JSON: {error}")))?;
-    let client = client_for_any_server()?;
-    let request = WebhookRequest { target: &target, headers, body: body.into(), timeout: SEND_TIME_MAX };
-    let sent = client.post(request).await;
-    let response = sent.map_err(|failure| {
-        Failure::Other(format!(
-            "{server}: {failure}. Is it running? Start it with `pillarbox up`, or give another address with --server URL"
-        ))
-    })?;
-    match response.status {
-        StatusCode::ACCEPTED => Ok(print_line(&response.excerpt)?),
-        status => Err(Failure::Other(format!("{server} responded with {status}: {}", problem_text(&response.excerpt)))),
-    }
+    let body = serde_json::to_string(&event);
+    let body = body.map_err(|error| Failure::Other(format!("the event is not JSON: {error}")))?;
+    let answer = api.send_text(Method::POST, "/hub/v1/events", Some(body), send.idempotency_key.as_deref()).await?;
+    Ok(print_line(&String::from_utf8_lossy(&answer))?)
 }
 
 /// The guard against private addresses is for subscribers; the user of a command may send to any server.
 pub(super) fn client_for_any_server() -> Result<Client, Failure> {
     let anywhere = ["0.0.0.0/0", "::/0"].into_iter().filter_map(|network| network.parse::<Network>().ok());
-    let settings = ClientSettings { allowed_networks: AllowedNetworks::new(anywhere), ..ClientSettings::default() };
+    let allowed_networks = AllowedNetworks::new(anywhere);
+    let extra_roots = extra_roots().map_err(Failure::Other)?;
+    let settings = ClientSettings { allowed_networks, extra_roots, ..ClientSettings::default() };
     Client::new(settings).map_err(Failure::Other)
-}
-
-/// The detail and the field errors of a problem document; any other response unchanged.
-pub(super) fn problem_text(response: &str) -> String {
-    let problem: Value = serde_json::from_str(response).unwrap_or_default();
-    let Some(detail) = problem["detail"].as_str() else { return response.to_owned() };
-    let fields = problem["errors"].as_array().into_iter().flatten();
-    let field = |error: &Value| Some(format!("; {}: {}", error["pointer"].as_str()?, error["detail"].as_str()?));
-    fields.filter_map(field).fold(detail.to_owned(), |text, field| text + &field)
-}
-
-fn header_value(flag: &str, text: &str) -> Result<HeaderValue, Failure> {
-    let mut value = HeaderValue::from_str(text)
-        .map_err(|_| Failure::Other(format!("{flag} must be printable ASCII characters")))?;
-    value.set_sensitive(true);
-    Ok(value)
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use super::DeadLetterCounts;
 use crate::operator::BEHIND_SECONDS;
 
 const CONSUMERS_PAGE: &str = "#/log";
-const SUBSCRIBERS_PAGE: &str = "#/subscribers";
-/// Subscribers that one finding names.
+const DEAD_LETTERS_PAGE: &str = "#/dead-letters";
+/// Subscribers or tenants that one finding names.
 const NAMES_MAX: usize = 5;
 
 /// Something that an operator should look at.
@@ -25,9 +25,28 @@ pub(super) struct Finding {
     detail: String,
     /// The command or the page that helps.
     what_to_do: String,
-    /// The page of the console that shows more, such as `#/dead-letters`.
+    /// The pages of the console that show more.
+    links: Vec<FindingLink>,
+}
+
+/// A page of the console.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+struct FindingLink {
+    #[schema(example = "acme (12)")]
+    label: String,
+    /// The address within the console.
+    #[schema(example = "#/dead-letters")]
+    address: String,
+    /// The tenant whose data the page has to show. Absent: the page shows all tenants.
     #[serde(skip_serializing_if = "Option::is_none")]
-    link: Option<&'static str>,
+    tenant: Option<String>,
+}
+
+impl FindingLink {
+    /// A page that shows the whole installation.
+    fn page(label: &str, address: &str) -> FindingLink {
+        FindingLink { label: label.to_owned(), address: address.to_owned(), tenant: None }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
@@ -48,7 +67,7 @@ pub(super) fn of_checks(checks: &[State]) -> Vec<Finding> {
         },
         detail: check.error.clone().unwrap_or_default(),
         what_to_do: "Run `pillarbox status`, and see docs/runbook.md".to_owned(),
-        link: None,
+        links: Vec::new(),
     };
     checks.iter().filter(|check| !check.up).map(finding).collect()
 }
@@ -62,8 +81,12 @@ pub(super) fn of_consumers(consumers: &[ConsumerStatus]) -> Vec<Finding> {
 fn position_of(status: &ConsumerStatus) -> Option<Finding> {
     let name = &status.consumer;
     let finding = |severity, title, what_to_do| {
-        let detail = format!("{} messages wait, the oldest for {}", status.lag_messages, seconds(status.lag_seconds));
-        Finding { severity, title, detail, what_to_do, link: Some(CONSUMERS_PAGE) }
+        let (count, oldest) = (status.lag_messages, seconds(status.lag_seconds));
+        let detail = match count {
+            1 => format!("1 message waits, for {oldest}"),
+            _ => format!("{count} messages wait, the oldest for {oldest}"),
+        };
+        Finding { severity, title, detail, what_to_do, links: vec![FindingLink::page("Consumers", CONSUMERS_PAGE)] }
     };
     let is_behind = status.lag_seconds > BEHIND_SECONDS;
     match () {
@@ -98,21 +121,27 @@ fn messages_of(status: &ConsumerStatus) -> Vec<Finding> {
     if status.parked > 0 {
         findings.push(Finding {
             severity: Severity::Warning,
-            title: format!("{} messages of {name} are parked", status.parked),
+            title: match status.parked {
+                1 => format!("1 message of {name} is parked"),
+                count => format!("{count} messages of {name} are parked"),
+            },
             detail: "They failed and are retried; later messages of their keys wait".to_owned(),
             what_to_do: format!("`pillarbox parked list --consumer {name}` shows why"),
-            link: Some(CONSUMERS_PAGE),
+            links: vec![FindingLink::page("Consumers", CONSUMERS_PAGE)],
         });
     }
     if status.unrouted > 0 {
         findings.push(Finding {
             severity: Severity::Warning,
-            title: format!("{} messages of {name} are unrouted", status.unrouted),
+            title: match status.unrouted {
+                1 => format!("1 message of {name} is unrouted"),
+                count => format!("{count} messages of {name} are unrouted"),
+            },
             detail: "RabbitMQ had no queue for them".to_owned(),
             what_to_do: format!(
                 "Bind a queue to its exchange, then `pillarbox replay --consumer {name} --from 2h` sends them again"
             ),
-            link: Some(CONSUMERS_PAGE),
+            links: vec![FindingLink::page("Consumers", CONSUMERS_PAGE)],
         });
     }
     findings
@@ -133,7 +162,7 @@ pub(super) fn of_subscribers(subscribers: &[TroubledSubscriber], now: DateTime<U
             },
             detail: format!("{}{more}", described.join("; ")),
             what_to_do: what_to_do.to_owned(),
-            link: Some(SUBSCRIBERS_PAGE),
+            links: found.iter().take(NAMES_MAX).map(|one| page_of(one)).collect(),
         })
     };
     let failing = finding(
@@ -149,6 +178,14 @@ pub(super) fn of_subscribers(subscribers: &[TroubledSubscriber], now: DateTime<U
     failing.into_iter().chain(disabled).collect()
 }
 
+fn page_of(subscriber: &TroubledSubscriber) -> FindingLink {
+    FindingLink {
+        label: subscriber.name.clone(),
+        address: format!("#/subscribers/{}", subscriber.id),
+        tenant: Some(subscriber.tenant.clone()),
+    }
+}
+
 fn describe(subscriber: &TroubledSubscriber, now: DateTime<Utc>) -> String {
     let TroubledSubscriber { tenant, name, trouble, .. } = subscriber;
     match trouble {
@@ -159,41 +196,44 @@ fn describe(subscriber: &TroubledSubscriber, now: DateTime<Utc>) -> String {
     }
 }
 
-pub(super) fn of_dead_letters(counts: &DeadLetterCounts) -> Vec<Finding> {
+/// What was given up. `webhooks` are the counts of the tenants, most first.
+pub(super) fn of_dead_letters(counts: &DeadLetterCounts, webhooks: &[(String, i64)]) -> Vec<Finding> {
+    let of_tenant = |(tenant, count): &(String, i64)| FindingLink {
+        label: format!("{tenant} ({count})"),
+        address: DEAD_LETTERS_PAGE.to_owned(),
+        tenant: Some(tenant.clone()),
+    };
+    let tenants = webhooks.iter().take(NAMES_MAX).map(of_tenant).collect();
     let kinds = [
         (
-            counts.webhooks,
-            "webhooks",
+            (counts.webhooks, "webhook was", "webhooks were"),
             "`pillarbox webhook-dead-letters list --tenant NAME` shows why, and `… retry --all` retries them",
-            "#/dead-letters",
+            tenants,
         ),
         (
-            counts.consumers,
-            "messages of consumers",
+            (counts.consumers, "message of a consumer was", "messages of consumers were"),
             "`pillarbox dead-letters list` shows why, and `pillarbox dead-letters retry` retries them",
-            "#/dead-letters/consumers",
+            vec![FindingLink::page("Dead letters of consumers", "#/dead-letters/consumers")],
         ),
         (
-            counts.mail,
-            "e-mails",
+            (counts.mail, "e-mail was", "e-mails were"),
             "`pillarbox mail list --status dead` shows why, and `pillarbox mail retry --all` retries them",
-            "#/notifications",
+            vec![FindingLink::page("E-mails", "#/notifications/mail?status=dead")],
         ),
         (
-            counts.notifications,
-            "notifications",
+            (counts.notifications, "notification was", "notifications were"),
             "GET /admin/v1/notifications?status=dead shows why, and `pillarbox notifications retry --all` retries them",
-            "#/notifications",
+            vec![FindingLink::page("Notifications", "#/notifications?status=dead")],
         ),
     ];
-    let finding = |(count, what, what_to_do, link): (i64, &str, &str, &'static str)| Finding {
+    let finding = |((count, one, many), what_to_do, links): ((i64, &str, &str), &str, Vec<FindingLink>)| Finding {
         severity: Severity::Warning,
-        title: format!("{count} {what} were given up"),
+        title: format!("{count} {} given up", if count == 1 { one } else { many }),
         detail: "They are retained, and can be retried or discarded".to_owned(),
         what_to_do: what_to_do.to_owned(),
-        link: Some(link),
+        links,
     };
-    kinds.into_iter().filter(|(count, ..)| *count > 0).map(finding).collect()
+    kinds.into_iter().filter(|((count, ..), ..)| *count > 0).map(finding).collect()
 }
 
 /// A readable duration: `90 s`, `12 min`, `3 h`, `2 d`.
@@ -263,15 +303,24 @@ mod tests {
         assert!(findings[0].detail.starts_with("s0 of acme: for 5 min; ") && findings[0].detail.ends_with("others"));
         assert_eq!(findings[1].title, "The subscriber off was switched off");
         assert_eq!(findings[1].detail, "off of acme: it answered 410 Gone");
+        let page = FindingLink {
+            label: "off".to_owned(),
+            address: format!("#/subscribers/{}", uuid::Uuid::nil()),
+            tenant: Some("acme".to_owned()),
+        };
+        assert_eq!((findings[0].links.len(), &findings[1].links), (NAMES_MAX, &vec![page]));
         assert_eq!(of_subscribers(&[], now), []);
     }
 
     #[test]
     fn only_what_was_given_up_is_reported() {
         let none = DeadLetterCounts { webhooks: 0, consumers: 0, mail: 0, notifications: 0 };
-        assert_eq!(of_dead_letters(&none), []);
-        let found = of_dead_letters(&DeadLetterCounts { webhooks: 2, mail: 1, ..none });
-        assert_eq!(found.len(), 2);
-        assert_eq!((found[0].title.as_str(), found[0].link), ("2 webhooks were given up", Some("#/dead-letters")));
+        assert_eq!(of_dead_letters(&none, &[]), []);
+        let webhooks = [("acme".to_owned(), 2), ("main".to_owned(), 1)];
+        let found = of_dead_letters(&DeadLetterCounts { webhooks: 3, mail: 1, ..none }, &webhooks);
+        let titles: Vec<&str> = found.iter().map(|finding| finding.title.as_str()).collect();
+        assert_eq!(titles, ["3 webhooks were given up", "1 e-mail was given up"]);
+        let links: Vec<_> = found[0].links.iter().map(|link| (link.label.as_str(), link.tenant.as_deref())).collect();
+        assert_eq!(links, [("acme (2)", Some("acme")), ("main (1)", Some("main"))]);
     }
 }

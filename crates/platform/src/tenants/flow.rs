@@ -10,7 +10,7 @@ use mailbox::database::{Database, time};
 use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
-use super::{Error, TenantFields, TenantRecord, store};
+use super::{Error, TenantFields, TenantFilter, TenantRecord, store};
 use crate::keys::cache::CACHE_TIME;
 use crate::services::ServiceList;
 
@@ -57,11 +57,11 @@ pub async fn show(db: &PgPool, name: &Tenant) -> Result<TenantRecord, Error> {
 /// Returns tenants in the order of their names, those after the given one.
 pub async fn list(
     db: &PgPool,
-    is_suspended: Option<bool>,
+    filter: &TenantFilter,
     after: Option<&str>,
     limit: u32,
 ) -> Result<Vec<TenantRecord>, Error> {
-    Ok(store::list(&mut *db.acquire().await?, is_suspended, after, i64::from(limit)).await?)
+    Ok(store::list(&mut *db.acquire().await?, filter, after, i64::from(limit)).await?)
 }
 
 /// Changes the given fields. Fails if one of them is invalid.

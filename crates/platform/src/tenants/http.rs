@@ -21,7 +21,7 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{TenantFields, TenantRecord, flow};
+use super::{TenantFields, TenantFilter, TenantRecord, flow};
 use crate::app::App;
 
 /// The description of the header `Idempotency-Key`.
@@ -113,6 +113,15 @@ struct ChangedTenant {
 struct TenantFilters {
     /// Only tenants that are suspended, or that are not.
     suspended: Option<bool>,
+    /// Only tenants whose name or display name contains this text, in upper or lower case.
+    #[param(example = "globex")]
+    q: Option<String>,
+}
+
+impl From<TenantFilters> for TenantFilter {
+    fn from(filters: TenantFilters) -> TenantFilter {
+        TenantFilter { is_suspended: filters.suspended, name: filters.q }
+    }
 }
 
 /// A tenant after a change.
@@ -135,7 +144,7 @@ async fn list(
 ) -> Result<Page<TenantRecord>, Problem> {
     let scope = PageScope::global(&app.cursor_key, "tenants", &filters);
     let after: Option<String> = scope.position(cursor.as_deref())?;
-    let tenants = flow::list(app.db.pool(), filters.suspended, after.as_deref(), limit + 1).await?;
+    let tenants = flow::list(app.db.pool(), &TenantFilter::from(filters), after.as_deref(), limit + 1).await?;
     Ok(scope.cut(tenants, limit, |tenant| tenant.name.as_str().to_owned()))
 }
 

@@ -8,7 +8,7 @@ use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 
-use super::TenantRecord;
+use super::{TenantFilter, TenantRecord};
 
 const COLUMNS: &str =
     "name, display_name, metadata, subscribers_max, events_per_second_max, payload_bytes_max, suspended_at,
@@ -59,7 +59,7 @@ async fn find_with(db: &mut PgConnection, name: &Tenant, lock: &str) -> sqlx::Re
 /// Returns tenants in the order of their names, those after the given one.
 pub(super) async fn list(
     db: &mut PgConnection,
-    is_suspended: Option<bool>,
+    filter: &TenantFilter,
     after: Option<&str>,
     limit: i64,
 ) -> sqlx::Result<Vec<TenantRecord>> {
@@ -67,11 +67,13 @@ pub(super) async fn list(
         "select {COLUMNS} from pillarbox.tenant
          where deleted_at is null and ($1::boolean is null or (suspended_at is not null) = $1)
            and ($2::text is null or name > $2)
+           and ($4::text is null or strpos(lower(name), lower($4)) > 0 or strpos(lower(display_name), lower($4)) > 0)
          order by name limit $3"
     )))
-    .bind(is_suspended)
+    .bind(filter.is_suspended)
     .bind(after)
     .bind(limit)
+    .bind(&filter.name)
     .fetch_all(db)
     .await?;
     rows.iter().map(tenant).collect()

@@ -59,7 +59,7 @@ async fn parity_check_reports_what_one_side_lacks() {
     .unwrap();
     let (code, output) = check().await;
     assert!(code == Some(1) && output.contains("new: sent  legacy: dead"), "{code:?} {output}");
-    assert!(cli.ok("parity").await.contains("1 events are missing on one side"));
+    assert!(cli.ok("parity").await.contains("1 event is missing on one side"));
 
     process.stop().await;
 }
@@ -97,7 +97,7 @@ async fn parity_check_requires_the_record_of_the_new_consumer() {
     wait_for_effects(db, 8).await;
     wait_for_count(db, "dead_letter", 1).await;
     let (code, _, error) = check().await;
-    assert!(code == Some(1) && error.contains("1 events are missing on one side"), "{code:?} {error}");
+    assert!(code == Some(1) && error.contains("1 event is missing on one side"), "{code:?} {error}");
     assert!(error.contains("new: sent  legacy: sent  recorded: no"), "{error}");
     let (_, lines, _) = cli.run("parity --json").await;
     let missing: Value = serde_json::from_str(&lines).unwrap();
@@ -170,5 +170,5 @@ async fn a_consumer_continues_where_another_one_has_stopped() {
                 select 'effects', 0, 0, 1, id, message_id, source, tenant, topic, headers, payload, at from pillarbox.log limit 1";
     sqlx::query(park).execute(db).await.unwrap();
     let refused = cli.refused("cursors reset relay.legacy --like effects").await;
-    assert!(refused.contains("1 messages of effects are parked"), "{refused}");
+    assert!(refused.contains("1 message of effects is parked"), "{refused}");
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
+use super::account::{self, Manager};
 use super::setup::Created;
 use super::{Demo, store, with_key};
 use crate::cli::Failure;
@@ -18,6 +19,8 @@ use crate::cli::api::Api;
 pub(super) const KINDS: f64 = 5.0;
 /// The restaurant whose people are notified. Its number is unlikely to be another one's.
 const RESTAURANT: u64 = 900_000_001;
+/// One of so many business events is urgent, and becomes an e-mail at once.
+const EVENTS_PER_EMAIL: usize = 5;
 /// How long a pull of a stream waits for events.
 const PULL_WAIT: Duration = Duration::from_secs(2);
 
@@ -95,21 +98,48 @@ async fn pull(demo: Demo, tenant: Api, stream: String) {
     }
 }
 
-/// Business events of a restaurant, whose manager is notified in the inbox.
+/// Business events of a restaurant, about which people are notified. Nothing waits for the registration of the manager, which
+/// takes seconds on a slow machine.
 async fn notify(demo: Demo, producer: Api) {
-    let manager = Uuid::now_v7();
-    let recipient = format!("/notify/v1/recipients/RESTAURANT/{RESTAURANT}/{manager}");
+    let waiter = Uuid::now_v7().to_string();
+    tokio::join!(with_recipient(&demo, &waiter, post_business_events(&demo, &producer)), notify_manager(&demo));
+}
+
+/// Somebody with an address, who gets e-mails. With a mail server, they would be sent, so there is nobody then.
+async fn notify_manager(demo: &Demo) {
+    if demo.settings.smtp_url.is_some() {
+        return;
+    }
+    match Manager::register(demo).await {
+        Ok(manager) => {
+            with_recipient(demo, &manager.id, demo.stop.cancelled()).await;
+            manager.remove(demo).await;
+        }
+        Err(error) => eprintln!("warning: nobody gets e-mails: {error}"),
+    }
+}
+
+/// Makes a user a recipient of the restaurant while `work` is under way.
+async fn with_recipient(demo: &Demo, user: &str, work: impl Future<Output = ()>) {
+    let recipient = format!("/notify/v1/recipients/RESTAURANT/{RESTAURANT}/{user}");
     let added = demo.operator.send(Method::PUT, &recipient, None).await;
+    work.await;
+    if added.is_ok() && demo.operator.send(Method::DELETE, &recipient, None).await.is_err() {
+        eprintln!("warning: the recipient {user} of restaurant {RESTAURANT} is not removed");
+    }
+}
+
+async fn post_business_events(demo: &Demo, producer: &Api) {
     let types = ["RESERVATION_REQUESTED", "RESERVATION_CANCELED", "REVIEW_POSTED"];
     let mut number = 0_usize;
     while demo.wait(demo.pause * 2).await {
         number += 1;
-        let body = json!({"event_id": format!("demo-{}", random_text(16)), "event_type": types[number % types.len()],
-            "aggregate_type": "RESTAURANT", "aggregate_id": RESTAURANT, "payload": {"guests": 1 + number % 6}});
+        let body = match number % EVENTS_PER_EMAIL {
+            0 => account::urgent_event(number, RESTAURANT),
+            _ => json!({"event_id": format!("demo-{}", random_text(16)), "event_type": types[number % types.len()],
+                "aggregate_type": "RESTAURANT", "aggregate_id": RESTAURANT, "payload": {"guests": 1 + number % 6}}),
+        };
         let posted = producer.post("/notify/v1/events", &body).await;
         demo.count(posted, &demo.counts.notifications);
-    }
-    if added.is_ok() && demo.operator.send(Method::DELETE, &recipient, None).await.is_err() {
-        eprintln!("warning: the recipient {manager} of restaurant {RESTAURANT} is not removed");
     }
 }

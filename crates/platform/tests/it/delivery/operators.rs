@@ -58,11 +58,11 @@ async fn dead_notifications_are_shown_measured_and_retried_by_filter_or_all_of_t
     );
     cli.refused("notifications retry").await;
     cli.refused("notifications retry --all --channel email").await;
-    assert!(cli.ok("notifications retry --event-type order.sent").await.contains("1 notifications are due now"));
+    assert!(cli.ok("notifications retry --event-type order.sent").await.contains("1 notification is due now"));
     wait_for_state(db, sent, "delivered").await;
     assert_eq!(retry(json!({"user_id": bob})).await.json()["count"], 1);
     wait_for_state(db, of_bob, "delivered").await;
-    assert!(cli.ok("notifications retry --all").await.contains("1 notifications are due now"));
+    assert!(cli.ok("notifications retry --all").await.contains("1 notification is due now"));
     wait_for_state(db, last, "delivered").await;
     assert_eq!(statuses(db).await.get("dead"), None);
     assert!(!cli.ok("status").await.contains("notifications retry"));

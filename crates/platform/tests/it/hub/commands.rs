@@ -61,7 +61,7 @@ async fn event_types_are_listed_shown_imported_and_exported_by_command() {
     let over_http = manager.get("/hub/v1/catalogue/file").await;
     assert_eq!(exported.trim_end(), over_http.text, "the same file as over HTTP");
     let (code, again, _) = import(&serde_json::from_str(&exported).unwrap(), &[]);
-    assert!(code == Some(0) && again.contains("1 event types are unchanged"), "{again}");
+    assert!(code == Some(0) && again.contains("1 event type is unchanged"), "{again}");
     let (code, removed, _) = import(&json!({"event_types": []}), &["--remove-others"]);
     assert!(code == Some(0) && removed.contains("Removed order.paid."), "{removed}");
     let (code, _, failed) = import(&json!({"event_typos": []}), &[]);

@@ -154,7 +154,13 @@ async fn a_bulk_retry_runs_in_batches_and_retries_each_once() {
     assert_eq!(retry(json!({"subscriber_id": two, "to": "2020-01-01T00:00:00Z"})).await.json()["retried"], 0);
     assert_eq!(retry(json!({"reason": "refused"})).await.json(), json!({"retried": 4, "more": false}));
     assert_eq!(retry(json!({"reason": "refused"})).await.json(), json!({"retried": 0, "more": false}));
-    assert_eq!(retry(json!({"event_type": "user"})).await.json()["retried"], 2300);
+    for limit in [json!(0), json!(100_001)] {
+        assert_eq!(error_pointers(&retry(json!({"event_type": "user", "limit": limit})).await), ["/limit"]);
+    }
+    // A limit is rounded up to batches. A client that shows its progress repeats the request until there are no more.
+    let limited = json!({"event_type": "user", "limit": 1_001});
+    assert_eq!(retry(limited.clone()).await.json(), json!({"retried": 2_000, "more": true}));
+    assert_eq!(retry(limited).await.json(), json!({"retried": 300, "more": false}));
     assert_eq!(retry(json!({"all": true})).await.json()["retried"], 1);
     let logged = logged_commands(db).await;
     let distinct: std::collections::HashSet<String> =

@@ -246,6 +246,8 @@ async fn tenants_without_a_catalogue_use_the_shared_one_of_main() {
     );
     assert_eq!(post_in_sql(db, "acme", ORDER, &json!({"id": 1})).await, None);
     assert_eq!(producer.get(&format!("/hub/v1/event-types/{ORDER}")).await.json()["name"], ORDER);
+    let listed = collect_pages(&acme, "/hub/v1/event-types").await;
+    assert_eq!(listed.iter().map(|one| text(&one["name"])).collect::<Vec<_>>(), [ORDER], "the shared ones");
     let shown = acme.get("/hub/v1/catalogue").await.json();
     assert_eq!(shown, json!({"tenant": "main", "unknown_types": "refuse", "shared": true, "types": 1}));
     let receiver = Receiver::start().await;
@@ -255,7 +257,12 @@ async fn tenants_without_a_catalogue_use_the_shared_one_of_main() {
 
     // A catalogue of its own replaces the shared one, until it is empty again.
     add_type(&acme, json!({"name": "own.type"})).await;
+    let own = collect_pages(&acme, "/hub/v1/event-types").await;
+    assert_eq!(own.iter().map(|one| text(&one["name"])).collect::<Vec<_>>(), ["own.type"]);
+    assert_eq!(acme.get("/hub/v1/catalogue").await.json()["tenant"], "acme");
     assert_eq!(post_event(&producer, ORDER, wrong.clone()).await.status, 202);
+    let of_rival = caller(app, "ingest", "rival").await;
+    assert_eq!(error_pointers(&post_event(&of_rival, ORDER, wrong.clone()).await), ["/payload/id"], "still shared");
     assert_eq!(post_in_sql(db, "acme", ORDER, &wrong).await, None);
     assert_eq!(acme.delete("/hub/v1/event-types/own.type").await.status, 204);
     assert_eq!(error_pointers(&post_event(&producer, ORDER, wrong.clone()).await), ["/payload/id"]);
@@ -271,4 +278,6 @@ async fn tenants_without_a_catalogue_use_the_shared_one_of_main() {
     change(&main, "/hub/v1/catalogue", json!({"shared": false})).await;
     assert_eq!(post_event(&producer, ORDER, wrong.clone()).await.status, 202);
     assert_eq!(post_in_sql(db, "acme", ORDER, &wrong).await, None);
+    assert_eq!(post_event(&of_rival, ORDER, wrong).await.status, 202);
+    fixture.app.stop().await;
 }

@@ -32,6 +32,7 @@ mod payload_bytes;
 pub(crate) mod process;
 mod quotas;
 pub(crate) mod recorder;
+mod repeated_messages;
 mod replay_command;
 mod replay_crashes;
 mod replay_targets;

@@ -142,7 +142,8 @@ pub(crate) fn reply_with(status: u16, body: &'static str) -> impl FnMut(&testkit
     move |_| Reply { body: body.to_owned(), ..Reply::status(status) }
 }
 
-/// Runs twenty racers for one row. The row stays locked until some of them wait for the lock. Returns their answers.
+/// Runs twenty racers for one row. The row stays locked until some of them wait for the lock. The first racer waits first, so
+/// PostgreSQL gives it the row first. Returns their answers.
 pub(crate) async fn race_for_row(
     db: &PgPool,
     (lock, id): (&'static str, Uuid),
@@ -151,13 +152,14 @@ pub(crate) async fn race_for_row(
     let mut lock_tx = db.begin().await.unwrap();
     sqlx::query(lock).bind(id).execute(&mut *lock_tx).await.unwrap();
     let local = tokio::task::LocalSet::new();
-    let racing: Vec<_> = (0..20)
-        .map(|number| {
-            let racer = racer.clone();
-            local.spawn_local(async move { racer(number).await })
-        })
-        .collect();
+    let start = |number: usize| {
+        let racer = racer.clone();
+        local.spawn_local(async move { racer(number).await })
+    };
     let release = async {
+        let mut racing = vec![start(0)];
+        eventually("the first racer waits", Duration::from_secs(5), async || lock_waits(db).await == 1).await;
+        racing.extend((1..20).map(start));
         eventually("some racers wait for the lock", Duration::from_secs(5), async || lock_waits(db).await >= 3).await;
         lock_tx.commit().await.unwrap();
         let mut answers = Vec::new();

@@ -288,6 +288,10 @@ async fn the_list_is_paged_newest_first_and_filtered_by_event_type() {
         let found = collect_pages(&acme, &format!("/hub/v1/subscribers?limit=5&event_type={event_type}")).await;
         assert_eq!(found.len(), expected, "{event_type}");
     }
+    for (search, expected) in [("s", 7), ("S3", 1), ("XAC", 1), ("%25", 0), ("_", 0)] {
+        let found = collect_pages(&acme, &format!("/hub/v1/subscribers?limit=2&q={search}")).await;
+        assert_eq!(found.len(), expected, "{search}");
+    }
     let cursor = acme.get("/hub/v1/subscribers?limit=3").await.json()["next_cursor"].as_str().unwrap().to_owned();
     let other =
         caller(&app, "manage", "rival").await.get(&format!("/hub/v1/subscribers?limit=3&cursor={cursor}")).await;

@@ -36,9 +36,9 @@ async fn dead_mails_are_retried_by_filter_or_all_of_them() {
     assert_eq!(retry(json!({"to": "ADA@example.org"})).await.json(), json!({"count": 1, "more": false}));
     wait_for_status(db, "sent", 1).await;
     let cli = Cli::new(&database);
-    assert!(cli.ok("mail retry --template password_reset").await.contains("1 e-mails are queued again"));
+    assert!(cli.ok("mail retry --template password_reset").await.contains("1 e-mail is queued again"));
     wait_for_status(db, "sent", 2).await;
-    assert!(cli.ok("mail retry --to bob@bücher.example").await.contains("1 e-mails are queued again"));
+    assert!(cli.ok("mail retry --to bob@bücher.example").await.contains("1 e-mail is queued again"));
     wait_for_status(db, "sent", 3).await;
     cli.refused("mail retry").await;
     assert_eq!(retry(json!({"all": true})).await.json(), json!({"count": 1, "more": false}), "not the erased one");

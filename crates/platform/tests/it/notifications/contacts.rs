@@ -67,7 +67,7 @@ async fn a_verified_account_has_a_contact_and_its_address_is_shown_to_nobody() {
     replica.stop().await;
     fixture.execute("delete from pillarbox_notify.contact").await;
     let printed = Cli::new(&fixture.database).ok("user announce").await;
-    assert!(printed.contains("1 users are announced again"), "{printed}");
+    assert!(printed.contains("1 user is announced again"), "{printed}");
     let replica = fixture.replica().await;
     has("Ada M.").await;
     replica.stop().await;

@@ -24,8 +24,10 @@ async fn assert_removed(admin: &Client, db: &PgPool) {
     assert!(names("/admin/v1/keys").await.iter().all(|name| !name.starts_with("demo-")));
     let published = "select count(*) from pillarbox_events.event where status = 'published'";
     assert_eq!(sqlx::query_scalar::<_, i64>(published).fetch_one(db).await.unwrap(), 0, "gatherings are canceled");
-    let recipients = "select count(*) from pillarbox_notify.recipient";
-    assert_eq!(sqlx::query_scalar::<_, i64>(recipients).fetch_one(db).await.unwrap(), 0);
+    for table in ["pillarbox_notify.recipient", "pillarbox_identity.account", "pillarbox_notify.event_type"] {
+        let count = sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(format!("select count(*) from {table}")));
+        assert_eq!(count.fetch_one(db).await.unwrap(), 0, "{table}");
+    }
 }
 
 #[tokio::test]
@@ -71,6 +73,13 @@ async fn a_demo_that_is_interrupted_removes_what_it_has_created() {
     let mut lines = BufReader::new(demo.stdout.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().contains("Watch it at"));
     let db = folder.database().await;
+    // One e-mail of the registration, and those of urgent business events, which wait for no digest.
+    testkit::eventually("there are e-mails", crate::support::DEADLINE, async || {
+        let mails = admin.get("/admin/v1/mail?status=captured").await.json()["items"].as_array().unwrap().clone();
+        let has = |template: &str| mails.iter().any(|mail| mail["template"].as_str().unwrap().starts_with(template));
+        if has("verification") && has("notification") { Ok(()) } else { Err(mails.len()) }
+    })
+    .await;
     testkit::eventually("the demo posts orders", crate::support::DEADLINE, async || {
         let query = "select count(*) from pillarbox.log where topic = 'order.created'";
         sqlx::query_scalar::<_, i64>(query).fetch_one(&db).await.unwrap() > 3

@@ -251,7 +251,7 @@ async fn a_name_that_is_not_accepted_is_answered_with_the_field_and_the_accepted
         ("/hub/v1/subscribers?is_active=king", "is_active: must be true or false"),
         (
             "/hub/v1/subscribers?colour=red",
-            "colour: does not exist; the accepted names are is_active, event_type, limit and cursor",
+            "colour: does not exist; the accepted names are is_active, event_type, q, limit and cursor",
         ),
     ] {
         let refused = admin.get(path).await;

@@ -1,7 +1,13 @@
 //! The commands about subscribers, deliveries, dead letters and e-mails, which talk to the server over HTTP.
 
+use std::sync::Arc;
+
+use base64::Engine;
 use serde_json::{Value, json};
 use testkit::{Receiver, Reply, eventually};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::{ServerConfig, crypto};
 
 use crate::server::process::{ADMIN_KEY, DataFolder, admin_of, run, up};
 use crate::support::{DEADLINE, text};
@@ -38,7 +44,20 @@ async fn subscribers_are_managed_by_command_with_no_key_but_the_data_folder() {
     command(&folder, &["subscribers", "resume", id]);
     let tested = &lines(&command(&folder, &["subscribers", "test", id]))[0];
     assert_eq!(tested["delivered"], true, "{tested}");
-    let rotated = &lines(&command(&folder, &["subscribers", "rotate-secret", id]))[0];
+    let changed =
+        &lines(&command(&folder, &["subscribers", "update", id, "--name", "store", "--field", "max_in_flight=null"]))
+            [0];
+    assert_eq!((&changed["name"], &changed["event_types"]), (&json!("store"), &made["event_types"]), "{changed}");
+    assert_ne!(changed["max_in_flight"], made["max_in_flight"]);
+    let (code, _, error) = run(&["subscribers", "update", id, "--url", "nowhere", "--data-dir", folder.text()], &[]);
+    assert!(code == Some(1) && error.matches("url").count() == 1, "the reason is printed once: {error}");
+    assert_eq!(run(&["subscribers", "update", id, "--data-dir", folder.text()], &[]).0, Some(2), "nothing to change");
+    command(&folder, &["subscribers", "update", id, "--name", "shop"]);
+    for (search, expected) in [("SHO", 1), ("store", 0)] {
+        let found = lines(&command(&folder, &["subscribers", "list", "--json", "--search", search]));
+        assert_eq!(found.len(), expected, "{search}");
+    }
+    let rotated = &lines(&command(&folder, &["subscribers", "rotate-secret", id, "--overlap-hours", "0"]))[0];
     assert_ne!(rotated["secret"], made["secret"]);
     let shown = command(&folder, &["subscribers", "show", id]);
     assert!(shown.contains("\"name\":\"shop\"") && !shown.contains("whsec_"), "{shown}");
@@ -49,6 +68,14 @@ async fn subscribers_are_managed_by_command_with_no_key_but_the_data_folder() {
     assert!(code == Some(1) && out.contains("\"delivered\":false"), "{out}");
     // Another tenant has other subscribers, and a tenant must exist.
     command(&folder, &["tenants", "create", "acme"]);
+    let updated = &lines(&command(&folder, &["tenants", "update", "acme", "--display-name", "Acme Inc."]))[0];
+    assert_eq!(updated["display_name"], "Acme Inc.", "{updated}");
+    assert!(command(&folder, &["tenants", "list", "--search", "INC"]).contains("acme"));
+    let send = ["send", "order.paid", "{}", "--tenant", "acme", "--data-dir", folder.text()];
+    let (code, sent, error) = run(&send, &[("PILLARBOX_API_KEY", ADMIN_KEY)]);
+    assert!(code == Some(0) && sent.contains("evt_"), "{sent}{error}");
+    let of_acme = admin.with_header("pillarbox-tenant", "acme").get("/hub/v1/events").await.json();
+    assert_eq!(of_acme["items"].as_array().unwrap().len(), 1, "{of_acme}");
     assert_eq!(lines(&command(&folder, &["subscribers", "list", "--json", "--tenant", "acme"])), Vec::<Value>::new());
     let (code, _, error) = run(&["subscribers", "list", "--tenant", "nobody", "--data-dir", folder.text()], &[]);
     assert!(code == Some(1) && error.contains("nobody"), "{error}");
@@ -63,6 +90,58 @@ async fn subscribers_are_managed_by_command_with_no_key_but_the_data_folder() {
     assert_eq!(run(&remote, &env), (Some(0), String::new(), String::new()));
     let (code, _, error) = run(&remote, &[("PILLARBOX_API_KEY", "pbx_a_key_that_nobody_made")]);
     assert!(code == Some(1) && error.contains("401"), "{error}");
+    assert!(process.terminate().await.success());
+}
+
+/// Starts a proxy with TLS in front of a server, as installations have one. Returns its address and its certificate.
+async fn start_tls_proxy(server: &str) -> (String, String) {
+    let rcgen::CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let key = signing_key.serialize_der().try_into().unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.der().clone()], key)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    let server = server.trim_start_matches("http://").to_owned();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, server) = (acceptor.clone(), server.clone());
+            tokio::spawn(async move {
+                let Ok(mut client) = acceptor.accept(stream).await else { return };
+                let mut server = TcpStream::connect(server).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    let text = base64::engine::general_purpose::STANDARD.encode(cert.der());
+    (address, format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_use_https_and_verify_the_certificate() {
+    let folder = DataFolder::new();
+    let mut process = up(&folder, &[("PILLARBOX_ADMIN_KEY", ADMIN_KEY)]);
+    let (address, certificate) = start_tls_proxy(admin_of(&process).await.base()).await;
+    let file = std::env::temp_dir().join(format!("pillarbox-{}.pem", uuid::Uuid::now_v7()));
+    std::fs::write(&file, certificate).unwrap();
+    let key = ("PILLARBOX_API_KEY", ADMIN_KEY);
+    let trusted = [key, ("SSL_CERT_FILE", file.to_str().unwrap())];
+    let args = |command: &[&'static str]| [command, &["--server"]].concat();
+    for command in [args(&["subscribers", "list", "--json"]), args(&["send", "order.paid"])] {
+        let command = [&command[..], &[&address]].concat();
+        let (code, out, error) = run(&command, &trusted);
+        assert_eq!(code, Some(0), "{out}{error}");
+        let (code, _, error) = run(&command, &[key]);
+        assert!(code == Some(1) && error.contains("certificate"), "nobody vouches for it: {error}");
+    }
+    let (code, _, error) = run(&["subscribers", "list", "--server", "ftp://localhost"], &[key]);
+    assert!(code == Some(1) && error.contains("https://example.org"), "{error}");
+    std::fs::remove_file(file).unwrap();
     assert!(process.terminate().await.success());
 }
 
@@ -88,19 +167,25 @@ async fn deliveries_and_dead_letters_are_listed_retried_and_discarded_by_command
     let shown = &lines(&command(&folder, &["deliveries", "show", text(&deliveries[0]["id"])]))[0];
     assert_eq!(shown["attempt_list"][0]["status"], 400, "{shown}");
 
-    let first = dead().await[0]["id"].clone();
+    let of_type = |dead: Vec<Value>| dead.into_iter().find(|one| one["event_type"] == "order.paid").unwrap();
+    let first = of_type(dead().await)["id"].clone();
     let shown = command(&folder, &["webhook-dead-letters", "show", text(&first)]);
     assert!(shown.contains("\"payload\""), "{shown}");
-    assert!(command(&folder, &["webhook-dead-letters", "discard", text(&first)]).contains("1 dead letters"));
+    assert!(
+        command(&folder, &["webhook-dead-letters", "discard", text(&first)]).contains("1 dead letter is discarded.")
+    );
     let (code, _, error) = run(&["webhook-dead-letters", "discard", "--data-dir", folder.text()], &[]);
     assert!(code == Some(2) && error.contains("--all"), "nothing is discarded by mistake: {error}");
     receiver.set_reply(|_| Reply::status(200));
-    assert!(command(&folder, &["webhook-dead-letters", "retry", "--event-type", "order.paid"]).contains("1 webhooks"));
+    assert!(
+        command(&folder, &["webhook-dead-letters", "retry", "--event-type", "order.paid"])
+            .contains("1 webhook is sent again.")
+    );
     eventually("the retry is delivered", DEADLINE, async || {
         lines(&command(&folder, &["deliveries", "list", "--json", "--outcome", "delivered"])).len() == 1
     })
     .await;
-    assert!(command(&folder, &["webhook-dead-letters", "discard", "--all"]).contains("1 dead letters"));
+    assert!(command(&folder, &["webhook-dead-letters", "discard", "--all"]).contains("1 dead letter is discarded."));
     assert_eq!(dead().await.len(), 1, "the retried one is retained");
     assert!(process.terminate().await.success());
 }

@@ -55,6 +55,9 @@ async fn an_operator_creates_changes_and_lists_tenants() {
     assert_eq!(names("/admin/v1/tenants?limit=2").await, all);
     assert_eq!(admin.send(Method::POST, "/admin/v1/tenants/globex/suspend", None).await.status, 200);
     assert_eq!(names("/admin/v1/tenants?suspended=true").await, ["globex"]);
+    assert_eq!(names("/admin/v1/tenants?q=E&limit=1").await, ["acme", "globex", "other", "zeta"]);
+    assert_eq!(names("/admin/v1/tenants?q=Globex+corp").await, [""; 0]);
+    assert_eq!(names("/admin/v1/tenants?q=GLO&suspended=false").await, [""; 0]);
     assert_eq!(names("/admin/v1/tenants?suspended=false&limit=100").await.len(), all.len() - 1);
     for action in ["suspend", "resume"] {
         let refused = admin.send(Method::POST, &format!("/admin/v1/tenants/main/{action}"), None).await;

@@ -29,7 +29,7 @@ async fn the_limits_of_a_tenant_apply_to_subscribers_payload_and_rate() {
     subscribe(&manager, "https://example.com/hook", json!({})).await;
     let refused = manager.post("/hub/v1/subscribers", subscriber.clone()).await;
     refused.assert_problem(409, "too-many-subscribers");
-    assert!(refused.text.contains("at most 1 subscribers (the tenant's own"), "{refused:?}");
+    assert!(refused.text.contains("at most 1 subscriber (the tenant's own"), "{refused:?}");
     let event = |payload: &str| json!({"event_type": "order.paid", "payload": payload});
     let refused = manager.post("/hub/v1/events", event("0123456789012345678")).await;
     assert_eq!(error_pointers(&refused), ["/payload"]);
