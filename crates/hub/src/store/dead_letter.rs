@@ -208,13 +208,19 @@ pub(crate) async fn close_replayed(
     if replayed.is_empty() {
         return Ok(());
     }
+    let mut subscribers: Vec<Uuid> = replayed.iter().map(|(subscriber, ..)| *subscriber).collect();
+    subscribers.sort_unstable();
+    subscribers.dedup();
     // Subscribers without open dead letters are left out first, so that a large replay rarely searches for its messages. The
     // limit makes it a search for each message: a join may scan all messages instead.
     sqlx::query(
-        "with sent as materialized (
+        "with open as materialized (
+             select subscriber from unnest($5::uuid[]) as given (subscriber)
+             where exists (select from pillarbox_hub.dead_letter
+                           where dead_letter.subscriber = given.subscriber and dead_letter.manual_retry_at is null)
+         ), sent as materialized (
              select * from unnest($1::uuid[], $2::bigint[], $3::uuid[]) as sent (subscriber, n, replay)
-             where exists (select from pillarbox_hub.dead_letter as open
-                           where open.subscriber = sent.subscriber and open.manual_retry_at is null)
+             where subscriber in (select open.subscriber from open)
          )
          update pillarbox_hub.dead_letter as dead
          set manual_retry_at = $4,
@@ -231,6 +237,7 @@ pub(crate) async fn close_replayed(
     .bind(replayed.iter().map(|(_, n, _)| *n).collect::<Vec<_>>())
     .bind(replayed.iter().map(|(.., replay)| *replay).collect::<Vec<_>>())
     .bind(now)
+    .bind(subscribers)
     .execute(db)
     .await
     .map(drop)
