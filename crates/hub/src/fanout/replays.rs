@@ -231,6 +231,10 @@ impl FanOut {
         }
         let share = match replay.subscriber.map(|subscriber| (subscriber, self.directory.is_active(subscriber))) {
             Some((subscriber, None)) => {
+                // It may have been created, with its backfill, after this transaction has read the directory.
+                if store::subscriber_exists(tx, subscriber).await? {
+                    return Ok(None);
+                }
                 replay.status.error = Some(format!("subscriber {subscriber} was deleted"));
                 replay.end(ReplayState::Failed, now);
                 return Ok(Some(Batch::default()));

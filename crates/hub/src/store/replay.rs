@@ -154,6 +154,12 @@ pub(crate) async fn add_outcomes(
         .map(drop)
 }
 
+/// Whether the subscriber exists now. The directory of fan-out is older than the rows that a later statement finds.
+pub(crate) async fn subscriber_exists(db: &mut PgConnection, subscriber: Uuid) -> sqlx::Result<bool> {
+    let query = "select exists (select from pillarbox_hub.subscriber where id = $1)";
+    sqlx::query_scalar(query).bind(subscriber).fetch_one(db).await
+}
+
 /// How many messages of replays wait at each of these subscribers. Subscribers without any are left out.
 pub(crate) async fn waiting(
     db: &mut PgConnection,
