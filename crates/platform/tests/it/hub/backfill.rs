@@ -58,6 +58,27 @@ async fn history_and_live_events_of_a_lane_arrive_in_order() {
     app.stop().await;
 }
 
+#[tokio::test]
+async fn many_subscribers_that_are_created_at_once_get_their_backfills() {
+    const AT_ONCE: usize = 8;
+    let Fixture { app, manager, database } = Fixture::start().await;
+    let recorder = RequestRecorder::start(|_, _, _, _| (200, Duration::ZERO)).await;
+    post_batch(&manager, numbered_events(1, 1..=3)).await;
+    for _ in 0..test_size(10, 100) {
+        let fields = json!({"backfill": {"from": hour_ago()}});
+        let url = recorder.url("new");
+        let creating = (0..AT_ONCE).map(|_| subscribe(&manager, &url, fields.clone()));
+        for subscriber in futures_util::future::join_all(creating).await {
+            let backfill = backfill_of(&manager, &subscriber).await;
+            let has_ended = |shown: &Value| !matches!(shown["state"].as_str(), Some("pending" | "running"));
+            let shown = wait_for_replay(&manager, &backfill, "the backfill ends", has_ended).await;
+            assert_eq!((&shown["state"], &shown["created"]), (&json!("finished"), &json!(3)), "{shown}");
+        }
+    }
+    app.stop().await;
+    drop(database);
+}
+
 async fn insert_in(tx: &mut sqlx::PgConnection, lane: &str, n: u64) {
     let query = "insert into pillarbox.log (shard, message_id, source, tenant, topic, key, headers, payload)
                  values (pillarbox.shard_of('acme', $2), $1, 'hub', 'acme', 'test.numbered', $2, '{}', $3::json)";
