@@ -13,7 +13,7 @@ use crate::hub::fixture::{
     Fixture, error_pointers, numbered_events, patch_subscriber, post_batch, subscribe, test_size, wait_for_webhooks,
 };
 use crate::hub::recorder::RequestRecorder;
-use crate::hub::replays::{hour_ago, is_delivered, lanes_of, wait_for_replay};
+use crate::hub::replays::{hour_ago, is_delivered, lanes_of, request_replay, wait_for_replay};
 use crate::support::{DEADLINE, text, uuid_of};
 
 /// The backfill of a new subscriber.
@@ -58,25 +58,43 @@ async fn history_and_live_events_of_a_lane_arrive_in_order() {
     app.stop().await;
 }
 
+/// Fan-out reads the directory first and the replay later in one transaction. In between, a subscriber is committed that the
+/// replay belongs to.
 #[tokio::test]
-async fn many_subscribers_that_are_created_at_once_get_their_backfills() {
-    const AT_ONCE: usize = 8;
+async fn a_subscriber_that_is_newer_than_the_directory_is_not_taken_for_a_deleted_one() {
     let Fixture { app, manager, database } = Fixture::start().await;
-    let recorder = RequestRecorder::start(|_, _, _, _| (200, Duration::ZERO)).await;
-    post_batch(&manager, numbered_events(1, 1..=3)).await;
-    for _ in 0..test_size(10, 100) {
-        let fields = json!({"backfill": {"from": hour_ago()}});
-        let url = recorder.url("new");
-        let creating = (0..AT_ONCE).map(|_| subscribe(&manager, &url, fields.clone()));
-        for subscriber in futures_util::future::join_all(creating).await {
-            let backfill = backfill_of(&manager, &subscriber).await;
-            let has_ended = |shown: &Value| !matches!(shown["state"].as_str(), Some("pending" | "running"));
-            let shown = wait_for_replay(&manager, &backfill, "the backfill ends", has_ended).await;
-            assert_eq!((&shown["state"], &shown["created"]), (&json!("finished"), &json!(3)), "{shown}");
-        }
+    let receiver = Receiver::start().await;
+    let subscriber = subscribe(&manager, &receiver.url(), json!({})).await;
+    post_batch(&manager, numbered_events(1, 1..=4)).await;
+    wait_for_webhooks(&receiver, 4).await;
+    let body = json!({"subscriber_id": subscriber["id"], "from": hour_ago(), "rate_per_second": 1});
+    let replay = request_replay(&manager, body).await;
+    let mut tx = database.pool().begin().await.unwrap();
+    let new = Uuid::now_v7();
+    let id = text(&replay["id"]);
+    let lock = "select from pillarbox_hub.replay where id = $1::text::uuid for update";
+    sqlx::query(lock).bind(id).execute(&mut *tx).await.unwrap();
+    for query in [
+        "insert into pillarbox_hub.subscriber
+         select (jsonb_populate_record(known, jsonb_build_object('id', $2::uuid))).*
+         from pillarbox_hub.subscriber as known, pillarbox_hub.replay
+         where replay.id = $1::text::uuid and known.id = replay.subscriber",
+        "update pillarbox_hub.replay set subscriber = $2 where id = $1::text::uuid",
+    ] {
+        sqlx::query(query).bind(id).bind(new).execute(&mut *tx).await.unwrap();
     }
+    eventually("fan-out waits for the replay", DEADLINE, async || {
+        let query = "select count(*) from pg_stat_activity
+                     where datname = current_database() and wait_event_type = 'Lock' and query like '%pillarbox_hub.replay%'";
+        let waiting: i64 = sqlx::query_scalar(query).fetch_one(database.pool()).await.unwrap();
+        if waiting > 0 { Ok(()) } else { Err(waiting) }
+    })
+    .await;
+    tx.commit().await.unwrap();
+    let has_ended = |shown: &Value| !matches!(shown["state"].as_str(), Some("pending" | "running"));
+    let shown = wait_for_replay(&manager, &replay, "the replay ends", has_ended).await;
+    assert_eq!(shown["state"], "finished", "{shown}");
     app.stop().await;
-    drop(database);
 }
 
 async fn insert_in(tx: &mut sqlx::PgConnection, lane: &str, n: u64) {
