@@ -152,22 +152,31 @@ impl Fixture {
         Ok((wanted as f64 / (ended - posted.began).as_secs_f64(), posted))
     }
 
-    /// Waits until these endpoints have received `wanted` more webhooks. Returns the counts with their times.
-    pub(super) async fn receive(&self, endpoints: Range<usize>, wanted: u64) -> Outcome<Vec<(u64, Instant)>> {
+    /// Waits until these endpoints have received `wanted` more webhooks. Returns the counts with their times. Counts from
+    /// this call on, not from the first poll: what is posted beside it may arrive before that.
+    pub(super) fn receive(
+        &self,
+        endpoints: Range<usize>,
+        wanted: u64,
+    ) -> impl Future<Output = Outcome<Vec<(u64, Instant)>>> {
         let before = self.receiver.count(endpoints.clone());
-        let (mut passed, mut moved_at) = (Vec::new(), Instant::now());
-        let mut most = 0;
-        while most < wanted {
-            tokio::time::sleep(POLL_INTERVAL).await;
-            let (count, now) = (self.receiver.count(endpoints.clone()) - before, Instant::now());
-            if count > most {
-                (most, moved_at) = (count, now);
-                passed.push((count, now));
-            } else if now - moved_at > STUCK_AFTER {
-                return Err(format!("timeout: {count} of {wanted} webhooks were received\n{}", self.log_end()?).into());
+        async move {
+            let (mut passed, mut moved_at) = (Vec::new(), Instant::now());
+            let mut most = 0;
+            while most < wanted {
+                tokio::time::sleep(POLL_INTERVAL).await;
+                let (count, now) = (self.receiver.count(endpoints.clone()) - before, Instant::now());
+                if count > most {
+                    (most, moved_at) = (count, now);
+                    passed.push((count, now));
+                } else if now - moved_at > STUCK_AFTER {
+                    return Err(
+                        format!("timeout: {count} of {wanted} webhooks were received\n{}", self.log_end()?).into()
+                    );
+                }
             }
+            Ok(passed)
         }
-        Ok(passed)
     }
 
     pub(super) fn log_end(&self) -> Outcome<String> {
