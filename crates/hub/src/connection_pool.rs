@@ -81,10 +81,19 @@ impl HttpConnection {
         .await
     }
 
-    /// Checks without waiting that the connection is open and that the receiver sent nothing unexpected on it.
+    /// Polls the connection without waiting. Returns whether it can send another request.
     fn is_reusable(&mut self) -> bool {
         drive(&mut self.driver, &mut Context::from_waker(Waker::noop()));
         self.driver.is_some() && self.sender.is_ready()
+    }
+
+    /// The same for a connection that was idle: the receiver may have closed it, or sent something unexpected, of which the
+    /// runtime does not know yet.
+    fn is_still_reusable(&mut self) -> bool {
+        self.control.is_idle.store(true, Ordering::Relaxed);
+        let is_reusable = self.is_reusable();
+        self.control.is_idle.store(false, Ordering::Relaxed);
+        is_reusable
     }
 }
 
@@ -114,8 +123,7 @@ impl ConnectionPool {
     pub(crate) fn checkout(&self, origin: &str) -> Option<HttpConnection> {
         loop {
             let (mut connection, since) = self.lock().connections.get_mut(origin)?.pop()?;
-            if since.elapsed() < IDLE_TIME_MAX && connection.is_reusable() {
-                connection.control.is_idle.store(false, Ordering::Relaxed);
+            if since.elapsed() < IDLE_TIME_MAX && connection.is_still_reusable() {
                 return Some(connection);
             }
         }
@@ -123,7 +131,6 @@ impl ConnectionPool {
 
     /// Stores a connection for reuse. It is closed instead if it is not reusable, or if the origin has enough of them.
     pub(crate) fn check_in(self: &Arc<ConnectionPool>, origin: &Arc<str>, mut connection: HttpConnection) {
-        connection.control.is_idle.store(true, Ordering::Relaxed);
         if !connection.is_reusable() {
             return;
         }

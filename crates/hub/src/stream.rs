@@ -29,7 +29,7 @@ enum Io {
 /// The part of a stream that its owner shares with hyper.
 #[derive(Default)]
 pub(crate) struct StreamControl {
-    /// No response is expected. Any data then ends the connection.
+    /// The connection was idle and is checked before its reuse. Any data then ends it.
     pub(crate) is_idle: AtomicBool,
     /// The permit of a request of which nothing is written yet. Until the first bytes are written, each write checks it.
     not_begun: Mutex<Option<SendPermit>>,
