@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::auth::{Caller, Principal};
+use crate::client_address::ClientAddress;
 use crate::gates::Gates;
 
 /// A hash instead of a name, which would be an allocation for each request. Two callers with the same hash have one share.
@@ -34,13 +35,13 @@ struct Request {
 /// Processes a request of this caller, or of somebody with this address.
 pub(crate) fn scope<F: Future>(
     caller: Option<&Caller>,
-    client_name: &str,
+    client: Option<ClientAddress>,
     responding: F,
 ) -> impl Future<Output = F::Output> + use<F> {
     let caller = match caller {
         Some(Caller { principal: Principal::User(id), .. }) => HASHER.hash_one(("user", id)),
         Some(Caller { tenant, .. }) => HASHER.hash_one(("tenant", tenant.as_str())),
-        None => HASHER.hash_one(("address", client_name)),
+        None => HASHER.hash_one(("address", client.map(ClientAddress::network))),
     };
     REQUEST.scope(Request { caller, permits: Cell::new(0) }, responding)
 }
@@ -108,7 +109,7 @@ mod tests {
     async fn a_caller_waits_for_itself_and_no_other_does() {
         let shares = CallerShares::new(2, Duration::from_millis(50));
         let (first, second) = (user(), user());
-        let enter = async |caller: Option<&Caller>| scope(caller, "ip:192.0.2.1", shares.enter()).await;
+        let enter = async |caller: Option<&Caller>| scope(caller, None, shares.enter()).await;
         let mut permits = vec![enter(Some(&first)).await.unwrap(), enter(Some(&first)).await.unwrap()];
         assert!(enter(Some(&first)).await.is_err(), "the share is used for longer than a request waits");
         assert!(enter(Some(&second)).await.unwrap().is_some());
@@ -121,7 +122,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_does_not_wait_for_itself() {
         let (shares, caller) = (CallerShares::new(1, Duration::from_millis(50)), user());
-        scope(Some(&caller), "", async {
+        scope(Some(&caller), None, async {
             let permit = shares.enter().await.unwrap();
             assert!(permit.is_some() && shares.enter().await.unwrap().is_none());
             drop(permit);

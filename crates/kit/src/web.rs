@@ -1,19 +1,24 @@
 //! The layers around every route: trace, metrics, limits, panics, and problems for unknown routes.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::{MatchedPath, Request, State};
-use axum::middleware::{self, Next};
+use axum::extract::{MatchedPath, Request};
 use axum::response::{IntoResponse, Response};
+use axum::routing::Route;
+use axum::routing::future::RouteFuture;
 use futures_util::FutureExt;
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header};
 use metrics::{Counter, Histogram};
 use tokio::sync::watch;
+use tower::layer::layer_fn;
+use tower::{Service, service_fn};
 use tracing::Instrument;
 
 use crate::extract::{BodyLimits, RequestLimits, single_header};
@@ -32,18 +37,19 @@ const SUSPECT_AFTER: Duration = Duration::from_secs(2);
 /// Wraps the complete router. All its error responses are problems. `health` announces when connections are dead:
 /// requests that wait for them are answered at once.
 pub fn finish(router: Router, limits: RequestLimits, health: &Health) -> Router {
-    let state = LayerState {
+    let state = Arc::new(LayerState {
         body_limits: BodyLimits::new(limits),
         metrics: RequestMetrics::default(),
         lost_connections: health.lost_connections(),
-    };
-    router
-        .fallback(unknown_route)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(state, observe))
+    });
+    // Not `from_fn`: it clones the route and its state several times, and boxes both and the future, for each request.
+    let observed = layer_fn(move |mut route: Route| {
+        let state = Arc::clone(&state);
+        service_fn(move |request| observe(&state, &mut route, request))
+    });
+    router.fallback(unknown_route).method_not_allowed_fallback(wrong_method).layer(observed)
 }
 
-#[derive(Clone)]
 struct LayerState {
     body_limits: BodyLimits,
     metrics: RequestMetrics,
@@ -52,8 +58,8 @@ struct LayerState {
 
 /// Counts responses. Looking up a metric by its labels costs more than incrementing it, so the handles are cached by
 /// route.
-#[derive(Clone, Default)]
-struct RequestMetrics(Arc<RwLock<HashMap<String, Vec<Series>>>>);
+#[derive(Default)]
+struct RequestMetrics(RwLock<HashMap<String, Vec<Series>>>);
 
 /// The metrics of one route, method and status.
 struct Series {
@@ -101,62 +107,74 @@ async fn wrong_method(method: Method, uri: Uri) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
 }
 
-async fn observe(
-    State(LayerState { body_limits, metrics, mut lost_connections }): State<LayerState>,
+/// Passes a request on to its route. The route is called at once, so that it need not be cloned, but does nothing before the
+/// returned future is polled.
+fn observe(
+    state: &Arc<LayerState>,
+    route: &mut Route,
     mut request: Request,
-    next: Next,
-) -> Response {
+) -> impl Future<Output = Result<Response, Infallible>> + use<> {
     let started = Instant::now();
-    let limits = body_limits.limits;
-    request.extensions_mut().insert(body_limits);
+    let state = Arc::clone(state);
+    request.extensions_mut().insert(state.body_limits.clone());
     let trace = incoming_trace(&request);
     let method = method_label(request.method());
-    // The pattern of the route, never the URI: ids and queries would leak into the metrics and make their number
-    // unbounded.
     let matched = request.extensions().get::<MatchedPath>().cloned();
-    let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
     let uri = request.uri().clone();
-
-    // The span is enabled only for the export of traces and for debugging, because it costs more than a small
-    // request.
-    let span = tracing::debug_span!(target: REQUEST_TARGET, "request", method, route);
-    join_trace(&span, trace);
-    let responding = async {
-        let responding = pin!(respond(request, next, limits, (method, route)));
-        let responding = deadline::unless_connections_are_lost(&mut lost_connections, SUSPECT_AFTER, responding);
-        let response = responding.await.unwrap_or_else(|| {
-            let cause = format!("{method} {route}: the connection to the database is probably dead");
-            Problem::unavailable(&cause).into_response()
-        });
-        let (status, elapsed) = (response.status(), started.elapsed());
-        match status {
-            // The cause was logged where it was found, under the same trace unless the failed batch was shared by
-            // many requests.
-            StatusCode::INTERNAL_SERVER_ERROR => {
-                tracing::error!(target: REQUEST_TARGET, method, route, ?elapsed, "answered 500")
+    let checked = check_host(&request);
+    let responding = route.call(request);
+    async move {
+        let LayerState { body_limits, metrics, lost_connections } = &*state;
+        // The pattern of the route, never the URI: ids and queries would leak into the metrics and make their number
+        // unbounded.
+        let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
+        // The span is enabled only for the export of traces and for debugging, because it costs more than a small
+        // request.
+        let span = tracing::debug_span!(target: REQUEST_TARGET, "request", method, route);
+        join_trace(&span, trace);
+        let responding = async {
+            let responding = pin!(respond(checked, responding, body_limits.limits, (method, route)));
+            let mut lost_connections = lost_connections.clone();
+            let responding = deadline::unless_connections_are_lost(&mut lost_connections, SUSPECT_AFTER, responding);
+            let response = responding.await.unwrap_or_else(|| {
+                let cause = format!("{method} {route}: the connection to the database is probably dead");
+                Problem::unavailable(&cause).into_response()
+            });
+            let (status, elapsed) = (response.status(), started.elapsed());
+            match status {
+                // The cause was logged where it was found, under the same trace unless the failed batch was shared by
+                // many requests.
+                StatusCode::INTERNAL_SERVER_ERROR => {
+                    tracing::error!(target: REQUEST_TARGET, method, route, ?elapsed, "answered 500")
+                }
+                _ => tracing::debug!(target: REQUEST_TARGET, status = status.as_u16(), ?elapsed, "answered"),
             }
-            _ => tracing::debug!(target: REQUEST_TARGET, status = status.as_u16(), ?elapsed, "answered"),
-        }
-        metrics.count(method, route, status.as_u16(), elapsed);
-        response
-    };
-    let mut response = trace.scope(responding).instrument(span).await;
+            metrics.count(method, route, status.as_u16(), elapsed);
+            response
+        };
+        let mut response = trace.scope(responding).instrument(span).await;
 
-    link_next(&uri, &mut response);
-    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    response
+        link_next(&uri, &mut response);
+        response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        Ok(response)
+    }
 }
 
-/// Returns the response of the route, or a problem if the route panics or exceeds the time limit.
-async fn respond(request: Request, next: Next, limits: RequestLimits, (method, route): (&str, &str)) -> Response {
-    if let Err(problem) = check_host(&request) {
+/// Returns the response of the route, or a problem if the request was refused or the route panics or exceeds the time limit.
+async fn respond(
+    checked: Result<(), Problem>,
+    responding: RouteFuture<Infallible>,
+    limits: RequestLimits,
+    (method, route): (&str, &str),
+) -> Response {
+    if let Err(problem) = checked {
         return problem.into_response();
     }
     // A dependency that hangs must not block the request, and the resources it uses, for ever.
     // A client that closes its connection drops the request at any time.
-    let responding = AssertUnwindSafe(body_budget::scope(next.run(request))).catch_unwind();
+    let responding = AssertUnwindSafe(body_budget::scope(responding)).catch_unwind();
     match deadline::within(limits.request_time_max, deadline::droppable(responding)).await {
-        Ok(Ok(response)) => response,
+        Ok(Ok(response)) => response.unwrap_or_else(|never| match never {}),
         Ok(Err(panic)) => Problem::internal(&format!("panic: {}", panic_text(&*panic))).into_response(),
         Err(_) => {
             let cause = format!("{method} {route}: no response within {:?}", limits.request_time_max);

@@ -1,15 +1,17 @@
 //! The HTTP API as a whole: the router of this process, and the OpenAPI description of all routes.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::routing::Route;
 use kit::auth::{Authenticator, authenticate};
 use kit::openapi;
-use kit::problem::Problem;
 use mailbox::service::Role;
+use tower::layer::layer_fn;
+use tower::service_fn;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -39,17 +41,26 @@ pub(crate) fn router(
     }
     let platform = Router::from(platform.with_state(app));
     let api = services.into_iter().fold(platform, |api, service| api.merge(service.router()));
-    open.merge(api.layer(middleware::from_fn_with_state((authenticator, audit_trail), admit)))
+    let state = Arc::new((authenticator, audit_trail));
+    // Not `from_fn`, for the reason that `kit::web` gives.
+    let admitted = layer_fn(move |route: Route| {
+        let state = Arc::clone(&state);
+        service_fn(move |request| admit(Arc::clone(&state), route.clone(), request))
+    });
+    open.merge(api.layer(admitted))
 }
 
 /// The middleware of the API: authenticates the request, and records it if it acts for a tenant. One layer, because each one
 /// costs a request about a microsecond.
 async fn admit(
-    State((authenticator, audit_trail)): State<(Authenticator, AuditTrail)>,
+    state: Arc<(Authenticator, AuditTrail)>,
+    route: Route,
     request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
-    authenticate(&authenticator, request, async |request| audit::audit(&audit_trail, request, next).await).await
+) -> Result<Response, Infallible> {
+    let (authenticator, audit_trail) = &*state;
+    let response =
+        authenticate(authenticator, request, async |request| audit::audit(audit_trail, request, route).await);
+    Ok(response.await.unwrap_or_else(IntoResponse::into_response))
 }
 
 /// The authenticated routes of the platform itself that every process with the role `api` serves.

@@ -9,11 +9,12 @@
 pub(crate) mod http;
 pub(crate) mod store;
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request};
-use axum::middleware::Next;
 use axum::response::Response;
+use axum::routing::Route;
 use chrono::{DateTime, Utc};
 use kit::auth::{ActsForTenant, Tenant};
 use kit::clock::Clock;
@@ -24,6 +25,7 @@ use mailbox::database::time;
 use serde::Serialize;
 use sqlx::PgPool;
 use tokio::sync::{mpsc, oneshot};
+use tower::Service;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -103,17 +105,18 @@ impl AuditTrail {
 }
 
 /// Passes the request on, and records it if it acts for a tenant. It runs after the authentication.
-pub(crate) async fn audit(trail: &AuditTrail, request: Request, next: Next) -> Result<Response, Problem> {
+pub(crate) async fn audit(trail: &AuditTrail, request: Request, mut route: Route) -> Result<Response, Problem> {
+    let mut respond = async |request| route.call(request).await.unwrap_or_else(|never: Infallible| match never {});
     let acting = request.extensions().get::<ActsForTenant>().cloned();
-    let Some(ActsForTenant { principal, tenant }) = acting else { return Ok(next.run(request).await) };
-    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let Some(ActsForTenant { principal, tenant }) = acting else { return Ok(respond(request).await) };
+    let pattern = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
     let mut line = AuditLine {
         id: Uuid::now_v7(),
         at: trail.clock.now(),
         key_id: principal.id(),
         tenant,
         method: request.method().to_string(),
-        route,
+        route: pattern,
         status: None,
         trace_id: TraceContext::current().map(|trace| trace.trace_id()).unwrap_or_default(),
     };
@@ -121,7 +124,7 @@ pub(crate) async fn audit(trail: &AuditTrail, request: Request, next: Next) -> R
     if !is_read {
         trail.record_change(line.clone()).await?;
     }
-    let response = next.run(request).await;
+    let response = respond(request).await;
     let status = response.status().as_u16();
     if is_read {
         line.status = Some(status);

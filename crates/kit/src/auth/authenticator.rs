@@ -49,7 +49,7 @@ pub struct Authenticator {
 
 impl Authenticator {
     /// Returns None for a request without the header `Authorization`. Fails with 400, 401 or 429.
-    async fn caller(&self, headers: &HeaderMap, client_name: &str) -> Result<Option<Caller>, Problem> {
+    async fn caller(&self, headers: &HeaderMap, client: Option<ClientAddress>) -> Result<Option<Caller>, Problem> {
         let Some(value) = single_header(headers, &header::AUTHORIZATION)? else { return Ok(None) };
         let credential =
             bearer(value).ok_or_else(|| Problem::unauthorized("send `Authorization: Bearer <JWT or API key>`"))?;
@@ -59,11 +59,11 @@ impl Authenticator {
         }
         let digest = digest(credential);
         // An address that guesses keys too fast causes no more lookups. Cached keys from the same address still work.
-        if let Some(rate) = self.rate
-            && self.limits.is_exhausted(client_name)
-            && !self.keys.is_cached(&digest)
-        {
-            self.limits.check(Subject::Caller(client_name), rate, 1)?;
+        if let Some(rate) = self.rate {
+            let client_name = client_name(client);
+            if self.limits.is_exhausted(&client_name) && !self.keys.is_cached(&digest) {
+                self.limits.check(Subject::Caller(&client_name), rate, 1)?;
+            }
         }
         match self.keys.find(digest).await? {
             Some(caller) => Ok(Some(caller)),
@@ -106,15 +106,19 @@ pub async fn authenticate(
     mut request: Request,
     next: impl AsyncFnOnce(Request) -> Result<Response, Problem>,
 ) -> Result<Response, Problem> {
-    let client_name = client_name(&request);
-    let caller = authenticator.caller(request.headers(), &client_name).await;
-    // A rejected request counts against its address; otherwise guessing keys would not be limited.
-    let limited_name = match &caller {
-        Ok(Some(caller)) => caller.principal.to_string(),
-        Ok(None) | Err(_) => client_name.clone(),
+    let client = request.extensions().get::<ClientAddress>().copied();
+    let caller = authenticator.caller(request.headers(), client).await;
+    let limit_headers = match authenticator.rate {
+        Some(rate) => {
+            // A rejected request counts against its address; otherwise guessing keys would not be limited.
+            let limited_name = match &caller {
+                Ok(Some(caller)) => caller.principal.to_string(),
+                Ok(None) | Err(_) => client_name(client),
+            };
+            authenticator.limits.check(Subject::Caller(&limited_name), rate, 1)?
+        }
+        None => HeaderMap::new(),
     };
-    let check = |rate| authenticator.limits.check(Subject::Caller(&limited_name), rate, 1);
-    let limit_headers = authenticator.rate.map(check).transpose()?;
     let is_tenant_route = authenticator.tenant_routes.contains(request.uri().path());
     let caller = match caller? {
         Some(caller) => {
@@ -131,14 +135,13 @@ pub async fn authenticate(
             None
         }
     };
-    let mut response = caller_share::scope(caller.as_ref(), &client_name, next(request)).await?;
-    response.headers_mut().extend(limit_headers.unwrap_or_default());
+    let mut response = caller_share::scope(caller.as_ref(), client, next(request)).await?;
+    response.headers_mut().extend(limit_headers);
     Ok(response)
 }
 
 /// The name under which the rate limit counts requests without a caller.
-fn client_name(request: &Request) -> String {
-    let client = request.extensions().get::<ClientAddress>();
+fn client_name(client: Option<ClientAddress>) -> String {
     client.map_or_else(|| "unknown".to_owned(), |client| format!("ip:{}", client.network()))
 }
 
