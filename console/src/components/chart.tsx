@@ -24,6 +24,8 @@ interface ChartProps {
   times: number[];
   series: Series[];
   format: (value: number) => string;
+  /** What the last time is. */
+  latest?: string;
   height?: number;
 }
 
@@ -32,7 +34,7 @@ const DAY_SECONDS = 86_400;
 const SPAN_SECONDS_MIN = 60;
 
 /** Lines over time. The chart is created once and only its data is replaced. */
-export function TimeChart({ label, times, series, format, height = 150 }: ChartProps) {
+export function TimeChart({ label, times, series, format, latest = "now", height = 150 }: ChartProps) {
   const container = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const [hovered, setHovered] = useState<number | null>(null);
@@ -66,9 +68,9 @@ export function TimeChart({ label, times, series, format, height = 150 }: ChartP
         {series.map((line) => (
           <li key={line.label} class={`series-${line.colour}`}>{line.label} <strong>{formatValue(line.values[shown], format)}</strong></li>
         ))}
-        {times[shown] !== undefined && <li class="chart-time">{hovered === null ? "now" : formatExactTime(new Date(times[shown] * 1000))}</li>}
+        {times[shown] !== undefined && <li class="chart-time">{hovered === null ? latest : formatExactTime(new Date(times[shown] * 1000))}</li>}
       </ul>
-      <div class="chart" role="img" aria-label={`${label}: ${summary(series, format)}`} ref={container} />
+      <div class="chart" role="img" aria-label={`${label}: ${summary(series, format, latest)}`} ref={container} />
     </div>
   );
 }
@@ -77,8 +79,8 @@ function formatValue(value: number | null | undefined, format: (value: number) =
   return value === null || value === undefined ? "–" : format(value);
 }
 
-function summary(series: Series[], format: (value: number) => string): string {
-  return series.map((line) => `${line.label} now ${formatValue(line.values[line.values.length - 1], format)}`).join(", ");
+function summary(series: Series[], format: (value: number) => string, latest: string): string {
+  return series.map((line) => `${line.label} ${formatValue(line.values[line.values.length - 1], format)} (${latest})`).join(", ");
 }
 
 function chartOptions(series: Series[], format: (value: number) => string, width: number, height: number): uPlot.Options {

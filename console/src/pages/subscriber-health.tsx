@@ -48,30 +48,37 @@ function HealthStats({ health, period }: { health: SubscriberHealth; period: str
   return (
     <div class="stats">
       <Stat label="State" value={state[0]!.toUpperCase() + state.slice(1)} tone={isBad ? "bad" : health.state === "healthy" ? "neutral" : "warn"}
-        hint={health.failing_since ? <>since <Time at={health.failing_since} /></> : "by the last attempts"} />
+        hint={<HealthHint health={health} />} />
       <Stat label="Attempts" value={formatNumber(totals.attempts)} hint={`${period}, counted each minute`} />
       <Stat label="Success rate" value={totals.success_rate === undefined || totals.success_rate === null ? "–" : formatPercent(totals.success_rate)} hint={`${formatNumber(totals.failed)} failed, ${formatNumber(totals.dead)} dead`} />
       <Stat label="Response time" value={totals.latency_ms ? formatMilliseconds(totals.latency_ms.p50) : "–"}
-        hint={totals.latency_ms ? `99 %: ${formatMilliseconds(totals.latency_ms.p99)}` : "no attempt"} />
+        hint={totals.latency_ms ? `99 % within ${formatMilliseconds(totals.latency_ms.p99)}` : "no attempt"} />
     </div>
   );
+}
+
+function HealthHint({ health }: { health: SubscriberHealth }) {
+  const began = health.failing_since && <>began <Time at={health.failing_since} /></>;
+  if (health.state === "breaker_open") return <>sending is paused after repeated failures{began && <>, which {began}</>}</>;
+  return began ? <>failures {began}</> : <>by the last attempts</>;
 }
 
 function HealthCharts({ health, stepSeconds }: { health: SubscriberHealth; stepSeconds: number }) {
   const intervals = new Map(health.series.map((interval) => [Date.parse(interval.at) / 1000, interval]));
   const times = intervalsOf(health.from, health.to, stepSeconds);
+  const latest = `last full ${health.resolution}`;
   const latency = (name: "p50" | "p95" | "p99") => times.map((time) => intervals.get(time)?.latency_ms?.[name] ?? null);
   return (
     <div class="grid">
       <Card title="Attempts">
-        <TimeChart label="Attempts" times={times} format={formatNumber} series={[
+        <TimeChart label="Attempts" times={times} format={formatNumber} latest={latest} series={[
           { label: "Delivered", colour: "green", values: times.map((time) => intervals.get(time)?.delivered ?? 0) },
           { label: "Failed", colour: "orange", values: times.map((time) => intervals.get(time)?.failed ?? 0) },
           { label: "Dead", colour: "red", values: times.map((time) => intervals.get(time)?.dead ?? 0) },
         ]} />
       </Card>
       <Card title="Response times">
-        <TimeChart label="Response times" times={times} format={formatMilliseconds} series={[
+        <TimeChart label="Response times" times={times} format={formatMilliseconds} latest={latest} series={[
           { label: "50 %", colour: "teal", values: latency("p50") },
           { label: "95 %", colour: "blue", values: latency("p95") },
           { label: "99 %", colour: "violet", values: latency("p99") },
