@@ -118,7 +118,7 @@ export function deliveryTests(world) {
     await page.getByRole("button", { name: "Pause" }).click();
     await page.getByText("paused", { exact: true }).waitFor();
     await page.getByRole("button", { name: "Resume" }).click();
-    await page.getByText("active", { exact: true }).waitFor();
+    await page.getByText("enabled", { exact: true }).waitFor();
 
     await page.getByRole("button", { name: "Rotate secret" }).click();
     await page.getByRole("dialog").getByRole("button", { name: "Rotate" }).click();

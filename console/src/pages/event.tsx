@@ -105,7 +105,7 @@ function SubscriberHistory({ outcome, attempts }: { outcome: HubOutcome; attempt
         {outcome.outcome === "pending" && <li class="info"><strong>Waits</strong> for its turn{outcome.blocks_lane ? ": the lane is blocked" : ""}</li>}
         {outcome.outcome === "dead" && <li class="bad"><strong>Given up</strong>: {outcome.dead_letter_id ? <a href={link("dead-letters", outcome.dead_letter_id)}>open the dead letter</a> : "its dead letter was discarded"}</li>}
         {outcome.outcome === "filtered" && <li>The filter of the subscriber does not match the payload.</li>}
-        {outcome.outcome === "inactive" && <li>The subscriber was not active when the event was posted.</li>}
+        {outcome.outcome === "inactive" && <li>The subscriber was disabled when the event was posted.</li>}
       </ol>
       {outcome.message_id && <a href={link("deliveries", outcome.message_id)}>Open the delivery</a>}
     </Card>

@@ -146,7 +146,7 @@ function Bans({ id }: { id: string }) {
       { header: "User", primary: true, cell: (row) => <Identifier value={row.user_id} /> },
       { header: "Reason", cell: (row) => row.reason ?? <span class="muted">–</span> },
       { header: "By", cell: (row) => <span class="truncate" title={row.banned_by}>{describePrincipal(row.banned_by)}</span> },
-      { header: "Since", cell: (row) => <Time at={row.created_at} /> },
+      { header: "Banned", cell: (row) => <Time at={row.created_at} /> },
       { header: "Until", cell: (row) => row.expires_at ? <Time at={row.expires_at} /> : "it is lifted" },
       { header: "Actions", actions: true, cell: (row) => <ActionButton class="small" label="Lift" onRun={lift(row.user_id)} /> },
     ]} empty={<Empty title="Nobody is banned" />} />

@@ -88,7 +88,7 @@ function State({ state }: { state: TenantState }) {
           { header: "State", cell: (row) => <StateBadge state={row.health.state} /> },
           { header: "Success", align: "right", cell: ({ health }) => health.totals.success_rate === undefined || health.totals.success_rate === null ? "–" : formatPercent(health.totals.success_rate) },
           { header: "95 % within", align: "right", cell: ({ health }) => health.totals.latency_ms ? formatMilliseconds(health.totals.latency_ms.p95) : "–" },
-          { header: "Failing since", cell: (row) => <Time at={row.health.failing_since} /> },
+          { header: "Failures began", cell: (row) => <Time at={row.health.failing_since} /> },
         ]} />
       </Card>
     </>
@@ -109,8 +109,8 @@ function findProblems({ rows, deadLetters }: TenantState): Finding[] {
       });
     } else if (health.state === "disabled") {
       findings.push({
-        severity: "critical", title: `${subscriber.name} is switched off`, detail: subscriber.inactive_reason ?? "It gets no messages.",
-        what_to_do: "Activate it again when its endpoint is ready.", links: [{ label: subscriber.name, address: where }],
+        severity: "critical", title: `${subscriber.name} is disabled`, detail: subscriber.inactive_reason ?? "It gets no messages.",
+        what_to_do: "Enable it again when its endpoint is ready.", links: [{ label: subscriber.name, address: where }],
       });
     }
   }

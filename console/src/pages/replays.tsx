@@ -69,7 +69,7 @@ function ReplayView({ replay }: { replay: Replay }) {
   return (
     <>
       {replay.error && <Notice tone="bad">{replay.error}</Notice>}
-      {replay.waits_for && <Notice tone="warn">The replay waits for <a href={link("subscribers", replay.waits_for)}>a subscriber</a> that has too many messages left. Repair or deactivate it.</Notice>}
+      {replay.waits_for && <Notice tone="warn">The replay waits for <a href={link("subscribers", replay.waits_for)}>a subscriber</a> that has too many messages left. Repair or disable it.</Notice>}
       <Card title="Progress" actions={<StateBadge state={replay.state} />}><ReplayMeter replay={replay} /></Card>
       <div class="stats">
         <Stat label="Created" value={formatNumber(replay.created)} hint={`${formatNumber(replay.matched)} matched`} />

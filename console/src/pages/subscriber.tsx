@@ -28,7 +28,7 @@ export function SubscriberPage({ id, tab }: { id: string; tab: string }) {
       actions={live.data && <Actions subscriber={live.data} reload={live.reload} onSecret={setSecret} onTest={setTest} />}>
       {secret !== "" && <SecretNotice secret={secret} what="signing secret" onClose={() => setSecret("")} />}
       {test !== undefined && <TestNotice result={test} />}
-      {live.data?.inactive_reason && <Notice tone="bad">Switched off: {live.data.inactive_reason}</Notice>}
+      {live.data?.inactive_reason && <Notice tone="bad">Disabled: {live.data.inactive_reason}</Notice>}
       {live.data?.unverified_since && <Notice tone="warn">The endpoint has not answered the challenge yet. Nothing is sent until it does.</Notice>}
       <Tabs label="Parts of the subscriber" current={tab} tabs={[
         { id: "", label: "Deliveries", href: here },
@@ -76,7 +76,7 @@ function Actions({ subscriber, reload, onSecret, onTest }: ActionsProps) {
   };
   const pause = change("Paused: messages wait.", () => api.post("/hub/v1/subscribers/{id}/pause", { path }));
   const resume = change("Resumed: messages are sent.", () => api.post("/hub/v1/subscribers/{id}/resume", { path }));
-  const activate = change("Activated.", () => api.patch("/hub/v1/subscribers/{id}", { path, body: { is_active: true } }));
+  const enable = change("Enabled.", () => api.patch("/hub/v1/subscribers/{id}", { path, body: { is_active: true } }));
   const rotate = async () => {
     const body = "A new signing secret is created and shown once. The previous one also signs for 24 hours, so the receiver has time to change.";
     if (await ask({ title: "Rotate the signing secret?", body, confirm: "Rotate" }) === null) return;
@@ -95,7 +95,7 @@ function Actions({ subscriber, reload, onSecret, onTest }: ActionsProps) {
     <>
       <ActionButton class="primary" label="Send a test" onRun={test} />
       {subscriber.unverified_since && <ActionButton label="Verify" onRun={verify} />}
-      {!subscriber.is_active && <ActionButton label="Activate" onRun={activate} />}
+      {!subscriber.is_active && <ActionButton label="Enable" onRun={enable} />}
       {subscriber.paused_at ? <ActionButton label="Resume" onRun={resume} /> : <ActionButton label="Pause" onRun={pause} />}
       <a class="button" href={link("subscribers", subscriber.id, "edit")}>Edit</a>
       <ActionButton label="Rotate secret" onRun={rotate} />

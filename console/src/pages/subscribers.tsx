@@ -31,7 +31,7 @@ function SubscriberList({ query }: { query: URLSearchParams }) {
       <div class="filters">
         <TextField label="Search" type="search" value={search} onChange={(value) => setQuery({ q: value })} placeholder="Name" />
         <SelectField label="State" value={active} onChange={(value) => setQuery({ active: value })} options={[
-          { value: "", label: "All" }, { value: "true", label: "Active" }, { value: "false", label: "Not active" },
+          { value: "", label: "All" }, { value: "true", label: "Enabled" }, { value: "false", label: "Disabled" },
         ]} />
       </div>
       <Card flush>
@@ -51,13 +51,16 @@ function SubscriberList({ query }: { query: URLSearchParams }) {
   );
 }
 
-/** What the configuration says. The health, which the attempts decide, is on the page of the subscriber. */
+/**
+ * What the configuration says. The health, which the attempts decide, is on the page of the subscriber: so nothing is green
+ * here, as an endpoint that is enabled may fail.
+ */
 export function SubscriberState({ subscriber }: { subscriber: Subscriber }) {
   if (subscriber.unopened) return <Badge tone="bad">key missing</Badge>;
-  if (!subscriber.is_active) return <Badge tone="bad">not active</Badge>;
+  if (!subscriber.is_active) return <Badge tone="bad">disabled</Badge>;
   if (subscriber.paused_at) return <Badge tone="warn">paused</Badge>;
   if (subscriber.unverified_since) return <Badge tone="warn">not verified</Badge>;
-  return <Badge tone="good">active</Badge>;
+  return <Badge>enabled</Badge>;
 }
 
 export function EventTypeList({ types }: { types: string[] }) {
