@@ -66,7 +66,7 @@ pub(super) fn of_checks(checks: &[State]) -> Vec<Finding> {
             Kind::Task => format!("The task {} fails", check.name),
         },
         detail: check.error.clone().unwrap_or_default(),
-        what_to_do: "Run `pillarbox status`, and see docs/runbook.md".to_owned(),
+        what_to_do: "Run `pillarbox status`, and see docs/runbook.md.".to_owned(),
         links: Vec::new(),
     };
     checks.iter().filter(|check| !check.up).map(finding).collect()
@@ -83,33 +83,33 @@ fn position_of(status: &ConsumerStatus) -> Option<Finding> {
     let finding = |severity, title, what_to_do| {
         let (count, oldest) = (status.lag_messages, seconds(status.lag_seconds));
         let detail = match count {
-            1 => format!("1 message waits, for {oldest}"),
-            _ => format!("{count} messages wait, the oldest for {oldest}"),
+            1 => format!("1 message waits, for {oldest}."),
+            _ => format!("{count} messages wait, the oldest for {oldest}."),
         };
         Finding { severity, title, detail, what_to_do, links: vec![FindingLink::page("Consumers", CONSUMERS_PAGE)] }
     };
     let is_behind = status.lag_seconds > BEHIND_SECONDS;
     match () {
         () if status.lapsed_at.is_some() => Some(Finding {
-            detail: "It was behind for longer than `behind_days`, and the log no longer retains messages for it"
+            detail: "It was behind for longer than `behind_days`, and the log no longer retains messages for it."
                 .to_owned(),
             ..finding(
                 Severity::Critical,
                 format!("{name} has lapsed"),
                 format!(
-                    "`pillarbox cursors reset {name}` continues with what the log has; `pillarbox cursors drop {name}` deletes it"
+                    "`pillarbox cursors reset {name}` continues with what the log has; `pillarbox cursors drop {name}` deletes it."
                 ),
             )
         }),
         () if is_behind && status.workers.is_empty() => Some(finding(
             Severity::Critical,
             format!("No process runs {name}"),
-            format!("Start a process with its role and settings, or drop it with `pillarbox cursors drop {name}`"),
+            format!("Start a process with its role and settings, or drop it with `pillarbox cursors drop {name}`."),
         )),
         () if is_behind => Some(finding(
             Severity::Warning,
             format!("{name} lags"),
-            "Run `pillarbox cursors`, and see the section about consumers that lag in docs/runbook.md".to_owned(),
+            "Run `pillarbox cursors`, and see the section about consumers that lag in docs/runbook.md.".to_owned(),
         )),
         () => None,
     }
@@ -125,8 +125,8 @@ fn messages_of(status: &ConsumerStatus) -> Vec<Finding> {
                 1 => format!("1 message of {name} is parked"),
                 count => format!("{count} messages of {name} are parked"),
             },
-            detail: "They failed and are retried; later messages of their keys wait".to_owned(),
-            what_to_do: format!("`pillarbox parked list --consumer {name}` shows why"),
+            detail: "They failed and are retried; later messages of their keys wait.".to_owned(),
+            what_to_do: format!("`pillarbox parked list --consumer {name}` shows why."),
             links: vec![FindingLink::page("Consumers", CONSUMERS_PAGE)],
         });
     }
@@ -137,9 +137,9 @@ fn messages_of(status: &ConsumerStatus) -> Vec<Finding> {
                 1 => format!("1 message of {name} is unrouted"),
                 count => format!("{count} messages of {name} are unrouted"),
             },
-            detail: "RabbitMQ had no queue for them".to_owned(),
+            detail: "RabbitMQ had no queue for them.".to_owned(),
             what_to_do: format!(
-                "Bind a queue to its exchange, then `pillarbox replay --consumer {name} --from 2h` sends them again"
+                "Bind a queue to its exchange, then `pillarbox replay --consumer {name} --from 2h` sends them again."
             ),
             links: vec![FindingLink::page("Consumers", CONSUMERS_PAGE)],
         });
@@ -168,12 +168,12 @@ pub(super) fn of_subscribers(subscribers: &[TroubledSubscriber], now: DateTime<U
     let failing = finding(
         failing,
         "does not accept webhooks",
-        "Look at its last attempts, and ask its owner to repair the endpoint; retries continue meanwhile",
+        "Look at its last attempts, and ask its owner to repair the endpoint; retries continue meanwhile.",
     );
     let disabled = finding(
         disabled,
         "was switched off",
-        "When its endpoint is back: `pillarbox subscribers enable ID`, or switch it on in the console",
+        "When its endpoint is back, open it and choose Enable, or run `pillarbox subscribers enable ID`.",
     );
     failing.into_iter().chain(disabled).collect()
 }
@@ -207,29 +207,33 @@ pub(super) fn of_dead_letters(counts: &DeadLetterCounts, webhooks: &[(String, i6
     let kinds = [
         (
             (counts.webhooks, "webhook was", "webhooks were"),
-            "`pillarbox webhook-dead-letters list --tenant NAME` shows why, and `… retry --all` retries them",
+            "Open the dead letters to see why they failed, and retry or discard them. \
+             `pillarbox webhook-dead-letters` does the same on the command line.",
             tenants,
         ),
         (
             (counts.consumers, "message of a consumer was", "messages of consumers were"),
-            "`pillarbox dead-letters list` shows why, and `pillarbox dead-letters retry` retries them",
+            "Open the dead letters to see why they failed, and retry or discard them. \
+             `pillarbox dead-letters` does the same on the command line.",
             vec![FindingLink::page("Dead letters of consumers", "#/dead-letters/consumers")],
         ),
         (
             (counts.mail, "e-mail was", "e-mails were"),
-            "`pillarbox mail list --status dead` shows why, and `pillarbox mail retry --all` retries them",
+            "Open the e-mails to see why they failed, and retry them. \
+             On the command line, `pillarbox mail retry --all` retries them.",
             vec![FindingLink::page("E-mails", "#/notifications/mail?status=dead")],
         ),
         (
             (counts.notifications, "notification was", "notifications were"),
-            "GET /admin/v1/notifications?status=dead shows why, and `pillarbox notifications retry --all` retries them",
+            "Open the notifications to see why they failed, and retry them. \
+             On the command line, `pillarbox notifications retry --all` retries them.",
             vec![FindingLink::page("Notifications", "#/notifications?status=dead")],
         ),
     ];
     let finding = |((count, one, many), what_to_do, links): ((i64, &str, &str), &str, Vec<FindingLink>)| Finding {
         severity: Severity::Warning,
         title: format!("{count} {} given up", if count == 1 { one } else { many }),
-        detail: "They are retained, and can be retried or discarded".to_owned(),
+        detail: "They are retained, and can be retried.".to_owned(),
         what_to_do: what_to_do.to_owned(),
         links,
     };
