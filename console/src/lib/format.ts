@@ -79,6 +79,6 @@ const SETTINGS_KEY = "key:00000000-0000-0000-0000-000000000000";
 
 /** Who has requested something, as the API names it: `key:<id>`, `user:<id>`, or a name. */
 export function describePrincipal(principal: string): string {
-  if (principal === SETTINGS_KEY) return "admin_key of the settings";
+  if (principal === SETTINGS_KEY) return "admin key (from the settings)";
   return principal.replace(/^(key|user|portal):/, "$1 ");
 }

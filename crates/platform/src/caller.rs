@@ -17,7 +17,7 @@ use crate::app::App;
 use crate::{keys, portal_tokens};
 
 /// The name of the admin key in the settings, which has no row.
-const KEY_OF_SETTINGS: &str = "admin_key of the settings";
+const KEY_OF_SETTINGS: &str = "admin key (from the settings)";
 
 pub(crate) fn router() -> OpenApiRouter<App> {
     let mut router = OpenApiRouter::new().routes(routes!(show));
