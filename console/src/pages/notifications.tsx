@@ -54,7 +54,7 @@ function Notifications({ query }: { query: URLSearchParams }) {
           { header: "Channel", cell: (row) => row.channel.replace("_", "-") },
           { header: "Status", cell: (row) => <StateBadge state={row.status} title={row.last_error ?? undefined} /> },
           { header: "User", cell: (row) => <Identifier value={row.user_id} /> },
-          { header: "Attempts", align: "right", cell: (row) => row.attempts },
+          { header: "Failed attempts", align: "right", cell: (row) => row.attempts },
           { header: "Created", cell: (row) => <Time at={row.created_at} /> },
           { header: "Actions", actions: true, cell: (row) => row.status === "dead" ? <ActionButton class="small" label="Retry" onRun={retry(row.id)} /> : null },
         ]} empty={<Empty title="No notification">Business events become notifications for their recipients.</Empty>} />
@@ -120,7 +120,7 @@ function Announcements() {
     <Card flush>
       <ListView list={list} label="Announcements" rowKey={(row) => String(row.id)} columns={[
         { header: "Subject", primary: true, cell: (row) => row.subject },
-        { header: "Attempts", align: "right", cell: (row) => row.attempts },
+        { header: "Failed attempts", align: "right", cell: (row) => row.attempts },
         { header: "Next step", cell: (row) => <Time at={row.due_at} /> },
         { header: "Last error", cell: (row) => row.last_error ?? <span class="muted">–</span> },
         { header: "Actions", actions: true, cell: (row) => row.due_at ? null : <ActionButton class="small" label="Retry" onRun={retry(row.id)} /> },
