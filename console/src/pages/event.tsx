@@ -62,14 +62,14 @@ function EventHistory({ history: { event, attempts } }: { history: DeliveryHisto
               <strong>Posted</strong> by <code>{event.source}</code>
               <div class="timeline-time"><Time at={event.received_at} /></div>
             </li>
-            <li class={event.status === "pending" ? "" : "info"}>
+            <li class={event.outcome === "pending" ? "" : "info"}>
               <strong>{fanOutText(event)}</strong>
             </li>
             {event.status === "completed" && event.outcomes.length > 0 && <li class="good"><strong>Completed</strong>: every message is delivered or dead</li>}
           </ol>
         </Card>
         {event.outcomes.length === 0
-          ? event.status !== "pending" && <Card><Empty title="No subscriber for this type">Create a subscriber for <code>{event.event_type}</code>, then send the event again.</Empty></Card>
+          ? event.outcome !== "pending" && <Card><NoSubscriber event={event} /></Card>
           : event.outcomes.map((outcome) => (
             <SubscriberHistory key={outcome.subscriber_id} outcome={outcome} attempts={attempts.get(outcome.message_id ?? "") ?? []} />
           ))}
@@ -90,9 +90,21 @@ function EventHistory({ history: { event, attempts } }: { history: DeliveryHisto
 }
 
 function fanOutText(event: HubEventWithOutcomes): string {
-  if (event.status === "pending") return "Waits for fan-out to its subscribers";
-  if (event.outcome === "unmatched") return "Matched no subscriber";
+  if (event.outcome === "pending") return "Waits for fan-out to its subscribers and streams";
+  if (event.outcome === "unmatched") return "Matched no subscriber and no stream";
+  if (event.outcomes.length === 0) return "Added to a stream; matched no subscriber";
   return `Matched ${plural(event.outcomes.filter(({ outcome }) => outcome !== "filtered" && outcome !== "inactive").length, "subscriber")}`;
+}
+
+function NoSubscriber({ event }: { event: HubEventWithOutcomes }) {
+  if (event.outcome === "matched") {
+    return <Empty title="No subscriber for this type">Readers of a <a href={link("streams")}>stream</a> get the event.</Empty>;
+  }
+  return (
+    <Empty title="No subscriber and no stream for this type">
+      Create a subscriber for <code>{event.event_type}</code>, then send the event again. A stream contains only events that are posted after it was created.
+    </Empty>
+  );
 }
 
 function SubscriberHistory({ outcome, attempts }: { outcome: HubOutcome; attempts: HubAttempt[] }) {

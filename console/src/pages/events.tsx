@@ -31,7 +31,7 @@ function EventList({ query }: { query: URLSearchParams }) {
     return api.get("/hub/v1/events", { query: { event_type: type || undefined, from, ...page }, signal });
   }, POLL_MS);
   return (
-    <Page title="Events" description="What was posted, newest first. Open an event to see its whole way to every subscriber."
+    <Page title="Events" description="What was posted, newest first. Open an event to see its delivery to every subscriber."
       actions={mayPost && <button type="button" class="button primary" onClick={() => setPosting(true)}>Post an event</button>}>
       <Filters type={type} range={range} />
       <Card flush>
@@ -40,7 +40,7 @@ function EventList({ query }: { query: URLSearchParams }) {
           { header: "Event", cell: (row) => <Identifier value={row.event_id} /> },
           { header: "Ordering key", cell: (row) => row.ordering_key ? <code class="truncate">{row.ordering_key}</code> : <span class="muted">–</span> },
           { header: "Source", cell: (row) => row.source },
-          { header: "Subscribers", cell: (row) => <StateBadge state={row.outcome} /> },
+          { header: "Recipients", cell: (row) => <StateBadge state={row.outcome} /> },
           { header: "Posted", cell: (row) => <Time at={row.received_at} /> },
         ]} />
       </Card>

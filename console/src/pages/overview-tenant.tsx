@@ -1,6 +1,6 @@
 import { api } from "../api/client";
 import { shownTenant } from "../api/session";
-import type { Finding, Subscriber, SubscriberHealth } from "../api/types";
+import type { Finding, StreamWithState, Subscriber, SubscriberHealth } from "../api/types";
 import { Empty, Loaded } from "../components/async";
 import { Card, Page, Stat, StateBadge, Time } from "../components/basics";
 import { TimeChart } from "../components/chart";
@@ -10,10 +10,12 @@ import { formatMilliseconds, formatNumber, formatPercent, plural } from "../lib/
 import { useLive } from "../lib/live";
 import { link } from "../lib/router";
 import { intervalsOf, sum } from "../lib/series";
+import { EventTypeList } from "./subscribers";
 
 const POLL_MS = 10_000;
-/** Each subscriber costs one request per poll. */
+/** Each subscriber and each stream costs one request per poll. */
 const SUBSCRIBERS_SHOWN = 10;
+const STREAMS_SHOWN = 10;
 const HOUR_MS = 3_600_000;
 const DEAD_LETTERS_COUNTED = 100;
 
@@ -24,21 +26,23 @@ interface Row {
 
 interface TenantState {
   rows: Row[];
+  streams: StreamWithState[];
   deadLetters: number;
 }
 
 export function TenantOverview() {
   const live = useLive("tenant-overview", loadState, POLL_MS);
   return (
-    <Page title="Overview" description={`Webhooks${shownTenant() === "" ? "" : ` of ${shownTenant()}`} in the last hour.`}>
-      <Loaded live={live}>{(state) => state.rows.length === 0 ? <NoSubscribers /> : <State state={state} />}</Loaded>
+    <Page title="Overview" description={`Webhooks${shownTenant() === "" ? "" : ` of ${shownTenant()}`} in the last hour, and streams.`}>
+      <Loaded live={live}>{(state) => state.rows.length === 0 && state.streams.length === 0 ? <NoRecipients /> : <State state={state} />}</Loaded>
     </Page>
   );
 }
 
 async function loadState(signal: AbortSignal): Promise<TenantState> {
-  const [subscribers, deadLetters] = await Promise.all([
+  const [subscribers, streams, deadLetters] = await Promise.all([
     api.get("/hub/v1/subscribers", { query: { limit: SUBSCRIBERS_SHOWN }, signal }),
+    api.get("/hub/v1/streams", { query: { limit: STREAMS_SHOWN }, signal }),
     api.get("/hub/v1/dead-letters", { query: { retried: false, limit: DEAD_LETTERS_COUNTED }, signal }),
   ]);
   const from = new Date(Date.now() - HOUR_MS).toISOString();
@@ -46,20 +50,50 @@ async function loadState(signal: AbortSignal): Promise<TenantState> {
     subscriber,
     health: await api.get("/hub/v1/subscribers/{id}/health", { path: { id: subscriber.id }, query: { resolution: "minute", from }, signal }),
   })));
-  return { rows, deadLetters: deadLetters.items.length };
+  const states = await Promise.all(streams.items.map(({ name }) => api.get("/hub/v1/streams/{name}", { path: { name }, signal })));
+  return { rows, streams: states, deadLetters: deadLetters.items.length };
 }
 
-function NoSubscribers() {
+function NoRecipients() {
+  const actions = (
+    <>
+      <a class="button primary" href={link("subscribers", "new")}>Create a subscriber</a>
+      <a class="button" href={link("streams", "new")}>Create a stream</a>
+    </>
+  );
   return (
     <Card>
-      <Empty title="No subscriber yet" actions={<a class="button primary" href={link("subscribers", "new")}>Create a subscriber</a>}>
-        A subscriber is the address of a server that receives events as webhooks.
+      <Empty title="No subscriber and no stream yet" actions={actions}>
+        A subscriber is the address of a server that receives events as webhooks. A stream is for consumers that pull events.
       </Empty>
     </Card>
   );
 }
 
 function State({ state }: { state: TenantState }) {
+  return (
+    <>
+      <Findings findings={findProblems(state)} />
+      {state.rows.length > 0 && <Webhooks state={state} />}
+      {state.streams.length > 0 && <Streams streams={state.streams} />}
+    </>
+  );
+}
+
+function Streams({ streams }: { streams: StreamWithState[] }) {
+  return (
+    <Card title="Streams" flush actions={<a href={link("streams")}>All streams</a>}>
+      <Table label="Streams" rows={streams} rowKey={(row) => row.id} columns={[
+        { header: "Name", primary: true, cell: (row) => <a href={link("streams", row.name)}>{row.name}</a> },
+        { header: "Event types", cell: (row) => <EventTypeList types={row.event_types} /> },
+        { header: "Messages to read", align: "right", cell: (row) => formatNumber(row.lag.messages) },
+        { header: "Readers", align: "right", cell: (row) => formatNumber(row.readers.length) },
+      ]} />
+    </Card>
+  );
+}
+
+function Webhooks({ state }: { state: TenantState }) {
   const totals = state.rows.map((row) => row.health.totals);
   const delivered = sum(totals.map((total) => total.delivered));
   const failed = sum(totals.map((total) => total.failed + total.dead));
@@ -67,7 +101,6 @@ function State({ state }: { state: TenantState }) {
   const series = addSeries(state.rows);
   return (
     <>
-      <Findings findings={findProblems(state)} />
       <div class="stats">
         <Stat label="Delivered" value={formatNumber(delivered)} hint="last hour" href={link("deliveries")} />
         <Stat label="Failed attempts" value={formatNumber(failed)} tone={failed > 0 ? "warn" : "neutral"} hint="last hour" href={`${link("deliveries")}?outcome=failed`} />
