@@ -8,6 +8,7 @@ import { ask } from "../components/dialog";
 import { ActionButton, FormError, TextField, useAction, type Action } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { showToast } from "../components/toasts";
+import { describePrincipal } from "../lib/format";
 import { useLive } from "../lib/live";
 import { link, navigate, setQuery } from "../lib/router";
 import { useStore } from "../lib/store";
@@ -61,9 +62,9 @@ function AuditTrail() {
       { header: "Request", primary: true, cell: (row) => <code>{row.method} {row.route}</code> },
       { header: "Tenant", cell: (row) => row.tenant },
       { header: "Status", align: "right", cell: (row) => row.status ?? "interrupted" },
-      { header: "Key", cell: (row) => <code class="truncate">{row.key_id}</code> },
+      { header: "Key", cell: (row) => <span class="truncate" title={row.key_id}>{describePrincipal(`key:${row.key_id}`)}</span> },
       { header: "When", cell: (row) => <Time at={row.at} /> },
-    ]} empty={<Empty title="No request">Requests that a key of main makes for a tenant are listed here.</Empty>} />
+    ]} empty={<Empty title="No requests yet">Requests that a key of main makes for a tenant are listed here.</Empty>} />
   );
 }
 
