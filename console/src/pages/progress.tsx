@@ -6,7 +6,7 @@ import { Empty, ErrorBox, Skeleton } from "../components/async";
 import { Card, Details, Meter, Notice, Page, Stat, StateBadge, Time } from "../components/basics";
 import { TimeChart } from "../components/chart";
 import { ListView, usePages } from "../components/list";
-import { formatNumber, formatPercent, formatRate } from "../lib/format";
+import { formatNumber, formatPercent, formatRate, formatSeconds } from "../lib/format";
 import { toApiError } from "../lib/live";
 import { link } from "../lib/router";
 import type { PageProps } from "../pages";
@@ -60,24 +60,49 @@ function ProjectPage({ id }: { id: string }) {
   );
 }
 
+function isOver(project: Project): boolean {
+  return project.status === "DONE" || project.status === "FAILED";
+}
+
 function ProjectView({ project, samples }: { project: Project; samples: Sample[] }) {
   const share = project.total === 0 ? 0 : project.done / project.total;
   return (
     <>
       <Card title={`${formatNumber(project.done)} of ${formatNumber(project.total)} items`} actions={<strong>{formatPercent(share)}</strong>}><ProjectMeter project={project} /></Card>
       <div class="stats">
-        <Stat label="Rate" value={project.rate === undefined || project.rate === null ? "–" : formatRate(project.rate)} hint="items" />
-        <Stat label="Estimated end" value={project.eta ? <Time at={project.eta} /> : "–"} />
+        {isOver(project) ? <FinishedStats project={project} /> : <RunningStats project={project} />}
         <Stat label="Errors" value={formatNumber(project.errors)} tone={project.errors > 0 ? "bad" : "neutral"} />
         <Stat label="Left" value={formatNumber(Math.max(0, project.total - project.done))} />
       </div>
-      <Card title="Items per second since you opened this page">
-        <TimeChart label="Items per second" times={samples.map((sample) => sample.time)} format={formatRate}
-          series={[{ label: "Rate", colour: "blue", values: samples.map((sample) => sample.rate) }]} />
-      </Card>
+      {!isOver(project) && (
+        <Card title="Items per second since you opened this page">
+          <TimeChart label="Items per second" times={samples.map((sample) => sample.time)} format={formatRate}
+            series={[{ label: "Rate", colour: "blue", values: samples.map((sample) => sample.rate) }]} />
+        </Card>
+      )}
       <Card title="Project">
         <Details entries={[["Created", <Time at={project.created_at} />], ["Finished", <Time at={project.finished_at} />], ["Expires", <Time at={project.expires_at} />]]} />
       </Card>
+    </>
+  );
+}
+
+function RunningStats({ project }: { project: Project }) {
+  return (
+    <>
+      <Stat label="Rate" value={project.rate === undefined || project.rate === null ? "–" : formatRate(project.rate)} />
+      <Stat label="Estimated end" value={project.eta ? <Time at={project.eta} /> : "–"} />
+    </>
+  );
+}
+
+function FinishedStats({ project }: { project: Project }) {
+  if (!project.finished_at) return null;
+  const seconds = (Date.parse(project.finished_at) - Date.parse(project.created_at)) / 1000;
+  return (
+    <>
+      <Stat label="Duration" value={formatSeconds(seconds)} />
+      <Stat label="Average rate" value={seconds > 0 ? formatRate(project.done / seconds) : "–"} />
     </>
   );
 }
@@ -95,9 +120,9 @@ function useProjectStream(id: string): Followed {
   useEffect(() => {
     const controller = new AbortController();
     let timer = 0;
-    let isOver = false;
+    let hasEnded = false;
     const onProgress = (project: Project) => {
-      isOver = project.status === "DONE" || project.status === "FAILED";
+      hasEnded = isOver(project);
       const sample = { time: Date.now() / 1000, rate: project.rate ?? null };
       setState((previous) => ({ project, isLost: false, samples: [...previous.samples.slice(1 - SAMPLES_MAX), sample] }));
     };
@@ -111,7 +136,7 @@ function useProjectStream(id: string): Followed {
         if (controller.signal.aborted) return;
         setState((previous) => ({ ...previous, error: toApiError(cause) }));
       }
-      if (!isOver && !controller.signal.aborted) timer = window.setTimeout(follow, RECONNECT_MS);
+      if (!hasEnded && !controller.signal.aborted) timer = window.setTimeout(follow, RECONNECT_MS);
     };
     void follow();
     return () => {
