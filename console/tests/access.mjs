@@ -160,7 +160,7 @@ export function accessTests(world) {
     // Only keys may act for a tenant.
     await goTo(page, "#/tenants");
     await page.getByRole("link", { name: "acme" }).waitFor();
-    assert.equal(await page.getByRole("button", { name: "Act for it" }).count(), 0);
+    assert.equal(await page.getByRole("button", { name: "Switch to it" }).count(), 0);
 
     await signOutDuringRefresh(page);
     await close();

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { api } from "../api/client";
-import { actForTenant, caller } from "../api/session";
+import { actForTenant, caller, shownTenant } from "../api/session";
 import type { Tenant } from "../api/types";
 import { Empty, Loaded } from "../components/async";
 import { Badge, Card, Page, Tabs, Time } from "../components/basics";
@@ -38,7 +38,7 @@ function TenantList({ search }: { search: string }) {
   const list = usePages<Tenant>(`tenants ${search}`, (page, signal) => api.get("/admin/v1/tenants", { query: { q: search || undefined, ...page }, signal }));
   // The API lets keys of operators act for a tenant, but no user.
   const mayAct = useStore(caller)?.kind === "key";
-  const actFor = (name: string) => async () => {
+  const switchTo = (name: string) => async () => {
     actForTenant(name === "main" ? "" : name);
     navigate(link());
   };
@@ -47,10 +47,10 @@ function TenantList({ search }: { search: string }) {
       { header: "Name", primary: true, cell: (row) => <a href={link("tenants", row.name)}>{row.name}</a> },
       { header: "Display name", cell: (row) => row.display_name ?? <span class="muted">–</span> },
       { header: "State", cell: (row) => row.suspended_at ? <Badge tone="bad">suspended</Badge> : <Badge tone="good">active</Badge> },
-      { header: "Subscribers", align: "right", cell: (row) => row.subscribers_max ?? "default" },
-      { header: "Events per second", align: "right", cell: (row) => row.events_per_second_max ?? "no limit" },
+      { header: "Subscriber limit", align: "right", cell: (row) => row.subscribers_max ?? "default" },
+      { header: "Rate limit", align: "right", cell: (row) => row.events_per_second_max ? `${row.events_per_second_max} events/s` : "none" },
       { header: "Created", cell: (row) => <Time at={row.created_at} /> },
-      ...(mayAct ? [{ header: "Actions", actions: true, cell: (row: Tenant) => <ActionButton class="small" label="Act for it" onRun={actFor(row.name)} /> }] : []),
+      ...(mayAct ? [{ header: "Actions", actions: true, cell: (row: Tenant) => row.name === shownTenant() ? null : <ActionButton class="small" label="Switch to it" onRun={switchTo(row.name)} /> }] : []),
     ]} empty={<Empty title="No tenant">{search === "" ? "Create one for each customer." : `No name contains "${search}".`}</Empty>} />
   );
 }
@@ -91,9 +91,9 @@ function TenantFields({ draft, onChange, action }: { draft: Draft; onChange: (dr
   return (
     <div class="form-grid">
       <TextField label="Display name" value={draft.displayName} onChange={set("displayName")} error={action.errorOf("/display_name")} />
-      <TextField label="Subscribers at most" type="number" value={draft.subscribersMax} onChange={set("subscribersMax")} error={action.errorOf("/subscribers_max")} hint="Empty for the default." />
-      <TextField label="Events per second at most" type="number" value={draft.eventsPerSecondMax} onChange={set("eventsPerSecondMax")} error={action.errorOf("/events_per_second_max")} hint="Empty for no limit." />
-      <TextField label="Bytes of a payload at most" type="number" value={draft.payloadBytesMax} onChange={set("payloadBytesMax")} error={action.errorOf("/payload_bytes_max")} hint="Empty for 262,144." />
+      <TextField label="Subscriber limit" type="number" value={draft.subscribersMax} onChange={set("subscribersMax")} error={action.errorOf("/subscribers_max")} hint="Leave empty for the default." />
+      <TextField label="Rate limit (events per second)" type="number" value={draft.eventsPerSecondMax} onChange={set("eventsPerSecondMax")} error={action.errorOf("/events_per_second_max")} hint="Leave empty for no limit." />
+      <TextField label="Payload limit (bytes)" type="number" value={draft.payloadBytesMax} onChange={set("payloadBytesMax")} error={action.errorOf("/payload_bytes_max")} hint="Leave empty for 262,144." />
     </div>
   );
 }
