@@ -59,8 +59,8 @@ export function ListView<T>({ list, label, columns, rowKey, empty }: ListViewPro
             <div class="table-foot">
               <span>Page {list.number}{list.number > 1 && ": not refreshed"}</span>
               <span class="row">
-                <button type="button" class="button small" disabled={!list.goBack} onClick={list.goBack}>Newer</button>
-                <button type="button" class="button small" disabled={!list.goOn} onClick={list.goOn}>Older</button>
+                <button type="button" class="button small" disabled={!list.goBack} onClick={list.goBack}>Previous</button>
+                <button type="button" class="button small" disabled={!list.goOn} onClick={list.goOn}>Next</button>
               </span>
             </div>
           )}

@@ -37,7 +37,7 @@ export function GatheringPage({ id, tab }: { id: string; tab: string }) {
         { id: "bans", label: "Bans", href: link("gatherings", id, "bans") },
         { id: "history", label: "History", href: link("gatherings", id, "history") },
       ]} />
-      <Card flush>
+      <Card flush title={tab === "history" ? "What happened, oldest first" : undefined}>
         {tab === "bans" ? <Bans id={id} /> : tab === "history" ? <History id={id} /> : <Registrations id={id} isWaitlist={tab === "waitlist"} />}
       </Card>
     </Page>
