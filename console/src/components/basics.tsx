@@ -162,11 +162,11 @@ export function Notice({ tone = "neutral", children }: { tone?: Tone; children: 
   );
 }
 
-/** A list of terms and values. Entries whose value is undefined are left out. */
+/** A list of terms and values. Entries without a value (undefined, null or false) are left out. */
 export function Details({ entries }: { entries: [string, ComponentChildren][] }) {
   return (
     <dl class="details">
-      {entries.filter(([, value]) => value !== undefined && value !== null).map(([name, value]) => (
+      {entries.filter(([, value]) => value !== undefined && value !== null && value !== false).map(([name, value]) => (
         <>
           <dt>{name}</dt>
           <dd>{value}</dd>

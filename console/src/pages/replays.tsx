@@ -66,6 +66,8 @@ function ReplayPage({ id }: { id: string }) {
 }
 
 function ReplayView({ replay }: { replay: Replay }) {
+  // Chosen events have no range.
+  const hasRange = !replay.events;
   return (
     <>
       {replay.error && <Notice tone="bad">{replay.error}</Notice>}
@@ -82,10 +84,10 @@ function ReplayView({ replay }: { replay: Replay }) {
       <Card title="Selection">
         <Details entries={[
           ["Subscriber", replay.subscriber_id ? <a href={link("subscribers", replay.subscriber_id)}>{replay.subscriber_name ?? "a deleted subscriber"}</a> : "all of the tenant"],
-          ["Mode", replay.mode === "missed" ? "only events that the subscriber has not got" : "all events that match"],
-          ["From", replay.from && <Time at={replay.from} />],
-          ["To", replay.to ? <Time at={replay.to} /> : replay.from && "when the replay was created"],
-          ["Position", replay.position && <Time at={replay.position} />],
+          ["Mode", hasRange && (replay.mode === "missed" ? "only events that the subscriber has not got" : "all events that match")],
+          ["From", hasRange && replay.from && <Time at={replay.from} />],
+          ["To", hasRange && (replay.to ? <Time at={replay.to} /> : replay.from && "when the replay was created")],
+          ["Replayed up to", hasRange && replay.state !== "finished" && replay.position && <Time at={replay.position} />],
           ["Rate limit", replay.rate_per_second ? `${replay.rate_per_second}/s` : "none"],
           ["Requested by", describePrincipal(replay.requested_by)],
           ["Started", <Time at={replay.started_at} />],
