@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { caller } from "../api/session";
 import { link, navigate } from "../lib/router";
 import { useStore } from "../lib/store";
@@ -19,6 +19,8 @@ export function Palette({ onClose }: { onClose: () => void }) {
     .map((page) => ({ label: page.label, href: link(page.path) }))
     .filter((page) => page.label.toLowerCase().includes(text.trim().toLowerCase()));
   const targets = [...targetsOfId(text.trim()), ...pages];
+  const selectedLink = useRef<HTMLAnchorElement>(null);
+  useEffect(() => selectedLink.current?.scrollIntoView({ block: "nearest" }), [selected]);
   const open = (target: Target | undefined) => {
     if (target === undefined) return;
     navigate(target.href);
@@ -41,7 +43,7 @@ export function Palette({ onClose }: { onClose: () => void }) {
       <ul>
         {targets.map((target, index) => (
           <li key={target.href}>
-            <a href={target.href} class={index === selected ? "selected" : ""} onClick={onClose}>{target.label}</a>
+            <a href={target.href} class={index === selected ? "selected" : ""} ref={index === selected ? selectedLink : undefined} onClick={onClose}>{target.label}</a>
           </li>
         ))}
         {targets.length === 0 && <li class="empty">No page has this name.</li>}
