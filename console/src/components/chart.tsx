@@ -17,6 +17,8 @@ export interface Series {
   values: (number | null)[];
 }
 
+type Scale = "linear" | "count" | "duration";
+
 interface ChartProps {
   /** What the chart shows, for screen readers. */
   label: string;
@@ -26,15 +28,27 @@ interface ChartProps {
   format: (value: number) => string;
   /** What the last time is. */
   latest?: string;
+  /** "count" has whole numbers; "duration" is logarithmic, for milliseconds that differ by orders of magnitude. */
+  scale?: Scale;
   height?: number;
 }
 
 const DAY_SECONDS = 86_400;
 /** A chart that has just begun shows at least a minute. */
 const SPAN_SECONDS_MIN = 60;
+const AXIS_WIDTH = 58;
+const PADDING_RIGHT = 8;
+/** The width of the longest label of the time axis. */
+const LABEL_WIDTH = 52;
+/** Steps between the values of an axis, multiplied by a power of ten. */
+const STEPS = [1, 2, 5, 10];
+/** As many labels as the height of a chart has space for. */
+const INTERVALS_MAX = 3;
+/** 0.1 ms to 10 h. */
+const DURATION_MARKS = [0.1, 1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000];
 
 /** Lines over time. The chart is created once and only its data is replaced. */
-export function TimeChart({ label, times, series, format, latest = "now", height = 150 }: ChartProps) {
+export function TimeChart({ label, times, series, format, latest = "now", scale = "linear", height = 150 }: ChartProps) {
   const container = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const [hovered, setHovered] = useState<number | null>(null);
@@ -46,7 +60,7 @@ export function TimeChart({ label, times, series, format, latest = "now", height
     const parent = container.current;
     if (parent === null) return;
     const width = () => Math.max(120, parent.clientWidth);
-    const options = chartOptions(series, format, width(), height);
+    const options = chartOptions(series, format, scale, width(), height);
     options.hooks = { setCursor: [(chart) => setHovered(chart.cursor.idx ?? null)] };
     const created = new uPlot(options, data, parent);
     plot.current = created;
@@ -83,7 +97,7 @@ function summary(series: Series[], format: (value: number) => string, latest: st
   return series.map((line) => `${line.label} ${formatValue(line.values[line.values.length - 1], format)} (${latest})`).join(", ");
 }
 
-function chartOptions(series: Series[], format: (value: number) => string, width: number, height: number): uPlot.Options {
+function chartOptions(series: Series[], format: (value: number) => string, scale: Scale, width: number, height: number): uPlot.Options {
   const style = getComputedStyle(document.documentElement);
   const colour = (name: string) => style.getPropertyValue(name).trim();
   const axis = {
@@ -99,19 +113,44 @@ function chartOptions(series: Series[], format: (value: number) => string, width
   return {
     width,
     height,
-    padding: [8, 8, 0, 0],
+    padding: [8, PADDING_RIGHT, 0, 0],
     legend: { show: false },
     cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
     scales: {
       x: { range: (chart) => timeRange(chart.data[0]) },
-      y: { range: (_, __, max) => [0, Math.max((max ?? 0) * 1.1, 1)] },
+      y: { distr: scale === "duration" ? 3 : 1, range: (_, min, max) => ends(marksOf(scale, min, max)) },
     },
     axes: [
-      { ...axis, size: 26, space: 70, values: (_, splits) => axisTimes(splits) },
-      { ...axis, size: 58, space: 34, values: (_, splits) => splits.map(format) },
+      { ...axis, size: 30, gap: 9, space: 70, values: axisTimes },
+      {
+        ...axis, size: AXIS_WIDTH, filter: (_, splits) => splits, values: (_, splits) => splits.map(format),
+        splits: (_, __, min, max) => marksOf(scale, min, max).filter((mark) => mark <= max),
+      },
     ],
     series: [{}, ...series.map(line)],
   };
+}
+
+type Limit = number | null | undefined;
+
+/** The labelled values of the vertical axis, from below the smallest value to above the largest one. */
+function marksOf(scale: Scale, min: Limit, max: Limit): number[] {
+  return scale === "duration" ? durationMarks(min ?? 1, max ?? 1) : evenMarks(max ?? 0, scale === "count" ? 1 : 0);
+}
+
+function durationMarks(min: number, max: number): number[] {
+  return DURATION_MARKS.filter((_, index) => (DURATION_MARKS[index + 1] ?? Infinity) > min && (DURATION_MARKS[index - 1] ?? 0) <= max);
+}
+
+function evenMarks(max: number, stepMin: number): number[] {
+  const top = Math.max(max, 1);
+  const power = 10 ** Math.floor(Math.log10(top / INTERVALS_MAX));
+  const step = Math.max(stepMin, power * (STEPS.find((factor) => factor * power * INTERVALS_MAX >= top) ?? 10));
+  return Array.from({ length: Math.ceil(top / step) + 1 }, (_, index) => index * step);
+}
+
+function ends(marks: number[]): [number, number] {
+  return [marks[0]!, marks[marks.length - 1]!];
 }
 
 /** From the first to the last time. The limits that uPlot suggests for fewer than two times are days or years apart. */
@@ -120,12 +159,15 @@ function timeRange(times: ArrayLike<number>): [number, number] {
   return [Math.min(times[0] ?? end, end - SPAN_SECONDS_MIN), end];
 }
 
-/** The labels of the time axis: clock times, or dates if the chart covers days. */
-function axisTimes(splits: number[]): string[] {
+/** The labels of the time axis: clock times, or dates if the chart covers days. One that the right edge would cut off is empty. */
+function axisTimes(chart: uPlot, splits: number[]): string[] {
+  const { min = 0, max = 0 } = chart.scales["x"]!;
+  const pixelsPerSecond = (chart.width - AXIS_WIDTH - PADDING_RIGHT) / Math.max(1, max - min);
+  const isCut = (time: number) => (max - time) * pixelsPerSecond + PADDING_RIGHT < LABEL_WIDTH / 2;
   const step = (splits[1] ?? 0) - (splits[0] ?? 0);
   const options: Intl.DateTimeFormatOptions = step >= DAY_SECONDS
     ? { day: "numeric", month: "short" }
     : { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hour12: false };
   const formatter = new Intl.DateTimeFormat("en-GB", options);
-  return splits.map((split) => formatter.format(new Date(split * 1000)));
+  return splits.map((split) => isCut(split) ? "" : formatter.format(new Date(split * 1000)));
 }

@@ -28,7 +28,7 @@ export function GatheringPage({ id, tab }: { id: string; tab: string }) {
   const here = link("gatherings", id);
   return (
     <Page title={event.data?.title ?? "Gathering"} parent={{ label: "Gatherings", href: link("gatherings") }}
-      description={event.data && <span class="row"><StateBadge state={event.data.status} />{event.data.city}, <Time at={event.data.start_time} /></span>}
+      description={event.data && <span class="row"><StateBadge state={event.data.status} /><span>{event.data.city}, <Time at={event.data.start_time} /></span></span>}
       actions={event.data && <GatheringActions event={event.data} reload={event.reload} />}>
       <LiveSeats id={id} />
       <Tabs label="Parts of the gathering" current={tab} tabs={[
@@ -61,10 +61,10 @@ function LiveSeats({ id }: { id: string }) {
             <Stat label="Seats taken" value={<Seats active={data.active_count} capacity={data.capacity} />} />
             <Stat label="Seats left" value={data.seats_left === undefined || data.seats_left === null ? "unlimited" : formatNumber(data.seats_left)} />
             <Stat label="Waitlist" value={formatNumber(data.waitlist_count)} tone={data.waitlist_count > 0 ? "warn" : "neutral"} />
-            <Stat label="Joined in all" value={formatNumber(data.joined_in_all)} hint="including those who left" />
+            <Stat label="Joins so far" value={formatNumber(data.joined_in_all)} hint="joining again counts again" />
           </div>
           <Card title="Seats since you opened this page">
-            <TimeChart label="Seats" times={samples.map((sample) => sample.time)} format={formatNumber} height={120} series={[
+            <TimeChart label="Seats" times={samples.map((sample) => sample.time)} format={formatNumber} scale="count" height={120} series={[
               { label: "Taken", colour: "blue", values: samples.map((sample) => sample.active) },
               { label: "Waitlist", colour: "violet", values: samples.map((sample) => sample.waiting) },
             ]} />
@@ -108,7 +108,7 @@ function Registrations({ id, isWaitlist }: { id: string; isWaitlist: boolean }) 
     <ListView list={list} label={isWaitlist ? "Waitlist" : "Participants"} rowKey={(row) => row.id} columns={[
       { header: "User", primary: true, cell: (row) => <Identifier value={row.user_id} /> },
       { header: "Status", cell: (row) => <StateBadge state={row.status} /> },
-      { header: "Position", align: "right", cell: (row) => row.position ?? "–" },
+      ...(isWaitlist ? [{ header: "Position", align: "right" as const, cell: (row: Registration) => row.position ?? "–" }] : []),
       { header: "Joined", cell: (row) => <Time at={row.created_at} /> },
       { header: "Actions", actions: true, cell: (row) => <Moderation row={row} reload={list.reload} /> },
     ]} empty={<Empty title={isWaitlist ? "Nobody waits" : "Nobody has joined yet"}>The list is updated while you look at it.</Empty>} />

@@ -54,9 +54,9 @@ function Rates({ overview, samples, isCurrent }: { overview: Overview; samples: 
         <Stat label="Failed attempts" value={rate(last?.failed)} tone={last?.failed ? "warn" : "neutral"}
           hint={`${formatCompact(overview.failed_attempts_total)} in total`} href="#/deliveries?outcome=failed" />
         <Stat label="Post to delivery" value={overview.end_to_end_ms ? formatMilliseconds(overview.end_to_end_ms.p50) : "–"}
-          hint={overview.end_to_end_ms ? `99 %: ${formatMilliseconds(overview.end_to_end_ms.p99)}` : "No delivery in 5 minutes"} />
-        <Stat label="Dead webhooks" value={formatNumber(dead.webhooks)} tone={dead.webhooks > 0 ? "bad" : "neutral"}
-          hint={dead.webhooks > 0 ? "Look and retry" : "None"} href="#/dead-letters" />
+          hint={overview.end_to_end_ms ? `99 % within ${formatMilliseconds(overview.end_to_end_ms.p99)}` : "No delivery in 5 minutes"} />
+        <Stat label="Dead letters" value={formatNumber(dead.webhooks)} tone={dead.webhooks > 0 ? "bad" : "neutral"}
+          hint={dead.webhooks > 0 ? "of webhooks: open and retry" : "of webhooks"} href="#/dead-letters" />
         <Stat label="Other dead letters" value={formatNumber(deadOthers)} tone={deadOthers > 0 ? "bad" : "neutral"}
           hint={`${dead.consumers} consumers, ${dead.mail} mail, ${dead.notifications} notifications`}
           href={dead.consumers > 0 ? "#/dead-letters/consumers" : "#/notifications"} />
@@ -70,7 +70,7 @@ function Rates({ overview, samples, isCurrent }: { overview: Overview; samples: 
           ]} />
         </Card>
         <Card title="From post to delivery">
-          <TimeChart label="From post to delivery" times={times} format={formatMilliseconds} series={[
+          <TimeChart label="From post to delivery" times={times} format={formatMilliseconds} scale="duration" series={[
             { label: "50 % within", colour: "teal", values: samples.map((sample) => sample.p50) },
             { label: "99 % within", colour: "violet", values: samples.map((sample) => sample.p99) },
             { label: "Endpoints, 99 %", colour: "blue", values: samples.map((sample) => sample.endpointsP99) },

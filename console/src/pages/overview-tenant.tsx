@@ -110,7 +110,7 @@ function Webhooks({ state }: { state: TenantState }) {
           tone={state.deadLetters > 0 ? "bad" : "neutral"} hint="not retried" href={link("dead-letters")} />
       </div>
       <Card title="Attempts per minute">
-        <TimeChart label="Attempts per minute" times={series.times} format={formatNumber} latest="last full minute" series={[
+        <TimeChart label="Attempts per minute" times={series.times} format={formatNumber} latest="last full minute" scale="count" series={[
           { label: "Delivered", colour: "green", values: series.delivered },
           { label: "Failed", colour: "orange", values: series.failed },
         ]} />

@@ -71,7 +71,7 @@ function HealthCharts({ health, stepSeconds }: { health: SubscriberHealth; stepS
   return (
     <div class="grid">
       <Card title="Attempts">
-        <TimeChart label="Attempts" times={times} format={formatNumber} latest={latest} series={[
+        <TimeChart label="Attempts" times={times} format={formatNumber} latest={latest} scale="count" series={[
           { label: "Delivered", colour: "green", values: times.map((time) => intervals.get(time)?.delivered ?? 0) },
           { label: "Failed", colour: "orange", values: times.map((time) => intervals.get(time)?.failed ?? 0) },
           { label: "Dead", colour: "red", values: times.map((time) => intervals.get(time)?.dead ?? 0) },
