@@ -48,8 +48,8 @@ interface SearchSelectProps extends SearchProps {
   value: string;
   /** The label of the value, if it is not among the names that were found. */
   valueLabel?: string;
-  /** The label of no choice. */
-  all: string;
+  /** The label of no choice. Absent: one has to be chosen. */
+  all?: string;
   onChange: (value: string) => void;
   hint?: ComponentChildren;
   error?: string;
@@ -68,7 +68,7 @@ export function SearchSelect({ name, load, label, value, valueLabel, all, onChan
               onInput={(event) => setTyped(event.currentTarget.value)} />
           )}
           <select {...attributes} value={value} onChange={(event) => onChange(event.currentTarget.value)}>
-            <option value="">{all}</option>
+            {all !== undefined && <option value="">{all}</option>}
             {!isListed && <option value={value}>{valueLabel ?? value}</option>}
             {found.options.map((option) => <option key={option.value} value={option.value}>{option.label}</option>)}
           </select>

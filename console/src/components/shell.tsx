@@ -1,7 +1,6 @@
 // The frame around every page: navigation, tenant, theme, who is signed in.
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { api } from "../api/client";
 import { actForTenant, actingTenant, caller, signOut } from "../api/session";
 import { brandName } from "../lib/brand";
 import { link, useRoute } from "../lib/router";
@@ -10,7 +9,8 @@ import { isDark, setTheme } from "../lib/theme";
 import { PAGES } from "../pages";
 import { Icon, Logo } from "./icon";
 import { Palette } from "./palette";
-import { OPTIONS_MAX, useSearch, type Found } from "./search-select";
+import { useSearch } from "./search-select";
+import { loadTenants } from "./tenant-field";
 
 const isEmbedded = new URLSearchParams(location.search).get("embed") === "1";
 
@@ -141,11 +141,6 @@ function TenantPicker() {
   if (signedIn === null) return null;
   if (signedIn.is_operator && signedIn.kind === "key") return <TenantChoice own={signedIn.tenant} />;
   return signedIn.tenant === "" ? null : <span class="badge plain" title="Your tenant">{signedIn.tenant}</span>;
-}
-
-async function loadTenants(q: string, signal: AbortSignal): Promise<Found> {
-  const page = await api.get("/admin/v1/tenants", { query: { q: q || undefined, limit: OPTIONS_MAX }, signal });
-  return { options: page.items.map(({ name }) => ({ value: name, label: name })), hasMore: Boolean(page.next_cursor) };
 }
 
 function TenantChoice({ own }: { own: string }) {

@@ -8,6 +8,7 @@ import { ask } from "../components/dialog";
 import { ActionButton, FormError, SelectField, TextField, useAction } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { SecretNotice } from "../components/secret";
+import { TenantField } from "../components/tenant-field";
 import { showToast } from "../components/toasts";
 import { link } from "../lib/router";
 import { useStore } from "../lib/store";
@@ -66,11 +67,13 @@ function NewKey({ onCreated }: { onCreated: (key: string) => void }) {
   const [name, setName] = useState("");
   const [role, setRole] = useState<ApiKey["role"]>("ingest");
   const [tenant, setTenant] = useState(shownTenant() || "main");
+  const [expires, setExpires] = useState("");
   const action = useAction();
   const submit = (event: Event) => {
     event.preventDefault();
     void action.run(async () => {
-      const created = await api.post("/admin/v1/keys", { body: { name, role, tenant } });
+      const expiresAt = expires === "" ? undefined : new Date(expires).toISOString();
+      const created = await api.post("/admin/v1/keys", { body: { name, role, tenant, expires_at: expiresAt } });
       setName("");
       onCreated(created.key);
     });
@@ -78,11 +81,12 @@ function NewKey({ onCreated }: { onCreated: (key: string) => void }) {
   return (
     <Card title="New key">
       <form class="form" onSubmit={submit}>
-        <FormError action={action} shown={["/name", "/role", "/tenant"]} />
+        <FormError action={action} shown={["/name", "/role", "/tenant", "/expires_at"]} />
         <div class="form-grid">
           <TextField label="Name" required value={name} onChange={setName} error={action.errorOf("/name")} placeholder="orders service" />
           <SelectField label="Role" value={role} onChange={(value) => setRole(ROLES.find((one) => one.value === value)?.value ?? "ingest")} options={ROLES} error={action.errorOf("/role")} />
-          <TextField label="Tenant" required value={tenant} onChange={setTenant} error={action.errorOf("/tenant")} />
+          <TenantField value={tenant} onChange={setTenant} error={action.errorOf("/tenant")} />
+          <TextField label="Expires" type="datetime-local" value={expires} onChange={setExpires} error={action.errorOf("/expires_at")} hint="Leave empty for a key that never expires." />
         </div>
         <div class="row"><button type="submit" class="button primary" disabled={action.isBusy}>Create the key</button></div>
       </form>
@@ -99,6 +103,8 @@ function PortalTokens() {
     list.reload();
   };
   const revoke = (id: string) => async () => {
+    const body = "Whoever signed in with it is signed out. This cannot be undone.";
+    if (await ask({ title: "Revoke this token?", body, confirm: "Revoke", isDangerous: true }) === null) return;
     await api.delete("/hub/v1/portal-tokens/{id}", { path: { id } });
     showToast("The token was revoked.");
     list.reload();
