@@ -23,8 +23,14 @@ export async function seed(pillarbox, adminKey) {
   ids.project = await seedProjects(api);
   await seedPeople(pillarbox);
   await api.post("/hub/v1/event-types", {
-    name: "order.paid", description: "A customer has paid an order.", examples: [{ id: 17, amount: 4990 }],
-    schema: { type: "object", required: ["id"], properties: { id: { type: "integer" }, amount: { type: "integer" } } },
+    name: "order.paid", description: "A customer has paid an order.", examples: [{ id: 17, amount: 4990, currency: "EUR", customer: { name: "Ada Lovelace", city: "Zürich" } }],
+    schema: {
+      type: "object", required: ["id", "amount", "currency"],
+      properties: {
+        id: { type: "integer" }, amount: { type: "integer" }, currency: { type: "string" },
+        customer: { type: "object", properties: { name: { type: "string" }, city: { type: "string" } } },
+      },
+    },
   });
   await api.post("/hub/v1/event-types", { name: "order.created", description: "An order was placed.", enforce: false });
   const replay = await api.post("/hub/v1/replays", { subscriber_id: ids.subscriber, from: new Date(Date.now() - DAY_MS).toISOString() });

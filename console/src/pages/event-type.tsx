@@ -51,9 +51,9 @@ function TypeView({ type, reload }: { type: EventTypeWithVersions; reload: () =>
   const versions = [...type.versions].sort((one, other) => other.version - one.version);
   return (
     <>
-      <TypeBadges type={type} />
+      <TypeBadges type={type} checked="payloads checked" />
       {versions.map((version, index) => (
-        <Card key={version.version} title={`Version ${version.version}${index === 0 ? " (applies)" : ""}`} actions={<Time at={version.created_at} />}>
+        <Card key={version.version} title={`Version ${version.version}${index === 0 ? " (current)" : ""}`} actions={<span class="muted">Added <Time at={version.created_at} /></span>}>
           <div class="grid">
             <div class="stack-small"><h3>Schema</h3><CodeBlock label={`schema ${version.version}`} value={version.schema} /></div>
             <div class="stack-small">

@@ -46,10 +46,11 @@ function EventTypeList() {
   );
 }
 
-export function TypeBadges({ type }: { type: EventType }) {
+/** `checked` names what is checked, where no heading does. */
+export function TypeBadges({ type, checked = "checked" }: { type: EventType; checked?: string }) {
   return (
     <span class="row">
-      {type.enforce ? <Badge tone="good">checked</Badge> : <Badge>documented only</Badge>}
+      {type.enforce ? <Badge tone="good">{checked}</Badge> : <Badge>documented only</Badge>}
       {type.deprecated && <Badge tone="warn">deprecated</Badge>}
     </span>
   );
