@@ -154,7 +154,7 @@ export function deliveryTests(world) {
     await goTo(page, "#/replays/new");
     await page.getByLabel("Subscriber").selectOption({ label: "replayed" });
     await page.getByLabel("Messages per second").fill("20");
-    await page.getByRole("button", { name: "Dry run" }).click();
+    await page.getByRole("button", { name: "Count" }).click();
     await page.getByText("40 messages").waitFor();
     assert.equal(receiver.received.length, 40);
 

@@ -108,7 +108,7 @@ function BulkActions({ selection, isHidden, reload }: { selection: Selection; is
   return (
     <div class="row">
       <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={retryStep} onDone={reload} isHidden={isHidden}
-        question={{ title: "Retry all dead letters that match?", body: "Each goes to the end of its lane and is sent again with the same id.", confirm: "Retry all" }} />
+        question={{ title: "Retry all dead letters that match?", body: "Each is sent again with the same id, after the messages with its ordering key that wait already.", confirm: "Retry all" }} />
       <BulkAction label="Discard all that match" doing="Discarding" done="discarded" step={discardStep} onDone={reload} isHidden={isHidden} class="small danger"
         question={{ title: "Discard all dead letters that match?", body: "They are deleted and can no longer be retried.", confirm: "Discard all", isDangerous: true, typeToConfirm: "discard" }} />
     </div>
@@ -150,10 +150,12 @@ function DeadLetterPage({ id }: { id: string }) {
     navigate(link("dead-letters"));
   };
   const letter = live.data;
+  const isRetried = Boolean(letter?.manual_retry_at);
+  const reason = isRetried ? "Already retried" : undefined;
   const actions = letter && mayManage && !isGone && (
     <>
-      <ActionButton class="primary" label="Retry" onRun={() => retryOne(letter, live.reload)} disabled={Boolean(letter.manual_retry_at)} />
-      <ActionButton class="danger" label="Discard" onRun={() => discardOne(letter, leave)} disabled={Boolean(letter.manual_retry_at)} />
+      <ActionButton class="primary" label="Retry" onRun={() => retryOne(letter, live.reload)} disabled={isRetried} title={reason} />
+      <ActionButton class="danger" label="Discard" onRun={() => discardOne(letter, leave)} disabled={isRetried} title={reason} />
     </>
   );
   return (
@@ -195,7 +197,8 @@ function DeadLetterView({ letter }: { letter: DeadLetter }) {
             ["Retried", letter.manual_retry_at ? <><Time at={letter.manual_retry_at} /> by {describePrincipal(letter.manual_retry_by ?? "")}</> : "no"],
             ["Event", letter.event_id && <Identifier value={letter.event_id} href={link("events", letter.event_id)} />],
             ["Subscriber", <a href={link("subscribers", letter.subscriber_id)}>{letter.subscriber_name}</a>],
-            ["Lane", letter.lane && <code>{letter.lane}</code>],
+            ["Ordering key", letter.lane && <code>{letter.lane}</code>],
+            ["Replay", letter.replay_id && <Identifier value={letter.replay_id} href={link("replays", letter.replay_id)} />],
           ]} />
           {letter.event?.payload !== undefined && <CodeBlock label="payload" value={letter.event.payload} />}
         </div>

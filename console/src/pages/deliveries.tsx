@@ -113,12 +113,12 @@ function DeliveryDetails({ message }: { message: HubMessage }) {
   return (
     <Details entries={[
       ["Outcome", <span class="row"><StateBadge state={message.outcome} /><KindBadge kind={message.kind} /></span>],
-      ["Dead letter", message.dead_letter_id && <a href={link("dead-letters", message.dead_letter_id)}>{message.blocks_lane ? "open; later messages of its lane wait" : "open"}</a>],
+      ["Dead letter", message.dead_letter_id && <a href={link("dead-letters", message.dead_letter_id)}>{message.blocks_lane ? "open; later messages with its ordering key wait" : "open"}</a>],
       ["Event", message.event_id && <Identifier value={message.event_id} href={link("events", message.event_id)} />],
       ["Subscriber", <a href={link("subscribers", message.subscriber_id)}>{message.subscriber_name}</a>],
-      ["Lane", message.lane && <code>{message.lane}</code>],
-      ["Number in lane", message.seq],
-      ["Replay", message.replay_id && <a href={link("replays", message.replay_id)}>{message.replay_id}</a>],
+      ["Ordering key", message.lane && <code>{message.lane}</code>],
+      ["Number within the key", message.seq],
+      ["Replay", message.replay_id && <Identifier value={message.replay_id} href={link("replays", message.replay_id)} />],
       ["Last error", message.last_error],
       ["Posted", <Time at={message.received_at} />],
     ]} />

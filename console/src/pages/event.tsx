@@ -114,8 +114,8 @@ function SubscriberHistory({ outcome, attempts }: { outcome: HubOutcome; attempt
       <ol class="timeline">
         <AttemptEntries attempts={attempts} />
         {outcome.next_attempt_at && <li class="warn"><strong>Next attempt</strong> <Time at={outcome.next_attempt_at} /></li>}
-        {outcome.outcome === "pending" && <li class="info"><strong>Waits</strong> for its turn{outcome.blocks_lane ? ": the lane is blocked" : ""}</li>}
-        {outcome.outcome === "dead" && <li class="bad"><strong>Given up</strong>: {outcome.dead_letter_id ? <a href={link("dead-letters", outcome.dead_letter_id)}>open the dead letter</a> : "its dead letter was discarded"}</li>}
+        {outcome.outcome === "pending" && <li class="info"><strong>Waits</strong> for its turn</li>}
+        {outcome.outcome === "dead" && <li class="bad"><strong>Given up</strong>: {outcome.dead_letter_id ? <a href={link("dead-letters", outcome.dead_letter_id)}>open the dead letter</a> : "its dead letter was discarded"}{outcome.blocks_lane && "; later messages with its ordering key wait"}</li>}
         {outcome.outcome === "filtered" && <li>The filter of the subscriber does not match the payload.</li>}
         {outcome.outcome === "inactive" && <li>The subscriber was disabled when the event was posted.</li>}
       </ol>

@@ -146,24 +146,24 @@ function NewReplayPage() {
     void request(false);
   };
   return (
-    <Page title="New replay" parent={{ label: "Replays", href: link("replays") }} description="Count first: a dry run creates nothing.">
+    <Page title="New replay" parent={{ label: "Replays", href: link("replays") }} description="Count shows how many messages would be sent, and sends nothing.">
       <form class="stack" onSubmit={submit}>
         <FormError action={action} shown={["/from", "/to", "/event_types", "/rate_per_second", "/subscriber_id"]} />
         <Card>
           <div class="form-grid">
             <SubscriberField value={subscriber} onChange={setSubscriber} error={action.errorOf("/subscriber_id")} />
             <TextField label="From" type="datetime-local" required value={from} onChange={setFrom} error={action.errorOf("/from")} />
-            <TextField label="To" type="datetime-local" value={to} onChange={setTo} error={action.errorOf("/to")} hint="Empty for now." />
-            <TextField label="Event types" value={types} onChange={setTypes} error={action.errorOf("/event_types")} hint="Separated by commas. Empty for all." />
+            <TextField label="To" type="datetime-local" value={to} onChange={setTo} error={action.errorOf("/to")} hint="Leave empty for the present time." />
+            <TextField label="Event types" value={types} onChange={setTypes} error={action.errorOf("/event_types")} hint="Separated by commas. Leave empty for all." />
             <SelectField label="Mode" value={mode} onChange={setMode} options={[
               { value: "resend", label: "Send all that match again" }, { value: "missed", label: "Only what the subscriber has not got" },
             ]} />
-            <TextField label="Messages per second" type="number" value={rate} onChange={setRate} error={action.errorOf("/rate_per_second")} hint="Empty for no limit." />
+            <TextField label="Messages per second" type="number" value={rate} onChange={setRate} error={action.errorOf("/rate_per_second")} hint="Leave empty for no limit." />
           </div>
         </Card>
         {count && <Notice tone="good">{count.is_exact ? "Exactly" : "At least"} <strong>{plural(count.matched, "message")}</strong> would be sent.</Notice>}
         <div class="row">
-          <button type="button" class="button" disabled={action.isBusy} onClick={() => request(true)}>Dry run</button>
+          <button type="button" class="button" disabled={action.isBusy} onClick={() => request(true)}>Count</button>
           <button type="submit" class="button primary" disabled={action.isBusy}>Start the replay</button>
         </div>
       </form>

@@ -169,8 +169,8 @@ function NewStreamPage() {
             <TextField label="Name" required value={name} onChange={setName} error={action.errorOf("/name")} placeholder="orders" />
             <TextField label="Event types" required value={types} onChange={setTypes} error={action.errorOf("/event_types")} hint="Separated by commas: exact types, order.*, or * for all." />
             <TextField label="Filter" multiline value={filter} onChange={setFilter} error={action.errorOf("/filter")}
-              hint={<>JSON, all conditions must hold: <code>{'[{"pointer":"/amount","op":"gte","value":100}]'}</code>. Empty for all events.</>} />
-            <TextField label="Ordering key" value={orderingKey} onChange={setOrderingKey} error={action.errorOf("/ordering_key")} hint="A JSON pointer into the payload. Empty for the event's own key." />
+              hint={<>JSON, all conditions must hold: <code>{'[{"pointer":"/amount","op":"gte","value":100}]'}</code>. Leave empty for all events.</>} />
+            <TextField label="Ordering key" value={orderingKey} onChange={setOrderingKey} error={action.errorOf("/ordering_key")} hint="A JSON pointer into the payload. Leave empty for the event's own key." />
           </div>
         </Card>
         <div class="row"><button type="submit" class="button primary" disabled={action.isBusy}>Create</button></div>

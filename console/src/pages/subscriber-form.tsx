@@ -81,9 +81,9 @@ function SubscriberForm({ draft, onChange, action, onSubmit, submit, isEdit = fa
       <Card title="Selection and order">
         <div class="form">
           <TextField label="Filter" multiline value={draft.filter} onChange={set("filter")} error={error("/filter")}
-            hint={<>JSON, all conditions must hold: <code>{'[{"pointer":"/amount","op":"gte","value":100}]'}</code>. Empty for all events.</>} />
+            hint={<>JSON, all conditions must hold: <code>{'[{"pointer":"/amount","op":"gte","value":100}]'}</code>. Leave empty for all events.</>} />
           <div class="form-grid">
-            <TextField label="Ordering key" value={draft.orderingKey} onChange={set("orderingKey")} error={error("/ordering_key")} hint="A JSON pointer into the payload. Empty for the event's own key." />
+            <TextField label="Ordering key" value={draft.orderingKey} onChange={set("orderingKey")} error={error("/ordering_key")} hint="A JSON pointer into the payload. Leave empty for the event's own key." />
             <SelectField label="Format" value={draft.format} onChange={set("format")} options={[
               { value: "raw", label: "raw: the payload alone" }, { value: "standard", label: "standard: type, timestamp, data" }, { value: "cloudevents", label: "CloudEvents 1.0" },
             ]} />
@@ -104,15 +104,15 @@ function SubscriberForm({ draft, onChange, action, onSubmit, submit, isEdit = fa
       <Card title="Retries and limits">
         <div class="form">
           <div class="form-grid">
-            <TextField label="Pauses between attempts (s)" value={draft.backoff} onChange={set("backoff")} error={error("/retry_backoff_seconds")} hint="After the first, second, third failure; one more is final." />
+            <TextField label="Pauses between attempts (s)" value={draft.backoff} onChange={set("backoff")} error={error("/retry_backoff_seconds")} hint="One pause per retry. After the last retry fails, the message is given up." />
             <SelectField label="After the last attempt" value={draft.onExhausted} onChange={set("onExhausted")} options={[
-              { value: "skip", label: "Dead letter, and the lane goes on" }, { value: "block", label: "Block the lane until someone decides" },
+              { value: "skip", label: "Dead letter, and later messages go on" }, { value: "block", label: "Messages with the same ordering key wait until someone decides" },
             ]} />
           </div>
           <div class="form-grid">
             <TextField label="Timeout (ms)" type="number" value={draft.timeout} onChange={set("timeout")} error={error("/timeout_ms")} />
             <TextField label="Requests in flight" type="number" value={draft.maxInFlight} onChange={set("maxInFlight")} error={error("/max_in_flight")} />
-            <TextField label="Requests per second" type="number" value={draft.rateLimit} onChange={set("rateLimit")} error={error("/rate_limit_per_second")} hint="Empty for no limit." />
+            <TextField label="Requests per second" type="number" value={draft.rateLimit} onChange={set("rateLimit")} error={error("/rate_limit_per_second")} hint="Leave empty for no limit." />
           </div>
           <div class="form-grid">
             <TextField label="Retry rules" multiline value={draft.retryRules} onChange={set("retryRules")} error={error("/retry_rules")} placeholder={"404: retry\n422: dead_letter"}

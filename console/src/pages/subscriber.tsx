@@ -126,9 +126,9 @@ function Settings({ subscriber }: { subscriber: Subscriber }) {
       </Card>
       <Card title="Retries and secrets">
         <Details entries={[
-          ["Pauses", subscriber.retry_backoff_seconds.map(formatSeconds).join(", ")],
+          ["Pauses between attempts", subscriber.retry_backoff_seconds.map(formatSeconds).join(", ")],
           ["Retry rules", rules.length === 0 ? "the default: 429 and 5xx are retried" : <code>{rules.map(([status, rule]) => `${status}: ${rule}`).join(", ")}</code>],
-          ["After the last one", subscriber.on_exhausted === "block" ? "the lane waits for an operator" : "dead letter, and the lane goes on"],
+          ["After the last attempt", subscriber.on_exhausted === "block" ? "messages with the same ordering key wait for an operator" : "dead letter, and later messages go on"],
           ["Secrets", plural(subscriber.secrets.length, "valid secret")],
           ["Created", <Time at={subscriber.created_at} />],
           ["Changed", <Time at={subscriber.updated_at} />],
