@@ -68,4 +68,17 @@ export function crowdTests(world) {
     await receiver.stop();
     await close();
   });
+
+  test("a tenant with a stream alone is not told that nobody gets its events", async () => {
+    await world.api.post("/admin/v1/tenants", { name: "pulls" });
+    const tenant = apiClient(world.pillarbox.url, world.adminKey, { "pillarbox-tenant": "pulls" });
+    await tenant.post("/hub/v1/streams", { name: "all", event_types: ["*"] });
+    const { event_id: event } = await tenant.post("/hub/v1/events", { event_type: "pulled.posted", payload: {} });
+    const { page, close } = await world.openSignedIn();
+    await goTo(page, "#/?tenant=pulls");
+    await page.getByRole("table", { name: "Streams" }).getByRole("row", { name: /all \* 1 0/ }).waitFor();
+    await goTo(page, `#/events/${event}`);
+    await page.getByText("Added to a stream; matched no subscriber").waitFor();
+    await close();
+  });
 }
