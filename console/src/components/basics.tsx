@@ -99,6 +99,12 @@ export function StateBadge({ state, title }: { state: string; title?: string }) 
   );
 }
 
+/** The time of something that is to happen. It may be a moment late. */
+export function DueTime({ at }: { at: string | null | undefined }) {
+  const now = useNow();
+  return at && new Date(at).getTime() <= now ? <span class="nowrap">now</span> : <Time at={at} />;
+}
+
 /** A relative time; the exact one is shown on hover. */
 export function Time({ at }: { at: string | null | undefined }) {
   const now = useNow();
@@ -125,11 +131,23 @@ export function CopyButton({ text, label }: { text: string; label: string }) {
 
 /** An identifier in a fixed-width font that can be copied. */
 export function Identifier({ value, href, label = "Copy" }: { value: string; href?: string; label?: string }) {
-  const text = <code class="truncate" title={value}>{value}</code>;
+  const text = <code><MiddleTruncated text={value} /></code>;
   return (
     <span class="copy-text">
-      {href === undefined ? text : <a class="truncate" href={href}>{text}</a>}
+      {href === undefined ? text : <a href={href}>{text}</a>}
       <CopyButton text={value} label={`${label}: ${value}`} />
+    </span>
+  );
+}
+
+const TAIL_LENGTH = 6;
+
+/** A text that is cut in its middle if it does not fit: ids that were created at the same time differ only at their ends. */
+export function MiddleTruncated({ text }: { text: string }) {
+  return (
+    <span class="middle-truncated" title={text}>
+      <span class="truncate">{text.slice(0, -TAIL_LENGTH)}</span>
+      <span>{text.slice(-TAIL_LENGTH)}</span>
     </span>
   );
 }

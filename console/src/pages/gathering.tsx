@@ -2,7 +2,7 @@ import { useEffect, useState } from "preact/hooks";
 import { api } from "../api/client";
 import type { Gathering, Registration } from "../api/types";
 import { Empty, Loaded } from "../components/async";
-import { Card, Identifier, Page, Stat, StateBadge, Tabs, Time } from "../components/basics";
+import { Card, Identifier, MiddleTruncated, Page, Stat, StateBadge, Tabs, Time } from "../components/basics";
 import { TimeChart } from "../components/chart";
 import { ask } from "../components/dialog";
 import { ActionButton } from "../components/form";
@@ -145,7 +145,7 @@ function Bans({ id }: { id: string }) {
     <ListView list={list} label="Bans" rowKey={(row) => row.id} columns={[
       { header: "User", primary: true, cell: (row) => <Identifier value={row.user_id} /> },
       { header: "Reason", cell: (row) => row.reason ?? <span class="muted">–</span> },
-      { header: "By", cell: (row) => <span class="truncate" title={row.banned_by}>{describePrincipal(row.banned_by)}</span> },
+      { header: "By", cell: (row) => <MiddleTruncated text={describePrincipal(row.banned_by)} /> },
       { header: "Banned", cell: (row) => <Time at={row.created_at} /> },
       { header: "Until", cell: (row) => row.expires_at ? <Time at={row.expires_at} /> : "it is lifted" },
       { header: "Actions", actions: true, cell: (row) => <ActionButton class="small" label="Lift" onRun={lift(row.user_id)} /> },
@@ -160,7 +160,7 @@ function History({ id }: { id: string }) {
       { header: "Action", primary: true, cell: (row) => <strong>{row.action}</strong> },
       { header: "User", cell: (row) => row.user_id ? <Identifier value={row.user_id} /> : <span class="muted">–</span> },
       { header: "Change", cell: (row) => row.to ? `${row.from ?? "none"} → ${row.to}` : <span class="muted">–</span> },
-      { header: "By", cell: (row) => <span class="truncate" title={row.actor}>{row.user_id && row.actor === `user:${row.user_id}` ? "the user" : describePrincipal(row.actor)}</span> },
+      { header: "By", cell: (row) => row.user_id && row.actor === `user:${row.user_id}` ? "the user" : <MiddleTruncated text={describePrincipal(row.actor)} /> },
       { header: "Reason", cell: (row) => row.reason ?? <span class="muted">–</span> },
       { header: "When", cell: (row) => <Time at={row.at} /> },
     ]} empty={<Empty title="Nothing has happened yet" />} />
