@@ -55,14 +55,14 @@ export function formatExactTime(time: Date): string {
 export function formatRelativeTime(time: Date, now: number): string {
   const seconds = Math.round((time.getTime() - now) / 1000);
   const distance = Math.abs(seconds);
-  if (distance < 3) return "just now";
+  if (distance < 3) return seconds > 0 ? "in a moment" : "just now";
   const text = coarse(distance);
   return seconds < 0 ? `${text} ago` : `in ${text}`;
 }
 
 function coarse(seconds: number): string {
   if (seconds < MINUTE) return `${seconds} s`;
-  if (seconds < HOUR) return `${Math.round(seconds / MINUTE)} min`;
+  if (seconds < HOUR - MINUTE / 2) return `${Math.round(seconds / MINUTE)} min`;
   if (seconds < 2 * DAY) return `${Math.round(seconds / HOUR)} h`;
   return `${Math.round(seconds / DAY)} days`;
 }

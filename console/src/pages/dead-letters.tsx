@@ -185,7 +185,7 @@ function DeadLetterView({ letter }: { letter: DeadLetter }) {
         <Loaded live={attempts}>
           {(found) => found.length === 0
             ? <Empty title="No attempt is stored">The attempts of a subscriber are deleted with it.</Empty>
-            : <ol class="timeline"><AttemptEntries attempts={found} /></ol>}
+            : <ol class="timeline"><AttemptEntries attempts={found} letter={letter.id} /></ol>}
         </Loaded>
       </Card>
       <Card title="Dead letter">
@@ -198,6 +198,7 @@ function DeadLetterView({ letter }: { letter: DeadLetter }) {
             ["Event", letter.event_id && <Identifier value={letter.event_id} href={link("events", letter.event_id)} />],
             ["Subscriber", <a href={link("subscribers", letter.subscriber_id)}>{letter.subscriber_name}</a>],
             ["Ordering key", letter.lane && <code>{letter.lane}</code>],
+            ["Delivery", message && <a href={link("deliveries", message)}>Open the delivery</a>],
             ["Replay", letter.replay_id && <Identifier value={letter.replay_id} href={link("replays", letter.replay_id)} />],
           ]} />
           {letter.event?.payload !== undefined && <CodeBlock label="payload" value={letter.event.payload} />}

@@ -2,7 +2,7 @@ import { api } from "../api/client";
 import type { HubAttempt, HubMessage } from "../api/types";
 import { AttemptEntries, KindBadge } from "../components/attempts";
 import { Empty, Loaded } from "../components/async";
-import { Card, Details, Identifier, Page, StateBadge, Time } from "../components/basics";
+import { Card, Details, DueTime, Identifier, Page, StateBadge, Time } from "../components/basics";
 import { ask } from "../components/dialog";
 import { ActionButton, SelectField } from "../components/form";
 import { ListView, usePages } from "../components/list";
@@ -57,7 +57,7 @@ export function Deliveries({ subscriber = "", outcome, hasNames = false }: Deliv
     { header: "Attempts", align: "right", cell: (row) => row.attempts },
     { header: "Response", cell: (row) => row.last_status ? `${row.last_status}` : row.last_error ?? <span class="muted">–</span> },
     { header: "Ordering key", cell: (row) => row.ordering_key ? <code class="truncate">{row.ordering_key}</code> : <span class="muted">–</span> },
-    { header: "Next attempt", cell: (row) => <Time at={row.next_attempt_at} /> },
+    { header: "Next attempt", cell: (row) => <DueTime at={row.next_attempt_at} /> },
     { header: "Queued", cell: (row) => <Time at={row.created_at} /> },
   ];
   if (hasNames) {
@@ -97,7 +97,7 @@ function DeliveryPage({ id }: { id: string }) {
                 <ol class="timeline">
                   <li class="info"><strong>Posted</strong><div class="timeline-time"><Time at={message.received_at} /></div></li>
                   <AttemptEntries attempts={attempts} />
-                  {message.next_attempt_at && <li class="warn"><strong>Next attempt</strong> <Time at={message.next_attempt_at} /></li>}
+                  {message.next_attempt_at && <li class="warn"><strong>Next attempt</strong> <DueTime at={message.next_attempt_at} /></li>}
                 </ol>
               )}
             </Card>
@@ -113,7 +113,8 @@ function DeliveryDetails({ message }: { message: HubMessage }) {
   return (
     <Details entries={[
       ["Outcome", <span class="row"><StateBadge state={message.outcome} /><KindBadge kind={message.kind} /></span>],
-      ["Dead letter", message.dead_letter_id && <a href={link("dead-letters", message.dead_letter_id)}>{message.blocks_lane ? "open; later messages with its ordering key wait" : "open"}</a>],
+      ["Dead letter", message.dead_letter_id && <a href={link("dead-letters", message.dead_letter_id)}>Open the dead letter</a>],
+      ["Blocked", message.blocks_lane && "Later messages with its ordering key wait until it is retried or discarded."],
       ["Event", message.event_id && <Identifier value={message.event_id} href={link("events", message.event_id)} />],
       ["Subscriber", <a href={link("subscribers", message.subscriber_id)}>{message.subscriber_name}</a>],
       ["Ordering key", message.lane && <code>{message.lane}</code>],

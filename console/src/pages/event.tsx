@@ -3,7 +3,7 @@ import { caller } from "../api/session";
 import type { HubAttempt, HubEventWithOutcomes, HubOutcome } from "../api/types";
 import { AttemptEntries } from "../components/attempts";
 import { Empty, Loaded } from "../components/async";
-import { Card, CodeBlock, Details, Identifier, Notice, Page, StateBadge, Time } from "../components/basics";
+import { Card, CodeBlock, Details, DueTime, Identifier, Notice, Page, StateBadge, Time } from "../components/basics";
 import { ActionButton } from "../components/form";
 import { Table } from "../components/table";
 import { showToast } from "../components/toasts";
@@ -113,7 +113,7 @@ function SubscriberHistory({ outcome, attempts }: { outcome: HubOutcome; attempt
     <Card title={title} actions={<StateBadge state={outcome.outcome} />}>
       <ol class="timeline">
         <AttemptEntries attempts={attempts} />
-        {outcome.next_attempt_at && <li class="warn"><strong>Next attempt</strong> <Time at={outcome.next_attempt_at} /></li>}
+        {outcome.next_attempt_at && <li class="warn"><strong>Next attempt</strong> <DueTime at={outcome.next_attempt_at} /></li>}
         {outcome.outcome === "pending" && <li class="info"><strong>Waits</strong> for its turn</li>}
         {outcome.outcome === "dead" && <li class="bad"><strong>Given up</strong>: {outcome.dead_letter_id ? <a href={link("dead-letters", outcome.dead_letter_id)}>open the dead letter</a> : "its dead letter was discarded"}{outcome.blocks_lane && "; later messages with its ordering key wait"}</li>}
         {outcome.outcome === "filtered" && <li>The filter of the subscriber does not match the payload.</li>}

@@ -28,7 +28,7 @@ function GatheringList({ query }: { query: URLSearchParams }) {
     setQuery({ q: draft.text.trim(), city: draft.city.trim() });
   };
   return (
-    <Page title="Gatherings" description="Published events with their seats, filling live.">
+    <Page title="Gatherings" description="Published gatherings, with their seats as they fill.">
       <form class="filters" role="search" onSubmit={search}>
         <TextField label="Title" value={draft.text} onChange={(value) => setDraft({ ...draft, text: value })} placeholder="Rust meetup" />
         <TextField label="City" value={draft.city} onChange={(value) => setDraft({ ...draft, city: value })} placeholder="Zürich" />
@@ -41,7 +41,7 @@ function GatheringList({ query }: { query: URLSearchParams }) {
           { header: "Status", cell: (row) => <StateBadge state={row.status} /> },
           { header: "Seats", cell: (row) => <Seats active={row.active_participants} capacity={row.capacity} /> },
           { header: "Starts", cell: (row) => <Time at={row.start_time} /> },
-        ]} empty={<Empty title="No gathering">{text || city ? "Nothing matches the search." : "Published events appear here."}</Empty>} />
+        ]} empty={<Empty title="No gathering">{text || city ? "Nothing matches the search." : "Published gatherings appear here."}</Empty>} />
       </Card>
     </Page>
   );

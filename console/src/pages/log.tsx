@@ -41,7 +41,7 @@ function Consumers() {
             { header: "Consumer", primary: true, cell: (row) => <code>{row.consumer}</code> },
             { header: "State", cell: (row) => <StateBadge state={consumerState(row)} /> },
             { header: "Lag", align: "right", cell: (row) => formatSeconds(row.lag_seconds) },
-            { header: "Behind", align: "right", cell: (row) => formatNumber(row.lag_messages) },
+            { header: "Messages behind", align: "right", cell: (row) => formatNumber(row.lag_messages) },
             { header: "Parked", align: "right", cell: (row) => row.parked > 0 ? <a href={`${link("log", "parked")}?consumer=${row.consumer}`}>{formatNumber(row.parked)}</a> : "0" },
             { header: "Dead letters", align: "right", cell: (row) => row.dead > 0 ? <a href={`${link("dead-letters", "consumers")}?consumer=${row.consumer}`}>{formatNumber(row.dead)}</a> : "0" },
             { header: "Leases", cell: (row) => <Leases consumer={row} /> },

@@ -50,8 +50,8 @@ function Notifications({ query }: { query: URLSearchParams }) {
       </div>
       <Card flush>
         <ListView list={list} label="Notifications" rowKey={(row) => String(row.id)} columns={[
-          { header: "Event type", primary: true, cell: (row) => row.event_type ?? "unknown" },
-          { header: "Channel", cell: (row) => row.channel.replace("_", "-") },
+          { header: "Event type", primary: true, cell: (row) => row.event_type ? <code>{row.event_type}</code> : "unknown" },
+          { header: "Channel", cell: (row) => row.channel === "email" ? "e-mail" : row.channel.replace("_", "-") },
           { header: "Status", cell: (row) => <StateBadge state={row.status} title={row.last_error ?? undefined} /> },
           { header: "User", cell: (row) => <Identifier value={row.user_id} /> },
           { header: "Failed attempts", align: "right", cell: (row) => row.attempts },
@@ -124,7 +124,7 @@ function Announcements() {
         { header: "Next step", cell: (row) => <Time at={row.due_at} /> },
         { header: "Last error", cell: (row) => row.last_error ?? <span class="muted">–</span> },
         { header: "Actions", actions: true, cell: (row) => row.due_at ? null : <ActionButton class="small" label="Retry" onRun={retry(row.id)} /> },
-      ]} empty={<Empty title="No announcement is running">A business event with many recipients is expanded in steps, which appear here.</Empty>} />
+      ]} empty={<Empty title="No announcement is running">An announcement to many people is sent in steps. Those that are running appear here.</Empty>} />
     </Card>
   );
 }

@@ -56,14 +56,14 @@ function Rates({ overview, samples, isCurrent }: { overview: Overview; samples: 
         <Stat label="Post to delivery" value={overview.end_to_end_ms ? formatMilliseconds(overview.end_to_end_ms.p50) : "–"}
           hint={overview.end_to_end_ms ? `99 % within ${formatMilliseconds(overview.end_to_end_ms.p99)}` : "No delivery in 5 minutes"} />
         <Stat label="Dead letters" value={formatNumber(dead.webhooks)} tone={dead.webhooks > 0 ? "bad" : "neutral"}
-          hint={dead.webhooks > 0 ? "of webhooks: open and retry" : "of webhooks"} href="#/dead-letters" />
+          hint={dead.webhooks > 0 ? "webhooks that were given up" : "of webhooks"} href="#/dead-letters" />
         <Stat label="Other dead letters" value={formatNumber(deadOthers)} tone={deadOthers > 0 ? "bad" : "neutral"}
           hint={`${dead.consumers} consumers, ${dead.mail} mail, ${dead.notifications} notifications`}
           href={dead.consumers > 0 ? "#/dead-letters/consumers" : "#/notifications"} />
       </div>
       <div class="grid">
-        <Card title="Events per second">
-          <TimeChart label="Events per second" times={times} format={formatRate} series={[
+        <Card title="Posted and delivered per second">
+          <TimeChart label="Posted and delivered per second" times={times} format={formatRate} series={[
             { label: "Posted", colour: "blue", values: samples.map((sample) => sample.posted) },
             { label: "Delivered", colour: "green", values: samples.map((sample) => sample.delivered) },
             { label: "Failed attempts", colour: "orange", values: samples.map((sample) => sample.failed) },
@@ -71,8 +71,8 @@ function Rates({ overview, samples, isCurrent }: { overview: Overview; samples: 
         </Card>
         <Card title="From post to delivery">
           <TimeChart label="From post to delivery" times={times} format={formatMilliseconds} scale="duration" series={[
-            { label: "50 % within", colour: "teal", values: samples.map((sample) => sample.p50) },
-            { label: "99 % within", colour: "violet", values: samples.map((sample) => sample.p99) },
+            { label: "50 %", colour: "teal", values: samples.map((sample) => sample.p50) },
+            { label: "99 %", colour: "violet", values: samples.map((sample) => sample.p99) },
             { label: "Endpoints, 99 %", colour: "blue", values: samples.map((sample) => sample.endpointsP99) },
           ]} />
         </Card>

@@ -74,7 +74,7 @@ function ReplayView({ replay }: { replay: Replay }) {
       {replay.waits_for && <Notice tone="warn">The replay waits for <a href={link("subscribers", replay.waits_for)}>a subscriber</a> that has too many messages left. Repair or disable it.</Notice>}
       <Card title="Progress" actions={<StateBadge state={replay.state} />}><ReplayMeter replay={replay} /></Card>
       <div class="stats">
-        <Stat label="Created" value={formatNumber(replay.created)} hint={`${formatNumber(replay.matched)} matched`} />
+        <Stat label="Messages created" value={formatNumber(replay.created)} hint={`${formatNumber(replay.matched)} matched`} />
         <Stat label="Delivered" value={formatNumber(replay.delivered)} />
         <Stat label="Waiting" value={formatNumber(replay.waiting)} />
         <Stat label="Dead" value={formatNumber(replay.dead)} tone={replay.dead > 0 ? "bad" : "neutral"} href={link("dead-letters")} />
@@ -83,7 +83,7 @@ function ReplayView({ replay }: { replay: Replay }) {
       </div>
       <Card title="Selection">
         <Details entries={[
-          ["Subscriber", replay.subscriber_id ? <a href={link("subscribers", replay.subscriber_id)}>{replay.subscriber_name ?? "a deleted subscriber"}</a> : "all of the tenant"],
+          ["Subscriber", replay.subscriber_id ? <a href={link("subscribers", replay.subscriber_id)}>{replay.subscriber_name ?? "a deleted subscriber"}</a> : "all subscribers"],
           ["Mode", hasRange && (replay.mode === "missed" ? "only events that the subscriber has not got" : "all events that match")],
           ["From", hasRange && replay.from && <Time at={replay.from} />],
           ["To", hasRange && (replay.to ? <Time at={replay.to} /> : replay.from && "when the replay was created")],

@@ -68,7 +68,7 @@ function StreamView({ stream, reload }: { stream: StreamWithState; reload: () =>
         <Stat label="Messages to read" value={formatNumber(stream.lag.messages)} tone={stream.lag.messages > 0 && stream.readers.length === 0 ? "warn" : "neutral"} />
         <Stat label="Oldest of them" value={stream.lag.messages === 0 ? "–" : formatSeconds(stream.lag.seconds)} />
         <Stat label="Readers" value={formatNumber(stream.readers.length)} hint="with a lease" />
-        <Stat label="Lapsed parts" value={formatNumber(lapsed)} tone={lapsed > 0 ? "bad" : "neutral"} hint={lapsed > 0 ? "seek to continue" : "of 16"} />
+        <Stat label="Lapsed parts" value={formatNumber(lapsed)} tone={lapsed > 0 ? "bad" : "neutral"} hint={lapsed > 0 ? "unread messages were dropped: seek to continue" : "of 16 have lost unread messages"} />
       </div>
       <div class="grid">
         <div class="stack">
@@ -99,7 +99,7 @@ function StreamView({ stream, reload }: { stream: StreamWithState; reload: () =>
                 ["Created", <Time at={stream.created_at} />],
               ]} />
               {stream.filter && stream.filter.length > 0 && <CodeBlock label="filter" value={stream.filter} />}
-              <CodeBlock label="how to pull" value={`curl ${location.origin}/hub/v1/streams/${stream.name}/pull \\\n  -H "authorization: Bearer $KEY" -H 'content-type: application/json' \\\n  -d '{"reader":"worker-1","wait_ms":20000}'`} />
+              <CodeBlock label="how to pull" value={`curl ${location.origin}/hub/v1/streams/${stream.name}/pull \\\n  -H "authorization: Bearer $KEY" \\\n  -H 'content-type: application/json' \\\n  -d '{"reader":"worker-1","wait_ms":20000}'`} />
             </div>
           </Card>
           {mayManage && <Seek name={stream.name} reload={reload} />}

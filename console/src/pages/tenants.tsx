@@ -93,7 +93,7 @@ function TenantFields({ draft, onChange, action }: { draft: Draft; onChange: (dr
       <TextField label="Display name" value={draft.displayName} onChange={set("displayName")} error={action.errorOf("/display_name")} />
       <TextField label="Subscriber limit" type="number" value={draft.subscribersMax} onChange={set("subscribersMax")} error={action.errorOf("/subscribers_max")} hint="Leave empty for the default." />
       <TextField label="Rate limit (events per second)" type="number" value={draft.eventsPerSecondMax} onChange={set("eventsPerSecondMax")} error={action.errorOf("/events_per_second_max")} hint="Leave empty for no limit." />
-      <TextField label="Payload limit (bytes)" type="number" value={draft.payloadBytesMax} onChange={set("payloadBytesMax")} error={action.errorOf("/payload_bytes_max")} hint="Leave empty for 262,144." />
+      <TextField label="Payload limit (bytes)" type="number" value={draft.payloadBytesMax} onChange={set("payloadBytesMax")} error={action.errorOf("/payload_bytes_max")} hint="Leave empty for 262,144 (256 KiB)." />
     </div>
   );
 }
@@ -131,7 +131,7 @@ function TenantPage({ name }: { name: string }) {
   const live = useLive(`tenant ${name}`, (signal) => api.get("/admin/v1/tenants/{tenant}", { path: { tenant: name }, signal }));
   return (
     <Page title={live.data?.display_name ?? name} parent={{ label: "Tenants", href: link("tenants") }}
-      description={live.data && (live.data.suspended_at ? <Badge tone="bad">suspended</Badge> : <Badge tone="good">active</Badge>)}
+      description={live.data && <span class="row"><code>{name}</code>{live.data.suspended_at ? <Badge tone="bad">suspended</Badge> : <Badge tone="good">active</Badge>}</span>}
       actions={live.data && <TenantActions tenant={live.data} reload={live.reload} />}>
       <Loaded live={live}>{(tenant) => <TenantForm key={tenant.version} tenant={tenant} reload={live.reload} />}</Loaded>
     </Page>

@@ -199,7 +199,7 @@ fn describe(subscriber: &TroubledSubscriber, now: DateTime<Utc>) -> String {
 /// What was given up. `webhooks` are the counts of the tenants, most first.
 pub(super) fn of_dead_letters(counts: &DeadLetterCounts, webhooks: &[(String, i64)]) -> Vec<Finding> {
     let of_tenant = |(tenant, count): &(String, i64)| FindingLink {
-        label: format!("{tenant} ({count})"),
+        label: format!("Dead letters of {tenant} ({count})"),
         address: DEAD_LETTERS_PAGE.to_owned(),
         tenant: Some(tenant.clone()),
     };
@@ -233,7 +233,7 @@ pub(super) fn of_dead_letters(counts: &DeadLetterCounts, webhooks: &[(String, i6
     let finding = |((count, one, many), what_to_do, links): ((i64, &str, &str), &str, Vec<FindingLink>)| Finding {
         severity: Severity::Warning,
         title: format!("{count} {} given up", if count == 1 { one } else { many }),
-        detail: "They are retained, and can be retried.".to_owned(),
+        detail: format!("{} retained, and can be retried.", if count == 1 { "It is" } else { "They are" }),
         what_to_do: what_to_do.to_owned(),
         links,
     };
@@ -325,6 +325,6 @@ mod tests {
         let titles: Vec<&str> = found.iter().map(|finding| finding.title.as_str()).collect();
         assert_eq!(titles, ["3 webhooks were given up", "1 e-mail was given up"]);
         let links: Vec<_> = found[0].links.iter().map(|link| (link.label.as_str(), link.tenant.as_deref())).collect();
-        assert_eq!(links, [("acme (2)", Some("acme")), ("main (1)", Some("main"))]);
+        assert_eq!(links, [("Dead letters of acme (2)", Some("acme")), ("Dead letters of main (1)", Some("main"))]);
     }
 }
