@@ -46,16 +46,14 @@ fn warn_if_older_than_sources(page: &Path) -> io::Result<()> {
             sources.push(source.to_owned());
         }
     }
-    if !page.exists() {
-        return Ok(());
-    }
-    let built_at = modified_at(page)?;
-    for source in sources.iter().filter(|source| !source.ends_with(GENERATED)) {
-        if modified_at(source)? > built_at {
-            let name = source.strip_prefix("../..").unwrap_or(source).display();
-            println!("cargo::warning=console/dist is older than {name}: build it with `scripts/console build`");
-            break;
-        }
+    let Ok(built_at) = modified_at(page) else { return Ok(()) };
+    // Files of editors come and go, and their names begin with a dot.
+    let is_hidden = |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    let is_newer = |path: &Path| modified_at(path).is_ok_and(|changed_at| changed_at > built_at);
+    let newer = sources.iter().find(|path| !path.ends_with(GENERATED) && !is_hidden(path) && is_newer(path));
+    if let Some(newer) = newer {
+        let name = newer.strip_prefix("../..").unwrap_or(newer).display();
+        println!("cargo::warning=console/dist is older than {name}: build it with `scripts/console build`");
     }
     Ok(())
 }
