@@ -82,18 +82,18 @@ impl HttpConnection {
     }
 
     /// Polls the connection without waiting. Returns whether it can send another request.
-    fn is_reusable(&mut self) -> bool {
+    fn is_ready(&mut self) -> bool {
         drive(&mut self.driver, &mut Context::from_waker(Waker::noop()));
         self.driver.is_some() && self.sender.is_ready()
     }
 
-    /// The same for a connection that was idle: the receiver may have closed it, or sent something unexpected, of which the
-    /// runtime does not know yet.
-    fn is_still_reusable(&mut self) -> bool {
-        self.control.is_idle.store(true, Ordering::Relaxed);
-        let is_reusable = self.is_reusable();
-        self.control.is_idle.store(false, Ordering::Relaxed);
-        is_reusable
+    /// Returns whether a connection that was idle can send another request. This looks at the socket itself: the runtime may not
+    /// know yet that the receiver has closed it, or has sent something unexpected.
+    fn is_ready_after_idle(&mut self) -> bool {
+        self.control.ends_on_data.store(true, Ordering::Relaxed);
+        let is_ready = self.is_ready();
+        self.control.ends_on_data.store(false, Ordering::Relaxed);
+        is_ready
     }
 }
 
@@ -123,15 +123,15 @@ impl ConnectionPool {
     pub(crate) fn checkout(&self, origin: &str) -> Option<HttpConnection> {
         loop {
             let (mut connection, since) = self.lock().connections.get_mut(origin)?.pop()?;
-            if since.elapsed() < IDLE_TIME_MAX && connection.is_still_reusable() {
+            if since.elapsed() < IDLE_TIME_MAX && connection.is_ready_after_idle() {
                 return Some(connection);
             }
         }
     }
 
-    /// Stores a connection for reuse. It is closed instead if it is not reusable, or if the origin has enough of them.
+    /// Stores a connection for reuse. It is closed instead if it cannot be reused, or if the origin has enough of them.
     pub(crate) fn check_in(self: &Arc<ConnectionPool>, origin: &Arc<str>, mut connection: HttpConnection) {
-        if !connection.is_reusable() {
+        if !connection.is_ready() {
             return;
         }
         let mut idle = self.lock();

@@ -29,8 +29,8 @@ enum Io {
 /// The part of a stream that its owner shares with hyper.
 #[derive(Default)]
 pub(crate) struct StreamControl {
-    /// The connection was idle and is checked before its reuse. Any data then ends it.
-    pub(crate) is_idle: AtomicBool,
+    /// The connection was idle and is checked before its reuse: any data ends it.
+    pub(crate) ends_on_data: AtomicBool,
     /// The permit of a request of which nothing is written yet. Until the first bytes are written, each write checks it.
     not_begun: Mutex<Option<SendPermit>>,
     was_refused: AtomicBool,
@@ -103,7 +103,7 @@ impl Read for Stream {
             Io::Plain(io) => Pin::new(io).poll_read(cx, buf),
             Io::Tls(io) => Pin::new(io).poll_read(cx, buf),
         };
-        if read.is_pending() && stream.control.is_idle.load(Ordering::Relaxed) && stream.has_ended() {
+        if read.is_pending() && stream.control.ends_on_data.load(Ordering::Relaxed) && stream.has_ended() {
             return Poll::Ready(Ok(())); // zero bytes mean end of stream
         }
         read

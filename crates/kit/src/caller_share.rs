@@ -32,7 +32,7 @@ struct Request {
     permits: Cell<u32>,
 }
 
-/// Processes a request of this caller, or of somebody with this address.
+/// Processes a request of this caller, or of somebody in the network of this address.
 pub(crate) fn scope<F: Future>(
     caller: Option<&Caller>,
     client: Option<ClientAddress>,
@@ -103,6 +103,19 @@ mod tests {
 
     fn user() -> Caller {
         Caller::new(Principal::User(Uuid::new_v4()), Tenant::main(), None)
+    }
+
+    #[tokio::test]
+    async fn requests_without_a_caller_have_one_share_for_each_network() {
+        let shares = CallerShares::new(1, Duration::from_millis(50));
+        let enter = async |address: &str| {
+            scope(None, Some(ClientAddress(address.parse().unwrap())), shares.enter()).await.ok().flatten()
+        };
+        let permits = [enter("192.0.2.1").await, enter("192.0.2.2").await, enter("2001:db8::1").await];
+        assert!(permits.iter().all(Option::is_some));
+        assert!(enter("192.0.2.1").await.is_none());
+        assert!(enter("2001:db8::2").await.is_none(), "a host can use all addresses of its /64");
+        assert!(enter("2001:db8:0:1::1").await.is_some());
     }
 
     #[tokio::test]

@@ -42,7 +42,7 @@ pub fn finish(router: Router, limits: RequestLimits, health: &Health) -> Router 
         metrics: RequestMetrics::default(),
         lost_connections: health.lost_connections(),
     });
-    // Not `from_fn`: it clones the route and its state several times, and boxes both and the future, for each request.
+    // Not `from_fn`: for each request it clones the route and the state once more, and boxes both and the future.
     let observed = layer_fn(move |mut route: Route| {
         let state = Arc::clone(&state);
         service_fn(move |request| observe(&state, &mut route, request))
@@ -107,8 +107,8 @@ async fn wrong_method(method: Method, uri: Uri) -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
 }
 
-/// Passes a request on to its route. The route is called at once, so that it need not be cloned, but does nothing before the
-/// returned future is polled.
+/// Passes a request on to its route. The route is called here and not in the future, which could not borrow it; nothing of it
+/// runs before the future is polled.
 fn observe(
     state: &Arc<LayerState>,
     route: &mut Route,

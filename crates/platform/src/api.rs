@@ -42,7 +42,7 @@ pub(crate) fn router(
     let platform = Router::from(platform.with_state(app));
     let api = services.into_iter().fold(platform, |api, service| api.merge(service.router()));
     let state = Arc::new((authenticator, audit_trail));
-    // Not `from_fn`, for the reason that `kit::web` gives.
+    // Not `from_fn`, for the reason that `kit::web` gives. The route is cloned, because it is called after the authentication.
     let admitted = layer_fn(move |route: Route| {
         let state = Arc::clone(&state);
         service_fn(move |request| admit(Arc::clone(&state), route.clone(), request))
@@ -51,7 +51,7 @@ pub(crate) fn router(
 }
 
 /// The middleware of the API: authenticates the request, and records it if it acts for a tenant. One layer, because each one
-/// costs a request about a microsecond.
+/// costs a request some allocations.
 async fn admit(
     state: Arc<(Authenticator, AuditTrail)>,
     route: Route,

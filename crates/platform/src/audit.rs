@@ -72,8 +72,7 @@ enum Entry {
     },
 }
 
-/// Records the requests of one process. The writer ends when the last copy is dropped.
-#[derive(Clone)]
+/// Records the requests of one process. The writer ends when it is dropped.
 pub(crate) struct AuditTrail {
     clock: Clock,
     entries: mpsc::Sender<Entry>,

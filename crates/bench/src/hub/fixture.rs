@@ -153,7 +153,7 @@ impl Fixture {
     }
 
     /// Waits until these endpoints have received `wanted` more webhooks. Returns the counts with their times. Counts from
-    /// this call on, not from the first poll: what is posted beside it may arrive before that.
+    /// this call on, not from the first poll of the future: a webhook of a concurrent post may arrive before that poll.
     pub(super) fn receive(
         &self,
         endpoints: Range<usize>,

@@ -37,7 +37,6 @@ pub trait KeyStore: Send + Sync + 'static {
 }
 
 /// Authenticates requests and counts them against the rate limit.
-#[derive(Clone)]
 pub struct Authenticator {
     pub keys: Arc<dyn KeyStore>,
     pub tokens: Arc<TokenVerifier>,
@@ -59,9 +58,11 @@ impl Authenticator {
         }
         let digest = digest(credential);
         // An address that guesses keys too fast causes no more lookups. Cached keys from the same address still work.
-        if let Some(rate) = self.rate {
+        if let Some(rate) = self.rate
+            && !self.keys.is_cached(&digest)
+        {
             let client_name = client_name(client);
-            if self.limits.is_exhausted(&client_name) && !self.keys.is_cached(&digest) {
+            if self.limits.is_exhausted(&client_name) {
                 self.limits.check(Subject::Caller(&client_name), rate, 1)?;
             }
         }
