@@ -60,7 +60,7 @@ export function crowdTests(world) {
     await tenant.post("/hub/v1/events/batch", { events: Array.from({ length: 60 }, (_, n) => ({ event_type: "crowd.refused", payload: { n } })) });
     await waitFor("all messages die", async () => (await tenant.get("/hub/v1/dead-letters?limit=100")).items.length === 60);
     const { page, close } = await world.openSignedIn();
-    await page.getByRole("link", { name: "crowd-002 (60)" }).click();
+    await page.getByRole("link", { name: "Dead letters of crowd-002 (60)" }).click();
     await page.getByRole("heading", { name: "Dead letters", level: 1 }).waitFor();
     await page.getByRole("row", { name: /crowd\.refused refuses/ }).first().waitFor();
     assert.equal(await page.getByRole("combobox", { name: "Tenant" }).inputValue(), "crowd-002");
@@ -78,7 +78,21 @@ export function crowdTests(world) {
     await goTo(page, "#/?tenant=pulls");
     await page.getByRole("table", { name: "Streams" }).getByRole("row", { name: /all \* 1 0/ }).waitFor();
     await goTo(page, `#/events/${event}`);
-    await page.getByText("Added to a stream; matched no subscriber").waitFor();
+    await page.getByText("Matched a stream, or subscribers that were deleted since").waitFor();
+    await close();
+  });
+
+  test("an event whose subscriber was deleted is not said to have none", async () => {
+    const receiver = await startReceiver({ status: 200 });
+    const subscriber = await world.api.post("/hub/v1/subscribers", { name: "leaves", url: receiver.url, event_types: ["left.posted"] });
+    const { event_id: event } = await world.api.post("/hub/v1/events", { event_type: "left.posted", payload: {} });
+    await waitFor("the event is delivered", async () => (await world.api.get(`/hub/v1/events/${event}`)).status === "completed");
+    await world.api.delete(`/hub/v1/subscribers/${subscriber.id}`);
+    await waitFor("the subscriber is gone", async () => (await world.api.get(`/hub/v1/events/${event}`)).outcomes.length === 0);
+    const { page, close } = await world.openSignedIn();
+    await goTo(page, `#/events/${event}`);
+    await page.getByText("No subscriber that still exists").waitFor();
+    await receiver.stop();
     await close();
   });
 }

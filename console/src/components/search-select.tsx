@@ -40,7 +40,7 @@ export function useSearch({ name, load }: SearchProps) {
     setLast(live.data);
     if (live.data.hasMore) setLong(true);
   }, [live.data]);
-  return { typed, setTyped, found: last, isLong, reload: live.reload };
+  return { typed, setTyped, found: last, isLong, reload: live.reload, error: live.error };
 }
 
 interface SearchSelectProps extends SearchProps {
@@ -56,18 +56,18 @@ interface SearchSelectProps extends SearchProps {
 }
 
 export function SearchSelect({ name, load, label, value, valueLabel, all, onChange, hint, error }: SearchSelectProps) {
-  const { typed, setTyped, found, isLong } = useSearch({ name, load });
+  const { typed, setTyped, found, isLong, reload, error: searchError } = useSearch({ name, load });
   const isListed = value === "" || found.options.some((option) => option.value === value);
   const note = hint ?? (found.hasMore ? `The first ${found.options.length}: search for others.` : undefined);
   return (
-    <Field label={label} hint={note} error={error}>
+    <Field label={label} hint={note} error={error ?? (searchError && `The list cannot be loaded: ${searchError.message}`)}>
       {(attributes) => (
         <>
           {isLong && (
             <input class="input" type="search" aria-label={`Search: ${label}`} placeholder="Search by name" value={typed}
               onInput={(event) => setTyped(event.currentTarget.value)} />
           )}
-          <select {...attributes} value={value} onChange={(event) => onChange(event.currentTarget.value)}>
+          <select {...attributes} value={value} onFocus={reload} onChange={(event) => onChange(event.currentTarget.value)}>
             {all !== undefined && <option value="">{all}</option>}
             {!isListed && <option value={value}>{valueLabel ?? value}</option>}
             {found.options.map((option) => <option key={option.value} value={option.value}>{option.label}</option>)}

@@ -75,10 +75,15 @@ export function plural(count: number, one: string, many = `${one}s`): string {
   return `${formatNumber(count)} ${count === 1 ? one : many}`;
 }
 
-const SETTINGS_KEY = "key:00000000-0000-0000-0000-000000000000";
+const SETTINGS_KEY = "00000000-0000-0000-0000-000000000000";
+
+/** Whether an API key is that of the setting `admin_key`. */
+export function isSettingsKey(id: string): boolean {
+  return id === SETTINGS_KEY;
+}
 
 /** Who has requested something, as the API names it: `key:<id>`, `user:<id>`, or a name. */
 export function describePrincipal(principal: string): string {
-  if (principal === SETTINGS_KEY) return "admin key (from the settings)";
+  if (principal === `key:${SETTINGS_KEY}`) return "admin key (from the settings)";
   return principal.replace(/^(key|user|portal):/, "$1 ");
 }

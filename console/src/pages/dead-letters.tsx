@@ -108,7 +108,7 @@ function BulkActions({ selection, isHidden, reload }: { selection: Selection; is
   return (
     <div class="row">
       <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={retryStep} onDone={reload} isHidden={isHidden}
-        question={{ title: "Retry all dead letters that match?", body: "Each is sent again with the same id, after the messages with its ordering key that wait already.", confirm: "Retry all" }} />
+        question={{ title: "Retry all dead letters that match?", body: "Each is sent again with the same id: one that blocks its ordering key at once, any other after the messages with its key that wait already.", confirm: "Retry all" }} />
       <BulkAction label="Discard all that match" doing="Discarding" done="discarded" step={discardStep} onDone={reload} isHidden={isHidden} class="small danger"
         question={{ title: "Discard all dead letters that match?", body: "They are deleted and can no longer be retried.", confirm: "Discard all", isDangerous: true, typeToConfirm: "discard" }} />
     </div>

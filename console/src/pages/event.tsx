@@ -62,14 +62,14 @@ function EventHistory({ history: { event, attempts } }: { history: DeliveryHisto
               <strong>Posted</strong> by <code>{event.source}</code>
               <div class="timeline-time"><Time at={event.received_at} /></div>
             </li>
-            <li class={event.outcome === "pending" ? "" : "info"}>
+            <li class={event.status === "pending" ? "" : "info"}>
               <strong>{fanOutText(event)}</strong>
             </li>
             {event.status === "completed" && event.outcomes.length > 0 && <li class="good"><strong>Completed</strong>: every message is delivered or dead</li>}
           </ol>
         </Card>
         {event.outcomes.length === 0
-          ? event.outcome !== "pending" && <Card><NoSubscriber event={event} /></Card>
+          ? event.status !== "pending" && <Card><NoSubscriber event={event} /></Card>
           : event.outcomes.map((outcome) => (
             <SubscriberHistory key={outcome.subscriber_id} outcome={outcome} attempts={attempts.get(outcome.message_id ?? "") ?? []} />
           ))}
@@ -90,15 +90,15 @@ function EventHistory({ history: { event, attempts } }: { history: DeliveryHisto
 }
 
 function fanOutText(event: HubEventWithOutcomes): string {
-  if (event.outcome === "pending") return "Waits for fan-out to its subscribers and streams";
+  if (event.status === "pending") return "Waits for fan-out to its subscribers and streams";
   if (event.outcome === "unmatched") return "Matched no subscriber and no stream";
-  if (event.outcomes.length === 0) return "Added to a stream; matched no subscriber";
+  if (event.outcomes.length === 0) return "Matched a stream, or subscribers that were deleted since";
   return `Matched ${plural(event.outcomes.filter(({ outcome }) => outcome !== "filtered" && outcome !== "inactive").length, "subscriber")}`;
 }
 
 function NoSubscriber({ event }: { event: HubEventWithOutcomes }) {
   if (event.outcome === "matched") {
-    return <Empty title="No subscriber for this type">Readers of a <a href={link("streams")}>stream</a> get the event.</Empty>;
+    return <Empty title="No subscriber that still exists">Either only <a href={link("streams")}>streams</a> contain the event, or what it matched was deleted since.</Empty>;
   }
   return (
     <Empty title="No subscriber and no stream for this type">

@@ -75,6 +75,7 @@ function NewKey({ onCreated }: { onCreated: (key: string) => void }) {
       const expiresAt = expires === "" ? undefined : new Date(expires).toISOString();
       const created = await api.post("/admin/v1/keys", { body: { name, role, tenant, expires_at: expiresAt } });
       setName("");
+      setExpires("");
       onCreated(created.key);
     });
   };
@@ -86,7 +87,7 @@ function NewKey({ onCreated }: { onCreated: (key: string) => void }) {
           <TextField label="Name" required value={name} onChange={setName} error={action.errorOf("/name")} placeholder="orders service" />
           <SelectField label="Role" value={role} onChange={(value) => setRole(ROLES.find((one) => one.value === value)?.value ?? "ingest")} options={ROLES} error={action.errorOf("/role")} />
           <TenantField value={tenant} onChange={setTenant} error={action.errorOf("/tenant")} />
-          <TextField label="Expires" type="datetime-local" value={expires} onChange={setExpires} error={action.errorOf("/expires_at")} hint="Leave empty for a key that never expires." />
+          <TextField label="Expires" type="datetime-local" value={expires} onChange={setExpires} error={action.errorOf("/expires_at")} hint="Your local time. Leave empty for a key that never expires." />
         </div>
         <div class="row"><button type="submit" class="button primary" disabled={action.isBusy}>Create the key</button></div>
       </form>

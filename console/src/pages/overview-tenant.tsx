@@ -1,4 +1,4 @@
-import { api } from "../api/client";
+import { ApiError, api } from "../api/client";
 import { shownTenant } from "../api/session";
 import type { Finding, StreamWithState, Subscriber, SubscriberHealth } from "../api/types";
 import { Empty, Loaded } from "../components/async";
@@ -9,6 +9,7 @@ import { Table } from "../components/table";
 import { formatMilliseconds, formatNumber, formatPercent, plural } from "../lib/format";
 import { useLive } from "../lib/live";
 import { link } from "../lib/router";
+import { useMayManage } from "../lib/permissions";
 import { intervalsOf, sum } from "../lib/series";
 import { EventTypeList } from "./subscribers";
 
@@ -33,7 +34,7 @@ interface TenantState {
 export function TenantOverview() {
   const live = useLive("tenant-overview", loadState, POLL_MS);
   return (
-    <Page title="Overview" description={`Webhooks${shownTenant() === "" ? "" : ` of ${shownTenant()}`} in the last hour, and streams.`}>
+    <Page title="Overview" description={`The webhooks${shownTenant() === "" ? "" : ` of ${shownTenant()}`} in the last hour, and the streams.`}>
       <Loaded live={live}>{(state) => state.rows.length === 0 && state.streams.length === 0 ? <NoRecipients /> : <State state={state} />}</Loaded>
     </Page>
   );
@@ -46,16 +47,27 @@ async function loadState(signal: AbortSignal): Promise<TenantState> {
     api.get("/hub/v1/dead-letters", { query: { retried: false, limit: DEAD_LETTERS_COUNTED }, signal }),
   ]);
   const from = new Date(Date.now() - HOUR_MS).toISOString();
-  const rows = await Promise.all(subscribers.items.map(async (subscriber) => ({
-    subscriber,
-    health: await api.get("/hub/v1/subscribers/{id}/health", { path: { id: subscriber.id }, query: { resolution: "minute", from }, signal }),
-  })));
-  const states = await Promise.all(streams.items.map(({ name }) => api.get("/hub/v1/streams/{name}", { path: { name }, signal })));
+  const [rows, states] = await Promise.all([
+    allThatExist(subscribers.items.map(async (subscriber) => ({
+      subscriber,
+      health: await api.get("/hub/v1/subscribers/{id}/health", { path: { id: subscriber.id }, query: { resolution: "minute", from }, signal }),
+    }))),
+    allThatExist(streams.items.map(({ name }) => api.get("/hub/v1/streams/{name}", { path: { name }, signal }))),
+  ]);
   return { rows, streams: states, deadLetters: deadLetters.items.length };
 }
 
+/** Waits for the answers, without those about what was deleted since it was listed. */
+async function allThatExist<T>(requests: Promise<T>[]): Promise<T[]> {
+  const answers = await Promise.all(requests.map((request) => request.catch((cause: unknown) => {
+    if (cause instanceof ApiError && cause.status === 404) return undefined;
+    throw cause;
+  })));
+  return answers.filter((answer) => answer !== undefined);
+}
+
 function NoRecipients() {
-  const actions = (
+  const actions = useMayManage() && (
     <>
       <a class="button primary" href={link("subscribers", "new")}>Create a subscriber</a>
       <a class="button" href={link("streams", "new")}>Create a stream</a>

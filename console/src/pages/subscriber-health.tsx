@@ -60,13 +60,14 @@ function HealthStats({ health, period }: { health: SubscriberHealth; period: str
 function HealthHint({ health }: { health: SubscriberHealth }) {
   const began = health.failing_since && <>began <Time at={health.failing_since} /></>;
   if (health.state === "breaker_open") return <>sending is paused after repeated failures{began && <>, which {began}</>}</>;
-  return began ? <>failures {began}</> : <>by the last attempts</>;
+  if (began) return <>failures {began}</>;
+  return health.state === "paused" || health.state === "disabled" ? <>by its settings</> : <>by the last attempts</>;
 }
 
 function HealthCharts({ health, stepSeconds }: { health: SubscriberHealth; stepSeconds: number }) {
   const intervals = new Map(health.series.map((interval) => [Date.parse(interval.at) / 1000, interval]));
   const times = intervalsOf(health.from, health.to, stepSeconds);
-  const latest = `last full ${health.resolution}`;
+  const latest = health.resolution === "minute" ? "last full minute" : `this ${health.resolution} so far`;
   const latency = (name: "p50" | "p95" | "p99") => times.map((time) => intervals.get(time)?.latency_ms?.[name] ?? null);
   return (
     <div class="grid">

@@ -3,12 +3,12 @@ import { api } from "../api/client";
 import { actForTenant, caller, shownTenant } from "../api/session";
 import type { Tenant } from "../api/types";
 import { Empty, Loaded } from "../components/async";
-import { Badge, Card, Page, Tabs, Time } from "../components/basics";
+import { Badge, Card, Identifier, Page, Tabs, Time } from "../components/basics";
 import { ask } from "../components/dialog";
 import { ActionButton, FormError, TextField, useAction, type Action } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { showToast } from "../components/toasts";
-import { describePrincipal } from "../lib/format";
+import { describePrincipal, isSettingsKey } from "../lib/format";
 import { useLive } from "../lib/live";
 import { link, navigate, setQuery } from "../lib/router";
 import { useStore } from "../lib/store";
@@ -62,7 +62,7 @@ function AuditTrail() {
       { header: "Request", primary: true, cell: (row) => <code>{row.method} {row.route}</code> },
       { header: "Tenant", cell: (row) => row.tenant },
       { header: "Status", align: "right", cell: (row) => row.status ?? "interrupted" },
-      { header: "Key", cell: (row) => <span class="truncate" title={row.key_id}>{describePrincipal(`key:${row.key_id}`)}</span> },
+      { header: "Key", cell: (row) => isSettingsKey(row.key_id) ? describePrincipal(`key:${row.key_id}`) : <Identifier value={row.key_id} /> },
       { header: "When", cell: (row) => <Time at={row.at} /> },
     ]} empty={<Empty title="No requests yet">Requests that a key of main makes for a tenant are listed here.</Empty>} />
   );

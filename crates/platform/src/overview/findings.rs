@@ -172,7 +172,7 @@ pub(super) fn of_subscribers(subscribers: &[TroubledSubscriber], now: DateTime<U
     );
     let disabled = finding(
         disabled,
-        "was switched off",
+        "was disabled",
         "When its endpoint is back, open it and choose Enable, or run `pillarbox subscribers enable ID`.",
     );
     failing.into_iter().chain(disabled).collect()
@@ -305,7 +305,7 @@ mod tests {
         let findings = of_subscribers(&found, now);
         assert_eq!(findings[0].title, "7 subscribers: each does not accept webhooks");
         assert!(findings[0].detail.starts_with("s0 of acme: for 5 min; ") && findings[0].detail.ends_with("others"));
-        assert_eq!(findings[1].title, "The subscriber off was switched off");
+        assert_eq!(findings[1].title, "The subscriber off was disabled");
         assert_eq!(findings[1].detail, "off of acme: it answered 410 Gone");
         let page = FindingLink {
             label: "off".to_owned(),

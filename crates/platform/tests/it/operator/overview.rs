@@ -104,7 +104,7 @@ async fn findings_name_what_is_wrong_and_what_to_do() {
     let expected = [
         ("critical", "No process runs test.idle"),
         ("warning", "The subscriber failing does not accept webhooks"),
-        ("warning", "The subscriber disabled was switched off"),
+        ("warning", "The subscriber disabled was disabled"),
     ];
     assert_eq!(found, expected, "{overview}");
     let what_to_do = text(&overview["findings"][0]["what_to_do"]);
