@@ -249,10 +249,10 @@ fn change(schema: &mut Value, runner: &mut TestRunner) {
 }
 
 /// The schema without the freedom that a later version may use up: objects with no further properties than those that it
-/// defines. Not below `not`, `oneOf` and `if`, which would then accept more.
+/// defines, also in arrays whose items it does not define. Not below `not`, `oneOf` and `if`, which would then accept more.
 fn closed(schema: &Value) -> Value {
     let Value::Object(keywords) = schema else {
-        return if *schema == json!(true) { json!({"additionalProperties": false}) } else { schema.clone() };
+        return if *schema == json!(true) { closed_value(ARRAYS_MAX) } else { schema.clone() };
     };
     let mut closed_one = keywords.clone();
     for (keyword, value) in &mut closed_one {
@@ -271,7 +271,19 @@ fn closed(schema: &Value) -> Value {
     if keywords.get("additionalProperties").is_none_or(|schema| *schema == json!(true)) {
         closed_one.insert("additionalProperties".to_owned(), json!(false));
     }
+    closed_one.entry("items").or_insert_with(|| closed_value(ARRAYS_MAX));
     Value::Object(closed_one)
+}
+
+/// Arrays within arrays that the payloads have at most.
+const ARRAYS_MAX: u32 = 3;
+
+/// Accepts any value whose objects have no properties.
+fn closed_value(arrays: u32) -> Value {
+    match arrays {
+        0 => json!({"additionalProperties": false}),
+        _ => json!({"additionalProperties": false, "items": closed_value(arrays - 1)}),
+    }
 }
 
 /// The one freedom that a version has is to define properties which were not defined before, so payloads with such properties
