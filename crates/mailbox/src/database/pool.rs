@@ -1,7 +1,9 @@
 //! Connection pools and the settings of their sessions.
 //!
 //! sqlx tests each connection that returns to its pool, without a time limit: a dead one would occupy its place for ever. So
-//! the pool itself first tests, with a time limit, connections that may be dead because a step was abandoned.
+//! the pool itself first tests, with a time limit, connections that may be dead because a step was abandoned. Such a connection
+//! may also be in a transaction, of which sqlx knows nothing if the step was abandoned while it waited for the response to
+//! `begin`: the statements of others would become a part of it. It is closed.
 
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use kit::deadline;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
-use super::step::{SHORT_STEP_TIME_MAX, no_response, ping_connection};
+use super::step::{SHORT_STEP_TIME_MAX, has_open_transaction, no_response, ping_connection};
 
 /// The search path of every session. An operator that a producer created in another schema must not replace a built-in
 /// one: it would run with our privileges.
@@ -92,7 +94,7 @@ fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
                 let may_be_dead =
                     if for_workers { deadline::expired_recently() } else { deadline::abandoned_recently() };
                 match may_be_dead {
-                    true => ping_connection(connection).await.map(|()| true),
+                    true => has_open_transaction(connection).await.map(|is_open| !is_open),
                     false => Ok(true),
                 }
             })

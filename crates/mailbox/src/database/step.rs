@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use kit::deadline::{self, Expired};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::{Connection, PgConnection, PgPool, Row};
 
 /// The time limit of a step that normally takes milliseconds: a poll, a heartbeat, a short write.
 pub const SHORT_STEP_TIME_MAX: Duration = Duration::from_secs(5);
@@ -66,6 +66,14 @@ pub fn is_no_response(error: &sqlx::Error) -> bool {
 pub(super) async fn ping_connection(connection: &mut PgConnection) -> sqlx::Result<()> {
     let pinging = deadline::within(PING_TIME_MAX, connection.ping());
     pinging.await.unwrap_or_else(|expired| Err(no_response("ping", expired)))
+}
+
+/// Returns whether the connection is in a transaction that an earlier statement has begun. Fails unless it responds soon.
+pub(super) async fn has_open_transaction(connection: &mut PgConnection) -> sqlx::Result<bool> {
+    // A statement that is its own transaction begins with it. Only in the simple protocol, in which it is one message.
+    let asking = sqlx::raw_sql("select now() <> statement_timestamp()").fetch_one(connection);
+    let asked = deadline::within(PING_TIME_MAX, asking).await;
+    asked.unwrap_or_else(|expired| Err(no_response("ping", expired)))?.try_get(0)
 }
 
 /// The error of a step without a response.

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hyper::Method;
+use kit::deadline;
 use mailbox::database::{self, PoolLimits, is_no_response, migrations, step};
 use serde_json::json;
+use sqlx::Row;
 use testkit::{Client, FaultProxy, TestDatabase, eventually};
 use tokio_util::sync::CancellationToken;
 
@@ -233,4 +235,36 @@ async fn a_step_that_was_given_up_releases_its_locks_soon() {
     })
     .await;
     pool.close().await;
+}
+
+/// sqlx knows of a transaction only after the response to `begin`.
+#[tokio::test]
+async fn a_connection_whose_begin_was_abandoned_runs_no_other_statement() {
+    let database = TestDatabase::new(&migrations()).await;
+    for for_workers in [false, true] {
+        let limits = PoolLimits { connections_min: 0, connections_max: 1, for_workers, ..PoolLimits::default() };
+        let pool = database::pool(database.url().parse().unwrap(), limits);
+        database::ping(&pool).await.unwrap();
+        for polls in 1..60 {
+            // The pool tests what returns to it after a step was abandoned.
+            let _ = deadline::within(Duration::ZERO, std::future::pending::<()>()).await;
+            abandon(pool.begin(), polls).await;
+            let query = sqlx::raw_sql("select now() <> statement_timestamp()");
+            let is_in_transaction: bool = query.fetch_one(&pool).await.unwrap().get(0);
+            assert!(!is_in_transaction, "abandoned after {polls} polls");
+        }
+        pool.close().await;
+    }
+}
+
+/// Polls a future so many times, and drops it. The pauses are shorter than a response takes.
+async fn abandon(future: impl Future, polls: usize) {
+    let mut future = std::pin::pin!(future);
+    for _ in 0..polls {
+        if futures_util::poll!(&mut future).is_ready() {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(20));
+        tokio::task::yield_now().await;
+    }
 }
