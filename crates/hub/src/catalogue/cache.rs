@@ -6,11 +6,13 @@
 //! without a catalogue costs a lookup in memory.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use kit::auth::Tenant;
 use kit::boot_time::BootTime;
+use kit::gates::Gates;
 use kit::problem::{FieldError, Problem};
 use mailbox::database::{Database, problem};
 use mailbox::log::Post;
@@ -27,8 +29,12 @@ use crate::store::catalogue as store;
 pub(crate) const VALID_TIME: Duration = Duration::from_millis(300);
 /// How old a check is when the next one begins in the background.
 const CHECK_PAUSE: Duration = Duration::from_millis(100);
-/// Payloads of this size together are checked in a thread of their own.
-const INLINE_BYTES_MAX: usize = 64 * 1024;
+/// Payloads that cost more, in steps ([`Schema::cost`]), are checked in a thread of their own: some milliseconds at worst.
+const INLINE_COST_MAX: usize = 500_000;
+/// A payload that costs more is refused: some seconds at worst.
+const COST_MAX: usize = 300_000_000;
+/// The size of the schemas of a tenant that stay compiled. Others are compiled for each request.
+const COMPILED_BYTES_MAX: usize = 16 * 1024 * 1024;
 const UNKNOWN_TYPE: &str = "is not in the catalogue of event types: add it with POST /hub/v1/event-types, or accept unknown types \
                             with PATCH /hub/v1/catalogue";
 const UNKNOWN_SHARED_TYPE: &str =
@@ -40,6 +46,8 @@ pub(crate) struct CatalogueCache {
     db: Database,
     loaded: Arc<RwLock<Loaded>>,
     check: Arc<Mutex<()>>,
+    /// Of tenants with payloads that cost much: one of them at a time.
+    turns: Arc<Gates<Tenant>>,
 }
 
 #[derive(Clone, Default)]
@@ -56,18 +64,26 @@ struct TenantCatalogue {
     settings: CatalogueSettings,
     /// Loaded with the first event.
     types: OnceCell<HashMap<String, KnownType>>,
+    /// The size of the schemas that stay compiled.
+    compiled_bytes: AtomicUsize,
 }
 
 struct KnownType {
     /// None: every payload is accepted.
     schema: Option<Box<serde_json::value::RawValue>>,
-    /// Compiled with the first event of the type.
-    validator: OnceLock<Option<Validator>>,
+    /// Compiled with the first event of the type. None within: it cannot be compiled.
+    compiled: OnceLock<Option<Arc<Compiled>>>,
+}
+
+struct Compiled {
+    validator: Validator,
+    cost: usize,
+    bytes: usize,
 }
 
 impl CatalogueCache {
     pub(crate) fn new(db: &Database) -> CatalogueCache {
-        CatalogueCache { db: db.clone(), loaded: Arc::default(), check: Arc::default() }
+        CatalogueCache { db: db.clone(), loaded: Arc::default(), check: Arc::default(), turns: Arc::new(Gates::new(1)) }
     }
 
     /// Checks the events of a request. Fails with pointers into its body; `is_batch`: it has a list of events.
@@ -91,16 +107,21 @@ impl CatalogueCache {
         is_batch: bool,
     ) -> Result<Vec<Post>, Problem> {
         catalogue.load(&self.db).await.map_err(|error| problem(&error))?;
-        let bytes: usize = posts.iter().map(|post| post.payload.get().len()).sum();
+        let is_cheap = catalogue.cost(&posts).is_some_and(|cost| cost <= INLINE_COST_MAX);
         let is_own = catalogue.tenant == *tenant;
         let check = move || {
             let errors = catalogue.errors(&posts, is_batch, is_own);
             if errors.is_empty() { Ok(posts) } else { Err(Problem::validation(errors)) }
         };
-        match bytes > INLINE_BYTES_MAX {
-            true => tokio::task::spawn_blocking(check).await.map_err(|error| Problem::internal(&error))?,
-            false => check(),
+        if is_cheap {
+            return check();
         }
+        let turn = self.turns.enter(tenant).await;
+        let checking = tokio::task::spawn_blocking(move || {
+            let _turn = turn; // also if the caller has gone
+            check()
+        });
+        checking.await.map_err(|error| Problem::internal(&error))?
     }
 
     /// The catalogue that applies to a tenant, Some(None) if there is none. None if what is loaded is older than [`VALID_TIME`]
@@ -152,7 +173,7 @@ impl CatalogueCache {
             };
             let catalogues = store::catalogues(&mut db).await?.into_iter();
             let tenants = catalogues.map(|(tenant, settings, stamp)| {
-                let new = || TenantCatalogue { tenant: tenant.clone(), stamp, settings, types: OnceCell::new() };
+                let new = || TenantCatalogue::new(tenant.clone(), stamp, settings);
                 let catalogue = unchanged(&tenant, stamp).unwrap_or_else(|| Arc::new(new()));
                 (tenant, catalogue)
             });
@@ -172,11 +193,27 @@ impl Loaded {
 }
 
 impl TenantCatalogue {
+    fn new(tenant: Tenant, stamp: Uuid, settings: CatalogueSettings) -> TenantCatalogue {
+        TenantCatalogue { tenant, stamp, settings, types: OnceCell::new(), compiled_bytes: AtomicUsize::new(0) }
+    }
+
+    /// What the check of these posts may cost, in steps. None if it is not known yet.
+    fn cost(&self, posts: &[Post]) -> Option<usize> {
+        let types = self.types.get()?;
+        let cost = |post: &Post| match types.get(&post.topic) {
+            Some(KnownType { schema: Some(_), compiled }) => {
+                Some(compiled.get()?.as_ref().map_or(0, |compiled| compiled.cost_of(post)))
+            }
+            Some(KnownType { schema: None, .. }) | None => Some(0),
+        };
+        posts.iter().map(cost).try_fold(0_usize, |sum, cost| Some(sum.saturating_add(cost?)))
+    }
+
     /// Loads the types, unless they are.
     async fn load(&self, db: &Database) -> sqlx::Result<()> {
         let load = || async {
             let types = store::applied_schemas(&mut *db.acquire().await?, &self.tenant).await?;
-            let known = |(name, schema)| (name, KnownType { schema, validator: OnceLock::new() });
+            let known = |(name, schema)| (name, KnownType { schema, compiled: OnceLock::new() });
             Ok::<_, sqlx::Error>(types.into_iter().map(known).collect())
         };
         self.types.get_or_try_init(load).await.map(drop)
@@ -189,7 +226,7 @@ impl TenantCatalogue {
         for (at, post) in posts.iter().enumerate() {
             let pointer = if is_batch { format!("/events/{at}") } else { String::new() };
             match types.get(&post.topic) {
-                Some(known) => errors.extend(known.errors(post, &pointer)),
+                Some(known) => errors.extend(known.errors(post, &pointer, &self.compiled_bytes)),
                 None if self.settings.unknown_types == UnknownTypes::Refuse => {
                     let detail = if is_own { UNKNOWN_TYPE } else { UNKNOWN_SHARED_TYPE };
                     errors.push(FieldError::body(format!("{pointer}/event_type"), detail));
@@ -202,28 +239,56 @@ impl TenantCatalogue {
 }
 
 impl KnownType {
-    fn errors(&self, post: &Post, pointer: &str) -> Vec<FieldError> {
-        let Some(schema) = &self.schema else { return Vec::new() };
-        let compile = || {
-            let schema = Schema::parse(schema).map_err(|errors| format!("{errors:?}"));
-            let validator = schema.and_then(|schema| Validator::new(&schema.rust));
-            if let Err(error) = &validator {
-                tracing::error!(
-                    event_type = post.topic,
-                    error,
-                    "a stored schema cannot be applied, so it is not enforced"
-                );
-            }
-            validator.ok()
-        };
-        let Some(validator) = self.validator.get_or_init(compile) else { return Vec::new() };
+    fn errors(&self, post: &Post, pointer: &str, compiled_bytes: &AtomicUsize) -> Vec<FieldError> {
+        let Some(compiled) = self.compiled(&post.topic, compiled_bytes) else { return Vec::new() };
+        let pointer = format!("{pointer}/payload");
+        if compiled.cost_of(post) > COST_MAX {
+            let detail = format!(
+                "is too large for its schema, which costs {} steps for each byte: send at most {} bytes, or simplify the schema",
+                compiled.cost,
+                COST_MAX / compiled.cost
+            );
+            return vec![FieldError::body(pointer, detail)];
+        }
         match serde_json::from_str::<Value>(post.payload.get()) {
-            Ok(payload) => validator.errors(&payload, &format!("{pointer}/payload")),
+            Ok(payload) => compiled.validator.errors(&payload, &pointer),
             Err(_) => {
                 let detail = "cannot be checked against its schema: it must not be nested more than 127 levels deep, nor have \
                               numbers beyond double precision or incomplete surrogate pairs";
-                vec![FieldError::body(format!("{pointer}/payload"), detail)]
+                vec![FieldError::body(pointer, detail)]
             }
         }
+    }
+
+    /// The compiled schema; None if there is none, or it cannot be applied. It is kept as long as `compiled_bytes`, the size of
+    /// those that are, allows.
+    fn compiled(&self, topic: &str, compiled_bytes: &AtomicUsize) -> Option<Arc<Compiled>> {
+        let schema = self.schema.as_ref()?;
+        if let Some(compiled) = self.compiled.get() {
+            return compiled.clone();
+        }
+        let compiled = Compiled::new(schema)
+            .inspect_err(|error| {
+                tracing::error!(event_type = topic, error, "a stored schema cannot be applied, so it is not enforced");
+            })
+            .ok()
+            .map(Arc::new);
+        let bytes = compiled.as_ref().map_or(0, |compiled| compiled.bytes);
+        let is_within = compiled_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= COMPILED_BYTES_MAX;
+        if !is_within || self.compiled.set(compiled.clone()).is_err() {
+            compiled_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+        compiled
+    }
+}
+
+impl Compiled {
+    fn new(schema: &serde_json::value::RawValue) -> Result<Compiled, String> {
+        let schema = Schema::parse(schema).map_err(|errors| format!("{errors:?}"))?;
+        Ok(Compiled { validator: Validator::new(&schema.rust)?, cost: schema.cost, bytes: schema.bytes })
+    }
+
+    fn cost_of(&self, post: &Post) -> usize {
+        self.cost.saturating_mul(post.payload.get().len())
     }
 }

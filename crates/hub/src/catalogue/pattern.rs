@@ -39,6 +39,8 @@ const LINE_ENDS: [(u32, u32); 3] = [(0x0a, 0x0a), (0x0d, 0x0d), (0x2028, 0x2029)
 pub(crate) struct Pattern {
     pub(crate) rust: String,
     pub(crate) sql: String,
+    /// Characters and classes, with repetitions written out.
+    pub(crate) atoms: usize,
 }
 
 /// Translates a pattern. Fails with what is accepted.
@@ -56,7 +58,7 @@ pub(crate) fn translate(pattern: &str) -> Result<Pattern, String> {
     match parser.peek() {
         Some(found) => Err(parser.unexpected(found)),
         None if atoms > ATOMS_MAX => Err(too_large()),
-        None => Ok(Pattern { rust: parser.rust, sql: parser.sql }),
+        None => Ok(Pattern { rust: parser.rust, sql: parser.sql, atoms }),
     }
 }
 

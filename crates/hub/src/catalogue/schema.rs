@@ -17,8 +17,14 @@ use super::validator::describe;
 
 /// Bytes of a schema.
 pub(crate) const BYTES_MAX: usize = 64 * 1024;
-/// Schemas within a schema, with its references replaced by what they refer to.
+/// Bytes of a schema with its references replaced by what they refer to.
+const EXPANDED_BYTES_MAX: usize = 256 * 1024;
+/// Schemas within a schema, likewise.
 const SUBSCHEMAS_MAX: usize = 1_000;
+/// What a schema costs at most, see [`Schema::cost`].
+const COST_MAX: usize = 10_000;
+/// Bytes of the values of `enum` and `const` that cost as much as a schema.
+const BYTES_PER_COST: usize = 16;
 /// Levels of schemas within a schema, likewise.
 const DEPTH_MAX: usize = 32;
 /// Errors of a schema that are reported together.
@@ -81,6 +87,11 @@ pub(crate) struct Schema {
     pub(crate) plain: Value,
     pub(crate) rust: Value,
     pub(crate) sql: Value,
+    /// How many steps each byte of a payload may cost: the number of schemas, of characters in patterns with their repetitions
+    /// written out, and of listed values by their size.
+    pub(crate) cost: usize,
+    /// The size of each form.
+    pub(crate) bytes: usize,
 }
 
 impl Schema {
@@ -102,11 +113,12 @@ impl Schema {
         if !errors.is_empty() {
             return Err(errors);
         }
-        Ok(Schema {
-            plain: expanded(&document, Syntax::Unchanged)?,
-            rust: expanded(&document, Syntax::Rust)?,
-            sql: expanded(&document, Syntax::Sql)?,
-        })
+        let (plain, rust, sql) = (
+            expanded(&document, Syntax::Unchanged)?,
+            expanded(&document, Syntax::Rust)?,
+            expanded(&document, Syntax::Sql)?,
+        );
+        Ok(Schema { cost: plain.cost, bytes: plain.bytes, plain: plain.schema, rust: rust.schema, sql: sql.schema })
     }
 }
 
@@ -118,19 +130,35 @@ fn accepted_keywords() -> String {
     keywords.join(", ")
 }
 
-fn expanded(document: &Value, syntax: Syntax) -> Result<Value, Vec<FieldError>> {
+struct Expanded {
+    schema: Value,
+    cost: usize,
+    bytes: usize,
+}
+
+fn expanded(document: &Value, syntax: Syntax) -> Result<Expanded, Vec<FieldError>> {
     let empty = Map::new();
     let defs = document.get("$defs").and_then(Value::as_object).unwrap_or(&empty);
-    let mut expansion = Expansion { defs, syntax, count: 0, open: Vec::new(), errors: BTreeMap::new() };
+    let mut expansion =
+        Expansion { defs, syntax, count: 0, cost: 0, bytes: 0, open: Vec::new(), errors: BTreeMap::new() };
     // Definitions that nothing refers to are checked, too. They do not count.
     for (name, schema) in defs {
         expansion.open = vec![name.clone()];
         expansion.expand(schema, &format!("/$defs/{}", escaped(name)), 1);
     }
-    (expansion.open, expansion.count) = (Vec::new(), 0);
+    (expansion.open, expansion.count, expansion.cost, expansion.bytes) = (Vec::new(), 0, 0, 0);
     let schema = expansion.expand(document, "", 0);
+    let (cost, bytes) = (expansion.cost + expansion.count, expansion.bytes);
+    if cost > COST_MAX {
+        let detail = format!(
+            "costs too much to check: its schemas, the characters of its patterns with their repetitions written out, and its \
+             listed values by {BYTES_PER_COST} bytes are {cost} together, and may be {COST_MAX}, each reference counted as what \
+             it refers to"
+        );
+        expansion.refuse("", detail);
+    }
     match expansion.errors.is_empty() {
-        true => Ok(schema),
+        true => Ok(Expanded { schema, cost, bytes }),
         false => {
             let errors = expansion.errors.into_iter().take(ERRORS_MAX);
             Err(errors.map(|(pointer, detail)| FieldError::body(pointer, detail)).collect())
@@ -143,6 +171,10 @@ struct Expansion<'d> {
     syntax: Syntax,
     /// Schemas so far.
     count: usize,
+    /// What else costs so far, see [`Schema::cost`].
+    cost: usize,
+    /// Bytes so far.
+    bytes: usize,
     /// The definitions that are being expanded.
     open: Vec<String>,
     /// By pointer: a definition that is used twice is reported once.
@@ -188,6 +220,26 @@ impl Expansion<'_> {
         Value::Object(result)
     }
 
+    /// Counts a part of the result. Returns false if the result would be too large.
+    fn has_space_for(&mut self, bytes: usize) -> bool {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes > EXPANDED_BYTES_MAX {
+            let detail =
+                format!("must have at most {EXPANDED_BYTES_MAX} bytes, each reference counted as what it refers to");
+            self.refuse("", detail);
+        }
+        self.bytes <= EXPANDED_BYTES_MAX
+    }
+
+    /// Copies a value that has no schemas within it.
+    fn copy(&mut self, keyword: &str, value: &Value) -> Option<Value> {
+        let bytes = value.to_string().len();
+        if keyword == "enum" || keyword == "const" {
+            self.cost = self.cost.saturating_add(bytes / BYTES_PER_COST);
+        }
+        self.has_space_for(keyword.len() + bytes).then(|| value.clone())
+    }
+
     /// The value of a keyword that constrains; None for any other.
     fn keyword(&mut self, keyword: &str, value: &Value, pointer: &str, depth: usize) -> Option<Value> {
         match keyword {
@@ -211,6 +263,7 @@ impl Expansion<'_> {
             "properties" => {
                 let schemas = value.as_object().into_iter().flatten();
                 let expand = |(name, schema): (&String, &Value)| {
+                    self.has_space_for(name.len());
                     (name.clone(), self.expand(schema, &format!("{pointer}/{}", escaped(name)), depth + 1))
                 };
                 Some(Value::Object(schemas.map(expand).collect()))
@@ -227,9 +280,9 @@ impl Expansion<'_> {
                 if value.as_array().is_none_or(|values| values.is_empty() || values.len() > ENUM_MAX) {
                     self.refuse(pointer, format!("must be a list of 1 to {ENUM_MAX} values"));
                 }
-                Some(value.clone())
+                self.copy(keyword, value)
             }
-            _ if OTHERS.contains(&keyword) => Some(value.clone()),
+            _ if OTHERS.contains(&keyword) => self.copy(keyword, value),
             _ => {
                 self.refuse(pointer, format!("is not an accepted keyword; accepted are {}", accepted_keywords()));
                 None
@@ -269,14 +322,19 @@ impl Expansion<'_> {
     }
 
     fn pattern(&mut self, text: &str, pointer: &str) -> String {
-        match (pattern::translate(text), self.syntax) {
-            (Ok(_), Syntax::Unchanged) => text.to_owned(),
-            (Ok(translated), Syntax::Rust) => translated.rust,
-            (Ok(translated), Syntax::Sql) => translated.sql,
-            (Err(detail), _) => {
+        let translated = match pattern::translate(text) {
+            Ok(translated) => translated,
+            Err(detail) => {
                 self.refuse(pointer, detail);
-                String::new()
+                return String::new();
             }
+        };
+        self.has_space_for(text.len());
+        self.cost = self.cost.saturating_add(translated.atoms);
+        match self.syntax {
+            Syntax::Unchanged => text.to_owned(),
+            Syntax::Rust => translated.rust,
+            Syntax::Sql => translated.sql,
         }
     }
 }
@@ -377,6 +435,15 @@ mod tests {
             .collect();
         let errors = parse(&json!({"$ref": "#/$defs/d0", "$defs": doubling})).unwrap_err();
         assert!(errors[0].1.contains("at most 1000 schemas"), "{errors:?}");
+        // Each is copied 400 times.
+        let values: Vec<String> = (0..480).map(|n| format!("{n:0100}")).collect();
+        let properties: Map<String, Value> =
+            (0..400).map(|n| (format!("p{n}"), json!({"$ref": "#/$defs/a"}))).collect();
+        let errors = parse(&json!({"$defs": {"a": {"enum": values}}, "properties": properties})).unwrap_err();
+        assert!(errors[0].1.contains("262144 bytes"), "{errors:?}");
+        let slow = json!({"$defs": {"a": {"pattern": "[ab]*a[ab]{250}[ab]{250}[ab]{250}y"}},
+                          "items": {"anyOf": vec![json!({"$ref": "#/$defs/a"}); 480]}});
+        assert!(parse(&slow).unwrap_err()[0].1.contains("costs too much"));
         let deep = (0..40).fold(json!({}), |inner, _| json!({"items": inner}));
         assert!(parse(&deep).unwrap_err()[0].1.contains("32 levels"));
         let large = json!({"description": "x".repeat(BYTES_MAX)});

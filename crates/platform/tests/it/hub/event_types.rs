@@ -281,3 +281,29 @@ async fn tenants_without_a_catalogue_use_the_shared_one_of_main() {
     assert_eq!(post_event(&of_rival, ORDER, wrong).await.status, 202);
     fixture.app.stop().await;
 }
+
+/// Each character of a text costs these patterns as many steps as they have characters, because they can end anywhere.
+fn slow_schema() -> Value {
+    let pattern = json!({"pattern": "[ab]*a[ab]{250}[ab]{250}[ab]{250}y"});
+    json!({"properties": {"text": {"anyOf": vec![pattern; 12]}}})
+}
+
+#[tokio::test]
+async fn a_schema_that_costs_much_delays_no_other_tenant_and_limits_the_size_of_payloads() {
+    let Fixture { database: _database, app, manager } = Fixture::start().await;
+    add_type(&manager, json!({"name": ORDER, "schema": slow_schema()})).await;
+    let text = |bytes: usize| (0..bytes).map(|_| if rand::random() { 'a' } else { 'b' }).collect::<String>();
+    let too_large = post_event(&manager, ORDER, json!({"text": text(40_000)})).await;
+    assert_eq!((too_large.status, error_pointers(&too_large)), (422, vec!["/payload".to_owned()]));
+    assert!(too_large.text.contains("send at most"), "{too_large:?}");
+
+    // The runtime of this test has one thread: a check in it would let nobody else proceed.
+    let slow = tokio::spawn(async move { post_event(&manager, ORDER, json!({"text": text(4_000)})).await });
+    let other = caller(&app, "manage", "other").await;
+    for _ in 0..3 {
+        assert_eq!(post_event(&other, ORDER, json!({})).await.status, 202);
+    }
+    assert!(!slow.is_finished());
+    assert_eq!(error_pointers(&slow.await.unwrap()), ["/payload/text"]);
+    app.stop().await;
+}
