@@ -154,7 +154,12 @@ fn check_mtls(given: AuthFields, context: &Context<'_>) -> Result<ClientCertific
         true => Ok(()),
         false => Err(format!("must have at most {PEM_CHARS_MAX} characters")),
     };
-    let certificate = required(&mut errors, "certificate", given.certificate, fits);
+    // It is shown to everybody who may see the subscriber.
+    let has_only_certificates = |text: &str| match text.matches("-----BEGIN ").count() {
+        blocks if blocks == text.matches("-----BEGIN CERTIFICATE-----").count() => fits(text),
+        _ => Err("must have certificates only: a private key belongs into `private_key`".to_owned()),
+    };
+    let certificate = required(&mut errors, "certificate", given.certificate, has_only_certificates);
     let private_key = given.private_key.map(|key| key.reveal().clone());
     let private_key = secret(&mut errors, "private_key", private_key, stored, fits);
     if context.url.is_some_and(|url| Target::parse(url, false).is_ok_and(|target| !target.is_https())) {

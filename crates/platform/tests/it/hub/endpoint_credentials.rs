@@ -181,6 +181,10 @@ async fn the_secrets_of_credentials_are_encrypted_never_shown_and_not_sent_elsew
         ),
         (json!({"auth": {"type": "mtls", "certificate": "x", "private_key": KEY}}), vec!["/auth/certificate"]),
         (
+            json!({"auth": {"type": "mtls", "certificate": format!("{CERTIFICATE}{KEY}"), "private_key": KEY}}),
+            vec!["/auth/certificate"],
+        ),
+        (
             json!({"auth": {"type": "mtls", "certificate": CERTIFICATE, "private_key": "***"}}),
             vec!["/auth/private_key"],
         ),
