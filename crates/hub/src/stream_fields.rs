@@ -184,6 +184,7 @@ pub(crate) struct ReleaseFields {
 #[schema(as = StreamSeek, example = json!({"position": "oldest"}))]
 pub(crate) struct SeekFields {
     /// Continue with the first event that was posted at this time or later.
+    #[serde(default, deserialize_with = "kit::instant::optional")]
     time: Option<DateTime<Utc>>,
     /// Continue after this event, which is in the stream.
     #[schema(value_type = Option<String>, example = "evt_01890a5d-ac96-774b-bcce-b302099a8057")]

@@ -144,6 +144,9 @@ async fn a_stream_continues_where_a_seek_says() {
     assert_eq!(rest(json!({"time": time, "force": true})).await, [3, 4, 5, 6]);
     let later = time + chrono::TimeDelta::hours(1);
     assert_eq!(rest(json!({"time": later, "force": true})).await, [0; 0]);
+    for time in ["-4713-11-23T00:00:00Z", "+262142-01-01T00:00:00Z"] {
+        assert_eq!(send(&manager, "seek", json!({"time": time, "force": true})).await.status, 422);
+    }
     let absent = send(&manager, "seek", json!({"event_id": filtered, "force": true})).await;
     absent.assert_problem(404, "event-not-in-stream");
     let unknown = format!("evt_{}", uuid::Uuid::now_v7());
