@@ -1,5 +1,7 @@
 //! An HTTP client that returns every response, whatever its status.
 
+use std::time::Duration;
+
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -8,6 +10,9 @@ use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+
+/// The server closes a connection that is idle for 10 s; a request at that moment would be lost.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Sends requests to one server with one set of credentials and headers.
 #[derive(Clone)]
@@ -27,7 +32,7 @@ pub struct Response {
 impl Client {
     /// A client without credentials.
     pub fn new(base: &str) -> Client {
-        let http = HttpClient::builder(TokioExecutor::new()).build_http();
+        let http = HttpClient::builder(TokioExecutor::new()).pool_idle_timeout(IDLE_TIME_MAX).build_http();
         Client { http, base: base.to_owned(), headers: HeaderMap::new() }
     }
 

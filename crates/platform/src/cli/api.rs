@@ -26,6 +26,8 @@ use crate::settings::Settings;
 
 /// Timeout of one request.
 const TIME_MAX: Duration = Duration::from_secs(30);
+/// The server closes a connection that is idle for 10 s; a request at that moment would be lost.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Timeout of a request that changes many rows.
 const BULK_TIME_MAX: Duration = Duration::from_secs(600);
 /// Largest response that is read.
@@ -83,7 +85,8 @@ impl From<ApiError> for Failure {
 impl Api {
     /// Fails if the certificates of `SSL_CERT_FILE` cannot be read.
     pub(super) fn new(base: &str, bearer: Secret<String>) -> Result<Api, Failure> {
-        let http = HttpClient::builder(TokioExecutor::new()).build(Connector::new().map_err(Failure::Other)?);
+        let connector = Connector::new().map_err(Failure::Other)?;
+        let http = HttpClient::builder(TokioExecutor::new()).pool_idle_timeout(IDLE_TIME_MAX).build(connector);
         Ok(Api { http, base: base.trim_end_matches('/').to_owned(), bearer, tenant: None })
     }
 
