@@ -43,7 +43,7 @@ export function deliveryTests(world) {
     await page.getByRole("button", { name: "Send again" }).click();
     await page.getByText("finished").waitFor();
     await goTo(page, "#/deliveries");
-    await page.getByRole("row", { name: /order\.lost billing delivered replay 1 200/ }).waitFor();
+    await page.getByRole("row", { name: /order\.lost billing delivered replayed 1 200/ }).waitFor();
     assert.equal(await page.getByRole("row", { name: /order\.lost/ }).count(), 1);
     await page.getByRole("link", { name: "order.lost" }).click();
     await page.getByText("Sent again by a replay").waitFor();
@@ -60,7 +60,7 @@ export function deliveryTests(world) {
     await waitFor("the message dies", async () => (await open()).length === 1);
     const { page, close } = await world.openSignedIn();
     await goTo(page, `#/deliveries/${event.event_id.slice(4)}.${subscriber.id}`);
-    await page.getByRole("link", { name: "open", exact: true }).waitFor();
+    await page.getByRole("link", { name: "Open the dead letter" }).waitFor();
     assert.equal(await page.getByRole("button", { name: "Send again" }).count(), 0);
     receiver.answerWith(200);
     await page.getByRole("button", { name: "Retry" }).click();
