@@ -29,11 +29,12 @@ use crate::store::catalogue as store;
 pub(crate) const VALID_TIME: Duration = Duration::from_millis(300);
 /// How old a check is when the next one begins in the background.
 const CHECK_PAUSE: Duration = Duration::from_millis(100);
-/// Payloads that cost more, in steps ([`Schema::cost`]), are checked in a thread of their own: some milliseconds at worst.
+/// The cost ([`Schema::cost`] times bytes) up to which the payloads of a request are checked on the thread of the request. More
+/// would block it for more than some milliseconds.
 const INLINE_COST_MAX: usize = 500_000;
-/// A payload that costs more is refused: some seconds at worst.
-const COST_MAX: usize = 300_000_000;
-/// The size of the schemas of a tenant that stay compiled. Others are compiled for each request.
+/// The cost of one payload that is accepted. More would take more than some seconds.
+const PAYLOAD_COST_MAX: usize = 300_000_000;
+/// The total size of a tenant's schemas that are kept compiled. Any others are compiled again for each request.
 const COMPILED_BYTES_MAX: usize = 16 * 1024 * 1024;
 const UNKNOWN_TYPE: &str = "is not in the catalogue of event types: add it with POST /hub/v1/event-types, or accept unknown types \
                             with PATCH /hub/v1/catalogue";
@@ -46,7 +47,7 @@ pub(crate) struct CatalogueCache {
     db: Database,
     loaded: Arc<RwLock<Loaded>>,
     check: Arc<Mutex<()>>,
-    /// Of tenants with payloads that cost much: one of them at a time.
+    /// Each tenant has at most one check at a time outside of the threads of requests.
     turns: Arc<Gates<Tenant>>,
 }
 
@@ -64,14 +65,14 @@ struct TenantCatalogue {
     settings: CatalogueSettings,
     /// Loaded with the first event.
     types: OnceCell<HashMap<String, KnownType>>,
-    /// The size of the schemas that stay compiled.
+    /// The total size of the schemas that are kept compiled.
     compiled_bytes: AtomicUsize,
 }
 
 struct KnownType {
     /// None: every payload is accepted.
     schema: Option<Box<serde_json::value::RawValue>>,
-    /// Compiled with the first event of the type. None within: it cannot be compiled.
+    /// Set with the first event of the type, if the schema is kept compiled. `Some(None)`: it cannot be compiled.
     compiled: OnceLock<Option<Arc<Compiled>>>,
 }
 
@@ -118,7 +119,7 @@ impl CatalogueCache {
         }
         let turn = self.turns.enter(tenant).await;
         let checking = tokio::task::spawn_blocking(move || {
-            let _turn = turn; // also if the caller has gone
+            let _turn = turn; // held until the check ends, even if its caller has disconnected
             check()
         });
         checking.await.map_err(|error| Problem::internal(&error))?
@@ -197,7 +198,7 @@ impl TenantCatalogue {
         TenantCatalogue { tenant, stamp, settings, types: OnceCell::new(), compiled_bytes: AtomicUsize::new(0) }
     }
 
-    /// What the check of these posts may cost, in steps. None if it is not known yet.
+    /// What the check of these posts costs at most. None if one of their schemas is not compiled yet.
     fn cost(&self, posts: &[Post]) -> Option<usize> {
         let types = self.types.get()?;
         let cost = |post: &Post| match types.get(&post.topic) {
@@ -242,11 +243,11 @@ impl KnownType {
     fn errors(&self, post: &Post, pointer: &str, compiled_bytes: &AtomicUsize) -> Vec<FieldError> {
         let Some(compiled) = self.compiled(&post.topic, compiled_bytes) else { return Vec::new() };
         let pointer = format!("{pointer}/payload");
-        if compiled.cost_of(post) > COST_MAX {
+        if compiled.cost_of(post) > PAYLOAD_COST_MAX {
             let detail = format!(
-                "is too large for its schema, which costs {} steps for each byte: send at most {} bytes, or simplify the schema",
+                "is too large for its schema, which has a cost of {}: send at most {} bytes, or simplify the schema",
                 compiled.cost,
-                COST_MAX / compiled.cost
+                PAYLOAD_COST_MAX / compiled.cost
             );
             return vec![FieldError::body(pointer, detail)];
         }
@@ -260,8 +261,8 @@ impl KnownType {
         }
     }
 
-    /// The compiled schema; None if there is none, or it cannot be applied. It is kept as long as `compiled_bytes`, the size of
-    /// those that are, allows.
+    /// Returns the compiled schema; None if there is none, or it cannot be compiled. It is kept unless `compiled_bytes`, the total
+    /// size of those that are kept, would exceed its limit.
     fn compiled(&self, topic: &str, compiled_bytes: &AtomicUsize) -> Option<Arc<Compiled>> {
         let schema = self.schema.as_ref()?;
         if let Some(compiled) = self.compiled.get() {
@@ -290,5 +291,26 @@ impl Compiled {
 
     fn cost_of(&self, post: &Post) -> usize {
         self.cost.saturating_mul(post.payload.get().len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::value::RawValue;
+
+    #[test]
+    fn schemas_beyond_the_limit_of_a_tenant_do_not_stay_compiled() {
+        let schema = RawValue::from_string(r#"{"type": "string"}"#.to_owned()).unwrap();
+        let known = KnownType { schema: Some(schema), compiled: OnceLock::new() };
+        let compiled_bytes = AtomicUsize::new(COMPILED_BYTES_MAX);
+        assert!(known.compiled("order.paid", &compiled_bytes).is_some() && known.compiled.get().is_none());
+        assert_eq!(compiled_bytes.load(Ordering::Relaxed), COMPILED_BYTES_MAX);
+        compiled_bytes.store(0, Ordering::Relaxed);
+        let found = known.compiled("order.paid", &compiled_bytes).unwrap();
+        assert!(known.compiled.get().is_some());
+        assert_eq!(compiled_bytes.load(Ordering::Relaxed), found.bytes);
+        known.compiled("order.paid", &compiled_bytes);
+        assert_eq!(compiled_bytes.load(Ordering::Relaxed), found.bytes, "it is counted once");
     }
 }

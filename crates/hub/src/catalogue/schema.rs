@@ -87,8 +87,8 @@ pub(crate) struct Schema {
     pub(crate) plain: Value,
     pub(crate) rust: Value,
     pub(crate) sql: Value,
-    /// How many steps each byte of a payload may cost: the number of schemas, of characters in patterns with their repetitions
-    /// written out, and of listed values by their size.
+    /// What a check costs for each byte of a payload: the number of schemas and of characters in patterns, with repetitions
+    /// written out, and the size of `enum` and `const` in units of [`BYTES_PER_COST`].
     pub(crate) cost: usize,
     /// The size of each form.
     pub(crate) bytes: usize,
@@ -151,9 +151,9 @@ fn expanded(document: &Value, syntax: Syntax) -> Result<Expanded, Vec<FieldError
     let (cost, bytes) = (expansion.cost + expansion.count, expansion.bytes);
     if cost > COST_MAX {
         let detail = format!(
-            "costs too much to check: its schemas, the characters of its patterns with their repetitions written out, and its \
-             listed values by {BYTES_PER_COST} bytes are {cost} together, and may be {COST_MAX}, each reference counted as what \
-             it refers to"
+            "has a cost of {cost}, and at most {COST_MAX} is accepted: each schema and each character of a pattern costs 1, with \
+             repetitions written out, and so do {BYTES_PER_COST} bytes of `enum` and `const`; a reference costs as much as what it \
+             refers to"
         );
         expansion.refuse("", detail);
     }
@@ -171,7 +171,7 @@ struct Expansion<'d> {
     syntax: Syntax,
     /// Schemas so far.
     count: usize,
-    /// What else costs so far, see [`Schema::cost`].
+    /// The cost of patterns and listed values so far.
     cost: usize,
     /// Bytes so far.
     bytes: usize,
@@ -220,8 +220,8 @@ impl Expansion<'_> {
         Value::Object(result)
     }
 
-    /// Counts a part of the result. Returns false if the result would be too large.
-    fn has_space_for(&mut self, bytes: usize) -> bool {
+    /// Adds a part of the result to its size. Refuses the schema and returns false if the result would be too large.
+    fn reserve(&mut self, bytes: usize) -> bool {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > EXPANDED_BYTES_MAX {
             let detail =
@@ -237,7 +237,7 @@ impl Expansion<'_> {
         if keyword == "enum" || keyword == "const" {
             self.cost = self.cost.saturating_add(bytes / BYTES_PER_COST);
         }
-        self.has_space_for(keyword.len() + bytes).then(|| value.clone())
+        self.reserve(keyword.len() + bytes).then(|| value.clone())
     }
 
     /// The value of a keyword that constrains; None for any other.
@@ -263,7 +263,7 @@ impl Expansion<'_> {
             "properties" => {
                 let schemas = value.as_object().into_iter().flatten();
                 let expand = |(name, schema): (&String, &Value)| {
-                    self.has_space_for(name.len());
+                    self.reserve(name.len());
                     (name.clone(), self.expand(schema, &format!("{pointer}/{}", escaped(name)), depth + 1))
                 };
                 Some(Value::Object(schemas.map(expand).collect()))
@@ -329,7 +329,7 @@ impl Expansion<'_> {
                 return String::new();
             }
         };
-        self.has_space_for(text.len());
+        self.reserve(text.len());
         self.cost = self.cost.saturating_add(translated.atoms);
         match self.syntax {
             Syntax::Unchanged => text.to_owned(),
@@ -443,7 +443,7 @@ mod tests {
         assert!(errors[0].1.contains("262144 bytes"), "{errors:?}");
         let slow = json!({"$defs": {"a": {"pattern": "[ab]*a[ab]{250}[ab]{250}[ab]{250}y"}},
                           "items": {"anyOf": vec![json!({"$ref": "#/$defs/a"}); 480]}});
-        assert!(parse(&slow).unwrap_err()[0].1.contains("costs too much"));
+        assert!(parse(&slow).unwrap_err()[0].1.contains("has a cost of"));
         let deep = (0..40).fold(json!({}), |inner, _| json!({"items": inner}));
         assert!(parse(&deep).unwrap_err()[0].1.contains("32 levels"));
         let large = json!({"description": "x".repeat(BYTES_MAX)});

@@ -157,7 +157,7 @@ fn check_mtls(given: AuthFields, context: &Context<'_>) -> Result<ClientCertific
     // It is shown to everybody who may see the subscriber.
     let has_only_certificates = |text: &str| match text.matches("-----BEGIN ").count() {
         blocks if blocks == text.matches("-----BEGIN CERTIFICATE-----").count() => fits(text),
-        _ => Err("must have certificates only: a private key belongs into `private_key`".to_owned()),
+        _ => Err("must have certificates only: send a private key in `private_key`".to_owned()),
     };
     let certificate = required(&mut errors, "certificate", given.certificate, has_only_certificates);
     let private_key = given.private_key.map(|key| key.reveal().clone());
