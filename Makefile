@@ -18,7 +18,7 @@ help: ## list these commands
 run: ## build and run Pillarbox with an embedded PostgreSQL (ARGS="--flags")
 	@scripts/setup run
 	@scripts/console try
-	cargo build --locked --package pillarbox
+	cargo build --locked --package pillarbox-server
 	@echo 'This is the build for development. To deploy or to measure, use `make release`.'
 	@exec $(TARGET)/debug/pillarbox $(ARGS)
 
@@ -27,18 +27,20 @@ rabbitmq: ## open a shell with a private RabbitMQ, to which Pillarbox connects i
 	@PBX_TEST_SERVERS=rabbitmq scripts/with-servers bash -c \
 		'export PILLARBOX_AMQP_URL=$$PBX_TEST_AMQP_URL RABBITMQ_API=$$PBX_TEST_AMQP_API; \
 		echo "RabbitMQ runs until you leave this shell (exit). PILLARBOX_AMQP_URL is set: \`make run\` uses it."; \
-		exec $${SHELL:-bash}'
+		$${SHELL:-bash}; true'
 
 release: ## build the binary for deployment: target/release/pillarbox
 	@scripts/console try
-	cargo build --release --locked --package pillarbox
+	cargo build --release --locked --package pillarbox-server
 
-# The console is built first: the server embeds it, and must not be built again while tests run it.
+# The console is built first: the server embeds it, and must not be built again while tests run it. The tests start the program that
+# is built before them.
 test: ## run all checks of CI: format, lints, and all tests on real servers
 	@scripts/setup test
 	@scripts/console build
 	@$(MAKE) --no-print-directory check
 	@rm -f $(DURATIONS)
+	cargo build --locked --package pillarbox-server
 	PBX_TEST_DURATIONS=$(abspath $(DURATIONS)) scripts/with-servers cargo test --workspace --locked
 	PILLARBOX_BIN=$(abspath $(TARGET)/debug/pillarbox) scripts/console test
 	@echo 'The ten slowest tests, in seconds:'
@@ -53,16 +55,17 @@ audit: ## check advisories and licences of the dependencies (needs cargo-deny an
 
 soak: ## run the long form of the soak tests; `make test` runs their short form
 	@scripts/setup test
+	cargo build --release --locked --package pillarbox-server
 	PBX_SOAK=1 scripts/with-servers cargo test --release --workspace --locked
 
 bench: ## run the benchmarks (BENCH_ARGS="--flags")
 	@scripts/setup test
-	cargo build --release --locked --package pillarbox --package pillarbox-bench
+	cargo build --release --locked --package pillarbox-server --package pillarbox-bench
 	PBX_TEST_FSYNC=on scripts/with-servers $(TARGET)/release/pillarbox-bench $(BENCH_ARGS)
 
 servers: ## open a shell with running test servers, to run one test repeatedly
 	@scripts/setup test
-	@scripts/with-servers $${SHELL:-bash}
+	@scripts/with-servers bash -c '$${SHELL:-bash}; true'
 
 clean: ## remove all build artifacts
 	cargo clean

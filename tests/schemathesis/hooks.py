@@ -77,8 +77,6 @@ def repair_headers(headers):
 def repair_query(query):
     # Only the server can make a cursor.
     query.pop("cursor", None)
-    if "from" in query and "to" in query:
-        query["from"], query["to"] = TIMES["from"], TIMES["to"]
     # An order by relevance needs words, and trending events cannot be searched.
     if "sort" in query:
         query["sort"] = "relevance" if "q" in query else "trending"
@@ -110,7 +108,6 @@ def repair_body(body):
     if isinstance(body.get("retry_schedule"), str):
         body.pop("retry_backoff_seconds", None)
     if isinstance(body.get("retry_rules"), dict):
-        body.pop("retry_statuses", None)
         # Only a single 4xx status can disable a subscriber.
         for status, rule in body["retry_rules"].items():
             if rule == "disable" and not re.fullmatch("4[0-9]{2}", status):

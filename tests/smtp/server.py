@@ -57,6 +57,9 @@ class Handler:
         if rules.get("die"):
             os._exit(1)
         await asyncio.sleep(rules.get("delay", 0))
+        # The length of the file is the number of replies.
+        with open(os.path.join(self.folder, "replies"), "a") as file:
+            file.write(".")
         return rules.get("data", "250 queued")
 
     def write(self, server, session, envelope):

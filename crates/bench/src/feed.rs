@@ -1,7 +1,7 @@
 //! The events feed with many events: first pages, deep pages, filters and searches; and cached pages compared with
 //! `/healthz` of the same server.
 
-mod fixture;
+pub(crate) mod fixture;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

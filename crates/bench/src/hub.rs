@@ -3,7 +3,7 @@
 pub(crate) mod comparison;
 mod fixture;
 pub(crate) mod poster;
-mod receiver;
+pub(crate) mod receiver;
 mod replays;
 mod runs;
 pub(crate) mod tenants;

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use argon2::{Algorithm, Argon2, Block, Params, PasswordHasher, Version};
-use kit::auth::TokenSigner;
-use kit::clock::Clock;
-use kit::secret::MasterKey;
+use http_kit::auth::TokenSigner;
+use runtime::clock::Clock;
+use runtime::secret::MasterKey;
 use serde_json::json;
 use uuid::Uuid;
 

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use kit::auth::TokenSigner;
-use kit::clock::Clock;
-use kit::secret::MasterKey;
+use http_kit::auth::TokenSigner;
+use runtime::clock::Clock;
+use runtime::secret::MasterKey;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use uuid::Uuid;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kit::auth::TokenSigner;
-use kit::clock::Clock;
-use kit::secret::MasterKey;
+use http_kit::auth::TokenSigner;
+use runtime::clock::Clock;
+use runtime::secret::MasterKey;
 use sqlx::PgPool;
 use uuid::Uuid;
 

@@ -3,6 +3,7 @@
 //! Machines are noisy: each run of Pillarbox is between two runs of the raw limit, and the result is the median and the
 //! spread of the ratios. Absolute numbers are not comparable between machines.
 
+mod attack;
 mod costs;
 mod feed;
 mod foundation;
@@ -19,10 +20,11 @@ mod report;
 mod server;
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use serde::Serialize;
 
 /// The same allocator as in `pillarbox`, since parts of it run in this process.
 #[global_allocator]
@@ -35,7 +37,7 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     /// The `pillarbox` binary to measure [default: the one in the folder of this program]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, visible_alias = "binary", global = true, value_name = "FILE")]
     pillarbox: Option<PathBuf>,
     /// Also write the results as JSON
     #[arg(long, global = true, value_name = "FILE")]
@@ -116,6 +118,11 @@ enum Command {
         #[arg(long, default_value_t = 30)]
         seconds: u64,
     },
+    /// What an attack of one caller does to another one
+    ///
+    /// Each attack has a server and a database of its own. Goals: the other caller's p99 is at most 500 ms, it gets no errors,
+    /// and the server needs at most 200 MiB more memory. Exits with 1 if a goal is missed. See docs/benchmarks.md.
+    Attack(attack::Options),
     /// Serve the raw limit for HTTP (started as a separate process)
     #[command(hide = true)]
     RawServer,
@@ -139,6 +146,11 @@ async fn run(cli: Cli) -> Outcome<()> {
     let pillarbox = cli.pillarbox.unwrap_or(beside);
     let report = match cli.command.unwrap_or(Command::Foundation) {
         Command::RawServer => return server::run_raw().await,
+        Command::Attack(options) => {
+            let results = attack::run(&pillarbox, &options).await?;
+            write_json(cli.json.as_deref(), &results)?;
+            return results.verdict();
+        }
         Command::Foundation => foundation::measure(&pillarbox, cli.pairs.get()).await?,
         Command::Relay { only } => relay::measure(&pillarbox, cli.pairs.get(), &only).await?,
         Command::Feed { only, events } => feed::measure(&pillarbox, cli.pairs.get(), &only, events).await?,
@@ -154,8 +166,12 @@ async fn run(cli: Cli) -> Outcome<()> {
         Command::Hub { only, backlog } => hub::measure(&pillarbox, cli.pairs.get(), &only, backlog).await?,
     };
     report.print();
-    if let Some(file) = cli.json {
-        std::fs::write(file, serde_json::to_vec_pretty(&report)?)?;
+    write_json(cli.json.as_deref(), &report)
+}
+
+fn write_json(file: Option<&Path>, results: &impl Serialize) -> Outcome<()> {
+    match file {
+        Some(file) => Ok(std::fs::write(file, serde_json::to_vec_pretty(results)?)?),
+        None => Ok(()),
     }
-    Ok(())
 }

@@ -58,6 +58,13 @@ impl Server {
         self.status_bytes("VmHWM:")
     }
 
+    /// Makes the peak start again with the current size. Without the right to do so, the peak is that since the start.
+    pub(crate) fn reset_rss_bytes_peak(&self) {
+        if let Some(pid) = self.child.id() {
+            let _ = std::fs::write(format!("/proc/{pid}/clear_refs"), "5");
+        }
+    }
+
     fn status_bytes(&self, name: &str) -> Outcome<u64> {
         let pid = self.child.id().ok_or("the server has exited")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;

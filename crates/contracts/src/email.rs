@@ -1,7 +1,7 @@
 //! Requests to send an e-mail. Identity posts them to the topics `email.*`, and the mail part of notify sends them.
 //!
 //! They contain personal data and secrets, such as the token of a verification. They are posted as confidential messages:
-//! see `mailbox::log::Post::confidential_until`.
+//! see `pillarbox::log::Post::confidential_until`.
 
 use std::collections::BTreeMap;
 

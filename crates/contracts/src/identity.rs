@@ -6,8 +6,8 @@ use uuid::Uuid;
 /// The source of these messages.
 pub const SOURCE: &str = "identity";
 
-/// The source of [`ACCOUNT_CONTACT_CHANGED`] alone: no route and no export lists it, in earlier versions of the program
-/// neither, so that addresses are published only by the route that belongs to them.
+/// The source of [`ACCOUNT_CONTACT_CHANGED`] alone: no other route and no export lists it, so that addresses are
+/// published only by the route that belongs to them.
 pub const CONTACTS_SOURCE: &str = "identity.contacts";
 
 /// Requests to send an e-mail; see [`crate::email::EmailRequested`].

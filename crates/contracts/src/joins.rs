@@ -44,6 +44,10 @@ pub struct JoinChanged {
     pub join_id: Option<Uuid>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<JoinStatus>,
+    /// The status before the change; absent if the user had no registration. A ban whose user was neither active nor waitlisted
+    /// ends nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous_status: Option<JoinStatus>,
     /// The sequence number of the registration within its event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq: Option<i64>,

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kit::clock::Clock;
-use kit::page::ReadyPage;
+use http_kit::page::ReadyPage;
 use metrics::Counter;
 use moka::future::Cache as MemoryCache;
 use redis::AsyncCommands;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use runtime::clock::Clock;
 use tokio::sync::OnceCell;
 
 /// Maximum total size of the entries in memory, in bytes.
@@ -122,21 +122,24 @@ impl Cache {
         self.spawn_redis_write(entries);
     }
 
-    /// A valid entry. On a miss `make` runs once, however many requests wait for the same key.
-    pub(crate) async fn get_or_make<F: Future<Output = Result<CacheEntry, E>> + Send, E: Send + Sync + 'static>(
+    /// The valid entry in memory.
+    pub(crate) async fn get(&self, key: &CacheKey) -> Option<Arc<CacheEntry>> {
+        let memory_key = key.in_memory();
+        let entry = self.memory.get(&memory_key).await?;
+        if self.is_valid(&entry, key) {
+            self.hits.increment(1);
+            return Some(entry);
+        }
+        self.memory.invalidate(&memory_key).await;
+        None
+    }
+
+    /// The entry after a miss in memory: from Redis, or made. That runs once, however many requests wait for the same key.
+    pub(crate) async fn make_once<F: Future<Output = Result<CacheEntry, E>> + Send, E: Send + Sync + 'static>(
         &self,
         key: &CacheKey,
         make: impl FnOnce() -> F + Send,
     ) -> Result<Arc<CacheEntry>, Arc<E>> {
-        let memory_key = key.in_memory();
-        match self.memory.get(&memory_key).await {
-            Some(entry) if self.is_valid(&entry, key) => {
-                self.hits.increment(1);
-                return Ok(entry);
-            }
-            Some(_) => self.memory.invalidate(&memory_key).await,
-            None => {}
-        }
         let fill = async {
             if let Some(entry) = self.get_all(std::slice::from_ref(key)).await.pop().flatten() {
                 return Ok(entry);
@@ -147,7 +150,7 @@ impl Cache {
         };
         // Boxed: otherwise the future of every request would include the space for the fill, which costs more than a
         // hit.
-        Box::pin(self.memory.try_get_with(memory_key, fill)).await
+        Box::pin(self.memory.try_get_with(key.in_memory(), fill)).await
     }
 
     fn is_valid(&self, entry: &CacheEntry, key: &CacheKey) -> bool {
@@ -225,6 +228,10 @@ impl CacheKey {
 }
 
 impl CacheEntry {
+    pub(crate) fn page(&self) -> ReadyPage {
+        ReadyPage { body: self.body.clone(), next_cursor: self.next_cursor.clone() }
+    }
+
     /// Three lines (tag, time, cursor), followed by the body.
     fn encode(&self) -> Vec<u8> {
         let cursor = self.next_cursor.as_deref().unwrap_or_default();

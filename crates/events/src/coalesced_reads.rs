@@ -1,6 +1,9 @@
-//! Coalesced reads: batches of [`kit::batch`] that only read. Concurrent requests share one query. Requests that arrive
+//! Coalesced reads: batches of [`runtime::batch`] that only read. Concurrent requests share one query. Requests that arrive
 //! while a query runs wait for the next one. So every request is answered by a query that started after it arrived, and
 //! a popular event costs one small query at a time.
+//!
+//! A batch belongs to many callers, so it uses the share of none: it has a connection of its own, on which one batch runs at a
+//! time. Whoever occupies the pool delays no batch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,11 +12,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use http::HeaderValue;
-use kit::batch::{BatchError, BatchHandler};
-use kit::etag;
-use kit::page::ReadyPage;
-use mailbox::database::DedicatedConnection;
-use sqlx::PgPool;
+use http_kit::etag;
+use http_kit::page::ReadyPage;
+use pillarbox::database::{Database, DedicatedConnection};
+use runtime::batch::{BatchError, BatchHandler};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::cache::{Cache, CacheEntry, CacheKey};
@@ -67,8 +70,8 @@ impl From<&Outline> for ShownVersion {
 
 /// Reads single events by id.
 pub(crate) struct EventReader {
-    pub(crate) db: PgPool,
-    pub(crate) cache: Cache,
+    connection: DedicatedConnection,
+    cache: Cache,
 }
 
 impl BatchHandler for EventReader {
@@ -79,15 +82,30 @@ impl BatchHandler for EventReader {
     const COALESCES: bool = true;
 
     async fn run(&self, items: &[Uuid]) -> Result<Vec<Option<FoundEvent>>, BatchError<sqlx::Error>> {
-        let found = self.read(items).await.map_err(BatchError::Whole)?;
+        let found = match self.read(items).await {
+            Ok(found) => found,
+            // As for `GenerationReader`.
+            Err(_) => self.read(items).await.map_err(BatchError::Whole)?,
+        };
         Ok(items.iter().map(|id| found.get(id).cloned()).collect())
     }
 }
 
 impl EventReader {
+    pub(crate) fn new(db: &Database, cache: Cache) -> EventReader {
+        EventReader { connection: db.dedicated_connection(), cache }
+    }
+
     async fn read(&self, items: &[Uuid]) -> sqlx::Result<HashMap<Uuid, FoundEvent>> {
+        let mut connection = self.connection.acquire().await?;
+        let found = self.read_on(connection.connection(), items).await;
+        connection.release(&found).await;
+        found
+    }
+
+    async fn read_on(&self, db: &mut PgConnection, items: &[Uuid]) -> sqlx::Result<HashMap<Uuid, FoundEvent>> {
         let ids: Vec<Uuid> = items.iter().copied().collect::<HashSet<_>>().into_iter().collect();
-        let outlines = store::outlines(&mut *self.db.acquire().await?, &ids).await?;
+        let outlines = store::outlines(db, &ids).await?;
         let (hidden, public): (Vec<_>, Vec<_>) = outlines.into_iter().partition(|outline| !outline.is_public);
         let keys: Vec<CacheKey> = public.iter().map(|event| ShownVersion::from(event).cache_key(event.id)).collect();
         let entries = self.cache.get_all(&keys).await;
@@ -104,8 +122,7 @@ impl EventReader {
         if missing.is_empty() {
             return Ok(found);
         }
-        // The connection returns to the pool before the events are serialized.
-        let events = store::find_all(&mut *self.db.acquire().await?, &missing).await?;
+        let events = store::find_all(db, &missing).await?;
         let mut entries = Vec::new();
         for event in events {
             let id = event.id;
@@ -135,8 +152,8 @@ impl EventReader {
 pub(crate) struct GenerationReader(DedicatedConnection);
 
 impl GenerationReader {
-    pub(crate) fn new(db: PgPool) -> GenerationReader {
-        GenerationReader(DedicatedConnection::for_reading(db))
+    pub(crate) fn new(db: &Database) -> GenerationReader {
+        GenerationReader(db.dedicated_connection())
     }
 
     async fn read(&self) -> sqlx::Result<(i64, i64)> {

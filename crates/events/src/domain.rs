@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use contracts::events::{EventChanged, EventStatus};
-use kit::auth::{Caller, Principal};
+use http_kit::auth::{Caller, Principal};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -22,7 +22,7 @@ use uuid::Uuid;
     strum::IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
-#[schema(as = EventStatus)]
+#[schema(as = GatheringStatus)]
 #[strum(serialize_all = "lowercase", const_into_str)]
 pub(crate) enum Status {
     /// Visible to its owner and to admins.
@@ -43,6 +43,8 @@ pub(crate) enum Action {
     Unpublish,
     #[strum(serialize = "canceled")]
     Cancel,
+    #[strum(serialize = "handed over")]
+    HandOver,
 }
 
 /// The reason why an event does not allow an action.
@@ -78,11 +80,12 @@ impl Actor {
         event.is_public() || self.is_admin || self.owns(event)
     }
 
-    /// Whether the actor may do this with the event: the owner may do everything, an admin may withdraw it.
+    /// Whether the actor may do this with the event: the owner may do everything, an admin may withdraw it or offer it to
+    /// another owner.
     pub(crate) fn may(&self, action: Action, event: &Event) -> bool {
         match action {
             Action::Update | Action::Publish => self.owns(event),
-            Action::Unpublish | Action::Cancel => self.is_admin || self.owns(event),
+            Action::Unpublish | Action::Cancel | Action::HandOver => self.is_admin || self.owns(event),
         }
     }
 }
@@ -91,7 +94,7 @@ impl Status {
     /// The status after an action. Every transition that is not listed is refused.
     pub(crate) fn after(self, action: Action) -> Result<Status, Refused> {
         match (self, action) {
-            (Status::Draft | Status::Published, Action::Update) => Ok(self),
+            (Status::Draft | Status::Published, Action::Update | Action::HandOver) => Ok(self),
             (Status::Draft, Action::Publish) => Ok(Status::Published),
             (Status::Published, Action::Unpublish) => Ok(Status::Draft),
             (Status::Draft | Status::Published, Action::Cancel) => Ok(Status::Canceled),
@@ -236,24 +239,52 @@ pub(crate) fn is_public(status: Status, published_at: Option<DateTime<Utc>>) -> 
     }
 }
 
+/// The options of a run of the reconciliation with the joins service.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReconcileOptions {
+    /// Report differences without repairing them.
+    pub dry_run: bool,
+    /// Trust no version: restate every event under a new version. Needed after a database was restored from a backup.
+    pub force: bool,
+}
+
+/// The progress of a run of the reconciliation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// The number of parts; None until all of them are posted.
+    pub parts: Option<i32>,
+    pub answered: i32,
+    pub checked: i32,
+    /// The number of wrong counts in the events service, and how many of them are being repaired.
+    pub drifted: i32,
+    pub repaired: i32,
+    /// The number of events that are outdated or miscounted in the joins service, and how many of them are being
+    /// repaired.
+    pub joins_drifted: i32,
+    pub joins_repaired: i32,
+    pub finished_at: Option<DateTime<Utc>>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_canceled_event_is_final_and_no_transition_repeats() {
-        use Action::{Cancel, Publish, Unpublish, Update};
+        use Action::{Cancel, HandOver, Publish, Unpublish, Update};
         use Status::{Canceled, Draft, Published};
         let legal = [
             (Draft, Update, Draft),
             (Draft, Publish, Published),
             (Draft, Cancel, Canceled),
+            (Draft, HandOver, Draft),
+            (Published, HandOver, Published),
             (Published, Update, Published),
             (Published, Unpublish, Draft),
             (Published, Cancel, Canceled),
         ];
         for from in [Draft, Published, Canceled] {
-            for action in [Update, Publish, Unpublish, Cancel] {
+            for action in [Update, Publish, Unpublish, Cancel, HandOver] {
                 let expected = legal.iter().find(|(a, b, _)| (*a, *b) == (from, action)).map(|(_, _, to)| *to);
                 assert_eq!(from.after(action).ok(), expected, "{from} {action}");
             }

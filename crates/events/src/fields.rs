@@ -1,8 +1,8 @@
 //! The fields of a request that creates or changes an event. Every invalid field is reported.
 
 use chrono::{DateTime, SubsecRound, Utc};
-use kit::field::{Field, FieldChecks, FieldErrors, Whole, check_each, error, printable};
-use kit::problem::FieldError;
+use http_kit::field::{Field, FieldChecks, FieldErrors, Whole, check_each, error, printable};
+use http_kit::problem::FieldError;
 use serde::Deserialize;
 use serde_json::json;
 use unicode_normalization::UnicodeNormalization;
@@ -24,7 +24,7 @@ const COVER_CHARS_MAX: usize = 200;
 /// An absent field stays unchanged, or has its default in a new event. Null sets the default.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = EventFields, example = json!({"title": "Rust meetup", "capacity": 50}))]
+#[schema(as = GatheringFields, example = json!({"title": "Rust meetup", "capacity": 50}))]
 pub(crate) struct Fields {
     #[serde(default)]
     #[schema(value_type = String, format = "line", max_length = 200, example = "Rust meetup")]
@@ -173,7 +173,7 @@ fn description(text: String) -> Result<String, FieldErrors> {
 
 /// Truncates to microseconds, which PostgreSQL stores. Fails if the year is out of range.
 fn instant(time: DateTime<Utc>) -> Result<DateTime<Utc>, FieldErrors> {
-    kit::instant::check(time).map(|time| time.trunc_subsecs(6)).map_err(error)
+    http_kit::instant::check(time).map(|time| time.trunc_subsecs(6)).map_err(error)
 }
 
 fn zone(name: String) -> Result<String, FieldErrors> {

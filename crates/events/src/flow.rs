@@ -4,5 +4,6 @@
 pub(crate) mod counts;
 pub(crate) mod event;
 pub(crate) mod feed;
+pub(crate) mod handover;
 pub mod reconcile;
 pub(crate) mod trending;

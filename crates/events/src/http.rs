@@ -1,4 +1,4 @@
-//! The HTTP API, under `/event/v1`. Requests that change something require a [`kit::auth::User`], or the owner of the event
+//! The HTTP API, under `/event/v1`. Requests that change something require a [`http_kit::auth::User`], or the owner of the event
 //! or an admin, and support `Idempotency-Key` and `If-Match`; published events are readable without authentication.
 
 mod events;
@@ -11,11 +11,11 @@ use axum::http::request::Parts;
 use chrono::{DateTime, Utc};
 use http::header::{ETAG, LOCATION};
 use http::{HeaderValue, StatusCode};
-use kit::auth::Caller;
-use kit::extract::Path;
-use kit::idempotency::StoredResponse;
-use kit::openapi::{self, RouteProblem};
-use kit::problem::Problem;
+use http_kit::auth::Caller;
+use http_kit::extract::Path;
+use http_kit::idempotency::StoredResponse;
+use http_kit::openapi::{self, RouteProblem};
+use http_kit::problem::Problem;
 use serde::Deserialize;
 use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
@@ -33,7 +33,9 @@ const PROBLEMS: &[RouteProblem] = &[
     ("* /event/v1/events/{id}*", 404, "event-not-found", "this event does not exist"),
     ("PATCH /event/v1/events/{id}", 409, "transition-refused", "an event that is canceled cannot be changed"),
     ("POST /event/v1/events/{id}/*", 409, "transition-refused", "an event that is canceled cannot be published"),
+    ("POST /event/v1/events/{id}/handover/accept", 404, "not-offered", "this event was not offered to you"),
     ("POST /event/v1/events/{id}/publish", 409, "event-ended", "this event has ended"),
+    ("GET /event/v1/events", 422, "search-too-broad", "the search takes longer than 1s: use rarer words"),
     ("GET /event/v1/events", 410, "cursor-expired", "the list that this cursor belongs to has expired"),
 ];
 

@@ -1,29 +1,36 @@
-//! Message handlers: the messages of the joins service.
+//! Message handlers: the messages of the joins service, and deleted accounts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use contracts::identity::{self, AccountDeleted};
 use contracts::joins::{self, Count, JoinsCounted};
-use kit::clock::Clock;
-use mailbox::consumers::{ConsumerOptions, Handler, HandlerError, HandlerFuture, StartAt, Subscription};
-use mailbox::log::{Message, MessagePattern};
+use pillarbox::consumers::{ConsumerOptions, Handler, HandlerError, HandlerFuture, StartAt, Subscription};
+use pillarbox::log::{Message, MessagePattern};
+use runtime::clock::Clock;
 use serde::Deserialize;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::flow;
 
-/// Two consumers: one stores the participant counts, one takes part in reconciliation.
+/// Three consumers: one stores the participant counts, one takes part in reconciliation, and one learns of deleted accounts.
 pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
-    let subscribe = |consumer: &'static str, topics: &[&str], handler: Arc<dyn Handler>| {
+    let subscribe = |consumer: &'static str, source: &str, topics: &[&str], handler: Arc<dyn Handler>| {
         let topics = topics.iter().map(|topic| (*topic).to_owned()).collect();
-        let matching = MessagePattern { sources: vec![joins::SOURCE.to_owned()], topics, ..MessagePattern::default() };
+        let matching = MessagePattern { sources: vec![source.to_owned()], topics, ..MessagePattern::default() };
         let options = ConsumerOptions::default();
         Subscription { consumer: consumer.into(), matching, start: StartAt::Beginning, handler, options }
     };
     vec![
-        subscribe("events.counts", &["join.#", "mod.#"], Arc::new(CountMessages)),
-        subscribe("events.reconcile", &[joins::COUNTED], Arc::new(ReconcileMessages { clock: clock.clone() })),
+        subscribe("events.counts", joins::SOURCE, &["join.#", "mod.#"], Arc::new(CountMessages)),
+        subscribe(
+            "events.reconcile",
+            joins::SOURCE,
+            &[joins::COUNTED],
+            Arc::new(ReconcileMessages { clock: clock.clone() }),
+        ),
+        subscribe("events.accounts", identity::SOURCE, &[identity::ACCOUNT_DELETED], Arc::new(DeletedAccounts)),
     ]
 }
 
@@ -88,6 +95,18 @@ impl Handler for ReconcileMessages {
         Box::pin(async move {
             let counted: JoinsCounted = serde_json::from_str(message.payload.get())?;
             Ok(flow::reconcile::apply_reply(tx, &counted, self.clock.now()).await?)
+        })
+    }
+}
+
+struct DeletedAccounts;
+
+impl Handler for DeletedAccounts {
+    /// Only records the user: a worker closes the events in steps, however many there are.
+    fn handle<'t>(&'t self, tx: &'t mut Transaction<'static, Postgres>, message: &'t Message) -> HandlerFuture<'t> {
+        Box::pin(async move {
+            let AccountDeleted { user_id } = serde_json::from_str(message.payload.get())?;
+            Ok(flow::handover::record_deleted(tx, user_id).await?)
         })
     }
 }

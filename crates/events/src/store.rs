@@ -6,5 +6,6 @@ pub(crate) mod cities;
 pub(crate) mod event;
 pub(crate) mod feed;
 pub(crate) mod generation;
+pub(crate) mod handover;
 pub(crate) mod reconciliation;
 pub(crate) mod trending;

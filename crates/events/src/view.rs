@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::domain::{Event, Status, StatusChange};
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Event)]
+#[schema(as = Gathering)]
 pub(crate) struct EventView {
     #[serde(flatten)]
     summary: EventSummary,
@@ -17,6 +17,7 @@ pub(crate) struct EventView {
 
 /// An event without its description, for lists.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = GatheringSummary)]
 pub(crate) struct EventSummary {
     id: Uuid,
     owner_id: Uuid,
@@ -46,7 +47,7 @@ pub(crate) struct EventSummary {
 
 /// A change of an event's status.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = EventStatusChange)]
+#[schema(as = GatheringStatusChange)]
 pub(crate) struct StatusChangeView {
     event_id: Uuid,
     /// The version of the event after the change.

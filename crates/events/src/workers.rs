@@ -1,9 +1,9 @@
-//! Periodic tasks. Every process with the role runs them; advisory locks in the database ensure that only one is
+//! Periodic tasks. Every process with the role runs them; locks in the database ensure that only one is
 //! active.
 
 use chrono::TimeDelta;
-use kit::worker::Round;
-use mailbox::database::Database;
+use pillarbox::database::Database;
+use runtime::worker::Round;
 use sqlx::PgPool;
 
 use crate::flow;

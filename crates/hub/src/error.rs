@@ -3,14 +3,19 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use kit::auth::{Tenant, tenant_suspended};
-use kit::problem::{FieldError, Problem};
-use mailbox::log::PostError;
-
-use crate::domain::{Outcome, READERS_MAX, ReplayState};
+use http_kit::auth::tenant_suspended;
+use http_kit::problem::{FieldError, Problem};
+use pillarbox::log::PostError;
+use pillarbox::log::Tenant;
 
 /// When a caller whose pulls are refused should try again.
 const PULL_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// When a change that another one has overtaken should be sent again.
+const CHANGE_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// When work on schemas for which there was no capacity should be sent again.
+const VERDICT_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,10 +42,30 @@ pub(crate) enum Error {
         "the schema may refuse payloads that the previous version accepts, or removes properties that receivers may read: see `errors`; send `force: true` to accept that"
     )]
     BreakingChange(Vec<FieldError>),
+    #[error(
+        "the schemas and examples of the tenant have {bytes} bytes with this change, and at most {max} are accepted: delete event types that are no longer needed, or use smaller examples"
+    )]
+    CatalogueTooLarge { bytes: i64, max: i64 },
+    #[error(
+        "the schemas and examples of all versions of the event type `{name}` have {bytes} bytes with this change, and at most {max} are accepted: use fewer or smaller examples, or delete the type and create it again with the current version"
+    )]
+    EventTypeTooLarge { name: String, bytes: i64, max: i64 },
+    #[error(
+        "the newest schemas of the tenant occupy {bytes} bytes in memory with this change, and at most {max} are accepted: use fewer or smaller patterns"
+    )]
+    CatalogueTooExpensive { bytes: i64, max: i64 },
+    #[error("the catalogue was changed by another request while this one was checked: send this one again")]
+    CatalogueChanged,
+    #[error(transparent)]
+    NoVerdict(#[from] NoVerdict),
+    #[error("the event is not rejected, or it was retried and accepted")]
+    NotRejected,
+    #[error("the catalogue still refuses the event: see `errors`; add a version that accepts it, or relax `enforce`")]
+    StillRefused(Vec<FieldError>),
     #[error("there is no such replay")]
     NoReplay,
-    #[error("the replay is already {}; request another one", .0.as_str())]
-    ReplayEnded(ReplayState),
+    #[error("the replay is already {0}; request another one")]
+    ReplayEnded(&'static str),
     #[error("a tenant can have at most {0} active replays: wait until one has finished, or cancel one")]
     TooManyReplays(i64),
     #[error("some fields are invalid")]
@@ -56,12 +81,12 @@ pub(crate) enum Error {
         plural = plural_end(.0)
     )]
     TooManySubscribers(u32, &'static str),
-    #[error("{}", mailbox::log::unknown_tenant_text(.0))]
+    #[error("{}", pillarbox::log::unknown_tenant_text(.0))]
     NoTenant(String),
     #[error("the tenant is suspended")]
     Suspended(Tenant),
     #[error("the message is already {0}")]
-    AlreadyFinal(Outcome),
+    AlreadyFinal(&'static str),
     #[error("the dead letter was already retried; if the message fails again, it becomes a new dead letter")]
     AlreadyRetried,
     #[error(
@@ -86,9 +111,9 @@ pub(crate) enum Error {
     #[error("a tenant can have at most {0} streams: delete those that are no longer needed")]
     TooManyStreams(i64),
     #[error(
-        "{READERS_MAX} readers have a lease on this stream: release those that no longer read, or wait until their leases end"
+        "{0} readers have a lease on this stream: release those that no longer read, or wait until their leases end"
     )]
-    TooManyReaders,
+    TooManyReaders(usize),
     #[error(
         "nothing was acknowledged: the lease of this reader ended and another reader has some of its parts, or a seek or a failover has ended all leases. Drop what you have not finished, and pull again: what nobody has acknowledged comes again"
     )]
@@ -105,7 +130,9 @@ pub(crate) enum Error {
         "the stream does not contain this event: its type or payload does not match, it was posted before the stream was created, or it is not fanned out yet. Seek by `time` instead"
     )]
     EventNotInStream,
-    #[error("too many pulls wait in this process: reduce `wait_ms` or the number of readers, and try again")]
+    #[error(
+        "too many pulls of this tenant, or of this key, portal token or user, wait in this process: reduce `wait_ms` or the number of readers, and try again"
+    )]
     TooManyPulls,
     #[error("a stored subscriber is invalid: {0}")]
     InvalidSubscriber(String),
@@ -113,6 +140,34 @@ pub(crate) enum Error {
     Post(#[from] PostError),
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
+}
+
+/// The work on a schema has not led to a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoVerdict {
+    #[error("too much work on schemas of this tenant waits")]
+    Busy,
+    #[error("the check of an imported file took too long")]
+    FileTooLong,
+    #[error("the work on a schema ended without a result")]
+    Failed,
+}
+
+impl From<NoVerdict> for Problem {
+    fn from(error: NoVerdict) -> Problem {
+        match error {
+            NoVerdict::Busy => Problem::overloaded(
+                "the schemas of this tenant keep their threads busy: send fewer requests that check or change event types at the \
+                 same time, or this one again later",
+                VERDICT_AGAIN_AFTER,
+            ),
+            NoVerdict::FileTooLong => Problem::overloaded(
+                "the file takes too long to check: import fewer types at a time, or the same file again later",
+                VERDICT_AGAIN_AFTER,
+            ),
+            NoVerdict::Failed => Problem::internal(&error),
+        }
+    }
 }
 
 fn plural_end(count: &u32) -> &'static str {
@@ -140,6 +195,13 @@ impl From<Error> for Problem {
             Error::BreakingChange(ref errors) => {
                 Problem::conflict("breaking-change", &error).with_errors(errors.clone())
             }
+            Error::EventTypeTooLarge { .. } | Error::CatalogueTooLarge { .. } | Error::CatalogueTooExpensive { .. } => {
+                Problem::conflict("catalogue-too-large", &error)
+            }
+            Error::CatalogueChanged => Problem::overloaded(&error, CHANGE_AGAIN_AFTER),
+            Error::NoVerdict(error) => error.into(),
+            Error::NotRejected => Problem::conflict("event-not-rejected", &error),
+            Error::StillRefused(ref errors) => Problem::conflict("event-refused", &error).with_errors(errors.clone()),
             Error::NoReplay => Problem::not_found("replay-not-found", &error),
             Error::ReplayEnded(_) => Problem::conflict("replay-ended", &error),
             Error::TooManyReplays(_) => Problem::conflict("too-many-replays", &error),
@@ -157,7 +219,7 @@ impl From<Error> for Problem {
             Error::NoStream => Problem::not_found("stream-not-found", &error),
             Error::StreamExists => Problem::conflict("stream-exists", &error),
             Error::TooManyStreams(_) => Problem::conflict("too-many-streams", &error),
-            Error::TooManyReaders => Problem::conflict("too-many-readers", &error),
+            Error::TooManyReaders(_) => Problem::conflict("too-many-readers", &error),
             Error::LeaseLost => Problem::conflict("lease-lost", &error),
             Error::StreamInUse(_) => Problem::conflict("stream-in-use", &error),
             Error::PositionLapsed(_) => Problem::new(StatusCode::GONE, "position-lapsed", &error),
@@ -167,7 +229,7 @@ impl From<Error> for Problem {
             }
             Error::InvalidSubscriber(_) | Error::InvalidStoredSchema(_) => Problem::internal(&error),
             Error::Post(cause) => cause.into(),
-            Error::Database(cause) => mailbox::database::problem(&cause),
+            Error::Database(cause) => http_kit::database::problem(&cause),
         }
     }
 }

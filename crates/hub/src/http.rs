@@ -1,33 +1,15 @@
-//! The HTTP API of the hub under `/hub/v1`: [`ingest`] for producers, and the rest for managers of subscribers
+//! The HTTP API of the hub under `/hub/v1`: [`events::http::ingest`] for producers, and the rest for managers of subscribers
 //! and streams.
 //!
-//! A handler for producers extracts a [`Producer`], one that shows the catalogue a [`CatalogueReader`], one that changes it a
-//! [`CatalogueManager`], a management handler a [`Manager`]. Each sees only the caller's tenant: its own, or the one that a key of the tenant `main` acts for. A handler that
-//! changes something in one transaction honours `Idempotency-Key`.
+//! The first extractor of a handler checks what the caller may do: see [`crate::access`]. A handler that changes something in one
+//! transaction honours `Idempotency-Key`.
 
-mod catalogue;
-mod dead_letters;
-mod event_types;
-mod events;
-mod health;
-mod ingest;
-mod messages;
-mod replays;
-mod streams;
-mod subscribers;
-
-use std::fmt::Debug;
 use std::sync::Arc;
 
-use axum::extract::FromRequestParts;
-use http::request::Parts;
-use kit::auth::{Caller, PortalAccess, Role};
-use kit::openapi::{self, RouteProblem};
-use kit::page::PageScope;
-use kit::problem::Problem;
+use http_kit::openapi::{self, RouteProblem};
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::Hub;
+use crate::{Hub, dead_letters, event_types, events, health, replays, streams, subscribers};
 
 /// The problems of the hub's own errors, for the OpenAPI document.
 const PROBLEMS: &[RouteProblem] = &[
@@ -35,12 +17,19 @@ const PROBLEMS: &[RouteProblem] = &[
     ("POST /events", 404, "tenant-not-found", NO_TENANT),
     ("POST /events", 400, "unfit-event", UNFIT_EVENT),
     ("POST /events", 429, "too-many-waiting", TOO_MANY_WAITING),
-    ("POST /hub/v1/events*", 400, "unfit-event", UNFIT_EVENT),
-    ("POST /hub/v1/events*", 429, "too-many-waiting", TOO_MANY_WAITING),
+    ("POST /hub/v1/events", 400, "unfit-event", UNFIT_EVENT),
+    ("POST /hub/v1/events", 429, "too-many-waiting", TOO_MANY_WAITING),
+    ("POST /hub/v1/events/batch", 400, "unfit-event", UNFIT_EVENT),
+    ("POST /hub/v1/events/batch", 429, "too-many-waiting", TOO_MANY_WAITING),
     ("GET /hub/v1/events/{id}", 404, "event-not-found", "there is no such hub event, or its retention has expired"),
+    ("POST /hub/v1/events/{id}/retry", 404, "event-not-found", "there is no such hub event"),
+    ("POST /hub/v1/events/{id}/retry", 409, "event-not-rejected", "the event is not rejected"),
+    ("POST /hub/v1/events/{id}/retry", 409, "event-refused", "the catalogue still refuses the event: see `errors`"),
     ("* /hub/v1/event-types/{name}*", 404, "event-type-not-found", "there is no such event type"),
     ("POST /hub/v1/event-types", 409, "event-type-exists", "there is already an event type `order.paid`"),
     ("POST /hub/v1/event-types", 409, "too-many-event-types", TOO_MANY_TYPES),
+    ("POST /hub/v1/event-types*", 409, "catalogue-too-large", CATALOGUE_TOO_LARGE),
+    ("PUT /hub/v1/catalogue/file", 409, "catalogue-too-large", CATALOGUE_TOO_LARGE),
     ("POST /hub/v1/event-types/{name}/versions", 409, "breaking-change", BREAKING_CHANGE),
     (
         "POST /hub/v1/event-types/{name}/versions",
@@ -92,6 +81,7 @@ const PROBLEMS: &[RouteProblem] = &[
 ];
 const NO_TENANT: &str = "there is no tenant `acme`: check the spelling, or create it with POST /admin/v1/tenants";
 const TOO_MANY_TYPES: &str = "a tenant can have at most 1000 event types";
+const CATALOGUE_TOO_LARGE: &str = "the schemas and examples of the tenant have 16777300 bytes with this change";
 const BREAKING_CHANGE: &str = "the schema may refuse payloads that the previous version accepts";
 const LEASE_LOST: &str = "nothing was acknowledged: another reader has some of the parts. Pull again";
 const LAPSED: &str = "messages that nobody had acknowledged are no longer retained. Seek to the oldest that is";
@@ -106,103 +96,18 @@ const ALREADY_ANSWERED: &str = "the first request succeeded, and the secret in i
 
 pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
     let mut router = OpenApiRouter::new()
-        .merge(ingest::router())
-        .merge(subscribers::router())
-        .merge(events::router())
-        .merge(messages::router())
-        .merge(replays::router())
-        .merge(streams::router())
-        .merge(dead_letters::router())
-        .merge(event_types::router())
-        .merge(catalogue::router())
-        .merge(health::router());
+        .merge(events::http::ingest::router())
+        .merge(subscribers::http::router())
+        .merge(events::http::router())
+        .merge(events::http::messages::router())
+        .merge(replays::http::router())
+        .merge(streams::http::router())
+        .merge(dead_letters::http::router())
+        .merge(event_types::http::router())
+        .merge(event_types::http::catalogue::router())
+        .merge(health::http::router());
     let description = router.get_openapi_mut();
     openapi::accept_tenant_header(description);
     openapi::document(description, PROBLEMS);
     router
-}
-
-/// A caller with the role `ingest`. Handlers extract it first, so that the role is checked before anything else of the
-/// request.
-struct Producer(Caller);
-
-impl<S: Send + Sync> FromRequestParts<S> for Producer {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Producer, Problem> {
-        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        caller.require(Role::Ingest)?;
-        // A key of the tenant is refused earlier; this is an operator who acts for it.
-        caller.require_active_tenant()?;
-        Ok(Producer(caller))
-    }
-}
-
-/// A caller who may read the catalogue: one with the role `ingest`, which posts what the catalogue describes, or with a portal
-/// token.
-struct CatalogueReader(Caller);
-
-impl<S: Send + Sync> FromRequestParts<S> for CatalogueReader {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<CatalogueReader, Problem> {
-        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        if caller.portal.is_none() {
-            caller.require(Role::Ingest)?;
-        }
-        Ok(CatalogueReader(caller))
-    }
-}
-
-/// A caller with the role `manage`. The catalogue describes what the producer posts, so portal tokens, which are for a tenant's
-/// own people, may not change it.
-struct CatalogueManager(Caller);
-
-impl<S: Send + Sync> FromRequestParts<S> for CatalogueManager {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<CatalogueManager, Problem> {
-        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        if caller.portal.is_some() {
-            return Err(Problem::forbidden(
-                "portal tokens may not change event types: use an API key with the role manage",
-            ));
-        }
-        caller.require(Role::Manage)?;
-        Ok(CatalogueManager(caller))
-    }
-}
-
-/// A caller with the role `manage`, or with a portal token, which may be for reading only. Handlers extract it first, so that
-/// the permission is checked before anything else of the request.
-struct Manager(Caller);
-
-impl<S: Send + Sync> FromRequestParts<S> for Manager {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Manager, Problem> {
-        let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        match caller.portal {
-            Some(PortalAccess::Manage) => Ok(Manager(caller)),
-            Some(PortalAccess::Read) if parts.method.is_safe() => Ok(Manager(caller)),
-            Some(PortalAccess::Read) => {
-                Err(Problem::forbidden("this portal token is for reading only: create one with the access manage"))
-            }
-            None => {
-                caller.require(Role::Manage)?;
-                Ok(Manager(caller))
-            }
-        }
-    }
-}
-
-/// The scope of a list that contains the rows of the caller's tenant.
-fn page_scope<'a>(hub: &'a Hub, list: &str, caller: &Caller, filters: &impl Debug) -> PageScope<'a> {
-    PageScope::of_owner(&hub.cursor_key, format_args!("hub {list}"), caller.tenant.as_str(), filters)
-}
-
-/// Accepts the pattern `order.*` of a subscription for the filter `order`, which matches the type and all types below
-/// it.
-fn type_prefix(event_type: Option<String>) -> Option<String> {
-    event_type.map(|event_type| event_type.strip_suffix(".*").unwrap_or(&event_type).to_owned())
 }

@@ -1,26 +1,29 @@
 //! The hub: webhooks, ordered, signed and retried.
 //!
-//! An event is posted to the log ([`ingest`]); fan-out, a consumer of the log, creates a hub message for each matching
+//! An event is posted to the log ([`events::ingest`]); fan-out, a consumer of the log, creates a hub message for each matching
 //! subscriber; a dispatcher sends the messages lane by lane and saves the outcomes.
 //!
-//! | module | responsibility |
+//! Each feature is a folder, with the layers that it has: `domain` (types and decisions), `store` (SQL), `flow` (use cases),
+//! `http` with `fields` and `view` (requests and responses), `operator` (the same for commands). A feature uses those above it in
+//! this table, never one below it:
+//!
+//! | feature | responsibility |
 //! |---|---|
-//! | [`event_selection`] | which messages of the log are hub events |
-//! | [`ingest`] | accepts events over HTTP, many in one transaction |
-//! | [`catalogue`] | event types with their schemas, which ingest enforces |
-//! | [`system_event`] | what the hub itself reports as events |
-//! | [`health`] | success rates and response times of subscribers over time |
-//! | [`attempt_totals`] | counts all attempts for the overview of operators |
-//! | [`quota`] | refuses the events of a tenant with too many waiting messages |
+//! | [`error`], [`access`] | errors of use cases; who may call which route |
+//! | [`directory`] | which events subscribers and streams match; answers a change when it holds everywhere |
+//! | [`deliveries`] | hub messages, recipients, one attempt to send; commands and system events about them |
+//! | [`event_types`] | the catalogue: event types with their schemas |
+//! | [`events`] | which messages of the log are hub events; ingest; events and messages in the API |
+//! | [`dead_letters`] | messages that were given up |
+//! | [`replays`] | jobs that send events again |
+//! | [`streams`] | events that are pulled |
+//! | [`subscribers`] | endpoints and their settings, secrets and verification |
+//! | [`health`] | success rates and response times of subscribers; totals for operators |
+//! | [`tenants`] | what happens when an operator suspends or deletes a tenant; its limits |
 //! | [`fanout`] | turns hub events into hub messages |
-//! | [`replay`] | jobs that send events again |
 //! | [`dispatch`] | sends hub messages, in order per lane |
-//! | [`stream_waiters`] | pulls of streams that wait for messages |
-//! | [`directory_sync`] | answers a change to a subscriber when it holds everywhere |
-//! | [`tenants`] | what happens to subscribers when an operator suspends or deletes their tenant |
-//! | [`client`], [`dial`], [`connection_pool`], [`tenant_clients`] | the HTTP client that connects to vetted addresses only |
-//! | [`access_token`], [`client_identity`] | the credentials of endpoints that require OAuth 2 or mutual TLS |
-//! | [`hub_message`], [`delivery`], [`operator_command`] | types that fan-out, dispatcher and store share |
+//! | [`workers`] | maintenance and metrics |
+//! | [`http`] | the router of all features |
 //!
 //! Owns the schema `pillarbox_hub`: subscribers and their secrets; hub messages (appended by fan-out only), attempts and
 //! positions (appended by dispatchers); detached lanes, dead letters, operator commands, deferred events and replays, which are
@@ -28,7 +31,7 @@
 //! subscribers and the totals of attempts; streams, their messages (appended by fan-out only), parts and readers.
 //!
 //! Consumes messages of source `hub` (events of all tenants), of source `hub.system` (events that the hub itself posts, see
-//! [`system_event`]), of source `hub.control` (operator commands), messages that
+//! [`deliveries::system_event`]), of source `hub.control` (operator commands), messages that
 //! are posted in SQL as far as [`SqlEvents`] selects them (events of their tenant), and the messages of services that
 //! [`Export`] selects (events of the tenant `main`). Publishes system events.
 //!
@@ -39,101 +42,78 @@
 //! request that is sent afterwards. The messages of a key of a stream are read in order, by one reader at a time, until they
 //! are acknowledged.
 
-mod access_token;
-pub mod address;
-mod attempt_totals;
-mod backlog;
-mod catalogue;
-pub mod client;
-pub mod client_identity;
-mod connection_pool;
-mod delivery;
-mod dial;
-mod directory_sync;
+mod access;
+mod dead_letters;
+mod deliveries;
+mod directory;
 mod dispatch;
-pub mod domain;
 mod error;
-mod event_selection;
-mod export;
+mod event_types;
+mod events;
 mod fanout;
-mod fields;
-mod flow;
-mod headers;
 mod health;
 mod http;
-mod hub_message;
-mod ingest;
-mod operator_catalogue;
-mod operator_command;
-mod operator_overview;
-mod operator_replays;
-mod operator_streams;
-mod quota;
-mod replay;
-mod replay_fields;
-mod send_permit;
-pub mod signature;
-mod sql_events;
-mod store;
-mod stream;
-mod stream_fields;
-mod stream_waiters;
-mod system_event;
-pub mod target;
-mod tenant_clients;
+mod replays;
+mod settings;
+mod streams;
+mod subscribers;
 mod tenants;
-mod view;
 mod workers;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kit::auth::Tenant;
-use kit::batch::Batcher;
-use kit::clock::Clock;
-use kit::config::InvalidSetting;
-use kit::limit::RateLimits;
-use kit::page::CursorKey;
-use kit::secret::Cipher;
-use kit::telemetry::MetricHelp;
-use kit::worker::RoundLimits;
-use mailbox::batched_writes::BatchedWriteHandler;
-use mailbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
-use mailbox::database::Database;
-use mailbox::database::time::maintain;
-use mailbox::service::{DeletedRows, Role, Roles, Service, ServiceContext};
-use serde::{Deserialize, Serialize};
-use sqlx::PgConnection;
+use http_kit::admission::caller_share::CallerLimit;
+use http_kit::admission::limit::RateLimits;
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
+use http_kit::page::CursorKey;
+use http_kit::problem::Problem;
+use pillarbox::consumers::{Consumer, ConsumerKind, ConsumerOptions, Runtime, StartAt};
+use pillarbox::database::time::maintain;
+use pillarbox::database::{Database, SchemaMigrations};
+use pillarbox::log::Tenant;
+use runtime::MetricHelp;
+use runtime::batch::Batcher;
+use runtime::clock::Clock;
+use runtime::config::InvalidSetting;
+use runtime::secret::Cipher;
+use runtime::worker::RoundLimits;
+use service::batched_writes::BatchedWriteHandler;
+use service::idempotency::{self, Effect, StoreResponse};
+use service::{DeletedRows, Role, Roles, Service, ServiceContext};
+use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::{Mutex, mpsc};
 use utoipa_axum::router::OpenApiRouter;
 
-use crate::address::AllowedNetworks;
-use crate::attempt_totals::AttemptTotals;
-pub use crate::backlog::{count_deferred, dead_letter_backlog, skip_deferred};
-pub use crate::catalogue::AppliedSchema;
-use crate::catalogue::cache::CatalogueCache;
-use crate::client::{Client, ClientSettings};
-use crate::directory_sync::DirectorySync;
+use crate::deliveries::clients::TenantClients;
+use crate::deliveries::message::FannedBatch;
+use crate::directory::sync::DirectorySync;
 use crate::dispatch::{Dispatcher, LocalInput};
-use crate::event_selection::EventSelection;
-pub use crate::export::Export;
+use crate::event_types::cache::CatalogueCache;
+use crate::event_types::schema::work::SchemaWork;
+use crate::events::ingest::{EventIngest, IngestBatcher};
+use crate::events::selection::EventSelection;
 use crate::fanout::FanOut;
-use crate::hub_message::FannedBatch;
-use crate::ingest::{EventIngest, IngestBatcher};
-pub use crate::operator_catalogue::{
-    ImportOptions, export_catalogue, import_catalogue, list_event_types, show_event_type,
-};
-pub use crate::operator_overview::{
-    DEAD_LETTERS_COUNTED_MAX, Trouble, TroubledSubscriber, WebhookTotals, troubled_subscribers, webhook_totals,
-};
-pub use crate::operator_replays::{change_replay, fail_replays, list_replays, request_replay, show_replay};
-pub use crate::operator_streams::{delete_stream, list_streams, seek_stream, show_stream};
-use crate::quota::WaitingQuota;
-pub use crate::sql_events::SqlEvents;
-use crate::stream_waiters::StreamWaiters;
-use crate::tenant_clients::TenantClients;
+use crate::fanout::checks::SqlChecks;
+use crate::health::totals::AttemptTotals;
+use crate::streams::waiters::StreamWaiters;
 use crate::tenants::delete_tenant_rest;
-pub use crate::tenants::{delete_tenant, tenant_changed, wait_until_applied};
+use crate::tenants::quota::WaitingQuota;
+
+pub use crate::event_types::schema::applied::AppliedSchema;
+pub use crate::events::export::Export;
+pub use crate::events::sql_events::SqlEvents;
+pub use crate::fanout::backlog::{count_deferred, dead_letter_backlog, skip_deferred};
+pub use crate::health::overview::{
+    DEAD_LETTERS_COUNTED_MAX, Issue, SubscriberWithIssue, WebhookTotals, subscribers_with_issues, webhook_totals,
+};
+pub use crate::replays::flow::fail_all as fail_replays;
+pub use crate::settings::HubSettings;
+pub use crate::tenants::{delete_tenant, payload_limit_changed, tenant_changed, wait_until_applied};
+
+/// The migrations of the schema `pillarbox_hub`.
+pub const MIGRATIONS: SchemaMigrations =
+    SchemaMigrations { schema: "pillarbox_hub", texts: &[include_str!("../migrations/0001_pillarbox_hub.sql")] };
 
 /// Number of events that fan-out reads at a time; more while it lags.
 const FAN_OUT_BATCH: u32 = 500;
@@ -155,118 +135,17 @@ const TOTALS_PAUSE: Duration = Duration::from_secs(1);
 const COUNT_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// How old the counts of waiting messages are at most when ingest uses them.
 const QUOTA_PAUSE: Duration = Duration::from_secs(1);
+/// Event types that are shown with all of their versions at the same time, one of each tenant, and how long others wait. Each may
+/// need some megabytes.
+const CATALOGUE_DOCUMENTS_MAX: usize = 2;
+const CATALOGUE_DOCUMENT_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Imports that are checked at the same time, of a tenant and in total: each holds its file, and the versions of one type.
+const CATALOGUE_IMPORTS_OF_TENANT_MAX: usize = 2;
+const CATALOGUE_IMPORTS_MAX: usize = 16;
+const BULK_RETRIES_MAX: usize = 4;
+const BULK_RETRY_WAIT_MAX: Duration = Duration::from_secs(5);
 /// The pause of the worker that polls streams, if no pull wakes it.
 const STREAM_PAUSE: Duration = Duration::from_secs(60);
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct HubSettings {
-    /// Non-public networks that the webhooks of every tenant may reach, such as `10.1.0.0/16`. Without the setting: none,
-    /// except loopback for the tenant `main` of an instance with an embedded PostgreSQL, so that it can be tried on one
-    /// machine.
-    pub allowed_networks: Option<AllowedNetworks>,
-    /// The ports that webhooks may reach. Empty: all.
-    #[serde(deserialize_with = "kit::config::list")]
-    pub allowed_ports: Vec<u16>,
-    pub https_only: bool,
-    /// The proxy through which webhooks are sent: `http://[user:password@]host:port`.
-    pub egress_proxy: Option<kit::secret::Secret<String>>,
-    /// Retention of delivery attempts.
-    pub attempt_days: u32,
-    /// How long a dead letter can be retried.
-    pub dead_letter_days: u32,
-    /// Retention of the health of subscribers.
-    pub health_days: u32,
-    /// Topics of the services that become hub events of the tenant `main`: `["event.*", "join.*"]`.
-    pub export: Export,
-    /// Topics of messages posted in SQL that become hub events of their tenant: `["order.*"]`. `*`: all but e-mails.
-    pub sql_events: SqlEvents,
-    /// Requests in flight, of all subscribers of a process.
-    pub in_flight_max: u32,
-    /// Subscribers of a tenant.
-    pub subscribers_max: u32,
-    /// Hub messages of a tenant that may wait. With more, its events are refused.
-    pub waiting_max: u64,
-    /// How long the answer to a change of a subscriber waits for the dispatchers.
-    pub change_wait_ms: u32,
-    /// Every endpoint has to answer a challenge before it gets webhooks.
-    pub verify_endpoints: bool,
-}
-
-impl Default for HubSettings {
-    fn default() -> HubSettings {
-        HubSettings {
-            allowed_networks: None,
-            allowed_ports: Vec::new(),
-            https_only: false,
-            egress_proxy: None,
-            attempt_days: 30,
-            dead_letter_days: 90,
-            health_days: 30,
-            export: Export::default(),
-            sql_events: SqlEvents::default(),
-            in_flight_max: 4_096,
-            subscribers_max: 10_000,
-            waiting_max: 10_000_000,
-            change_wait_ms: 5_000,
-            verify_endpoints: false,
-        }
-    }
-}
-
-impl HubSettings {
-    /// Fails with the name of the limit that is out of range.
-    fn check_limits(&self) -> Result<(), InvalidSetting> {
-        let limits = [
-            ("hub.health_days", u64::from(self.health_days), 1..=366),
-            ("hub.in_flight_max", u64::from(self.in_flight_max), 16..=100_000),
-            ("hub.subscribers_max", u64::from(self.subscribers_max), 1..=100_000),
-            ("hub.waiting_max", self.waiting_max, 100..=1_000_000_000_000),
-            ("hub.change_wait_ms", u64::from(self.change_wait_ms), 10..=25_000),
-        ];
-        for (setting, value, range) in limits {
-            if !range.contains(&value) {
-                let detail = format!("must be from {} to {}, not {value}", range.start(), range.end());
-                return Err(InvalidSetting::new(setting, detail));
-            }
-        }
-        Ok(())
-    }
-
-    /// Builds the HTTP clients that send webhooks. Fails with the name of the invalid setting and the values it accepts.
-    fn clients(&self, has_embedded_database: bool) -> Result<TenantClients, InvalidSetting> {
-        match &self.allowed_networks {
-            Some(networks) => Ok(TenantClients::shared(self.client(networks.clone())?)),
-            None if !has_embedded_database => Ok(TenantClients::shared(self.client(AllowedNetworks::default())?)),
-            // The operator, whose tenant is `main`, can try webhooks on one machine. Another tenant must not reach what
-            // listens on loopback: the operator's own services.
-            None => Ok(TenantClients::new(
-                self.client(AllowedNetworks::loopback())?,
-                self.client(AllowedNetworks::default())?,
-            )),
-        }
-    }
-
-    fn client(&self, allowed_networks: AllowedNetworks) -> Result<Client, InvalidSetting> {
-        let proxy = match &self.egress_proxy {
-            Some(proxy) => {
-                Some(proxy.reveal().parse().map_err(|error: String| InvalidSetting::new("hub.egress_proxy", error))?)
-            }
-            None => None,
-        };
-        if self.allowed_ports.contains(&0) {
-            return Err(InvalidSetting::new("hub.allowed_ports", "must be a list of numbers from 1 to 65535"));
-        }
-        let settings = ClientSettings {
-            allowed_networks,
-            https_only: self.https_only,
-            allowed_ports: self.allowed_ports.clone(),
-            proxy,
-            ..ClientSettings::default()
-        };
-        Client::new(settings).map_err(|error| InvalidSetting::new("hub", error))
-    }
-}
 
 /// The hub of one process.
 pub struct Hub {
@@ -292,6 +171,12 @@ pub(crate) struct Limits {
     pub(crate) waiting: WaitingQuota,
     pub(crate) rates: RateLimits,
     pub(crate) subscribers_max: u32,
+    /// Event types that are being shown with all of their versions.
+    pub(crate) catalogue_documents: CallerLimit,
+    /// Files of catalogues that are being checked.
+    pub(crate) catalogue_imports: CallerLimit,
+    /// Requests that retry many rejected events.
+    pub(crate) bulk_retries: CallerLimit,
     in_flight_max: u32,
 }
 
@@ -307,15 +192,23 @@ impl Service for Hub {
         ("eventhub_messages_delivered_total", "Attempts to deliver a hub message, by outcome."),
         ("eventhub_delivery_latency_seconds", "Response time of subscribers."),
         ("eventhub_pending_messages", "Pending hub messages; at most 1,000 are counted per subscriber."),
-        ("eventhub_stale_messages", "Hub messages that could be sent and that nobody has tried to send for a minute."),
-        ("eventhub_deferred_events_lost_total", "Deferred events that the log no longer had when their turn came."),
-        ("eventhub_replayed_messages_total", "Hub messages that replays have created."),
-        ("eventhub_replays", "Active replays, by state."),
-        ("eventhub_stream_lag_messages", "Messages of streams that nobody has acknowledged, up to 1,000 per part."),
-        ("eventhub_stream_lag_seconds", "Age of the oldest message of a stream that nobody has acknowledged."),
-        ("eventhub_streams_lapsed", "Streams of which retention has dropped messages that nobody has acknowledged."),
+        ("pillarbox_hub_stale_messages", "Hub messages that could be sent and were not tried for a minute."),
+        (
+            "pillarbox_hub_deferred_events_lost_total",
+            "Deferred events that the log no longer had when their turn came.",
+        ),
+        (
+            "pillarbox_hub_rejected_events_total",
+            "Events posted in SQL that the catalogue or a limit of the tenant refuses.",
+        ),
+        ("pillarbox_hub_replayed_messages_total", "Hub messages that replays have created."),
+        ("pillarbox_hub_replays", "Active replays, by state."),
+        ("pillarbox_hub_stream_lag_messages", "Unacknowledged messages of streams, up to 1,000 per part."),
+        ("pillarbox_hub_stream_lag_seconds", "Age of the oldest unacknowledged message of a stream."),
+        ("pillarbox_hub_streams_lapsed", "Streams of which retention has dropped unacknowledged messages."),
         ("eventhub_dlq_size", "Hub dead letters that nobody has retried; at most 1,000 are counted per subscriber."),
     ];
+    const MIGRATIONS: SchemaMigrations = MIGRATIONS;
     type Settings = HubSettings;
 
     fn check(settings: &HubSettings) -> Result<(), InvalidSetting> {
@@ -328,10 +221,14 @@ impl Service for Hub {
     }
 
     fn build(context: &ServiceContext, settings: &HubSettings) -> Result<Hub, InvalidSetting> {
+        health::counters::register();
         let (db, clock) = (context.db.clone(), context.clock.clone());
-        let catalogue = CatalogueCache::new(&db);
+        let work = SchemaWork::start().map_err(|error| {
+            InvalidSetting::new("hub", format!("cannot start the threads that check schemas: {error}"))
+        })?;
+        let catalogue = CatalogueCache::new(&db, work);
         let handler = BatchedWriteHandler::new(&db, EventIngest);
-        let (ingest, ingest_loop) = Batcher::new(handler, ingest::LIMITS);
+        let (ingest, ingest_loop) = Batcher::new(handler, events::ingest::LIMITS);
         context.spawn(ingest_loop);
         let stream_waiters = StreamWaiters::default();
         let waiters = stream_waiters.clone();
@@ -350,6 +247,13 @@ impl Service for Hub {
                 waiting: WaitingQuota::new(settings.waiting_max),
                 rates: context.rate_limits.clone(),
                 subscribers_max: settings.subscribers_max,
+                catalogue_documents: CallerLimit::new(1, CATALOGUE_DOCUMENTS_MAX, CATALOGUE_DOCUMENT_WAIT_MAX),
+                catalogue_imports: CallerLimit::new(
+                    CATALOGUE_IMPORTS_OF_TENANT_MAX,
+                    CATALOGUE_IMPORTS_MAX,
+                    CATALOGUE_DOCUMENT_WAIT_MAX,
+                ),
+                bulk_retries: CallerLimit::new(1, BULK_RETRIES_MAX, BULK_RETRY_WAIT_MAX),
                 in_flight_max: settings.in_flight_max,
             },
             stream_waiters,
@@ -400,6 +304,20 @@ impl Service for Hub {
 }
 
 impl Hub {
+    /// Runs `effect` in one transaction, once per `Idempotency-Key`. A repeated request gets the stored response.
+    pub(crate) async fn run_once<F>(
+        self: &Arc<Hub>,
+        identity: Option<&RequestIdentity>,
+        keep: StoreResponse,
+        effect: F,
+    ) -> Result<StoredResponse, Problem>
+    where
+        F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>, Arc<Hub>) -> Effect<'t> + Send,
+    {
+        let shared = Arc::clone(self);
+        idempotency::run_once(&self.db, identity, keep, |tx| effect(tx, shared)).await
+    }
+
     fn start_fan_out(&self, runtime: &Runtime, handing_over: mpsc::Sender<FannedBatch>) {
         let consumer = Consumer {
             name: FAN_OUT.to_owned(),
@@ -409,8 +327,10 @@ impl Hub {
         };
         let mut options = ConsumerOptions::default();
         (options.worker.batch, options.worker.in_log_order) = (FAN_OUT_BATCH, true);
-        let waiters = &self.stream_waiters;
-        let fan_out = || FanOut::new(self.clock.clone(), self.events.clone(), handing_over.clone(), waiters.clone());
+        let (waiters, checks) = (&self.stream_waiters, SqlChecks::new(runtime.db(), &self.catalogue));
+        let fan_out = || {
+            FanOut::new(self.clock.clone(), self.events.clone(), handing_over.clone(), waiters.clone(), checks.clone())
+        };
         runtime.consume(&consumer, options, fan_out);
     }
 
@@ -449,29 +369,5 @@ impl Hub {
             }
         });
         runtime.spawn(async move { adding.run(|| totals.flush(&db)).await });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_limit_out_of_range_is_refused_with_its_name_and_range() {
-        assert!(Hub::check(&HubSettings::default()).is_ok());
-        let refused = |change: fn(&mut HubSettings)| {
-            let mut settings = HubSettings::default();
-            change(&mut settings);
-            Hub::check(&settings).unwrap_err().to_string()
-        };
-        for (error, setting, range) in [
-            (refused(|settings| settings.health_days = 0), "hub.health_days", "from 1 to 366"),
-            (refused(|settings| settings.in_flight_max = 15), "hub.in_flight_max", "from 16 to 100000"),
-            (refused(|settings| settings.subscribers_max = 0), "hub.subscribers_max", "from 1 to 100000"),
-            (refused(|settings| settings.waiting_max = 99), "hub.waiting_max", "from 100 to 1000000000000"),
-            (refused(|settings| settings.change_wait_ms = 9), "hub.change_wait_ms", "from 10 to 25000"),
-        ] {
-            assert!(error.contains(setting) && error.contains(range), "{error}");
-        }
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use http::{HeaderValue, StatusCode, header};
-use kit::problem::{FieldError, Problem};
-use mailbox::log::PostError;
+use http_kit::problem::{FieldError, Problem};
+use pillarbox::log::PostError;
 
 use crate::domain::Refused;
 use crate::hash_pool::HashError;
@@ -91,10 +91,12 @@ impl From<Error> for Problem {
             Error::TooManySubscriptions(_) => Problem::conflict("too-many-subscriptions", &error),
             Error::Refused(_) => Problem::conflict("transition-refused", &error),
             Error::PreconditionFailed(problem) => problem,
-            Error::Hash(HashError::QueueFull) => Problem::overloaded(&error, Duration::from_secs(1)),
+            Error::Hash(HashError::QueueFull | HashError::CallerQueueFull) => {
+                Problem::overloaded(&error, Duration::from_secs(1))
+            }
             Error::Hash(HashError::Failed) | Error::Unsignable | Error::Unserializable(_) => Problem::internal(&error),
             Error::Post(cause) => cause.into(),
-            Error::Database(cause) => mailbox::database::problem(&cause),
+            Error::Database(cause) => http_kit::database::problem(&cause),
         }
     }
 }

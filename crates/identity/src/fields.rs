@@ -1,9 +1,10 @@
 //! The fields of requests: they are normalised and checked, and every invalid field is reported.
 
-use kit::auth::Tenant;
-use kit::field::{FieldErrors, error, person_name};
-use kit::problem::FieldError;
-use kit::secret::Secret;
+use http_kit::field::{FieldErrors, error};
+use http_kit::problem::FieldError;
+use http_kit::shown_text::check_name;
+use pillarbox::log::Tenant;
+use runtime::secret::Secret;
 use unicode_normalization::UnicodeNormalization;
 
 use crate::common_passwords::is_common;
@@ -112,7 +113,7 @@ pub(crate) fn new_password(text: &Secret<String>, email: &str, name: &str) -> Re
 /// Normalises and checks a name. It is part of e-mails, also to addresses that somebody else has registered, so it must not
 /// be a link, nor change how the rest of the text looks.
 pub(crate) fn name(text: &str) -> Result<String, FieldErrors> {
-    person_name(text, NAME_CHARS_MAX).map_err(error)?;
+    check_name(text, NAME_CHARS_MAX).map_err(error)?;
     Ok(text.trim().nfc().collect())
 }
 

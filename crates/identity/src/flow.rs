@@ -14,7 +14,7 @@ mod throttle;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kit::auth::TokenVerifier;
+use http_kit::auth::TokenVerifier;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 

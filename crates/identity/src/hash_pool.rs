@@ -1,30 +1,43 @@
 //! The hashes of passwords: Argon2id on threads of their own.
 //!
-//! A hash occupies a core and much memory for tens of milliseconds, so it must not run on a thread that serves requests. The
-//! pool has a fixed number of threads and a bounded queue: above it, requests are refused at once. Its threads have the
-//! lowest priority, so other work runs first on a machine that is busy with sign-ins.
+//! A hash occupies a core and much memory for tens of milliseconds, so it must not run on a thread that serves requests. It runs
+//! on a [`WorkPool`], in which the networks of the clients take turns. What waits is bounded in total, for each network, and for
+//! each account, wherever the requests for it come from: above that, requests are refused at once.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine};
-use kit::secret::Secret;
 use rand::RngCore;
+use runtime::secret::Secret;
+use runtime::work_pool::{WorkPool, WorkPoolOptions, WorkRefused};
 use subtle::ConstantTimeEq;
-use tokio::sync::oneshot;
 
-/// The nice value of the threads: the lowest priority.
-const NICE: i32 = 19;
-/// After this time without work a thread releases its memory.
-const IDLE_MAX: Duration = Duration::from_secs(5);
+/// The part of the queue that the requests of one network may occupy, and those for one account.
+const CALLER_SHARE: usize = 8;
 const SALT_BYTES: usize = 16;
 const HASH_BYTES: usize = 32;
 
+thread_local! {
+    /// Requesting many pages from the kernel takes a good part of the time of a hash, so a thread reuses them.
+    static MEMORY: RefCell<Vec<Block>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Who causes a hash, as digests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HashCaller {
+    /// The network of the client.
+    pub(crate) network: [u8; 32],
+    /// The account, or whatever the request names instead of it.
+    pub(crate) account: [u8; 32],
+}
+
 /// Hashes and verifies passwords. Dropping it ends its threads.
 pub(crate) struct HashPool {
-    queue: Arc<Queue>,
+    pool: WorkPool<[u8; 32]>,
+    accounts: Accounts,
     params: Params,
 }
 
@@ -33,6 +46,8 @@ pub(crate) struct HashPool {
 pub(crate) enum HashError {
     #[error("too many sign-ins and registrations at once")]
     QueueFull,
+    #[error("too many sign-ins and registrations at once from this network or for this account")]
+    CallerQueueFull,
     #[error("the hash cannot be computed")]
     Failed,
 }
@@ -45,45 +60,40 @@ pub(crate) struct Verified {
     pub(crate) is_outdated: bool,
 }
 
-struct Queue {
-    state: Mutex<State>,
-    ready: Condvar,
-    jobs_max: usize,
+/// The hashes that wait or are computed, by account.
+struct Accounts {
+    hashes: Arc<Mutex<HashMap<[u8; 32], usize>>>,
+    max: usize,
 }
 
-#[derive(Default)]
-struct State {
-    jobs: VecDeque<Job>,
-    is_closed: bool,
-}
-
-/// One computation of Argon2id.
-struct Job {
-    password: Secret<String>,
-    salt: Vec<u8>,
-    params: Params,
-    answer: oneshot::Sender<Result<[u8; HASH_BYTES], HashError>>,
+/// Counts one hash of an account until it is dropped.
+struct Counted {
+    hashes: Arc<Mutex<HashMap<[u8; 32], usize>>>,
+    account: [u8; 32],
 }
 
 impl HashPool {
     /// Starts the threads; 0 means one for each core. Fails if a thread cannot be started.
     pub(crate) fn start(params: Params, threads: u32, queue_max: u32) -> std::io::Result<HashPool> {
-        let queue = Arc::new(Queue { state: Mutex::default(), ready: Condvar::new(), jobs_max: queue_max as usize });
-        let threads = match threads {
-            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            count => count as usize,
-        };
-        for _ in 0..threads {
-            let queue = queue.clone();
-            std::thread::Builder::new().name("password-hash".to_owned()).spawn(move || queue.work())?;
-        }
-        Ok(HashPool { queue, params })
+        let queue_max = queue_max as usize;
+        let of_caller_max = (queue_max / CALLER_SHARE).max(1);
+        let pool = WorkPool::start(WorkPoolOptions {
+            name: "password-hash",
+            threads: threads as usize,
+            queue_max,
+            queue_per_key_max: of_caller_max,
+            // Hashes are short: a network that is alone may use all threads, because the next turn comes soon.
+            running_per_key_max: usize::MAX,
+            on_idle: || MEMORY.with_borrow_mut(|memory| *memory = Vec::new()),
+        })?;
+        let accounts = Accounts { hashes: Arc::default(), max: of_caller_max + 1 };
+        Ok(HashPool { pool, accounts, params })
     }
 
     /// Returns the PHC string of a password, with the current parameters.
-    pub(crate) async fn hash(&self, password: Secret<String>) -> Result<String, HashError> {
+    pub(crate) async fn hash(&self, caller: HashCaller, password: Secret<String>) -> Result<String, HashError> {
         let salt = random::<SALT_BYTES>();
-        let hash = self.compute(password, salt.to_vec(), self.params.clone()).await?;
+        let hash = self.compute(caller, password, salt.to_vec(), self.params.clone()).await?;
         Ok(to_phc(&self.params, &salt, &hash))
     }
 
@@ -94,100 +104,89 @@ impl HashPool {
 
     /// Computes what [`HashPool::verify`] would for the hash of another account, and never has a result. Without one, the current
     /// parameters are used.
-    pub(crate) async fn verify_nothing(&self, password: Secret<String>, like: Option<&str>) -> Result<(), HashError> {
+    pub(crate) async fn verify_nothing(
+        &self,
+        caller: HashCaller,
+        password: Secret<String>,
+        like: Option<&str>,
+    ) -> Result<(), HashError> {
         let params = like.and_then(from_phc).map_or_else(|| self.params.clone(), |stored| stored.params);
-        self.compute(password, random::<SALT_BYTES>().to_vec(), params).await.map(drop)
+        self.compute(caller, password, random::<SALT_BYTES>().to_vec(), params).await.map(drop)
     }
 
     /// Compares a password with a PHC string.
-    pub(crate) async fn verify(&self, password: Secret<String>, phc: &str) -> Result<Verified, HashError> {
+    pub(crate) async fn verify(
+        &self,
+        caller: HashCaller,
+        password: Secret<String>,
+        phc: &str,
+    ) -> Result<Verified, HashError> {
         let stored = from_phc(phc).ok_or(HashError::Failed)?;
         let is_outdated = (stored.params.m_cost(), stored.params.t_cost(), stored.params.p_cost())
             != (self.params.m_cost(), self.params.t_cost(), self.params.p_cost());
-        let hash = self.compute(password, stored.salt, stored.params).await?;
+        let hash = self.compute(caller, password, stored.salt, stored.params).await?;
         Ok(Verified { is_correct: bool::from(hash.as_slice().ct_eq(&stored.hash)), is_outdated })
     }
 
     async fn compute(
         &self,
+        caller: HashCaller,
         password: Secret<String>,
         salt: Vec<u8>,
         params: Params,
     ) -> Result<[u8; HASH_BYTES], HashError> {
-        let (answer, answered) = oneshot::channel();
-        self.queue.push(Job { password, salt, params, answer })?;
-        answered.await.unwrap_or(Err(HashError::Failed))
+        let computed = match self.accounts.count(caller.account) {
+            Ok(_counted) => self.pool.run(caller.network, move || argon2id(&password, &salt, params)).await,
+            Err(refused) => Err(refused),
+        };
+        computed
+            .unwrap_or_else(|refused| match refused {
+                WorkRefused::CallerQueueFull => Err(HashError::CallerQueueFull),
+                WorkRefused::QueueFull => Err(HashError::QueueFull),
+                WorkRefused::Failed => Err(HashError::Failed),
+            })
+            .inspect_err(|error| {
+                if *error != HashError::Failed {
+                    metrics::counter!("pillarbox_identity_hash_refused_total").increment(1);
+                }
+            })
     }
 }
 
-impl Drop for HashPool {
+impl Accounts {
+    /// Fails if too many hashes of the account wait or are computed.
+    fn count(&self, account: [u8; 32]) -> Result<Counted, WorkRefused> {
+        let mut hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = hashes.entry(account).or_default();
+        if *count >= self.max {
+            return Err(WorkRefused::CallerQueueFull);
+        }
+        *count += 1;
+        Ok(Counted { hashes: self.hashes.clone(), account })
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.queue.lock().is_closed = true;
-        self.queue.ready.notify_all();
-    }
-}
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, job: Job) -> Result<(), HashError> {
-        let mut state = self.lock();
-        if state.jobs.len() >= self.jobs_max {
-            metrics::counter!("pillarbox_identity_hash_refused_total").increment(1);
-            return Err(HashError::QueueFull);
-        }
-        state.jobs.push_back(job);
-        self.ready.notify_one();
-        Ok(())
-    }
-
-    /// Returns the next job; None if there was none for some time. Fails if the pool was dropped.
-    fn next(&self) -> Result<Option<Job>, Closed> {
-        let mut state = self.lock();
-        let is_idle = |state: &mut State| state.jobs.is_empty() && !state.is_closed;
-        let waited = self.ready.wait_timeout_while(state, IDLE_MAX, is_idle);
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        match state.jobs.pop_front() {
-            None if state.is_closed => Err(Closed),
-            job => Ok(job),
-        }
-    }
-
-    /// The loop of a thread. It reuses its memory, because requesting many pages from the kernel takes a good part of the
-    /// time of a hash.
-    fn work(&self) {
-        lower_priority();
-        let mut memory: Vec<Block> = Vec::new();
-        while let Ok(next) = self.next() {
-            let Some(job) = next else {
-                memory = Vec::new();
-                continue;
-            };
-            // Nobody waits for the result: the client has disconnected.
-            if job.answer.is_closed() {
-                continue;
+        let mut hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = hashes.get_mut(&self.account) {
+            *count -= 1;
+            if *count == 0 {
+                hashes.remove(&self.account);
             }
-            memory.resize(memory.len().max(job.params.block_count()), Block::default());
-            let mut hash = [0; HASH_BYTES];
-            let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, job.params);
-            let password = job.password.reveal().as_bytes();
-            let done = argon2.hash_password_into_with_memory(password, &job.salt, &mut hash, &mut memory);
-            // Fails if the client has disconnected meanwhile.
-            let _ = job.answer.send(done.map(|()| hash).map_err(|_| HashError::Failed));
         }
     }
 }
 
-/// The pool was dropped.
-struct Closed;
-
-/// Gives this thread the lowest priority. On Linux a nice value belongs to a thread.
-fn lower_priority() {
-    if let Err(error) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
-        tracing::warn!(%error, "the threads for password hashes have the usual priority");
-    }
+fn argon2id(password: &Secret<String>, salt: &[u8], params: Params) -> Result<[u8; HASH_BYTES], HashError> {
+    MEMORY.with_borrow_mut(|memory| {
+        memory.resize(memory.len().max(params.block_count()), Block::default());
+        let mut hash = [0; HASH_BYTES];
+        let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
+        let password = password.reveal().as_bytes();
+        let done = argon2.hash_password_into_with_memory(password, salt, &mut hash, memory);
+        done.map(|()| hash).map_err(|_| HashError::Failed)
+    })
 }
 
 fn random<const BYTES: usize>() -> [u8; BYTES] {
@@ -237,6 +236,10 @@ mod tests {
         Params::new(32, iterations, 1, None).unwrap()
     }
 
+    fn caller(network: u8, account: u8) -> HashCaller {
+        HashCaller { network: [network; 32], account: [account; 32] }
+    }
+
     fn secret(text: &str) -> Secret<String> {
         Secret::new(text.to_owned())
     }
@@ -244,37 +247,66 @@ mod tests {
     #[tokio::test]
     async fn a_hash_is_a_phc_string_that_other_programs_can_verify() {
         let pool = HashPool::start(params(1), 1, 10).unwrap();
-        let phc = pool.hash(secret("correct horse")).await.unwrap();
+        let phc = pool.hash(caller(0, 0), secret("correct horse")).await.unwrap();
         assert!(phc.starts_with("$argon2id$v=19$m=32,t=1,p=1$"), "{phc}");
         let parsed = PasswordHash::new(&phc).unwrap();
         assert!(Argon2::default().verify_password(b"correct horse", &parsed).is_ok());
-        let verify = async |text: &str| pool.verify(secret(text), &phc).await.unwrap();
+        let verify = async |text: &str| pool.verify(caller(0, 0), secret(text), &phc).await.unwrap();
         assert_eq!(verify("correct horse").await, Verified { is_correct: true, is_outdated: false });
         assert!(!verify("correct house").await.is_correct);
-        assert_ne!(pool.hash(secret("correct horse")).await.unwrap(), phc, "each hash has its own salt");
+        assert_ne!(pool.hash(caller(0, 0), secret("correct horse")).await.unwrap(), phc, "each hash has its own salt");
     }
 
     #[tokio::test]
     async fn a_hash_with_other_parameters_is_outdated_but_valid() {
         let old = HashPool::start(Params::new(64, 2, 1, None).unwrap(), 1, 10).unwrap();
-        let phc = old.hash(secret("correct horse")).await.unwrap();
+        let phc = old.hash(caller(0, 0), secret("correct horse")).await.unwrap();
         let pool = HashPool::start(params(1), 1, 10).unwrap();
-        let verified = pool.verify(secret("correct horse"), &phc).await.unwrap();
+        let verified = pool.verify(caller(0, 0), secret("correct horse"), &phc).await.unwrap();
         assert_eq!(verified, Verified { is_correct: true, is_outdated: true });
         for invalid in ["", "x", "$argon2i$v=19$m=32,t=1,p=1$AAAAAAAAAAA$AAAA", "$argon2id$v=19$m=32,t=1$AAAA$AAAA"] {
-            assert_eq!(pool.verify(secret("x"), invalid).await, Err(HashError::Failed), "{invalid}");
+            assert_eq!(pool.verify(caller(0, 0), secret("x"), invalid).await, Err(HashError::Failed), "{invalid}");
         }
     }
 
     #[tokio::test]
     async fn a_full_queue_is_refused_at_once_and_a_disconnected_client_costs_no_hash() {
         let pool = HashPool::start(Params::new(64 * 1024, 2, 1, None).unwrap(), 1, 2).unwrap();
-        let running: Vec<_> = (0..10).map(|_| Box::pin(pool.hash(secret("correct horse")))).collect();
-        let mut results = futures(running).await;
+        let of_another = |number| caller(number, number);
+        let running = (0..10).map(|number| Box::pin(pool.hash(of_another(number), secret("correct horse"))));
+        let mut results = futures(running.collect()).await;
         results.sort_by_key(|result| result.is_ok());
         let refused = results.iter().filter(|result| **result == Err(HashError::QueueFull)).count();
         assert!((7..=8).contains(&refused), "{refused}");
         assert!(results.iter().any(|result| result.is_ok()));
+    }
+
+    /// Computes hashes of these callers one after the other on one thread. Returns who got one, in this order.
+    async fn order(callers: Vec<HashCaller>) -> Vec<(HashCaller, Result<(), HashError>)> {
+        let pool = HashPool::start(Params::new(8 * 1024, 2, 1, None).unwrap(), 1, 80).unwrap();
+        let one = async |caller| (caller, pool.hash(caller, secret("correct horse")).await.map(drop));
+        futures(callers.into_iter().map(|caller| Box::pin(one(caller))).collect()).await
+    }
+
+    #[tokio::test]
+    async fn many_hashes_of_one_network_delay_those_of_others_by_one_and_are_refused_above_their_share() {
+        let many = std::iter::repeat_with(|| caller(1, rand::random())).take(40);
+        let others = (2..7).map(|number| caller(number, number));
+        let done = order(many.chain(others).collect()).await;
+        let refused: Vec<_> = done.iter().filter(|(_, result)| *result == Err(HashError::CallerQueueFull)).collect();
+        assert!((25..=30).contains(&refused.len()) && refused.iter().all(|(by, _)| by.network == [1; 32]), "{done:?}");
+        let computed: Vec<_> = done.iter().filter(|(_, result)| result.is_ok()).map(|(by, _)| by.network[0]).collect();
+        let last = computed.iter().rposition(|network| *network > 1).unwrap();
+        assert!(last <= 8, "the others wait for two of the network: {computed:?}");
+    }
+
+    #[tokio::test]
+    async fn hashes_of_one_account_are_bounded_wherever_they_come_from() {
+        let many = (0..40).map(|number| caller(number, 1));
+        let done = order(many.chain([caller(50, 2)]).collect()).await;
+        let refused = done.iter().filter(|(by, result)| by.account == [1; 32] && result.is_err()).count();
+        assert!((25..=29).contains(&refused), "ten wait, and one is computed: {refused}");
+        assert!(done.contains(&(caller(50, 2), Ok(()))));
     }
 
     /// Polls all of them at once.
@@ -310,9 +342,9 @@ mod tests {
     #[tokio::test]
     async fn its_threads_have_the_lowest_priority() {
         let pool = HashPool::start(params(1), 1, 10).unwrap();
-        pool.hash(secret("correct horse")).await.unwrap();
+        pool.hash(caller(0, 0), secret("correct horse")).await.unwrap();
         // Other tests of this process start pools, too, whose threads may not have set theirs yet.
-        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         loop {
             let values = nice_values();
             assert!(!values.is_empty());
@@ -320,7 +352,7 @@ mod tests {
                 break;
             }
             assert!(std::time::Instant::now() < deadline, "{values:?}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     }
 }

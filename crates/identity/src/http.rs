@@ -15,10 +15,10 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use http::header::USER_AGENT;
-use kit::auth::{Caller, Operator};
-use kit::client_address::ClientAddress;
-use kit::openapi::{self, RouteProblem};
-use kit::problem::Problem;
+use http_kit::auth::{Caller, Operator};
+use http_kit::client_address::ClientAddress;
+use http_kit::openapi::{self, RouteProblem};
+use http_kit::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 

@@ -30,15 +30,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use kit::auth::{TokenSigner, TokenVerifier};
-use kit::clock::Clock;
-use kit::config::InvalidSetting;
-use kit::page::CursorKey;
-use kit::telemetry::MetricHelp;
-use mailbox::consumers::Runtime;
-use mailbox::database::Database;
-use mailbox::database::time::maintain;
-use mailbox::service::{Role, Roles, Service, ServiceContext};
+use http_kit::auth::{TokenSigner, TokenVerifier};
+use http_kit::page::CursorKey;
+use pillarbox::consumers::Runtime;
+use pillarbox::database::time::maintain;
+use pillarbox::database::{Database, SchemaMigrations};
+use runtime::MetricHelp;
+use runtime::clock::Clock;
+use runtime::config::InvalidSetting;
+use service::{Role, Roles, Service, ServiceContext};
 use tokio_util::task::TaskTracker;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -50,12 +50,18 @@ pub use crate::settings::IdentitySettings;
 use crate::hash_pool::HashPool;
 use crate::secrets::DigestKey;
 
+/// The migrations of the schema `pillarbox_identity`.
+pub const MIGRATIONS: SchemaMigrations = SchemaMigrations {
+    schema: "pillarbox_identity",
+    texts: &[include_str!("../migrations/0001_pillarbox_identity.sql")],
+};
+
 /// Pause between two checks for accepted requests that no process has processed.
 const REQUEST_PAUSE: Duration = Duration::from_secs(5);
 /// Pause between two checks for expired rows.
 const EXPIRY_PAUSE: Duration = Duration::from_secs(60);
 
-/// Pause between two checks for accounts that were verified by an earlier version of the program.
+/// Pause between two checks for accounts that an operator wants to be announced again.
 const CONTACTS_PAUSE: Duration = Duration::from_secs(10);
 
 /// The identity service of one process.
@@ -85,6 +91,7 @@ impl Service for Identity {
         ("pillarbox_identity_hash_refused_total", "Hashes of passwords that were refused because the queue was full."),
         ("pillarbox_identity_reused_tokens_total", "Sessions that ended because a refresh token was used again."),
     ];
+    const MIGRATIONS: SchemaMigrations = MIGRATIONS;
     type Settings = IdentitySettings;
 
     fn check(settings: &IdentitySettings) -> Result<(), InvalidSetting> {

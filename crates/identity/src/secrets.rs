@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
-use kit::idempotency::RequestIdentity;
-use kit::secret::{Secret, digest};
+use http_kit::idempotency::RequestIdentity;
 use rand::RngCore;
+use runtime::secret::{Secret, digest};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 

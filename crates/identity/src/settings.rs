@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use argon2::Params;
 use chrono::TimeDelta;
-use kit::config::InvalidSetting;
+use runtime::config::InvalidSetting;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::Limit;
@@ -74,7 +74,7 @@ impl IdentitySettings {
     pub(crate) fn check(&self) -> Result<(), InvalidSetting> {
         const LIMIT: RangeInclusive<u32> = 0..=1_000_000;
         let ranges: [(&str, u32, RangeInclusive<u32>); 18] = [
-            // The longest lifetime that `kit` signs for a session.
+            // The longest lifetime that `http-kit` signs for a session.
             ("access_token_seconds", self.access_token_seconds, 1..=300),
             ("refresh_token_days", self.refresh_token_days, 1..=365),
             ("session_days", self.session_days, 1..=365),

@@ -1,7 +1,7 @@
 //! JSON of the responses.
 
 use chrono::{DateTime, Utc};
-use kit::secret::Secret;
+use runtime::secret::Secret;
 use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;

@@ -7,12 +7,12 @@
 
 use std::sync::Arc;
 
-use kit::batch::{Batcher, Limits};
-use kit::clock::Clock;
-use kit::idempotency::StoredResponse;
-use kit::problem::Problem;
-use mailbox::batched_writes::BatchedWriteHandler;
-use mailbox::database::Database;
+use http_kit::idempotency::StoredResponse;
+use http_kit::problem::Problem;
+use pillarbox::database::Database;
+use runtime::batch::{Batcher, Limits};
+use runtime::clock::Clock;
+use service::batched_writes::BatchedWriteHandler;
 use uuid::Uuid;
 
 use crate::flow::commands::{CommandRequest, RequestedCommands};
@@ -43,7 +43,7 @@ impl CommandBatchers {
     pub(crate) async fn submit(&self, request: CommandRequest) -> Result<StoredResponse, Problem> {
         match self.of_event(request.command.event_id).submit(request).await {
             Ok(response) => response,
-            Err(error) => Err(error.into_problem(Problem::clone)),
+            Err(error) => Err(Problem::of_batch(error, Problem::clone)),
         }
     }
 

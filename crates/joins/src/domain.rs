@@ -15,7 +15,7 @@ mod registrations;
 use chrono::{DateTime, Utc};
 use contracts::events::EventStatus;
 use contracts::joins::{Count, JoinStatus};
-use kit::trace::TraceContext;
+use runtime::trace::TraceContext;
 use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use kit::problem::{FieldError, Problem};
-use mailbox::database::is_transient;
-use mailbox::log::PostError;
+use http_kit::problem::{FieldError, Problem};
+use pillarbox::database::is_transient;
+use pillarbox::log::PostError;
 
 use crate::domain::Refused;
 
@@ -60,7 +60,7 @@ impl From<Error> for Problem {
             Error::NotRegistered => Problem::not_found("not-registered", &error),
             Error::NotOrganizer => Problem::forbidden(&error),
             Error::Post(cause) => cause.into(),
-            Error::Database(cause) => mailbox::database::problem(&cause),
+            Error::Database(cause) => http_kit::database::problem(&cause),
             Error::Unserializable(_) => Problem::internal(&error),
         }
     }

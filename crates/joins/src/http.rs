@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use kit::auth::{Caller, Principal};
-use kit::extract::Path;
-use kit::idempotency::{Mutation, StoredResponse};
-use kit::openapi::{self, RouteProblem};
-use kit::problem::Problem;
+use http_kit::auth::{Caller, Principal};
+use http_kit::extract::Path;
+use http_kit::idempotency::{Mutation, StoredResponse};
+use http_kit::openapi::{self, RouteProblem};
+use http_kit::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 

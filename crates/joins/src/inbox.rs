@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use contracts::events::{self, EventChanged, EventRestated, EventVersions};
-use kit::clock::Clock;
-use mailbox::consumers::{ConsumerOptions, Handler, HandlerFuture, StartAt, Subscription};
-use mailbox::log::{Message, MessagePattern};
+use pillarbox::consumers::{ConsumerOptions, Handler, HandlerFuture, StartAt, Subscription};
+use pillarbox::log::{Message, MessagePattern};
+use runtime::clock::Clock;
 use sqlx::{Postgres, Transaction};
 
 use crate::domain::{Actor, CommandKind, EventUpdate};

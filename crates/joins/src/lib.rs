@@ -33,17 +33,21 @@ mod workers;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kit::clock::Clock;
-use kit::config::InvalidSetting;
-use kit::page::CursorKey;
-use kit::telemetry::MetricHelp;
-use mailbox::consumers::{Runtime, Subscription};
-use mailbox::database::Database;
-use mailbox::database::time::maintain;
-use mailbox::service::{Role, Service, ServiceContext};
+use http_kit::page::CursorKey;
+use pillarbox::consumers::{Runtime, Subscription};
+use pillarbox::database::time::maintain;
+use pillarbox::database::{Database, SchemaMigrations};
+use runtime::MetricHelp;
+use runtime::clock::Clock;
+use runtime::config::InvalidSetting;
+use service::{Role, Service, ServiceContext};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::command_batcher::CommandBatchers;
+
+/// The migrations of the schema `pillarbox_joins`.
+pub const MIGRATIONS: SchemaMigrations =
+    SchemaMigrations { schema: "pillarbox_joins", texts: &[include_str!("../migrations/0001_pillarbox_joins.sql")] };
 
 /// Pause between two sweeps while nothing is due.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
@@ -65,6 +69,7 @@ impl Service for Joins {
         ("pillarbox_joins_commands_total", "Commands that change registrations, such as joins."),
         ("pillarbox_joins_batch_size", "Commands that are written in one transaction."),
     ];
+    const MIGRATIONS: SchemaMigrations = MIGRATIONS;
     type Settings = ();
 
     fn build(context: &ServiceContext, (): &()) -> Result<Joins, InvalidSetting> {

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::events::EventStatus;
 use contracts::joins::{Count, JoinStatus};
-use kit::trace::TraceContext;
 use proptest::prelude::*;
+use runtime::trace::TraceContext;
 use uuid::Uuid;
 
 use crate::domain::{

@@ -105,7 +105,7 @@ impl From<StoredEntry> for HistoryEntryView {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Position)]
+#[schema(as = WaitlistPosition)]
 pub(crate) struct PositionView {
     /// The status of the registration.
     #[schema(value_type = String, example = "waitlisted")]
@@ -169,7 +169,7 @@ impl From<&Event> for StatsView {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = EventBan)]
+#[schema(as = GatheringBan)]
 pub(crate) struct BanView {
     id: Uuid,
     event_id: Uuid,

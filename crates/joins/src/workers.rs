@@ -1,8 +1,8 @@
 //! Periodic tasks. Every process with the role runs them; row locks in the database distribute the work.
 
-use kit::clock::Clock;
-use kit::worker::Round;
-use mailbox::database::Database;
+use pillarbox::database::Database;
+use runtime::clock::Clock;
+use runtime::worker::Round;
 
 use crate::error::Error;
 use crate::flow;

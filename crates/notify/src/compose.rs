@@ -1,10 +1,10 @@
 //! Composes the e-mail that is sent to the mail server.
 
-use kit::secret::digest;
 use lettre::Message;
 use lettre::address::Envelope;
 use lettre::message::header::{HeaderName, HeaderValue};
 use lettre::message::{Mailbox, MultiPart};
+use runtime::secret::digest;
 use uuid::Uuid;
 
 use crate::address;

@@ -1,16 +1,17 @@
 //! E-mails and their statuses, and what follows from an attempt to send one.
 //!
-//! The rest of the domain: [`business_event`], [`delivery_rules`], [`notification`] and [`participants`].
+//! The rest of the domain: [`business_event`], [`delivery_rules`], [`notification`], [`participants`] and [`policy`].
 
 pub(crate) mod business_event;
 pub(crate) mod delivery_rules;
 pub(crate) mod notification;
 pub(crate) mod participants;
+pub(crate) mod policy;
 
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use kit::backoff::Backoff;
+use runtime::backoff::Backoff;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -33,7 +34,7 @@ const ERROR_CHARS_MAX: usize = 500;
     strum::IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
-#[schema(as = MailStatus)]
+#[schema(as = EmailStatus)]
 #[strum(serialize_all = "lowercase", const_into_str)]
 pub(crate) enum Status {
     /// It waits for its first attempt or for a retry.
@@ -78,6 +79,8 @@ pub(crate) struct NewMail {
     pub(crate) content: Content,
     /// The address of one-click unsubscribe (RFC 8058), if the recipient can unsubscribe.
     pub(crate) unsubscribe: Option<String>,
+    /// Whose e-mails wait in one queue: the queues take turns. It is an account or an aggregate.
+    pub(crate) sender: String,
     pub(crate) status: Status,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) give_up_at: DateTime<Utc>,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use kit::problem::{FieldError, Problem};
-use mailbox::log::PostError;
+use http_kit::problem::{FieldError, Problem};
+use pillarbox::log::PostError;
 
 use crate::address::InvalidAddress;
 use crate::flow::preferences::PREFERENCES_MAX;
@@ -91,7 +91,7 @@ impl From<Error> for Problem {
             Error::TooManyPreferences => Problem::conflict("too-many-preferences", &error),
             Error::InvalidUnsubscribeLink => Problem::not_found("unsubscribe-link-invalid", &error),
             Error::Stale(problem) => problem,
-            Error::Database(cause) => mailbox::database::problem(&cause),
+            Error::Database(cause) => http_kit::database::problem(&cause),
         }
     }
 }

@@ -18,9 +18,10 @@ use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use kit::auth::{Caller, Role, Tenant};
-use kit::openapi::{self, RouteProblem};
-use kit::problem::Problem;
+use http_kit::auth::{Caller, Role};
+use http_kit::openapi::{self, RouteProblem};
+use http_kit::problem::Problem;
+use pillarbox::log::Tenant;
 use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use contracts::{events, identity, joins, notify};
-use kit::worker::Wake;
-use mailbox::consumers::{ConsumerOptions, Handler, HandlerError, HandlerFuture, StartAt, Subscription};
-use mailbox::log::{Message, MessagePattern};
+use pillarbox::consumers::{ConsumerOptions, Handler, HandlerError, HandlerFuture, StartAt, Subscription};
+use pillarbox::log::{Message, MessagePattern};
+use runtime::worker::Wake;
 use sqlx::{Postgres, Transaction};
 
-use crate::domain::delivery_rules::Rules;
+use crate::domain::policy::Policy;
 use crate::flow::requests::{self, Recorder};
 use crate::flow::{contacts, expansion, participants};
 use crate::workers::Wakes;
@@ -25,7 +25,7 @@ const LISTENER_BATCH: u32 = 500;
 const LISTENER_WORKERS: u32 = 2;
 
 /// Several consumers, so that the deletion of an account does not wait for a request that is parked.
-pub(crate) fn subscriptions(recorder: &Arc<Recorder>, rules: &Rules, wakes: &Wakes) -> Vec<Subscription> {
+pub(crate) fn subscriptions(recorder: &Arc<Recorder>, policy: &Arc<Policy>, wakes: &Wakes) -> Vec<Subscription> {
     let subscribe = |consumer: &'static str, sources: &[&str], topics: &[&str], handler: Arc<dyn Handler>| {
         let texts = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect();
         let matching = MessagePattern { sources: texts(sources), topics: texts(topics), ..MessagePattern::default() };
@@ -33,12 +33,12 @@ pub(crate) fn subscriptions(recorder: &Arc<Recorder>, rules: &Rules, wakes: &Wak
         Subscription { consumer: consumer.into(), matching, start: StartAt::Beginning, handler, options }
     };
     let requests = Arc::new(MailRequests { recorder: Arc::clone(recorder), wakes: [wakes.mails.clone()] });
-    let rules = rules.clone();
+    let policy = Arc::clone(policy);
     let people = subscribe(
         REGISTRATIONS_CONSUMER,
         &[joins::SOURCE],
         &REGISTRATIONS,
-        Arc::new(EventMessages::Registrations { rules, wakes: wakes.of_notifications() }),
+        Arc::new(EventMessages::Registrations { policy: Arc::clone(&policy), wakes: wakes.of_notifications() }),
     );
     vec![
         subscribe(MAIL_CONSUMER, &[identity::SOURCE, notify::SOURCE], &["email.#"], requests),
@@ -49,7 +49,7 @@ pub(crate) fn subscriptions(recorder: &Arc<Recorder>, rules: &Rules, wakes: &Wak
             &[identity::ACCOUNT_CONTACT_CHANGED],
             Arc::new(EventMessages::Contacts),
         ),
-        subscribe(EVENTS_CONSUMER, &[events::SOURCE], &CHANGES, Arc::new(EventMessages::Changes)),
+        subscribe(EVENTS_CONSUMER, &[events::SOURCE], &CHANGES, Arc::new(EventMessages::Changes { policy })),
         people,
     ]
 }
@@ -76,7 +76,7 @@ pub(crate) fn listener_name(aggregate_type: &str) -> String {
 
 /// The listener of an aggregate type. Its name is lower case, so it differs from those of the other consumers, unless a type
 /// is called like one of them: see [`RESERVED_TYPES`].
-pub(crate) fn listener(aggregate_type: String, rules: &Rules, wakes: &Wakes) -> Subscription {
+pub(crate) fn listener(aggregate_type: String, policy: &Arc<Policy>, wakes: &Wakes) -> Subscription {
     let mut options = ConsumerOptions::default();
     options.worker.batch = LISTENER_BATCH;
     options.workers = LISTENER_WORKERS;
@@ -90,7 +90,7 @@ pub(crate) fn listener(aggregate_type: String, rules: &Rules, wakes: &Wakes) -> 
         start: StartAt::Beginning,
         handler: Arc::new(EventMessages::Business {
             aggregate_type,
-            rules: rules.clone(),
+            policy: Arc::clone(policy),
             wakes: wakes.of_notifications(),
         }),
         options,
@@ -102,9 +102,9 @@ pub(crate) const RESERVED_TYPES: [&str; 5] = ["MAIL", "ACCOUNTS", "CONTACTS", "E
 
 /// The messages that become notifications, or that decide about them.
 enum EventMessages {
-    Business { aggregate_type: String, rules: Rules, wakes: [Wake; 2] },
-    Registrations { rules: Rules, wakes: [Wake; 2] },
-    Changes,
+    Business { aggregate_type: String, policy: Arc<Policy>, wakes: [Wake; 2] },
+    Registrations { policy: Arc<Policy>, wakes: [Wake; 2] },
+    Changes { policy: Arc<Policy> },
     Contacts,
 }
 
@@ -115,13 +115,13 @@ impl EventMessages {
         messages: &[&Message],
     ) -> Result<(), HandlerError> {
         match self {
-            EventMessages::Business { aggregate_type, rules, .. } => {
-                expansion::expand(tx, aggregate_type, rules, messages).await?;
+            EventMessages::Business { aggregate_type, policy, .. } => {
+                expansion::expand(tx, aggregate_type, policy, messages).await?;
             }
-            EventMessages::Registrations { rules, .. } => {
-                participants::notify_of_registrations(tx, rules, messages).await?
+            EventMessages::Registrations { policy, .. } => {
+                participants::notify_of_registrations(tx, policy, messages).await?
             }
-            EventMessages::Changes => participants::record_changes(tx, messages).await?,
+            EventMessages::Changes { policy } => participants::record_changes(tx, policy, messages).await?,
             EventMessages::Contacts => contacts::save_contacts(tx, messages).await?,
         }
         Ok(())
@@ -144,7 +144,7 @@ impl Handler for EventMessages {
     fn wakes_after_commit(&self) -> &[Wake] {
         match self {
             EventMessages::Business { wakes, .. } | EventMessages::Registrations { wakes, .. } => wakes,
-            EventMessages::Changes | EventMessages::Contacts => &[],
+            EventMessages::Changes { .. } | EventMessages::Contacts => &[],
         }
     }
 }

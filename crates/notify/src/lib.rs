@@ -23,6 +23,7 @@
 
 mod address;
 mod compose;
+mod counters;
 #[cfg(test)]
 mod delivery_rules_test;
 mod domain;
@@ -43,19 +44,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use kit::auth::Tenant;
-use kit::backoff::Backoff;
-use kit::config::InvalidSetting;
-use kit::gates::Gates;
-use kit::page::CursorKey;
-use kit::telemetry::MetricHelp;
-use kit::worker::Worker;
-use mailbox::consumers::{Runtime, Subscription};
-use mailbox::database::Database;
-use mailbox::database::time::maintain;
-use mailbox::log::aggregate_types;
-use mailbox::operations::maintenance::Retention;
-use mailbox::service::{AddedSubscriptions, DeletedRows, Role, Roles, Service, ServiceContext};
+use http_kit::admission::gates::Gates;
+use http_kit::page::CursorKey;
+use pillarbox::consumers::{Runtime, Subscription};
+use pillarbox::database::time::maintain;
+use pillarbox::database::{Database, SchemaMigrations};
+use pillarbox::log::Tenant;
+use pillarbox::log::aggregate_types;
+use pillarbox::operations::maintenance::Retention;
+use runtime::MetricHelp;
+use runtime::backoff::Backoff;
+use runtime::config::InvalidSetting;
+use runtime::worker::Worker;
+use service::{AddedSubscriptions, DeletedRows, Role, Roles, Service, ServiceContext};
 use sqlx::PgConnection;
 use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
@@ -69,7 +70,7 @@ pub use crate::view::BulkRetry;
 
 use crate::compose::Sender;
 use crate::domain::Status;
-use crate::domain::delivery_rules::Rules;
+use crate::domain::policy::Policy;
 use crate::flow::delivery::{Deliverer, EmailTexts};
 use crate::flow::inbox::InboxStreams;
 use crate::flow::requests::Recorder;
@@ -79,6 +80,10 @@ use crate::smtp::SmtpClient;
 use crate::templates::Templates;
 use crate::unsubscribe::UnsubscribeLinks;
 use crate::workers::Wakes;
+
+/// The migrations of the schema `pillarbox_notify`.
+pub const MIGRATIONS: SchemaMigrations =
+    SchemaMigrations { schema: "pillarbox_notify", texts: &[include_str!("../migrations/0001_pillarbox_notify.sql")] };
 
 /// The longest time until the sender finds an e-mail that is due and that another process has recorded.
 const SENDER_PAUSE: Duration = Duration::from_millis(500);
@@ -101,8 +106,7 @@ pub struct Notify {
     pub(crate) wakes: Wakes,
     /// None: e-mails are captured, or shadowed.
     outgoing: Option<Outgoing>,
-    /// The rules of event types that have none of their own.
-    pub(crate) default_rules: Rules,
+    pub(crate) policy: Arc<Policy>,
     pub(crate) links: Arc<UnsubscribeLinks>,
     pub(crate) streams: Arc<InboxStreams>,
     /// Posts of the same event id wait for each other without a connection.
@@ -138,6 +142,7 @@ impl Service for Notify {
         ("pillarbox_notifications_oldest_seconds", "The time since the oldest notification that waits was due."),
         ("pillarbox_inbox_users_connected", "Users with an open stream of their inbox."),
     ];
+    const MIGRATIONS: SchemaMigrations = MIGRATIONS;
     type Settings = Settings;
 
     fn delete_tenant_rows<'a>(db: &'a mut PgConnection, tenant: &'a Tenant, limit: i64) -> DeletedRows<'a> {
@@ -150,6 +155,7 @@ impl Service for Notify {
     }
 
     fn build(context: &ServiceContext, settings: &Settings) -> Result<Notify, InvalidSetting> {
+        counters::register();
         let mail = &settings.mail;
         let templates = Templates::load(mail.templates_dir.as_deref())
             .map_err(|error| InvalidSetting::new("mail.templates_dir", error))?;
@@ -169,7 +175,7 @@ impl Service for Notify {
             recorder: Arc::new(Recorder { templates, status, retry_time }),
             wakes: Wakes::default(),
             outgoing: outgoing.filter(|_| !mail.shadow),
-            default_rules: Rules::default_with(settings.notify.digest_minutes),
+            policy: Arc::new(settings.policy()),
             links: Arc::new(UnsubscribeLinks::new(
                 context.derived_key("notify unsubscribe"),
                 context.public_url.clone(),
@@ -186,21 +192,21 @@ impl Service for Notify {
     }
 
     fn subscriptions(&self) -> Vec<Subscription> {
-        inbox::subscriptions(&self.recorder, &self.default_rules, &self.wakes)
+        inbox::subscriptions(&self.recorder, &self.policy, &self.wakes)
     }
 
     fn added_subscriptions<'a>(&'a self, db: &'a Database) -> AddedSubscriptions<'a> {
         Box::pin(async move {
             let types = aggregate_types(&mut *db.acquire().await?).await?;
-            Ok(types.into_iter().map(|one| inbox::listener(one, &self.default_rules, &self.wakes)).collect())
+            Ok(types.into_iter().map(|one| inbox::listener(one, &self.policy, &self.wakes)).collect())
         })
     }
 
     fn start_workers(&self, runtime: &Runtime, roles: &Roles) {
         if roles.contains(Role::Consume) {
             let worker = runtime.worker("notify.announcements".to_owned(), ANNOUNCEMENT_PAUSE);
-            let (db, rules, wakes) = (runtime.db().clone(), self.default_rules.clone(), self.wakes.clone());
-            runtime.spawn(async move { worker.run(|| workers::announce(&db, &rules, &wakes)).await });
+            let (db, policy, wakes) = (runtime.db().clone(), Arc::clone(&self.policy), self.wakes.clone());
+            runtime.spawn(async move { worker.run(|| workers::announce(&db, &policy, &wakes)).await });
         }
         if roles.contains(Role::Api) {
             let worker = runtime.worker("notify.streams".to_owned(), STREAMS_PAUSE);
@@ -245,7 +251,7 @@ impl Notify {
         let mail = &self.settings.mail;
         let emails = EmailTexts { recorder: Arc::clone(&self.recorder), links: Arc::clone(&self.links) };
         let backoff = Backoff::new(millis(mail.retry_first_ms), millis(mail.retry_max_ms));
-        Deliverer::new(runtime.db().clone(), self.default_rules.clone(), emails, backoff)
+        Deliverer::new(runtime.db().clone(), self.policy.default_rules.clone(), emails, backoff)
     }
 }
 

@@ -8,6 +8,7 @@
 
 use chrono::{DateTime, Utc};
 use chrono_tz::Tz;
+use http_kit::shown_text::inert;
 use minijinja::value::Serde;
 use minijinja::{Value, context};
 use serde::Serialize;
@@ -17,7 +18,7 @@ use serde_json::value::RawValue;
 use crate::domain::Content;
 use crate::domain::business_event::{BusinessEvent, Subject};
 use crate::domain::delivery_rules::Channel;
-use crate::templates::{RenderError, Templates, without_control};
+use crate::templates::{PartValues, RenderError, Templates, without_control};
 
 /// The template of event types that have none.
 pub(crate) const DEFAULT: &str = "notification";
@@ -133,6 +134,7 @@ pub(crate) fn render_digest(
         return Err(RenderError::TooLarge { file: DIGEST.to_owned() });
     }
     let items: Vec<Item<'_>> = contents.iter().take(fitting).map(|content| item(content)).collect();
+    // The titles are subjects.
     let values = context! {
         name => without_control(reader.name),
         event_type => event_type,
@@ -144,7 +146,7 @@ pub(crate) fn render_digest(
     };
     // The texts have the language of their template, which may be a fallback: one e-mail has one language.
     let locale = contents.first().map_or(reader.locale, |content| &content.locale);
-    templates.render_values(DIGEST, locale, &values)
+    templates.render_values(DIGEST, locale, &PartValues { subject: values.clone(), body: values })
 }
 
 /// A text of a digest. Most texts begin with their title, which the digest shows above them.
@@ -154,12 +156,26 @@ fn item(content: &Content) -> Item<'_> {
     Item { title, text: rest.unwrap_or(text).trim() }
 }
 
-fn values(event: &BusinessEvent, reader: Reader<'_>) -> Value {
+fn values(event: &BusinessEvent, reader: Reader<'_>) -> PartValues {
+    PartValues {
+        subject: cleaned_values(event, reader, subject_text),
+        body: cleaned_values(event, reader, without_control),
+    }
+}
+
+/// A value in a subject. Strangers choose titles, which must not pretend to be another part of the subject, nor be links. The
+/// built-in templates show titles in quotation marks.
+fn subject_text(value: &str) -> String {
+    inert(value).replace(['“', '”', '„', '‟', '«', '»'], "'")
+}
+
+/// The values, with all texts passed through `clean`.
+fn cleaned_values(event: &BusinessEvent, reader: Reader<'_>, clean: fn(&str) -> String) -> Value {
     let payload = match serde_json::from_str(event.payload.get()).unwrap_or(Json::Null) {
         Json::Object(fields) => Json::Object(fields),
         other => serde_json::json!({ "value": other }),
     };
-    let payload = cleaned(payload);
+    let payload = cleaned(payload, clean);
     let text = |name: &str| payload.get(name).and_then(Json::as_str).unwrap_or_default().to_owned();
     let (subject_type, subject_id) = event.subject().map(|Subject { kind, id }| (kind, id)).unwrap_or_default();
     context! {
@@ -210,14 +226,14 @@ fn fields(payload: &Json) -> Vec<Field> {
     payload.as_object().into_iter().flatten().filter_map(scalar).take(FIELDS_MAX).collect()
 }
 
-/// The same value without control characters in its texts and names.
-fn cleaned(value: Json) -> Json {
+/// The same value with cleaned texts and names.
+fn cleaned(value: Json, clean: fn(&str) -> String) -> Json {
     match value {
-        Json::String(text) => Json::String(without_control(&text)),
-        Json::Array(items) => Json::Array(items.into_iter().map(cleaned).collect()),
+        Json::String(text) => Json::String(clean(&text)),
+        Json::Array(items) => Json::Array(items.into_iter().map(|item| cleaned(item, clean)).collect()),
         Json::Object(fields) => {
-            let clean = |(name, value): (String, Json)| (without_control(&name), cleaned(value));
-            Json::Object(fields.into_iter().map(clean).collect())
+            let field = |(name, value): (String, Json)| (without_control(&name), cleaned(value, clean));
+            Json::Object(fields.into_iter().map(field).collect())
         }
         Json::Null | Json::Bool(_) | Json::Number(_) => value,
     }
@@ -280,6 +296,23 @@ mod tests {
                 assert!(content.html.contains("Rust &lt;meetup&gt;") && !content.html.contains("<meetup>"));
                 let (title, text) = render_in_app(&templates, &example(event_type, "{}"), ("Ada", locale));
                 assert!(!title.is_empty() && !text.contains("unsubscribe") && !text.contains('{'), "{title}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_title_in_a_subject_is_quoted_and_neither_a_link_nor_a_quotation_mark() {
+        let templates = Templates::load(None).unwrap();
+        let payload =
+            r#"{"title": "Chess\u201d: your account was locked, see https://evil.example \u202e", "reason": "2.0"}"#;
+        for event_type in BUILT_IN {
+            for (locale, title) in [
+                ("en", "event “Chess': your account was locked, see https: //evil. example ”"),
+                ("de", "Veranstaltung „Chess': your account was locked, see https: //evil. example “"),
+            ] {
+                let content = render(&templates, &example(event_type, payload), reader(locale)).unwrap();
+                assert!(content.subject.ends_with(title), "{event_type}: {}", content.subject);
+                assert!(content.text.contains("https://evil.example"), "the text is not changed: {}", content.text);
             }
         }
     }
@@ -348,7 +381,7 @@ mod tests {
     #[test]
     fn texts_can_link_to_the_event_or_the_aggregate() {
         let of = |event: &BusinessEvent| {
-            let values = values(event, reader("en"));
+            let values = values(event, reader("en")).body;
             ["subject_type", "subject_id"].map(|name| values.get_attr(name).unwrap().to_string())
         };
         let id = "0198c5a0-7c5e-7b43-8f0e-3d5b8e6a1c11";

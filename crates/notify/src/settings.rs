@@ -2,9 +2,13 @@
 
 use std::path::PathBuf;
 
-use kit::config::InvalidSetting;
+use chrono::TimeDelta;
 use lettre::message::Mailbox;
+use runtime::config::InvalidSetting;
 use serde::{Deserialize, Serialize};
+
+use crate::domain::delivery_rules::Rules;
+use crate::domain::policy::{EmailLimits, Policy};
 
 /// All settings of the service.
 #[derive(Debug, Clone)]
@@ -21,21 +25,45 @@ pub struct NotifySettings {
     pub digest_minutes: u32,
     /// How long a notification is retained.
     pub retention_days: u32,
+    /// How long a change of an event waits for further ones before its participants are notified.
+    pub change_delay_seconds: u32,
+    /// The shortest time between two announcements of changes of one event.
+    pub change_pause_minutes: u32,
+    /// The e-mails that one organizer causes within an hour; 0 means no limit.
+    pub emails_per_organizer_max: u32,
+    /// The e-mails to one person that organizers cause within an hour; 0 means no limit.
+    pub emails_per_recipient_max: u32,
+    /// The e-mails to one person about one event that its organizer causes within an hour; 0 means no limit.
+    pub emails_per_event_max: u32,
 }
 
 impl Default for NotifySettings {
     fn default() -> NotifySettings {
-        NotifySettings { digest_minutes: 0, retention_days: 90 }
+        NotifySettings {
+            digest_minutes: 0,
+            retention_days: 90,
+            change_delay_seconds: 10,
+            change_pause_minutes: 10,
+            emails_per_organizer_max: 20_000,
+            emails_per_recipient_max: 30,
+            emails_per_event_max: 6,
+        }
     }
 }
 
 impl NotifySettings {
     /// Checks the values. Fails with the name of the first invalid setting and the values it accepts.
     pub(crate) fn check(&self) -> Result<(), InvalidSetting> {
+        const EMAILS: (u32, u32) = (0, 1_000_000);
         for (name, value, (min, max)) in [
             ("notify.digest_minutes", self.digest_minutes, (0, 10_080)),
             // A digest may collect for 7 days, and its events are needed until it is sent.
             ("notify.retention_days", self.retention_days, (8, 3_650)),
+            ("notify.change_delay_seconds", self.change_delay_seconds, (0, 3_600)),
+            ("notify.change_pause_minutes", self.change_pause_minutes, (0, 1_440)),
+            ("notify.emails_per_organizer_max", self.emails_per_organizer_max, EMAILS),
+            ("notify.emails_per_recipient_max", self.emails_per_recipient_max, EMAILS),
+            ("notify.emails_per_event_max", self.emails_per_event_max, EMAILS),
         ] {
             if !(min..=max).contains(&value) {
                 return Err(InvalidSetting::new(name, format!("must be a number from {min} to {max}")));
@@ -106,6 +134,23 @@ impl Default for MailSettings {
             retention_days: 30,
             capture_hours: 24,
             capture_max: 1_000,
+        }
+    }
+}
+
+impl Settings {
+    /// What decides about new notifications.
+    pub(crate) fn policy(&self) -> Policy {
+        let notify = &self.notify;
+        Policy {
+            default_rules: Rules::default_with(notify.digest_minutes),
+            change_delay: TimeDelta::seconds(i64::from(notify.change_delay_seconds)),
+            change_pause: TimeDelta::minutes(i64::from(notify.change_pause_minutes)),
+            email_limits: EmailLimits {
+                per_organizer: notify.emails_per_organizer_max,
+                per_recipient: notify.emails_per_recipient_max,
+                per_event: notify.emails_per_event_max,
+            },
         }
     }
 }

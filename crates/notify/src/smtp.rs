@@ -8,8 +8,6 @@ mod server_address;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kit::config::InvalidSetting;
-use kit::secret::Secret;
 use lettre::Address;
 use lettre::transport::smtp::Error;
 use lettre::transport::smtp::authentication::{Credentials, DEFAULT_MECHANISMS};
@@ -17,6 +15,8 @@ use lettre::transport::smtp::client::{AsyncSmtpConnection, TlsParameters};
 use lettre::transport::smtp::commands::{Data, Mail, Rcpt};
 use lettre::transport::smtp::extension::{ClientId, Extension, MailBodyParameter, MailParameter};
 use lettre::transport::smtp::response::Response;
+use runtime::config::InvalidSetting;
+use runtime::secret::Secret;
 use tokio::time::timeout;
 use url::{Host, Url};
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, QueryBuilder, Row};
+use sqlx::{AssertSqlSafe, PgConnection, QueryBuilder, Row};
 use uuid::Uuid;
 
 use crate::domain::{AttemptResult, ClaimedMail, NewMail, Status};
@@ -66,60 +66,89 @@ pub struct DeadMails {
 /// Inserts e-mails, except those that exist and those of deleted accounts. Bodies are stored if the status has them.
 pub(crate) async fn insert(db: &mut PgConnection, mails: &[NewMail]) -> sqlx::Result<()> {
     let body = |mail: &NewMail, text: &str| mail.status.has_bodies().then(|| text.to_owned());
-    sqlx::query(
+    // Start-time fair queueing: an e-mail has its turn after the previous one of its sender, and not before the first one that
+    // waits now. So a sender with many e-mails delays one of another sender by one e-mail.
+    let query = format!(
         "insert into pillarbox_notify.mail (message_id, source, idempotency_key, user_id, recipient, template, locale,
-             subject, text, html, status, next_attempt_at, give_up_at, expires_at, unsubscribe, created_at)
-         select new.*, new.created_at from unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[],
+             subject, text, html, status, next_attempt_at, give_up_at, expires_at, unsubscribe, sender, created_at, turn)
+         select message_id, source, idempotency_key, user_id, recipient, template, locale, subject, text, html, status,
+             created_at, give_up_at, expires_at, unsubscribe, new.sender, created_at,
+             greatest(coalesce((select min(turn) from pillarbox_notify.mail where {WAITS_FOR_TURN}), 0), last.turn + 1)
+                 + row_number() over (partition by new.sender order by new.n) - 1
+         from unnest($1::uuid[], $2::text[], $3::text[], $4::uuid[], $5::text[], $6::text[],
              $7::text[], $8::text[], $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[],
-             $14::timestamptz[], $15::text[]) as new (message_id, source, idempotency_key, user_id, recipient, template, locale,
-             subject, text, html, status, created_at, give_up_at, expires_at, unsubscribe)
+             $14::timestamptz[], $15::text[], $16::text[]) with ordinality as new (message_id, source, idempotency_key,
+             user_id, recipient, template, locale, subject, text, html, status, created_at, give_up_at, expires_at,
+             unsubscribe, sender, n)
+         cross join lateral (
+             select max(turn) as turn from pillarbox_notify.mail where mail.sender = new.sender and {WAITS_FOR_TURN}
+         ) last
          where not exists (select from pillarbox_notify.deleted_account deleted where deleted.user_id = new.user_id)
-         on conflict do nothing",
-    )
-    .bind(mails.iter().map(|mail| mail.message_id).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.source.clone()).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.idempotency_key.clone()).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.user_id).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.recipient.clone()).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.template.clone()).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.content.locale.clone()).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.content.subject.clone()).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| body(mail, &mail.content.text)).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| body(mail, &mail.content.html)).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| <&str>::from(mail.status)).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.created_at).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.give_up_at).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.expires_at).collect::<Vec<_>>())
-    .bind(mails.iter().map(|mail| mail.unsubscribe.clone()).collect::<Vec<_>>())
-    .execute(db)
-    .await
-    .map(drop)
+         on conflict do nothing"
+    );
+    sqlx::query(AssertSqlSafe(query))
+        .bind(mails.iter().map(|mail| mail.message_id).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.source.clone()).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.idempotency_key.clone()).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.user_id).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.recipient.clone()).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.template.clone()).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.content.locale.clone()).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.content.subject.clone()).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| body(mail, &mail.content.text)).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| body(mail, &mail.content.html)).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| <&str>::from(mail.status)).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.created_at).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.give_up_at).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.expires_at).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.unsubscribe.clone()).collect::<Vec<_>>())
+        .bind(mails.iter().map(|mail| mail.sender.clone()).collect::<Vec<_>>())
+        .execute(db)
+        .await
+        .map(drop)
 }
 
-/// Claims the e-mails that are due for longest, for the time of the lease; those of notifications after all others, so that
-/// a password reset does not wait behind them. Rows that another process is claiming are skipped.
+/// The e-mails of notifications that wait for their turn: they were not tried yet. As in the indexes.
+const WAITS_FOR_TURN: &str = "status = 'queued' and source = 'notify' and claim is null and attempts = 0";
+
+/// Claims e-mails that are due, for the time of the lease. Those of other services first, so that a password reset does not
+/// wait behind notifications. Of these, the senders take turns, and a quarter is for those that were tried before. Rows that
+/// another process is claiming are skipped.
 pub(crate) async fn claim(db: &mut PgConnection, limit: usize, lease: Duration) -> sqlx::Result<Vec<ClaimedMail>> {
-    let rows = sqlx::query(
+    let query = format!(
         "with first as materialized (
              select id from pillarbox_notify.mail
              where status = 'queued' and source <> 'notify' and next_attempt_at <= statement_timestamp()
              order by next_attempt_at limit $3 for update skip locked
-         ), others as materialized (
+         ), in_turn as materialized (
+             select id from pillarbox_notify.mail where {WAITS_FOR_TURN}
+             order by turn, id limit ($3 - (select count(*) from first)) * 3 / 4 for update skip locked
+         ), repeated as materialized (
              select id from pillarbox_notify.mail
-             where status = 'queued' and source = 'notify' and next_attempt_at <= statement_timestamp()
-             order by next_attempt_at limit $3 - (select count(*) from first) for update skip locked
+             where status = 'queued' and source = 'notify' and (claim is not null or attempts > 0)
+                 and next_attempt_at <= statement_timestamp()
+             order by next_attempt_at limit $3 - (select count(*) from first) - (select count(*) from in_turn)
+             for update skip locked
+         ), more as materialized (
+             select id from pillarbox_notify.mail
+             where {WAITS_FOR_TURN} and id not in (select id from in_turn)
+             order by turn, id limit $3 - (select count(*) from first) - (select count(*) from in_turn)
+                 - (select count(*) from repeated)
+             for update skip locked
          ), due as (
-             select id from first union all select id from others
+             select id from first union all select id from in_turn union all select id from repeated
+             union all select id from more
          )
          update pillarbox_notify.mail mail set claim = $1, next_attempt_at = statement_timestamp() + $2
          from due where mail.id = due.id
-         returning mail.*, statement_timestamp() as now",
-    )
-    .bind(Uuid::new_v4())
-    .bind(TimeDelta::from_std(lease).unwrap_or(TimeDelta::MAX))
-    .bind(i64::try_from(limit).unwrap_or(i64::MAX))
-    .fetch_all(db)
-    .await?;
+         returning mail.*, statement_timestamp() as now"
+    );
+    let rows = sqlx::query(AssertSqlSafe(query))
+        .bind(Uuid::new_v4())
+        .bind(TimeDelta::from_std(lease).unwrap_or(TimeDelta::MAX))
+        .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+        .fetch_all(db)
+        .await?;
     rows.iter().map(claimed_mail).collect()
 }
 

@@ -3,6 +3,8 @@
 //! A template is three files, `<template>.<locale>.subject`, `.txt` and `.html`. HTML is escaped; an unknown variable is an
 //! error. All templates are rendered with examples at the start, so that an invalid one stops the start and not an e-mail.
 //!
+//! A part is rendered within a limit on its steps and its bytes, so that no template occupies a thread or the memory.
+//!
 //! Invariants: a subject is one line, and no variable contains a line break, so a variable can neither add a header nor
 //! pretend to be another part of the text. No error quotes a variable.
 
@@ -10,6 +12,7 @@ mod built_in;
 mod folder;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::Path;
 
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
@@ -44,6 +47,8 @@ const NAME_BYTES_MAX: usize = 187;
 const SUBJECT_CHARS_MAX: usize = 200;
 /// The largest text or HTML, in bytes.
 const BODY_BYTES_MAX: usize = 256 * 1024;
+/// The instructions that rendering a part may take: some milliseconds.
+const STEPS_MAX: u64 = 50_000;
 
 pub(crate) struct Templates {
     environment: Environment<'static>,
@@ -62,8 +67,39 @@ pub(crate) enum RenderError {
     InvalidLink,
     #[error("{file}: the subject is empty")]
     EmptySubject { file: String },
-    #[error("{file}: more than {BODY_BYTES_MAX} bytes")]
+    #[error("{file}: more than {BODY_BYTES_MAX} bytes, the limit of each part of an e-mail: show less")]
     TooLarge { file: String },
+    #[error("{file}: more than {STEPS_MAX} steps, the limit of each part of an e-mail: use fewer or shorter loops")]
+    TooManySteps { file: String },
+}
+
+/// The values of a template. Their texts must have been passed through [`without_control`].
+pub(crate) struct PartValues {
+    /// The subject is the title of an inbox, too.
+    pub(crate) subject: Value,
+    pub(crate) body: Value,
+}
+
+/// A rendered part, up to its limit: rendering ends with an error there.
+#[derive(Default)]
+struct BoundedText {
+    bytes: Vec<u8>,
+    is_full: bool,
+}
+
+impl io::Write for BoundedText {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > BODY_BYTES_MAX {
+            self.is_full = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// An invalid template: its file, its line if there is one, and what is wrong.
@@ -116,7 +152,8 @@ impl Templates {
         if !link.is_empty() && !link.starts_with("https://") && !link.starts_with("http://") {
             return Err(RenderError::InvalidLink);
         }
-        self.render_in(template, locale, &Value::from(values))
+        let values = Value::from(values);
+        self.render_in(template, locale, &PartValues { subject: values.clone(), body: values })
     }
 
     /// Whether there is such a template.
@@ -124,9 +161,13 @@ impl Templates {
         self.locales.contains_key(template)
     }
 
-    /// Renders a template with values of any kind, in the first locale that it has. Its texts must have been passed through
-    /// [`without_control`].
-    pub(crate) fn render_values(&self, template: &str, locale: &str, values: &Value) -> Result<Content, RenderError> {
+    /// Renders a template with values of any kind, in the first locale that it has.
+    pub(crate) fn render_values(
+        &self,
+        template: &str,
+        locale: &str,
+        values: &PartValues,
+    ) -> Result<Content, RenderError> {
         let locale = self.locale_of(template, locale)?;
         self.render_in(template, locale, values)
     }
@@ -136,9 +177,10 @@ impl Templates {
         fallbacks(locale).find(|locale| locales.contains(locale)).ok_or(RenderError::UnknownTemplate)
     }
 
-    fn render_in(&self, template: &str, locale: String, values: &Value) -> Result<Content, RenderError> {
-        let part = |part: &str| self.render_part(&format!("{template}.{locale}.{part}"), values);
-        let subject = one_line(&part("subject")?);
+    fn render_in(&self, template: &str, locale: String, values: &PartValues) -> Result<Content, RenderError> {
+        let part = |part: &str| self.render_part(&format!("{template}.{locale}.{part}"), &values.body);
+        let subject = self.render_part(&format!("{template}.{locale}.subject"), &values.subject)?;
+        let subject = one_line(&subject);
         if subject.is_empty() {
             return Err(RenderError::EmptySubject { file: format!("{template}.{locale}.subject") });
         }
@@ -146,8 +188,15 @@ impl Templates {
     }
 
     fn render_part(&self, file: &str, values: &Value) -> Result<String, RenderError> {
-        let rendered = self.environment.get_template(file).and_then(|template| template.render(values));
-        let text = rendered.map_err(|error| {
+        let mut text = BoundedText::default();
+        let rendered = self.environment.get_template(file);
+        let rendered = rendered.and_then(|template| template.render_captured_to(values, &mut text).map(drop));
+        rendered.map_err(|error| {
+            match innermost(&error).kind() {
+                _ if text.is_full => return RenderError::TooLarge { file: file.to_owned() },
+                ErrorKind::OutOfFuel => return RenderError::TooManySteps { file: file.to_owned() },
+                _ => {}
+            }
             let (file, line) = origin(file, &error);
             let kind = innermost(&error).kind();
             let undefined = match kind {
@@ -157,10 +206,7 @@ impl Templates {
             let kind = undefined.map_or_else(|| kind.to_string(), |name| format!("{kind}: {name}"));
             RenderError::Failed { file, line: line.unwrap_or(0), kind }
         })?;
-        if text.len() > BODY_BYTES_MAX {
-            return Err(RenderError::TooLarge { file: file.to_owned() });
-        }
-        Ok(text)
+        String::from_utf8(text.bytes).map_err(|_| RenderError::TooLarge { file: file.to_owned() })
     }
 
     /// The first expression in this line of a template that is undefined with these values; None if there is none, such as one
@@ -269,7 +315,10 @@ fn unrenderable(template: &str, error: RenderError) -> InvalidTemplate {
     match error {
         RenderError::Failed { file, line, kind } => InvalidTemplate { file, line: Some(line), detail: kind },
         RenderError::EmptySubject { file } => InvalidTemplate::new(file, "the subject is empty"),
-        RenderError::TooLarge { file } => InvalidTemplate::new(file, "the example is too large"),
+        RenderError::TooLarge { ref file } | RenderError::TooManySteps { ref file } => {
+            let detail = error.to_string();
+            InvalidTemplate::new(file, format!("with an example: {}", detail.trim_start_matches(&format!("{file}: "))))
+        }
         RenderError::UnknownTemplate | RenderError::InvalidLink => InvalidTemplate::new(template, error),
     }
 }
@@ -277,6 +326,7 @@ fn unrenderable(template: &str, error: RenderError) -> InvalidTemplate {
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_fuel(Some(STEPS_MAX));
     environment.set_auto_escape_callback(|file| match file.ends_with(".html") {
         true => AutoEscape::Html,
         false => AutoEscape::None,

@@ -25,7 +25,7 @@ pub struct BulkRetry {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Mail)]
+#[schema(as = Email)]
 pub(crate) struct MailView {
     id: i64,
     #[schema(example = "ada@example.org")]

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kit::worker::{Round, RoundLimits, Wake, Worker};
-use mailbox::database::Database;
+use pillarbox::database::Database;
+use runtime::worker::{Round, RoundLimits, Wake, Worker};
 use tokio::sync::Mutex;
 
-use crate::domain::delivery_rules::Rules;
+use crate::domain::policy::Policy;
 use crate::error::{DeliveryError, EventError, SendingError};
 use crate::flow;
 use crate::flow::delivery::{Deliverer, DeliveryRound};
@@ -50,10 +50,10 @@ pub(crate) async fn check_overdue(db: &Database, is_shadow: bool) -> Result<Roun
 }
 
 /// Notifies people of registrations that have waited for their event, and of announcements, in steps.
-pub(crate) async fn announce(db: &Database, rules: &Rules, wakes: &Wakes) -> Result<Round, EventError> {
+pub(crate) async fn announce(db: &Database, policy: &Policy, wakes: &Wakes) -> Result<Round, EventError> {
     // Each of them also runs if the other one fails.
     let (waited, announced) =
-        (flow::participants::notify_of_waiting(db, rules).await, flow::announcements::announce_next(db, rules).await);
+        (flow::participants::notify_of_waiting(db, policy).await, flow::announcements::announce_next(db, policy).await);
     let is_busy = [&waited, &announced].iter().any(|round| matches!(round, Ok(Round::Busy)));
     if is_busy {
         wakes.of_notifications().iter().for_each(Wake::wake);

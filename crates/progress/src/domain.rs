@@ -1,7 +1,8 @@
 //! Projects: their statuses, what may change, and the finish line.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use kit::auth::{Caller, Principal, Tenant};
+use http_kit::auth::{Caller, Principal};
+use pillarbox::log::Tenant;
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString, IntoStaticStr};
 use utoipa::ToSchema;

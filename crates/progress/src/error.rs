@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use kit::problem::{FieldError, Problem};
-use mailbox::log::PostError;
+use http_kit::problem::{FieldError, Problem};
+use pillarbox::log::PostError;
 
 use crate::domain::Refused;
 
@@ -103,7 +103,7 @@ impl From<Error> for Problem {
             Error::State(ref cause) => of_state(cause, &error),
             Error::Unserializable(_) => Problem::internal(&error),
             Error::Post(cause) => cause.into(),
-            Error::Database(cause) => mailbox::database::problem(&cause),
+            Error::Database(cause) => http_kit::database::problem(&cause),
         }
     }
 }
@@ -120,6 +120,6 @@ fn of_state(cause: &StateError, error: &Error) -> Problem {
         }
         StateError::TooManyItems(_) => Problem::conflict("too-many-items", error),
         StateError::Script(_) => Problem::internal(error),
-        StateError::Database(cause) => mailbox::database::problem(cause),
+        StateError::Database(cause) => http_kit::database::problem(cause),
     }
 }

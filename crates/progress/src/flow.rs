@@ -11,9 +11,9 @@ use std::sync::Arc;
 use sqlx::{Postgres, Transaction};
 
 use crate::Progress;
+use crate::counts::Counts;
 use crate::domain::Project;
 use crate::error::Error;
-use crate::state::Counts;
 use crate::store::project as store;
 
 /// Attempts for a request that meets other ones: a changed token, or a changed status.

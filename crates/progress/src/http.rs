@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use kit::auth::Caller;
-use kit::extract::Path;
-use kit::openapi::{self, RouteProblem};
-use kit::problem::Problem;
+use http_kit::auth::Caller;
+use http_kit::extract::Path;
+use http_kit::openapi::{self, RouteProblem};
+use http_kit::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::Progress;

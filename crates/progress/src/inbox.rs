@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contracts::identity;
-use kit::backoff::Backoff;
-use kit::worker::Wake;
-use mailbox::consumers::{ConsumerOptions, Handler, HandlerFuture, RetryPolicy, StartAt, Subscription};
-use mailbox::log::{Message, MessagePattern};
+use pillarbox::consumers::{ConsumerOptions, Handler, HandlerFuture, RetryPolicy, StartAt, Subscription};
+use pillarbox::log::{Message, MessagePattern};
+use runtime::backoff::Backoff;
+use runtime::worker::Wake;
 use sqlx::{Postgres, Transaction};
 
 use crate::Progress;

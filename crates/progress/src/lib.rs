@@ -11,6 +11,8 @@
 //! FAILED; this is decided together with the change that reaches it, so no later change is accepted. A completed project has one
 //! row in `completed`, which commits with its message. Counts that may lack something are reported as lost and never shown.
 
+mod counters;
+mod counts;
 mod domain;
 mod error;
 mod flow;
@@ -27,19 +29,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use kit::auth::Tenant;
-use kit::clock::Clock;
-use kit::config::InvalidSetting;
-use kit::gates::Gates;
-use kit::page::CursorKey;
-use kit::telemetry::MetricHelp;
-use kit::worker::{Wake, Worker};
-use mailbox::consumers::{Runtime, Subscription};
-use mailbox::database::Database;
-use mailbox::database::time::maintain;
-use mailbox::service::{DeletedRows, Role, Roles, Service, ServiceContext};
+use http_kit::admission::gates::Gates;
+use http_kit::page::CursorKey;
 use metrics::Counter;
 use moka::future::Cache;
+use pillarbox::consumers::{Runtime, Subscription};
+use pillarbox::database::time::maintain;
+use pillarbox::database::{Database, SchemaMigrations};
+use pillarbox::log::Tenant;
+use runtime::MetricHelp;
+use runtime::clock::Clock;
+use runtime::config::InvalidSetting;
+use runtime::worker::{Wake, Worker};
+use service::{DeletedRows, Role, Roles, Service, ServiceContext};
 use sqlx::PgConnection;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -51,6 +53,12 @@ use crate::state::postgres::CHANGES_MAX;
 use crate::state::redis::Link;
 use crate::state::{Limits, PostgresState, RedisState, State};
 use crate::watch::Watched;
+
+/// The migrations of the schema `pillarbox_progress`.
+pub const MIGRATIONS: SchemaMigrations = SchemaMigrations {
+    schema: "pillarbox_progress",
+    texts: &[include_str!("../migrations/0001_pillarbox_progress.sql")],
+};
 
 /// The name of the Redis with the counts in `/readyz`.
 const REDIS: &str = "progress-redis";
@@ -103,6 +111,7 @@ impl Service for Progress {
         ("pillarbox_progress_redis_up", "Whether the Redis with the counts is connected."),
         ("pillarbox_progress_redis_memory_ratio", "The used share of maxmemory of this Redis; 0 without a limit."),
     ];
+    const MIGRATIONS: SchemaMigrations = MIGRATIONS;
     type Settings = Settings;
 
     fn check(settings: &Settings) -> Result<(), InvalidSetting> {
@@ -114,6 +123,7 @@ impl Service for Progress {
     }
 
     fn build(context: &ServiceContext, settings: &Settings) -> Result<Progress, InvalidSetting> {
+        counters::register();
         let Settings { progress: settings, redis_prefix } = settings;
         let (db, clock) = (context.db.clone(), context.clock.clone());
         let ttl = TimeDelta::days(i64::from(settings.ttl_days));

@@ -1,8 +1,8 @@
 //! The settings of progress, the section `[progress]`.
 
-use kit::config::InvalidSetting;
-use kit::secret::Secret;
 use redis::IntoConnectionInfo;
+use runtime::config::InvalidSetting;
+use runtime::secret::Secret;
 use serde::{Deserialize, Serialize};
 
 /// The database of Redis if the address names none.
@@ -72,6 +72,7 @@ impl ProgressSettings {
         // The parser's error may quote the password.
         let invalid = || InvalidSetting::new("progress.redis_url", "must be an address such as redis://host:6379/1");
         let Some(url) = &self.redis_url else { return Ok(None) };
+        service::refuse_redis_tls("progress.redis_url", url.reveal())?;
         let parsed = redis::parse_redis_url(url.reveal()).ok_or_else(invalid)?;
         let names_database = match parsed.scheme() {
             "redis" | "rediss" => !parsed.path().trim_matches('/').is_empty(),

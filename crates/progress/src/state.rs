@@ -12,7 +12,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use crate::domain::{Items, Project, Rate, Snapshot};
+use crate::counts::{Changed, Counts, Reading};
+use crate::domain::Items;
 use crate::error::StateError;
 
 pub(crate) use self::postgres::PostgresState;
@@ -33,60 +34,8 @@ pub(crate) struct Limits {
     pub(crate) keep: TimeDelta,
 }
 
-/// Which counts a request means.
-#[derive(Debug, Clone)]
-pub(crate) struct Counts {
-    pub(crate) project_id: String,
-    pub(crate) token: Uuid,
-    /// The server on which they were initialised.
-    pub(crate) run: String,
-}
-
-impl Counts {
-    /// The counts of a project; `None` before they are initialised.
-    pub(crate) fn of(project: &Project) -> Option<Counts> {
-        let run = project.run.clone()?;
-        Some(Counts { project_id: project.id.clone(), token: project.token, run })
-    }
-}
-
-/// The counts after a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Changed {
-    pub(crate) snapshot: Snapshot,
-    /// How many items were counted.
-    pub(crate) counted: i64,
-    /// Since when the status is final.
-    pub(crate) ended: Option<DateTime<Utc>>,
-}
-
-/// The counts and their recent rate.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Reading {
-    pub(crate) snapshot: Snapshot,
-    pub(crate) rate: Option<Rate>,
-    /// Since when the status is final.
-    pub(crate) ended: Option<DateTime<Utc>>,
-}
-
-impl Reading {
-    /// Counts without a rate.
-    pub(crate) fn of(snapshot: Snapshot) -> Reading {
-        Reading { snapshot, rate: None, ended: None }
-    }
-}
-
 /// The counts of one of many projects; None if they are lost. Fails if they cannot be read, although those of others can.
 pub(crate) type ReadResult = Result<Option<Reading>, StateError>;
-
-/// The result of a change that depends on what was read before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Replaced {
-    Changed(Changed),
-    /// The status or the total is another one by now.
-    Conflict,
-    Lost,
-}
 
 impl State {
     /// Fails if the counts cannot be reached at present.

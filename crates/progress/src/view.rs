@@ -2,13 +2,13 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use http::HeaderValue;
-use kit::etag;
-use kit::event_stream::StreamEvent;
+use http_kit::etag;
+use http_kit::event_stream::StreamEvent;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::counts::{Changed, Reading};
 use crate::domain::{Project, Snapshot, Status, estimated_end};
-use crate::state::{Changed, Reading};
 
 /// The name of the events of a stream.
 const EVENT: &str = "progress";
@@ -127,7 +127,7 @@ impl From<Changed> for MarkedView {
 /// do not disturb who sets the total.
 pub(crate) fn version(project: &Project, snapshot: &Snapshot) -> i64 {
     let Snapshot { status, total, .. } = snapshot;
-    let digest = kit::secret::digest(&format!("{}-{status}-{total}", project.token.simple()));
+    let digest = runtime::secret::digest(&format!("{}-{status}-{total}", project.token.simple()));
     let [a, b, c, d, e, f, g, ..] = digest;
     i64::from_be_bytes([0, a, b, c, d, e, f, g])
 }

@@ -7,15 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{self, Stream};
-use kit::event_stream::StreamEvent;
+use http_kit::event_stream::StreamEvent;
 use tokio::sync::watch;
 
-use crate::Progress;
+use crate::counts::Counts;
 use crate::domain::Project;
 use crate::error::Error;
 use crate::flow::{self, project};
-use crate::state::Counts;
-use crate::view;
+use crate::{Progress, view};
 
 /// Time between two reads.
 const POLL_PAUSE: Duration = Duration::from_millis(250);
@@ -72,7 +71,7 @@ pub(crate) async fn events(
     progress: &Arc<Progress>,
     project: Arc<Project>,
     last_event_id: Option<String>,
-) -> Result<Option<impl Stream<Item = StreamEvent> + Send + use<>>, Error> {
+) -> Result<Option<impl Stream<Item = Vec<StreamEvent>> + Send + use<>>, Error> {
     // First, so that no change between the read and the subscription is missed.
     let receiver = progress.watched.subscribe(progress, &project.id);
     let (project, reading) = project::read(progress, project).await?;
@@ -89,13 +88,13 @@ pub(crate) async fn events(
 type Position = (watch::Receiver<Observed>, Observed, Option<String>);
 
 /// The next event that the client has not seen, and the position after it; None as the position after the last event.
-async fn next_event(position: Option<Position>) -> Option<(StreamEvent, Option<Position>)> {
+async fn next_event(position: Option<Position>) -> Option<(Vec<StreamEvent>, Option<Position>)> {
     let (mut receiver, mut observed, seen) = position?;
     loop {
         match observed.take() {
             Some((event, is_last)) if seen.as_ref() != Some(&event.id) => {
                 let rest = (!is_last).then(|| (receiver, None, Some(event.id.clone())));
-                return Some((StreamEvent::clone(&event), rest));
+                return Some((vec![StreamEvent::clone(&event)], rest));
             }
             Some((_, true)) => return None,
             Some((_, false)) | None => {}

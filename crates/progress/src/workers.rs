@@ -1,8 +1,8 @@
 //! Periodic tasks. Every process with the role runs them.
 
 use chrono::TimeDelta;
-use kit::worker::Round;
-use mailbox::database::{Database, time};
+use pillarbox::database::{Database, time};
+use runtime::worker::Round;
 
 use crate::error::Error;
 use crate::store::{project, state};

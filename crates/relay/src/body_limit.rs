@@ -3,7 +3,8 @@
 //! A body can have 128 MiB, and RabbitMQ delivers as many messages as the prefetch allows, whatever their size. lapin
 //! has no limit of its own. So [`LimitedStream`] is between the socket and lapin and reads the frames: of an oversized
 //! body it passes on the first [`BODY_BYTES_MAX`] bytes, followed by a trailer with the size and the SHA-256 of the
-//! whole body. No other body is that long, so its length alone identifies a shortened one.
+//! whole body. No other body is that long, so its length alone identifies a shortened one. It also makes the texts in the
+//! frames valid (see `frame_text`).
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -25,6 +26,8 @@ use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 use sha2::{Digest, Sha256};
 
+use crate::frame_text::{make_header_valid, make_method_valid};
+
 /// The largest body that is read. It leaves as much space for the envelope as for the payload in it.
 pub const BODY_BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX;
 /// The size of a body, and its SHA-256.
@@ -38,6 +41,9 @@ const METHOD: u8 = 1;
 const HEADER: u8 = 2;
 const BODY: u8 = 3;
 const HEARTBEAT: u8 = 8;
+/// Methods and content headers up to this size are collected as a whole. RabbitMQ sends frames of at most 128 KiB, unless its
+/// administrator allows larger ones.
+const WHOLE_FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// The last byte of every frame.
 const FRAME_END: u8 = 0xCE;
 /// Type, channel and size of a frame.
@@ -180,7 +186,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LimitedStream<S> {
 #[derive(Default)]
 struct FrameFilter {
     state: State,
-    /// The received part of a frame's head.
+    /// The received part of a frame's head, or of a frame that is collected as a whole.
     head: Vec<u8>,
     /// The oversized body that is being received, by channel.
     bodies: HashMap<u16, Body>,
@@ -192,6 +198,8 @@ enum State {
     Head,
     /// The rest of the frame is passed on.
     Pass { left: usize },
+    /// The rest of the frame is collected.
+    Whole { left: usize },
     /// The content of a frame of an oversized body: some is passed on, the rest is discarded.
     Shorten { channel: u16, left: usize, pass: usize, is_passed: bool },
     /// The last byte of such a frame.
@@ -222,6 +230,16 @@ impl FrameFilter {
                     let length = left.min(input.len());
                     output.extend_from_slice(&input[..length]);
                     self.state = if length == left { State::Head } else { State::Pass { left: left - length } };
+                    length
+                }
+                State::Whole { left } => {
+                    let length = left.min(input.len());
+                    self.head.extend_from_slice(&input[..length]);
+                    self.state = State::Whole { left: left - length };
+                    if length == left {
+                        self.finish_frame(output);
+                        self.state = State::Head;
+                    }
                     length
                 }
                 State::Shorten { channel, left, pass, is_passed } => {
@@ -258,12 +276,8 @@ impl FrameFilter {
         }
         let Some(&[kind, c0, c1, s0, s1, s2, s3]) = head.first_chunk::<FRAME_HEAD_BYTES>() else { return State::Head };
         let (channel, size) = (u16::from_be_bytes([c0, c1]), u32::from_be_bytes([s0, s1, s2, s3]) as usize);
-        let is_content_header = kind == HEADER && FRAME_HEAD_BYTES + size >= CONTENT_HEAD_BYTES;
-        if is_content_header && head.len() < CONTENT_HEAD_BYTES {
-            return State::Head;
-        }
-        if is_content_header {
-            self.start_body(channel);
+        if matches!(kind, METHOD | HEADER) && size <= WHOLE_FRAME_BYTES_MAX {
+            return State::Whole { left: size + 1 };
         }
         let state = match self.bodies.get_mut(&channel) {
             Some(body) if kind == BODY => {
@@ -280,9 +294,24 @@ impl FrameFilter {
         state
     }
 
+    /// Passes on a method or a content header.
+    fn finish_frame(&mut self, output: &mut Vec<u8>) {
+        if let [kind, c0, c1, ..] = self.head[..] {
+            if kind == HEADER {
+                self.start_body(u16::from_be_bytes([c0, c1]));
+            }
+            let end = self.head.len() - 1;
+            match kind {
+                HEADER => make_header_valid(&mut self.head[FRAME_HEAD_BYTES..end]),
+                _ => make_method_valid(&mut self.head[FRAME_HEAD_BYTES..end]),
+            }
+        }
+        output.append(&mut self.head);
+    }
+
     /// Reads the size of a body from its header. Replaces the size of an oversized one.
     fn start_body(&mut self, channel: u16) {
-        let Some(field) = self.head.last_chunk_mut() else { return };
+        let Some(field) = self.head.get_mut(..CONTENT_HEAD_BYTES).and_then(<[u8]>::last_chunk_mut) else { return };
         let bytes = u64::from_be_bytes(*field);
         if bytes <= BODY_BYTES_MAX as u64 {
             self.bodies.remove(&channel);

@@ -4,11 +4,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kit::backoff::Backoff;
-use kit::secret::Secret;
 use lapin::types::ShortString;
 use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties, ErrorKind};
+use runtime::backoff::Backoff;
+use runtime::secret::Secret;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout, timeout_at};

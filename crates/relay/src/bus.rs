@@ -9,15 +9,16 @@
 
 use std::sync::Arc;
 
-use mailbox::consumers::{Runtime, Subscription};
-use mailbox::log::MessagePattern;
-use mailbox::operations::dead_letters;
+use pillarbox::consumers::{Runtime, Subscription};
+use pillarbox::log::MessagePattern;
+use pillarbox::operations::dead_letters;
 
 use crate::broker::Broker;
 use crate::intake_queue::{IntakeFormat, IntakeQueue};
 use crate::intake_worker::{Trust, source_of};
-use crate::relay::{RelaySettings, start_intake_with, start_topology_worker};
+use crate::relay::{RelaySettings, start_intake_with};
 use crate::route::{DEAD_LETTERS, Route};
+use crate::service_queue::{self, ServiceQueue};
 use crate::signature::MessageSigner;
 use crate::topology::{Binding, Exchange, ExchangeKind, Queue, Topology};
 use crate::type_queues;
@@ -32,23 +33,17 @@ pub fn subscribe(
 ) {
     let source = QueueSource::of(settings, &subscription);
     let (queue, prefetch, is_shared) = (source.queue.name.clone(), source.prefetch, source.is_shared);
-    start_topology_worker(runtime, topology(source, &subscription), broker);
-    if let Some(until) = settings.accept_unsigned_until.filter(|until| runtime.clock().now() < *until) {
-        tracing::warn!(
-            queue, %until,
-            "messages without a signature are accepted: anybody who can publish to the queue can speak for a service; \
-             remove relay.accept_unsigned_until after the upgrade"
-        );
-    }
+    let topology = topology(source, &subscription);
+    let kept = ServiceQueue { name: queue.clone(), topology, matching: subscription.matching.clone() };
+    let wake = service_queue::start(runtime, kept, broker, signer);
     let trust = Trust {
         sources: subscription.matching.sources.clone(),
         aggregate_types: subscription.matching.aggregate_types.clone(),
         is_shared,
         signer: signer.clone(),
-        accept_unsigned_until: settings.accept_unsigned_until,
     };
     let intake = IntakeQueue { prefetch, ..IntakeQueue::new(&queue) };
-    start_intake_with(runtime, &intake, broker, Some(trust));
+    start_intake_with(runtime, &intake, broker, Some(trust), wake);
     let matching = MessagePattern { sources: vec![source_of(&queue)], ..subscription.matching };
     runtime.subscribe(&with_intake_sources(settings, Subscription { matching, ..subscription }));
 }

@@ -1,5 +1,8 @@
 //! The names of the AMQP headers that the relay adds to a message and the intake reads.
 
+/// The beginning of the names, except that of [`TRACE`].
+pub(crate) const PREFIX: &str = "pillarbox-";
+
 /// The ordering key of the message.
 pub(crate) const KEY: &str = "pillarbox-key";
 /// The tenant of the message.
@@ -10,6 +13,8 @@ pub(crate) const SOURCE: &str = "pillarbox-source";
 pub(crate) const SIGNATURE: &str = "pillarbox-signature";
 /// When the payload of a confidential message expires. A reader that stores it blanks it then, too.
 pub(crate) const CONFIDENTIAL_UNTIL: &str = "pillarbox-confidential-until";
+/// The beginning of the names of the headers that the producer has posted with the message.
+pub(crate) const OF_PRODUCER: &str = "pillarbox-header-";
 /// The W3C trace context of the message.
 pub(crate) const TRACE: &str = "traceparent";
 

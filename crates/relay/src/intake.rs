@@ -6,12 +6,13 @@ use std::sync::Arc;
 use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, Consumer};
 use tokio::task::JoinHandle;
 
 use crate::body_limit::OversizedBody;
 use crate::broker::{Broker, BrokerError, NOT_FOUND, amqp_code, response_of, short_name};
+use crate::headers;
 
 /// A delivered message. It stays in the queue until it is acknowledged.
 #[derive(Debug, Clone)]
@@ -24,6 +25,8 @@ pub struct Incoming {
     pub headers: BTreeMap<String, String>,
     /// At most [`BODY_BYTES_MAX`](crate::BODY_BYTES_MAX) bytes.
     pub body: Vec<u8>,
+    /// Set if a field that the intake reads is not text: the reason, with the name of the field.
+    pub invalid: Option<String>,
     /// Set if the body of the message is larger; then only its beginning is in `body`.
     pub oversized: Option<OversizedBody>,
     /// Whether the message was delivered before, to this or another consumer.
@@ -174,23 +177,45 @@ impl Incoming {
         let oversized = OversizedBody::split_from(&mut delivery.data);
         let properties = &delivery.properties;
         let mut headers = BTreeMap::new();
+        let mut invalid = Vec::new();
         for (name, value) in properties.headers().iter().flat_map(FieldTable::inner) {
             let text = match value {
-                AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok(),
-                AMQPValue::ShortString(text) => Some(text.as_str()),
-                _ => None,
+                AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()),
+                AMQPValue::ShortString(text) => Ok(text.as_str()),
+                _ => continue,
             };
-            headers.extend(text.map(|text| (name.to_string(), text.to_owned())));
+            match text {
+                Ok(text) if !text.contains('\0') || !is_pillarbox_header(name.as_str()) => {
+                    headers.insert(name.to_string(), text.to_owned());
+                }
+                Ok(_) | Err(_) if is_pillarbox_header(name.as_str()) => invalid.push(format!("the header `{name}`")),
+                Ok(_) | Err(_) => {}
+            }
         }
+        let texts = [
+            ("message_id", properties.message_id().as_ref().map(ShortString::as_str)),
+            ("type", properties.kind().as_ref().map(ShortString::as_str)),
+            ("routing key", Some(delivery.routing_key.as_str())),
+        ];
+        // See `frame_text`: what is not UTF-8 contains NUL here.
+        let without_text = texts.iter().filter(|(_, text)| text.is_some_and(|text| text.contains('\0')));
+        invalid.extend(without_text.map(|(field, _)| format!("`{field}`")));
         Incoming {
             message_id: properties.message_id().as_ref().map(ToString::to_string),
             routing_key: delivery.routing_key.to_string(),
             kind: properties.kind().as_ref().map(ToString::to_string),
             headers,
+            invalid: (!invalid.is_empty())
+                .then(|| format!("{} must be UTF-8 without NUL: correct the publisher", invalid.join(" and "))),
             redelivered: delivery.redelivered,
             tag: Tag { channel, delivery: delivery.delivery_tag },
             body: delivery.data,
             oversized,
         }
     }
+}
+
+/// Whether the intake reads the header. Those of other programs may have any value.
+fn is_pillarbox_header(name: &str) -> bool {
+    name.starts_with(headers::PREFIX)
 }

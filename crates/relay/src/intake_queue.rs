@@ -1,6 +1,6 @@
 //! The settings of a queue that is read into the log.
 
-use kit::auth::Tenant;
+use pillarbox::log::Tenant;
 use serde::{Deserialize, Serialize};
 
 /// The default of [`IntakeQueue::prefetch`].

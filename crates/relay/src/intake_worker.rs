@@ -16,19 +16,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kit::worker::Round;
-use mailbox::consumers::{Runtime, inbox};
-use mailbox::database::{Database, is_data_error, redacted_error, step};
-use mailbox::log::{PostError, Source, post_all, unknown_tenant_text, unknown_tenants};
-use mailbox::operations::dead_letters::{self, UnusableMessage};
+use pillarbox::consumers::{Runtime, inbox};
+use pillarbox::database::{Database, is_data_error, redacted_error, step};
+use pillarbox::log::{PostError, Source, post_all, unknown_tenant_text, unknown_tenants};
+use pillarbox::operations::dead_letters::{self, UnusableMessage};
+use runtime::worker::Round;
 use serde_json::value::to_raw_value;
 
-use self::parser::{MessageParser, Parsed};
+use self::parser::{MessageParser, Parsed, service_id};
 pub(crate) use self::trust::Trust;
 use crate::broker::{Broker, BrokerError};
+use crate::control::{self, Check, CheckReply};
 use crate::headers;
 use crate::intake::{Incoming, Intake};
 use crate::intake_queue::IntakeQueue;
+use crate::publish::Publisher;
 use crate::stored_body::{describe_body, store_body, without_nul};
 
 /// How long a round waits for a delivery. The worker can be stopped only between rounds.
@@ -69,6 +71,8 @@ impl From<PostError> for IntakeError {
 pub(crate) struct IntakeWorker {
     parser: MessageParser,
     intake: Intake,
+    /// For replies to checks.
+    publisher: Publisher,
     db: Database,
     /// Still set at the start of a round if the last round was dropped before it ended.
     is_processing: bool,
@@ -81,10 +85,13 @@ impl IntakeWorker {
         broker: Arc<Broker>,
         runtime: &Runtime,
     ) -> IntakeWorker {
+        // RabbitMQ stops reading from a connection that publishes when it has no memory or disk left.
+        let publisher = Publisher::new(Arc::new(broker.separate_connection()), String::new(), false);
         let intake = Intake::new(broker, settings.queue.clone(), settings.prefetch);
         let source = source_of(&settings.queue);
+        messages_counter(&settings.queue).increment(0);
         let parser = MessageParser { settings, trust, source, clock: runtime.clock().clone() };
-        IntakeWorker { parser, intake, db: runtime.db().clone(), is_processing: false }
+        IntakeWorker { parser, intake, publisher, db: runtime.db().clone(), is_processing: false }
     }
 
     /// Waits for a batch and posts it. Fails if the broker or the database is unavailable.
@@ -107,28 +114,63 @@ impl IntakeWorker {
             self.intake.reset();
             return Err(error);
         }
-        metrics::counter!("pillarbox_intake_messages_total", "queue" => self.parser.settings.queue.clone())
-            .increment(batch.len() as u64);
+        messages_counter(&self.parser.settings.queue).increment(batch.len() as u64);
         Ok(Round::Busy)
     }
 
-    /// Posts and acknowledges a batch.
+    /// Posts and acknowledges a batch. A check among the messages is answered when the messages before it are committed.
     async fn process(&mut self, batch: &[Incoming]) -> Result<(), IntakeError> {
-        match self.post(batch).await {
-            Ok(()) => {}
+        let mut rest = batch;
+        while !rest.is_empty() {
+            let found = rest.iter().enumerate().find_map(|(at, one)| Some((at, self.check_in(one)?)));
+            let end = found.as_ref().map_or(rest.len(), |(at, _)| *at);
+            self.post_each(&rest[..end]).await?;
+            if let Some((_, check)) = &found {
+                self.answer(check).await?;
+            }
+            rest = rest.get(end + 1..).unwrap_or_default();
+        }
+        Ok(self.intake.ack(batch).await?)
+    }
+
+    /// Posts the messages. Those that cannot be posted become dead letters.
+    async fn post_each(&mut self, messages: &[Incoming]) -> Result<(), IntakeError> {
+        match self.post(messages).await {
             // Post the messages one by one to find those that cannot be posted.
             Err(error) if error.invalid_message().is_some() => {
-                for (at, one) in batch.iter().enumerate() {
+                for (at, one) in messages.iter().enumerate() {
                     if let Err(error) = self.post_one(one).await {
                         // Acknowledge the completed messages: a redelivered one could become a second dead letter.
-                        self.intake.ack(&batch[..at]).await?;
+                        self.intake.ack(&messages[..at]).await?;
                         return Err(error);
                     }
                 }
+                Ok(())
             }
-            Err(error) => return Err(error),
+            posted => posted,
         }
-        Ok(self.intake.ack(batch).await?)
+    }
+
+    /// Returns the check of a relay, if the message is one.
+    fn check_in(&self, one: &Incoming) -> Option<Check> {
+        control::open(&self.parser.trust.as_ref()?.signer, one)
+    }
+
+    /// Replies which messages of the check have not arrived. If the relay has ended, its successor checks them again.
+    async fn answer(&mut self, check: &Check) -> Result<(), IntakeError> {
+        let Some(trust) = &self.parser.trust else { return Ok(()) };
+        let ids: Vec<String> = check.messages.iter().map(|(source, id)| service_id(source, &id.to_string())).collect();
+        let source = self.parser.source.as_str();
+        let reading = async { inbox::unknown_foreign(&mut *self.db.acquire().await?, source, &ids).await };
+        let unknown = step(self.db.pool(), source, self.db.step_time_max(), reading).await?;
+        let missing = (0..ids.len()).filter(|at| unknown.contains(&ids[*at])).collect();
+        let reply = CheckReply { id: check.id, missing };
+        let reply = control::seal(&trust.signer, &check.reply_to, &reply).map_err(encode_error)?;
+        // Without a reply the relay checks them again. The messages of the queue do not wait for that.
+        if let Err(error) = self.publisher.publish(&[reply]).await {
+            tracing::warn!(source, %error, "cannot answer the check of a queue");
+        }
+        Ok(())
     }
 
     /// Returns the unacknowledged messages to the queue.
@@ -142,7 +184,7 @@ impl IntakeWorker {
     }
 
     async fn try_post(&self, batch: &[Incoming]) -> Result<(), IntakeError> {
-        let parsed: Vec<Parsed> = batch.iter().filter_map(|one| self.parser.parse(one)).collect();
+        let parsed: Vec<Parsed> = batch.iter().map(|one| self.parser.parse(one)).collect();
         let mut tx = self.db.begin().await?;
         let ids: Vec<String> = parsed.iter().flat_map(|one| one.ids.iter().cloned()).collect();
         let mut new_ids = inbox::insert_foreign(&mut tx, &self.parser.source, &ids).await?;
@@ -151,7 +193,7 @@ impl IntakeWorker {
             let is_repeat = ids.iter().any(|id| !new_ids.contains(id));
             // Remove the ids, so that a second message with the same id in this batch is a repeat.
             new_ids.retain(|id| !ids.contains(id));
-            if !is_repeat {
+            if let (Some(post), false) = (post, is_repeat) {
                 posts.push(post.map_err(IntakeError::Invalid)?);
             }
         }
@@ -190,9 +232,12 @@ impl IntakeWorker {
             payload: &body,
             error: &error,
         };
+        let arrived = self.parser.ids_of_service(one);
         let storing = async {
             let mut tx = self.db.begin().await?;
             dead_letters::store_unusable(&mut tx, &unusable).await?;
+            // A check of the queue must not take it for lost.
+            inbox::insert_foreign(&mut tx, &self.parser.source, &arrived).await?;
             Ok(tx.commit().await?)
         };
         step(self.db.pool(), &self.parser.source, self.db.step_time_max(), storing).await
@@ -206,4 +251,8 @@ fn encode_error(error: serde_json::Error) -> sqlx::Error {
 /// Returns the source of the messages of a queue.
 pub fn source_of(queue: &str) -> String {
     Source::from_queue(queue).as_str().to_owned()
+}
+
+fn messages_counter(queue: &str) -> metrics::Counter {
+    metrics::counter!("pillarbox_intake_messages_total", "queue" => queue.to_owned())
 }

@@ -1,5 +1,6 @@
 //! Publishes messages to an exchange and waits for their confirms.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::mem;
@@ -36,7 +37,7 @@ pub struct Outgoing {
     /// Messages with the same key are published in order.
     pub key: Option<String>,
     pub body: Bytes,
-    pub headers: Vec<(&'static str, String)>,
+    pub headers: Vec<(Cow<'static, str>, String)>,
     pub timestamp: DateTime<Utc>,
     /// AMQP's property `type`: the type of the event.
     pub kind: String,

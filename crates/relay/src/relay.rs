@@ -4,26 +4,24 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-use kit::backoff::Backoff;
-use kit::worker::{Round, RoundLimits, Worker};
-use mailbox::consumers::{ConsumerOptions, RetryPolicy, Runtime, ShardWorkerOptions};
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use pillarbox::consumers::{
+    Consumer, ConsumerKind, ConsumerOptions, RetryPolicy, Runtime, ShardWorkerOptions, StartAt,
+};
+use runtime::backoff::Backoff;
+use runtime::config::List;
+use runtime::worker::{RoundLimits, Wake, Worker};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sqlx::PgPool;
 use tokio::sync::Mutex;
 
-use crate::broker::{Broker, BrokerError};
-use crate::former_routes;
+use crate::broker::Broker;
 use crate::intake_queue::{IntakeFormat, IntakeQueue};
-use crate::intake_worker::{IntakeWorker, Trust};
+use crate::intake_worker::{IntakeError, IntakeWorker, Trust};
 use crate::route::Route;
 use crate::route_processor::RouteProcessor;
 use crate::signature::MessageSigner;
-use crate::topology::Topology;
+use crate::topology::{TOPOLOGY_PAUSE, Topology, declare};
 use crate::type_queues;
-
-/// The pause between two declarations of the topology: a broker may lose its objects in a restart.
-pub(crate) const TOPOLOGY_PAUSE: Duration = Duration::from_secs(60);
 
 /// The settings of the relay (table `relay`).
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -39,23 +37,30 @@ pub struct RelaySettings {
     pub workers: u32,
     /// Whether e-mail messages are published to their old exchange, too.
     pub enable_dual_publish: bool,
+    /// Which of the default routes `notifications` and `email` are on with `bus = "postgres"`, where no service reads their
+    /// queues.
+    #[serde(deserialize_with = "runtime::config::list")]
+    pub enable_routes: Vec<String>,
     /// The routes. They replace the default routes.
-    #[serde(deserialize_with = "kit::config::list")]
+    #[serde(serialize_with = "configured_routes", deserialize_with = "routes")]
     pub routes: Vec<Route>,
     /// Exchanges and queues besides those of the routes and of the intake.
     pub topology: Topology,
     /// The queues that are read into the log.
-    #[serde(deserialize_with = "kit::config::list")]
+    #[serde(deserialize_with = "runtime::config::list")]
     pub intake: Vec<IntakeQueue>,
-    /// Until then, services accept messages without a signature, as relays of an earlier version publish them.
-    #[serde(deserialize_with = "optional_time")]
-    pub accept_unsigned_until: Option<DateTime<Utc>>,
 }
 
-fn optional_time<'de, D: Deserializer<'de>>(value: D) -> Result<Option<DateTime<Utc>>, D::Error> {
-    let parse =
-        |text: String| text.parse().map_err(|_| D::Error::custom("must be a time such as 2026-12-31T00:00:00Z"));
-    Option::<String>::deserialize(value)?.map(parse).transpose()
+/// The default routes are null, so that settings which were merged with their defaults tell them from routes that an operator
+/// has configured with the same values.
+fn configured_routes<S: Serializer>(routes: &[Route], serializer: S) -> Result<S::Ok, S::Error> {
+    let configured = (routes != Route::defaults()).then_some(routes);
+    configured.serialize(serializer)
+}
+
+fn routes<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<Route>, D::Error> {
+    let configured = Option::<List<Route>>::deserialize(value)?;
+    Ok(configured.map_or_else(Route::defaults, |List(routes)| routes))
 }
 
 impl Default for RelaySettings {
@@ -66,10 +71,10 @@ impl Default for RelaySettings {
             initial_delay_ms: 2_000,
             workers: 2,
             enable_dual_publish: false,
+            enable_routes: Vec::new(),
             routes: Route::defaults(),
             topology: Topology::default(),
             intake: Vec::new(),
-            accept_unsigned_until: None,
         }
     }
 }
@@ -96,6 +101,12 @@ impl RelaySettings {
                 ));
             }
         }
+        let can_be_off =
+            |name: &String| Route::defaults().iter().any(|one| one.is_default_for_readers() && one.name == *name);
+        if let Some(name) = self.enable_routes.iter().find(|name| !can_be_off(name)) {
+            let accepted = "notifications and email are accepted; other routes are always on".to_owned();
+            return Err(("relay.enable_routes", format!("`{name}` is not a default route that is off: {accepted}")));
+        }
         self.intake.iter().try_for_each(IntakeQueue::check).map_err(|error| ("relay.intake", error))
     }
 
@@ -105,13 +116,64 @@ impl RelaySettings {
         [Route::contacts()].into_iter().chain(self.routes.iter().cloned()).chain(legacy).collect()
     }
 
+    /// Whether the route publishes. `for_services`: the services of this installation read queues.
+    pub(crate) fn is_on(&self, route: &Route, for_services: bool) -> bool {
+        let is_enabled = self.enable_routes.contains(&route.name);
+        for_services || !(route.services_only || (route.is_default_for_readers() && !is_enabled))
+    }
+
+    /// Returns the consumers of the default routes that are off, because no service reads their queues.
+    pub fn routes_without_reader(&self, for_services: bool) -> Vec<String> {
+        let is_off = |route: &&Route| !self.is_on(route, for_services);
+        self.routes.iter().filter(is_off).map(Route::consumer_name).collect()
+    }
+
+    /// Returns the consumers of the default routes to which no queue has to be bound. What is unrouted there was not asked for.
+    pub fn optional_routes(&self) -> Vec<String> {
+        let is_optional = |route: &&Route| route.is_default && !route.required;
+        self.routes.iter().filter(is_optional).map(Route::consumer_name).collect()
+    }
+
+    /// Returns the routes that publish.
+    fn routes_on(&self, for_services: bool) -> Vec<Route> {
+        self.routes().into_iter().filter(|route| self.is_on(route, for_services)).collect()
+    }
+
+    /// Returns the consumers of the routes that publish.
+    fn consumers(&self, for_services: bool) -> Vec<(Route, Consumer)> {
+        let routes = self.routes();
+        let on = (0..routes.len()).filter(|at| self.is_on(&routes[*at], for_services));
+        on.map(|at| {
+            let mut consumer = Route::consumer(&routes, at);
+            // Handlers that have read the log until now continue with the queues, and drop what they have processed.
+            if for_services && routes[at].is_default_for_readers() {
+                consumer.start = StartAt::Beginning;
+            }
+            (routes[at].clone(), consumer)
+        })
+        .collect()
+    }
+
     /// Returns the objects that must exist before the first message is sent. The legacy exchange is not among them,
     /// because another application owns it.
-    fn topology(&self) -> Topology {
+    fn topology(&self, for_services: bool) -> Topology {
         let mut topology = self.topology.clone();
-        [Route::contacts()].iter().chain(&self.routes).for_each(|route| topology.add_exchange(route.exchange()));
+        let declared = [Route::contacts()].into_iter().chain(self.routes.iter().cloned());
+        let on = declared.filter(|route| self.is_on(route, for_services));
+        on.for_each(|route| topology.add_exchange(route.exchange()));
         topology
     }
+}
+
+/// Registers the routes of an installation that has had none. They start with what is posted from now on, also before the relay
+/// itself has started, and not with the whole log. `for_services`: the services of this installation read queues, so that they
+/// need what was posted before.
+pub async fn register_first_routes(db: &PgPool, settings: &RelaySettings, for_services: bool) -> sqlx::Result<()> {
+    if for_services {
+        return Ok(());
+    }
+    let consumers: Vec<Consumer> = settings.consumers(for_services).into_iter().map(|(_, consumer)| consumer).collect();
+    Consumer::register_first(db, ConsumerKind::Relay, &consumers).await
 }
 
 /// Starts the topology worker, the shard workers of all routes, and the intake of all configured queues. `for_services`: the
@@ -123,7 +185,6 @@ pub fn start(
     signer: &MessageSigner,
     for_services: bool,
 ) {
-    let routes = settings.routes();
     if settings.enable_dual_publish {
         let route = Route::legacy(&settings.routes);
         tracing::warn!(
@@ -147,14 +208,13 @@ pub fn start(
         pause: Duration::from_millis(settings.poll_interval_ms.into()),
         delay: Duration::from_millis(settings.initial_delay_ms.into()),
     };
-    start_topology_worker(runtime, settings.topology(), broker);
-    type_queues::start(runtime, &settings.routes, broker);
-    former_routes::start(runtime, &routes);
-    for at in (0..routes.len()).filter(|at| for_services || !routes[*at].services_only) {
-        let (route, logged_unroutable) = (Arc::new(routes[at].clone()), Arc::<AtomicBool>::default());
+    start_topology_worker(runtime, settings.topology(for_services), broker);
+    type_queues::start(runtime, &settings.routes_on(for_services), broker);
+    for (route, consumer) in settings.consumers(for_services) {
+        let (route, logged_unroutable) = (Arc::new(route), Arc::<AtomicBool>::default());
         let processor =
             || RouteProcessor::new(route.clone(), broker.clone(), signer.clone(), logged_unroutable.clone());
-        runtime.consume(&Route::consumer(&routes, at), options, processor);
+        runtime.consume(&consumer, options, processor);
     }
     for queue in &settings.intake {
         let trust = match queue.format {
@@ -163,39 +223,91 @@ pub fn start(
             // signatures publish there, too.
             IntakeFormat::Email => Some(Trust::of_all(signer.clone())),
         };
-        start_intake_with(runtime, queue, broker, trust);
+        start_intake_with(runtime, queue, broker, trust, Wake::default());
     }
 }
 
 /// Starts reading a queue of other programs into the log.
 pub fn start_intake(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>) {
-    start_intake_with(runtime, queue, broker, None);
+    start_intake_with(runtime, queue, broker, None, Wake::default());
 }
 
-/// Starts reading a queue into the log, over its own connection: a message that lapin cannot decode ends the
-/// connection repeatedly until it is removed from the queue, which must not affect others.
-pub(crate) fn start_intake_with(runtime: &Runtime, queue: &IntakeQueue, broker: &Arc<Broker>, trust: Option<Trust>) {
+/// Starts reading a queue into the log, over its own connection: a message that ends the connection must not affect others.
+/// `topology`: wakes the worker that declares the queue, when RabbitMQ does not deliver from it.
+pub(crate) fn start_intake_with(
+    runtime: &Runtime,
+    queue: &IntakeQueue,
+    broker: &Arc<Broker>,
+    trust: Option<Trust>,
+    topology: Wake,
+) {
     let worker: Worker = runtime.worker(format!("intake {}", queue.queue), Duration::from_millis(100));
     let worker = worker.with_limits(RoundLimits::STEPS);
     let broker = Arc::new(broker.separate_connection());
     let intake = IntakeWorker::new(queue.clone(), trust, broker.clone(), runtime);
     runtime.spawn(async move {
         let intake = Mutex::new(intake);
-        worker.run(async || intake.lock().await.round().await).await;
+        let round = async || {
+            let round = intake.lock().await.round().await;
+            if let Err(IntakeError::Broker(_)) = &round {
+                topology.wake();
+            }
+            round
+        };
+        worker.run(round).await;
         intake.into_inner().close().await;
         broker.close().await;
     });
 }
 
 /// Starts a worker that declares the topology, at once and then periodically.
-pub(crate) fn start_topology_worker(runtime: &Runtime, topology: Topology, broker: &Arc<Broker>) {
+fn start_topology_worker(runtime: &Runtime, topology: Topology, broker: &Arc<Broker>) {
     // Each request to the broker has a time limit, and there can be many of them.
     let worker = runtime.worker("topology".to_owned(), TOPOLOGY_PAUSE).with_limits(RoundLimits::STEPS);
     let broker = broker.clone();
-    runtime.spawn(async move { worker.run(async || declare(&topology, &broker).await).await });
+    runtime.spawn(async move {
+        let known = Mutex::new(Vec::new());
+        worker.run(async || declare(&topology, &broker, &mut *known.lock().await).await).await;
+    });
 }
 
-async fn declare(topology: &Topology, broker: &Broker) -> Result<Round, BrokerError> {
-    topology.declare(broker).await?;
-    Ok(Round::Idle)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(settings: &RelaySettings, for_services: bool) -> Vec<String> {
+        settings.routes_on(for_services).into_iter().map(|route| route.name).collect()
+    }
+
+    #[test]
+    fn routes_without_readers_are_off_unless_a_setting_turns_them_on() {
+        let mut settings = RelaySettings::default();
+        assert_eq!(on(&settings, false), ["smap", "dead-letters", "default"]);
+        assert_eq!(settings.routes_without_reader(false), ["relay.notifications", "relay.email"]);
+        assert_eq!(on(&settings, true), ["contacts", "notifications", "email", "smap", "dead-letters", "default"]);
+        assert!(settings.topology(false).exchanges.iter().all(|one| one.name != "notifications.exchange"));
+        settings.enable_routes = vec!["email".to_owned()];
+        assert_eq!(on(&settings, false), ["email", "smap", "dead-letters", "default"]);
+        settings.enable_routes = vec!["smap".to_owned()];
+        let (name, error) = settings.check().unwrap_err();
+        assert!(name == "relay.enable_routes" && error.contains("notifications and email"), "{error}");
+        // What an operator has configured is on.
+        let own = Route { sources: vec!["identity".to_owned()], required: true, ..Route::new("email", "mails") };
+        let settings = RelaySettings { routes: vec![own], ..RelaySettings::default() };
+        assert_eq!(on(&settings, false), ["email"]);
+    }
+
+    #[test]
+    fn a_configured_route_is_on_also_if_it_equals_a_default_one() {
+        let default = serde_json::to_value(RelaySettings::default()).unwrap();
+        assert!(default["routes"].is_null(), "{default}");
+        let load = |routes: serde_json::Value| -> RelaySettings {
+            let mut settings = default.clone();
+            settings["routes"] = routes;
+            serde_json::from_value(settings).unwrap()
+        };
+        assert_eq!(on(&load(serde_json::Value::Null), false), ["smap", "dead-letters", "default"]);
+        let email = Route::defaults().into_iter().find(|route| route.name == "email");
+        assert_eq!(on(&load(serde_json::json!([email])), false), ["email"]);
+    }
 }

@@ -1,8 +1,8 @@
 //! Routes: the settings that say which messages of the log are published to which exchange, and in which format.
 
 use contracts::{SERVICE_SOURCES, SQL_SOURCE, identity, notify};
-use mailbox::consumers::{Consumer, ConsumerKind, StartAt};
-use mailbox::log::{Filter, MessagePattern};
+use pillarbox::consumers::{Consumer, ConsumerKind, StartAt};
+use pillarbox::log::{Filter, MessagePattern};
 use serde::{Deserialize, Serialize};
 
 use crate::topology::{Exchange, ExchangeKind};
@@ -20,13 +20,13 @@ pub struct Route {
     pub exchange: String,
     #[serde(default)]
     pub exchange_kind: ExchangeKind,
-    #[serde(default = "default_sources", deserialize_with = "kit::config::list")]
+    #[serde(default = "default_sources", deserialize_with = "runtime::config::list")]
     pub sources: Vec<String>,
     /// Topic patterns in RabbitMQ's syntax: `order.#`. Empty: all topics.
-    #[serde(default, deserialize_with = "kit::config::list")]
+    #[serde(default, deserialize_with = "runtime::config::list")]
     pub topics: Vec<String>,
     /// Empty: all messages, with or without an aggregate type.
-    #[serde(default, deserialize_with = "kit::config::list")]
+    #[serde(default, deserialize_with = "runtime::config::list")]
     pub aggregate_types: Vec<String>,
     /// The routing key. `{topic}` and `{aggregate_type}` (in lower case) are replaced with the values of the message.
     #[serde(default = "topic_as_key")]
@@ -43,7 +43,11 @@ pub struct Route {
     /// (`bus = "rabbitmq"`). Not a setting.
     #[serde(skip)]
     pub services_only: bool,
-    /// Whether the route starts at the end of the log. Otherwise it starts at the beginning.
+    /// Whether the route is one of the defaults, and not configured. Not a setting.
+    #[serde(skip)]
+    pub is_default: bool,
+    /// Whether the route starts at the end of the log. Otherwise it starts at the beginning, unless it is one of the first routes
+    /// of the installation: those start at the end.
     #[serde(default)]
     pub from_now: bool,
 }
@@ -93,6 +97,7 @@ impl Route {
             required: false,
             also: false,
             services_only: false,
+            is_default: false,
             from_now: false,
         }
     }
@@ -105,27 +110,35 @@ impl Route {
             Route { sources: list(&["identity", "progress"]), ..Route::new("", "smap.events") };
         let has_route = |source: &String| source == notify::SOURCE || of_identity_and_progress.sources.contains(source);
         let of_others = default_sources().into_iter().filter(|source| !has_route(source)).collect();
-        vec![
+        let defaults = vec![
             Route {
                 sources: list(&[notify::SOURCE]),
                 routing_key: format!("notification.{AGGREGATE_TYPE}"),
                 required: true,
+                from_now: true,
                 ..Route::new("notifications", "notifications.exchange")
             },
             Route {
                 name: EMAIL.to_owned(),
                 topics: list(&["email.#"]),
                 required: true,
+                from_now: true,
                 ..of_identity_and_progress.clone()
             },
             Route { name: "smap".to_owned(), ..of_identity_and_progress },
             Route {
-                sources: list(&["mailbox"]),
+                sources: list(&["pillarbox"]),
                 topics: list(&["dead_letter.#"]),
                 ..Route::new("dead-letters", DEAD_LETTERS)
             },
             Route { sources: of_others, ..Route::new("default", "pillarbox.events") },
-        ]
+        ];
+        defaults.into_iter().map(|route| Route { is_default: true, ..route }).collect()
+    }
+
+    /// Whether it is a default route whose messages need a reader, because they are parked until a queue is bound.
+    pub(crate) fn is_default_for_readers(&self) -> bool {
+        self.required && self.is_default
     }
 
     /// The route of the addresses of accounts, whatever the settings are: personal data has an exchange of its own, to which
@@ -157,7 +170,7 @@ impl Route {
     }
 
     /// Returns the name of the route's consumer.
-    fn consumer_name(&self) -> String {
+    pub(crate) fn consumer_name(&self) -> String {
         format!("relay.{}", self.name)
     }
 
@@ -219,7 +232,8 @@ impl Route {
         }
     }
 
-    /// Returns the consumer of the route with index `at`. Its filter excludes the messages of earlier routes.
+    /// Returns the consumer of the route with index `at`. Its filter excludes the messages of earlier routes, also if those are
+    /// off.
     pub(crate) fn consumer(routes: &[Route], at: usize) -> Consumer {
         let route = &routes[at];
         // A route of other sources matches no message of this one. Without exclusions, the log is read faster.
@@ -239,7 +253,7 @@ impl Route {
 mod tests {
     use super::*;
     use chrono::DateTime;
-    use mailbox::log::Message;
+    use pillarbox::log::Message;
     use serde_json::value::RawValue;
 
     #[test]
@@ -291,7 +305,7 @@ mod tests {
                 assert_eq!(published(&message(source, topic, None)), [""; 0], "{source} {topic}");
             }
         }
-        assert_eq!(published(&message("mailbox", "dead_letter.relay_default", None)), ["dead-letters"]);
+        assert_eq!(published(&message("pillarbox", "dead_letter.relay_default", None)), ["dead-letters"]);
     }
 
     #[test]
@@ -307,7 +321,7 @@ mod tests {
             assert_eq!(published("identity.contacts", "account.contact_changed"), ["contacts"]);
             let deleted = published("identity", "account.deleted");
             assert!(!deleted.is_empty() && !deleted.contains(&"contacts"));
-            // The relay of an earlier version has no route for them, and must not publish them by another one.
+            // No other route publishes them, not even where the route for them is off.
             let configured = &routes[1..];
             let message = message("identity.contacts", "account.contact_changed", None);
             assert!((0..configured.len()).all(|at| !Route::consumer(configured, at).filter.matches(&message)));

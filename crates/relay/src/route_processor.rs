@@ -1,14 +1,15 @@
 //! The processor of a route: publishes messages of the log to the route's exchange and waits for the confirms.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use contracts::{Envelope, EventId, SCHEMA_VERSION, notify};
-use kit::trace::TraceContext;
-use mailbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
-use mailbox::log::Message;
+use pillarbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext};
+use pillarbox::log::Message;
+use runtime::trace::TraceContext;
 use serde::Deserialize;
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -46,6 +47,7 @@ impl RouteProcessor {
         logged_unroutable: Arc<AtomicBool>,
     ) -> RouteProcessor {
         let publisher = Publisher::new(broker, route.exchange.clone(), route.required);
+        RouteCounters::of(&route.name).add(0, 0);
         RouteProcessor { route, publisher, signer, logged_unroutable }
     }
 
@@ -107,6 +109,29 @@ impl RouteProcessor {
     }
 }
 
+/// The metrics of a route. They are exported at 0 when the route starts, so that a query sees the first message.
+struct RouteCounters {
+    published: metrics::Counter,
+    returned: metrics::Counter,
+    duration: metrics::Histogram,
+}
+
+impl RouteCounters {
+    fn of(route: &str) -> RouteCounters {
+        let labels = [("route", route.to_owned())];
+        RouteCounters {
+            published: metrics::counter!("pillarbox_relay_published_total", &labels),
+            returned: metrics::counter!("pillarbox_relay_returned_total", &labels),
+            duration: metrics::histogram!("event_publish_duration_seconds", &labels),
+        }
+    }
+
+    fn add(&self, published: u64, returned: u64) {
+        self.published.increment(published);
+        self.returned.increment(returned);
+    }
+}
+
 impl Processor for RouteProcessor {
     async fn process(&mut self, context: &WorkerContext, items: &[&Delivery]) -> Result<BatchResult, ConsumerError> {
         let Prepared { outgoing, withheld } = self.prepare(items)?;
@@ -122,11 +147,9 @@ impl Processor for RouteProcessor {
         let elapsed = started.elapsed();
 
         let count = |wanted: PublishOutcome| published.iter().filter(|outcome| **outcome == wanted).count() as u64;
-        let labels = [("route", self.route.name.clone())];
-        metrics::counter!("pillarbox_relay_published_total", &labels).increment(count(PublishOutcome::Confirmed));
-        metrics::counter!("pillarbox_relay_returned_total", &labels).increment(count(PublishOutcome::Unroutable));
-        metrics::histogram!("event_publish_duration_seconds", &labels)
-            .record_many(elapsed.as_secs_f64(), outgoing.len());
+        let counters = RouteCounters::of(&self.route.name);
+        counters.add(count(PublishOutcome::Confirmed), count(PublishOutcome::Unroutable));
+        counters.duration.record_many(elapsed.as_secs_f64(), outgoing.len());
 
         let mut published =
             published.into_iter().zip(&outgoing).map(|(one, sent)| self.outcome(one, &sent.routing_key));
@@ -136,7 +159,11 @@ impl Processor for RouteProcessor {
 }
 
 /// Returns the signed AMQP message for a message of the log.
-fn outgoing(route: &Route, signer: &MessageSigner, message: &Message) -> Result<Outgoing, serde_json::Error> {
+pub(crate) fn outgoing(
+    route: &Route,
+    signer: &MessageSigner,
+    message: &Message,
+) -> Result<Outgoing, serde_json::Error> {
     let trace = message.trace();
     let body = match route.format {
         Format::Bare => message.payload.get().as_bytes().to_vec(),
@@ -152,13 +179,15 @@ fn outgoing(route: &Route, signer: &MessageSigner, message: &Message) -> Result<
         key: message.key.as_deref(),
         body: &body,
     });
-    let mut headers = Vec::new();
-    headers.extend(message.key.as_ref().map(|key| (headers::KEY, key.clone())));
-    headers.push((headers::TENANT, message.tenant.clone()));
-    headers.push((headers::SOURCE, message.source.clone()));
-    headers.extend(signature.map(|signature| (headers::SIGNATURE, signature)));
-    headers.extend(trace.map(|trace| (headers::TRACE, trace.to_string())));
-    headers.extend(message.confidential_until().map(|until| (headers::CONFIDENTIAL_UNTIL, until.to_rfc3339())));
+    let mut headers: Vec<(Cow<'static, str>, String)> = Vec::new();
+    headers.extend(message.key.as_ref().map(|key| (headers::KEY.into(), key.clone())));
+    headers.push((headers::TENANT.into(), message.tenant.clone()));
+    headers.push((headers::SOURCE.into(), message.source.clone()));
+    headers.extend(signature.map(|signature| (headers::SIGNATURE.into(), signature)));
+    headers.extend(trace.map(|trace| (headers::TRACE.into(), trace.to_string())));
+    headers.extend(message.confidential_until().map(|until| (headers::CONFIDENTIAL_UNTIL.into(), until.to_rfc3339())));
+    let of_producer = message.producer_headers().into_iter();
+    headers.extend(of_producer.map(|(name, value)| (format!("{}{name}", headers::OF_PRODUCER).into(), value)));
     Ok(Outgoing {
         message_id,
         routing_key: route.routing_key(&message.topic, message.aggregate_type.as_deref().unwrap_or_default()),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use hmac::{Hmac, Mac};
-use kit::secret::MasterKey;
+use runtime::secret::MasterKey;
 use sha2::Sha256;
 
 /// The prefix of a signature: the version of the signed fields and of the algorithm.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use contracts::MESSAGE_BYTES_MAX;
-use mailbox::log::REDACTED;
+use pillarbox::log::REDACTED;
 use serde_json::value::{RawValue, to_raw_value};
 use sha2::{Digest, Sha256};
 

@@ -1,12 +1,18 @@
 //! The topology: declares exchanges, queues and bindings.
 
+use std::time::Duration;
+
 use lapin::Channel;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
+use runtime::worker::Round;
 use serde::{Deserialize, Serialize};
 
 use crate::broker::{Broker, BrokerError, NOT_FOUND, amqp_code, response_of, short_name};
 
+/// The pause between two declarations of the topology: a broker may lose its objects in a restart, and anybody can delete
+/// them.
+pub(crate) const TOPOLOGY_PAUSE: Duration = Duration::from_secs(10);
 /// AMQP's code for a declaration that differs from the existing object.
 const PRECONDITION_FAILED: u16 = 406;
 
@@ -14,9 +20,9 @@ const PRECONDITION_FAILED: u16 = 406;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
-    #[serde(default, deserialize_with = "kit::config::list")]
+    #[serde(default, deserialize_with = "runtime::config::list")]
     pub exchanges: Vec<Exchange>,
-    #[serde(default, deserialize_with = "kit::config::list")]
+    #[serde(default, deserialize_with = "runtime::config::list")]
     pub queues: Vec<Queue>,
 }
 
@@ -41,7 +47,7 @@ pub enum ExchangeKind {
 #[serde(deny_unknown_fields)]
 pub struct Queue {
     pub name: String,
-    #[serde(default, deserialize_with = "kit::config::list")]
+    #[serde(default, deserialize_with = "runtime::config::list")]
     pub bindings: Vec<Binding>,
     /// Whether RabbitMQ delivers to only one of several consumers, in order. Another takes over when it disconnects.
     #[serde(default)]
@@ -66,31 +72,60 @@ impl Topology {
         }
     }
 
-    /// Declares the objects that do not exist yet. An existing object stays as it is, even if it differs from the
-    /// settings: it belongs to another application and may contain messages.
-    pub async fn declare(&self, broker: &Broker) -> Result<(), BrokerError> {
+    /// Declares the objects that do not exist yet. Returns those that exist with other properties. They stay as they are:
+    /// they may belong to another application and contain messages.
+    pub async fn declare(&self, broker: &Broker) -> Result<Vec<Difference>, BrokerError> {
+        let mut differences = Vec::new();
         let mut channel = broker.channel().await?;
         for exchange in &self.exchanges {
-            if exists_differently(exchange.declare(&channel).await, "exchange", &exchange.name)? {
+            if let Some(difference) = difference(exchange.declare(&channel).await, "exchange", &exchange.name)? {
+                differences.push(difference);
                 channel = broker.channel().await?;
             }
         }
         for queue in &self.queues {
-            if exists_differently(queue.declare(&channel).await, "queue", &queue.name)? {
-                if queue.single_active_consumer {
-                    tracing::warn!(
-                        queue = queue.name,
-                        "the queue may have no single active consumer: several processes can process messages of one key out \
-                         of order. Stop the relay, wait until the queue is empty, delete it, and start the relay again"
-                    );
-                }
+            if let Some(difference) = difference(queue.declare(&channel).await, "queue", &queue.name)? {
+                differences.push(difference);
                 channel = broker.channel().await?;
             }
             for binding in &queue.bindings {
                 binding.declare(&queue.name, &channel).await?;
             }
         }
-        Ok(())
+        Ok(differences)
+    }
+}
+
+/// Returns the number of a queue's consumers. None if there is no such queue.
+pub(crate) async fn consumers_of(broker: &Broker, queue: &str) -> Result<Option<u32>, BrokerError> {
+    let channel = broker.channel().await?;
+    let passive = QueueDeclareOptions { passive: true, ..Default::default() };
+    match response_of(channel.queue_declare(short_name(queue)?, passive, FieldTable::default())).await {
+        Ok(found) => Ok(Some(found.consumer_count())),
+        Err(error) if amqp_code(&error) == Some(NOT_FOUND) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// An object that exists with other properties than the declared ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// `exchange` or `queue`.
+    pub kind: &'static str,
+    pub name: String,
+    /// RabbitMQ's answer: the property, the declared value and the current one.
+    pub answer: String,
+}
+
+impl Difference {
+    pub(crate) fn warn(&self) {
+        let Difference { kind, name, answer } = self;
+        tracing::warn!(
+            name,
+            answer,
+            "the {kind} exists with other properties and is used as it is; messages in such a queue can be lost, or processed \
+             out of order: to have it declared again, wait until it is empty, and delete it"
+        );
     }
 }
 
@@ -134,14 +169,29 @@ impl Binding {
     }
 }
 
-/// Returns true if the object exists with other properties. RabbitMQ has closed the channel in this case.
-fn exists_differently(declared: Result<(), BrokerError>, what: &str, name: &str) -> Result<bool, BrokerError> {
+/// Returns how the object differs, if it exists with other properties. RabbitMQ has closed the channel in this case.
+fn difference(
+    declared: Result<(), BrokerError>,
+    kind: &'static str,
+    name: &str,
+) -> Result<Option<Difference>, BrokerError> {
     match declared {
-        Ok(()) => Ok(false),
+        Ok(()) => Ok(None),
         Err(error) if amqp_code(&error) == Some(PRECONDITION_FAILED) => {
-            tracing::warn!(name, %error, "the {what} exists with other properties and is used as it is");
-            Ok(true)
+            Ok(Some(Difference { kind, name: name.to_owned(), answer: error.to_string() }))
         }
         Err(error) => Err(error),
     }
+}
+
+/// Declares the topology. Logs the differences that are not `known`.
+pub(crate) async fn declare(
+    topology: &Topology,
+    broker: &Broker,
+    known: &mut Vec<Difference>,
+) -> Result<Round, BrokerError> {
+    let differences = topology.declare(broker).await?;
+    differences.iter().filter(|difference| !known.contains(difference)).for_each(Difference::warn);
+    *known = differences;
+    Ok(Round::Idle)
 }

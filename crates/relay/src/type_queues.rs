@@ -6,16 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use contracts::notify;
-use kit::worker::{Round, RoundLimits};
-use mailbox::consumers::Runtime;
-use mailbox::database::Database;
-use mailbox::log::aggregate_types;
+use pillarbox::consumers::Runtime;
+use pillarbox::database::Database;
+use pillarbox::log::aggregate_types;
+use runtime::worker::{Round, RoundLimits};
 use tokio::sync::Mutex;
 
 use crate::broker::{Broker, BrokerError};
-use crate::relay::TOPOLOGY_PAUSE;
 use crate::route::Route;
-use crate::topology::{Binding, Queue, Topology};
+use crate::topology::{Binding, Difference, Queue, TOPOLOGY_PAUSE, Topology, declare};
 
 /// The pause between two reads of the table.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -28,8 +27,12 @@ enum TypeQueuesError {
     Database(#[from] sqlx::Error),
 }
 
-/// What was declared last, and when.
-type Declared = Mutex<Option<(BTreeSet<String>, Instant)>>;
+/// What was declared last, when, and what exists with other properties.
+#[derive(Default)]
+struct Declared {
+    last: Option<(BTreeSet<String>, Instant)>,
+    differences: Vec<Difference>,
+}
 
 /// Returns the queue that the relay declares for an aggregate type: its name is the routing key of the first route that has a
 /// key for each type. None if there is no such route. Several processes may read it, and RabbitMQ delivers to one of them at a
@@ -66,8 +69,8 @@ pub(crate) fn start(runtime: &Runtime, routes: &[Route], broker: &Arc<Broker>) {
     let worker = runtime.worker("topology of business events".to_owned(), PAUSE).with_limits(RoundLimits::STEPS);
     let (routes, broker, db) = (routes.to_vec(), broker.clone(), runtime.db().clone());
     runtime.spawn(async move {
-        let declared = Declared::default();
-        worker.run(async || declare_new(&db, &routes, &broker, &declared).await).await;
+        let declared = Mutex::new(Declared::default());
+        worker.run(async || declare_new(&db, &routes, &broker, &mut *declared.lock().await).await).await;
     });
 }
 
@@ -76,12 +79,11 @@ async fn declare_new(
     db: &Database,
     routes: &[Route],
     broker: &Broker,
-    declared: &Declared,
+    declared: &mut Declared,
 ) -> Result<Round, TypeQueuesError> {
     let types = BTreeSet::from_iter(aggregate_types(&mut *db.acquire().await?).await?);
-    let mut declared = declared.lock().await;
     let is_current = |(known, at): &(BTreeSet<String>, Instant)| *known == types && at.elapsed() < TOPOLOGY_PAUSE;
-    if declared.as_ref().is_some_and(is_current) {
+    if declared.last.as_ref().is_some_and(is_current) {
         return Ok(Round::Idle);
     }
     let mut topology = Topology::default();
@@ -89,8 +91,8 @@ async fn declare_new(
     topology.queues = types.iter().filter_map(|one| declared_queue(routes, notify::SOURCE, one)).collect();
     let needed = |name: &str| topology.queues.iter().flat_map(|queue| &queue.bindings).any(|one| one.exchange == name);
     topology.exchanges = topology.exchanges.iter().filter(|exchange| needed(&exchange.name)).cloned().collect();
-    topology.declare(broker).await?;
-    *declared = Some((types, Instant::now()));
+    declare(&topology, broker, &mut declared.differences).await?;
+    declared.last = Some((types, Instant::now()));
     Ok(Round::Idle)
 }
 

@@ -1,16 +1,17 @@
 //! Pillarbox inside the test process: the real roles on the database of the test.
 
-use hub::HubSettings;
-use hub::address::AllowedNetworks;
-use kit::auth::{Role, TokenSigner};
-use kit::clock::Clock;
-use kit::secret::{MasterKey, Secret};
-use pillarbox::app::{Running, start};
-use pillarbox::services::SERVICES;
-use pillarbox::settings::Settings;
 use std::time::Duration;
+
+use http_kit::auth::{Role, TokenSigner};
+use hub::HubSettings;
+use runtime::clock::Clock;
+use runtime::secret::{MasterKey, Secret};
+use server::app::{Running, start};
+use server::services::SERVICES;
+use server::settings::Settings;
 use tokio::net::TcpListener;
 use uuid::Uuid;
+use webhook_client::AllowedNetworks;
 
 use crate::{Client, TestDatabase, watchdog};
 
@@ -77,5 +78,5 @@ impl TestApp {
 
 /// Replicas on one database must have the same key, so it is derived from the database's URL.
 fn master_key_of(database_url: &str) -> MasterKey {
-    MasterKey::from_bytes(kit::secret::digest(database_url))
+    MasterKey::from_bytes(runtime::secret::digest(database_url))
 }

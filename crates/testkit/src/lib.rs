@@ -18,7 +18,7 @@
 //! | Pillarbox                | [`TestApp`]: the real roles in this process, and a [`Client`] to call them  |
 //! | an endpoint for webhooks | [`Receiver`]: records requests and responds as the test configures it       |
 //! | what its code logs       | [`CapturedLog`]: the log of its thread                                      |
-//! | the binary itself        | [`Pillarbox`]: the real process, which can be killed at any time            |
+//! | the binary itself        | [`Pillarbox`]: the real process of [`program`], which can be killed at any time |
 //! | a person at a terminal   | [`Terminal`]: an interactive shell, into which the test pastes commands     |
 //!
 //! Dropping a value releases its resource, also when the test panics. A helper that fails panics: a test has no use
@@ -41,6 +41,7 @@ mod postgres;
 mod private_redis;
 mod private_servers;
 mod process;
+mod program;
 mod rabbit;
 mod receiver;
 mod redis;
@@ -60,6 +61,7 @@ pub use postgres::TestDatabase;
 pub use private_redis::PrivateRedis;
 pub use private_servers::{PrivateServers, Server};
 pub use process::{Pillarbox, command};
+pub use program::program;
 pub use rabbit::TestVhost;
 pub use receiver::{Received, Receiver, Reply};
 pub use redis::TestRedis;

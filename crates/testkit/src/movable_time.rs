@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use sqlx::migrate::Migrator;
+use pillarbox::database::Migrations;
 
 use crate::{PrivateServers, Server, TestDatabase};
 
@@ -18,9 +18,9 @@ pub struct MovableTime {
 }
 
 impl MovableTime {
-    pub async fn start(migrator: &Migrator) -> MovableTime {
+    pub async fn start(migrations: &Migrations) -> MovableTime {
         let servers = PrivateServers::start_with(&[Server::Postgres], &[("PBX_TEST_MOVABLE_TIME", "1")]).await;
-        let database = TestDatabase::on(servers.postgres_url().to_owned(), migrator).await;
+        let database = TestDatabase::on(servers.postgres_url().to_owned(), migrations).await;
         MovableTime { database, ahead: Mutex::new(Duration::ZERO), servers }
     }
 

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
 
-use sqlx::migrate::Migrator;
+use pillarbox::database::Migrations;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
 
@@ -22,15 +22,15 @@ pub struct TestDatabase {
 
 impl TestDatabase {
     /// Creates a database with all migrations applied.
-    pub async fn new(migrator: &Migrator) -> TestDatabase {
-        TestDatabase::on(servers::postgres_url(), migrator).await
+    pub async fn new(migrations: &Migrations) -> TestDatabase {
+        TestDatabase::on(servers::postgres_url(), migrations).await
     }
 
     /// The same on another server, given by the URL of its maintenance database.
-    pub(crate) async fn on(server: String, migrator: &Migrator) -> TestDatabase {
+    pub(crate) async fn on(server: String, migrations: &Migrations) -> TestDatabase {
         watchdog::register_test();
         let mut admin = connect_as_admin(&server).await;
-        let template = ensure_template(&mut admin, &server, migrator).await;
+        let template = ensure_template(&mut admin, &server, migrations).await;
         TestDatabase::create(admin, server, &template).await
     }
 
@@ -92,8 +92,8 @@ impl Drop for TestDatabase {
 }
 
 /// Returns the name of the template for these migrations. Creates the template if it does not exist yet.
-async fn ensure_template(admin: &mut PgConnection, server: &str, migrator: &Migrator) -> String {
-    let name = template_name(migrator);
+async fn ensure_template(admin: &mut PgConnection, server: &str, migrations: &Migrations) -> String {
+    let name = template_name(migrations);
     if is_complete(admin, &name).await == Some(true) {
         return name;
     }
@@ -106,17 +106,18 @@ async fn ensure_template(admin: &mut PgConnection, server: &str, migrator: &Migr
             // The process that created it was killed half-way.
             execute(admin, format!("drop database {name} with (force)")).await;
         }
-        create_template(admin, server, &name, migrator).await;
+        create_template(admin, server, &name, migrations).await;
     }
     sqlx::query("select pg_advisory_unlock(hashtext($1))").bind(&name).execute(&mut *admin).await.expect("the unlock");
     name
 }
 
-async fn create_template(admin: &mut PgConnection, server: &str, name: &str, migrator: &Migrator) {
+async fn create_template(admin: &mut PgConnection, server: &str, name: &str, migrations: &Migrations) {
     execute(admin, format!("create database {name} template template0")).await;
     let mut db = PgConnection::connect_with(&options_of(server, name)).await.expect("a connection to the template");
-    mailbox::database::apply_migrations(migrator, &mut db).await.expect("the migrations run");
-    create_tenants(&mut db).await;
+    pillarbox::database::apply_migrations(&mut db, migrations).await.expect("the migrations run");
+    let insert = sqlx::query("insert into pillarbox.tenant (name) select unnest($1::text[])").bind(TENANTS);
+    insert.execute(&mut db).await.expect("the tenants");
     close(db).await;
     // The flag comes last: it distinguishes a complete template from an incomplete one.
     execute(admin, format!("alter database {name} with is_template true allow_connections false")).await;
@@ -124,18 +125,6 @@ async fn create_template(admin: &mut PgConnection, server: &str, name: &str, mig
 
 /// The tenants that tests post and subscribe for, beside `main`.
 const TENANTS: [&str; 5] = ["acme", "other", "rival", "slow", "zeta"];
-
-/// Creates the tenants of the tests, if the migrations are those of a version with tenants.
-async fn create_tenants(db: &mut PgConnection) {
-    let has_tenants: bool = sqlx::query_scalar("select to_regclass('pillarbox.tenant') is not null")
-        .fetch_one(&mut *db)
-        .await
-        .expect("the list of tables");
-    if has_tenants {
-        let insert = sqlx::query("insert into pillarbox.tenant (name) select unnest($1::text[])").bind(TENANTS);
-        insert.execute(db).await.expect("the tenants");
-    }
-}
 
 /// Returns `None` if there is no such template, and `Some(false)` if it is incomplete.
 async fn is_complete(admin: &mut PgConnection, name: &str) -> Option<bool> {
@@ -147,10 +136,10 @@ async fn is_complete(admin: &mut PgConnection, name: &str) -> Option<bool> {
 }
 
 /// The same migrations result in the same name in every process (`DefaultHasher::new` has fixed keys).
-fn template_name(migrator: &Migrator) -> String {
+fn template_name(migrations: &Migrations) -> String {
     let mut hasher = DefaultHasher::new();
-    for migration in migrator.iter() {
-        (migration.version, &migration.checksum).hash(&mut hasher);
+    for (migration, text) in migrations.iter() {
+        (migration.schema, migration.version, text).hash(&mut hasher);
     }
     TENANTS.hash(&mut hasher);
     format!("template_{:016x}", hasher.finish())
@@ -188,8 +177,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use sqlx::migrate::{Migration, MigrationType};
-    use sqlx::{Executor, SqlSafeStr};
+    use pillarbox::database::SchemaMigrations;
+    use sqlx::Executor;
     use tokio::task::JoinSet;
 
     use super::*;
@@ -197,12 +186,12 @@ mod tests {
 
     #[tokio::test]
     async fn twenty_racers_share_a_template_but_no_database() {
-        let migrator = Arc::new(migrations("create table item (id int)"));
+        let migrations = Arc::new(migrations("create table item (id int)"));
         let mut racers = JoinSet::new();
         for _ in 0..20 {
-            let migrator = Arc::clone(&migrator);
+            let migrations = Arc::clone(&migrations);
             racers.spawn(async move {
-                let db = TestDatabase::new(&migrator).await;
+                let db = TestDatabase::new(&migrations).await;
                 let inserted = db.pool().execute("insert into item values (1)").await;
                 inserted.expect("the migration has run");
                 db
@@ -216,15 +205,17 @@ mod tests {
 
     #[tokio::test]
     async fn an_incomplete_template_is_replaced() {
-        let migrator = migrations("create table half (id int)");
+        let migrations = migrations("create table half (id int)");
         let mut admin = connect_as_admin(&servers::postgres_url()).await;
         // A killed process leaves the database without the flag, and a session that PostgreSQL has not ended yet.
-        execute(&mut admin, format!("create database {}", template_name(&migrator))).await;
+        execute(&mut admin, format!("create database {}", template_name(&migrations))).await;
         let mut creator =
-            PgConnection::connect_with(&options_of(&servers::postgres_url(), &template_name(&migrator))).await.unwrap();
+            PgConnection::connect_with(&options_of(&servers::postgres_url(), &template_name(&migrations)))
+                .await
+                .unwrap();
         creator.execute("create table half (id int)").await.unwrap();
 
-        let db = TestDatabase::new(&migrator).await;
+        let db = TestDatabase::new(&migrations).await;
 
         db.pool().execute("select id from half").await.expect("the migration has run once");
     }
@@ -255,9 +246,8 @@ mod tests {
     }
 
     /// Migrations without a template, even if the servers have run this test before.
-    fn migrations(sql: &str) -> Migrator {
-        let sql = AssertSqlSafe(format!("{sql} -- {}", unique_name())).into_sql_str();
-        let migration = Migration::new(1, "one".into(), MigrationType::Simple, sql, false);
-        Migrator::with_migrations(vec![migration])
+    fn migrations(sql: &str) -> Migrations {
+        let text: &'static str = format!("{sql} -- {}", unique_name()).leak();
+        Migrations::default().with([SchemaMigrations { schema: "test", texts: vec![text].leak() }])
     }
 }

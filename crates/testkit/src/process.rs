@@ -29,21 +29,44 @@ struct Output {
     open_streams: usize,
 }
 
-/// A command for the binary. It inherits the environment except `PILLARBOX_*` and the config folder: the settings and the
-/// contexts of a developer must not affect a test.
+/// Instead of the folders of the developer, in which a test would find contexts and an installation. Nothing can be created
+/// below a device, even as root, so a process that would use its default folder fails.
+pub(crate) const NO_FOLDERS: [(&str, &str); 2] =
+    [("XDG_CONFIG_HOME", "/dev/null/config"), ("XDG_DATA_HOME", "/dev/null/data")];
+pub(crate) const NO_USER_FILES: (&str, &str) = ("HOME", "/dev/null/home");
+/// The default data folder of root depends on no variable of a folder.
+pub(crate) const NO_DATA: (&str, &str) = ("PILLARBOX_DATA_DIR", "/dev/null/data/pillarbox");
+
+/// A free port: a server that a test starts without an address must not take, or talk to, the one of the developer.
+pub(crate) const FREE_LISTEN: (&str, &str) = ("PILLARBOX_LISTEN", "127.0.0.1:0");
+
+/// Whether the program, or a library in it, reads this variable of a developer's environment.
+pub(crate) fn is_of_developer(name: &str) -> bool {
+    let of_developer = ["PILLARBOX_", "PG", "REDIS_", "ENABLE_DUAL_PUBLISH", "SSL_CERT_"];
+    of_developer.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// A command for the binary. It inherits the environment except what the binary reads and the folders for configuration and
+/// data: the settings, contexts and installations of a developer must not affect a test. A test whose commands have a data folder
+/// names it, with `--data-dir` or in a context of its own.
 pub fn command(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(binary.as_ref());
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("PILLARBOX_") {
+        if is_of_developer(&name.to_string_lossy()) {
             command.env_remove(name);
         }
     }
-    command.args(args).env("XDG_CONFIG_HOME", "/nonexistent").envs(env.iter().copied());
+    command.envs(NO_FOLDERS).envs([NO_USER_FILES, FREE_LISTEN]).args(args);
+    // The variable would replace the folder of a context.
+    if !env.iter().any(|(name, _)| ["XDG_CONFIG_HOME", "PILLARBOX_CONTEXTS"].contains(name)) {
+        command.envs([NO_DATA]);
+    }
+    command.envs(env.iter().copied());
     command
 }
 
 impl Pillarbox {
-    /// Starts the binary with the environment of [`command`]. Tests pass `env!("CARGO_BIN_EXE_pillarbox")`.
+    /// Starts the binary with the environment of [`command`]. Tests pass [`program`](crate::program).
     pub fn start(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Pillarbox {
         watchdog::register_test();
         let mut command = command(binary.as_ref(), args, env);
@@ -206,6 +229,52 @@ mod tests {
         let process =
             shell("printf '\\033[2mINFO\\033[0m listening on http://127.0.0.1:8025\\033[0m pid=1\\n'; sleep 60");
         assert_eq!(process.base_url().await, "http://127.0.0.1:8025");
+    }
+
+    #[test]
+    fn a_process_finds_no_folder_of_the_developer() {
+        let variables = |env: &[(&str, &str)]| {
+            let output = command("env", &[], env).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        let of_test = variables(&[]);
+        for name in ["HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "PILLARBOX_DATA_DIR"] {
+            assert!(of_test.lines().any(|line| line.starts_with(&format!("{name}=/dev/null/"))), "{name}: {of_test}");
+        }
+        assert!(std::fs::create_dir_all(NO_DATA.1).is_err(), "root cannot create it either");
+        let with_contexts = variables(&[("XDG_CONFIG_HOME", "/tmp/contexts")]);
+        assert!(with_contexts.contains("XDG_CONFIG_HOME=/tmp/contexts") && !with_contexts.contains("PILLARBOX_DATA"));
+    }
+
+    /// In a process of its own, whose environment is that of the developer.
+    #[test]
+    fn a_process_has_no_setting_of_the_developer_and_a_free_port() {
+        const OUTER: &str = "PBX_TEST_ENVIRONMENT_OF_A_DEVELOPER";
+        let of_developer = [
+            ("PILLARBOX_DATABASE_URL", "set-by-a-developer"),
+            ("PILLARBOX_LISTEN", "set-by-a-developer"),
+            ("PGHOST", "set-by-a-developer"),
+            ("PGPASSFILE", "set-by-a-developer"),
+            ("REDIS_HOST", "set-by-a-developer"),
+            ("ENABLE_DUAL_PUBLISH", "set-by-a-developer"),
+            ("SSL_CERT_FILE", "set-by-a-developer"),
+            ("HOME", "set-by-a-developer"),
+        ];
+        if std::env::var_os(OUTER).is_none() {
+            let test = "process::tests::a_process_has_no_setting_of_the_developer_and_a_free_port";
+            let mut outer = Command::new(std::env::current_exe().unwrap());
+            let output = outer.args(["--exact", test]).env(OUTER, "1").envs(of_developer).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            return;
+        }
+        let output = command("env", &[], &[("REDIS_URL", "redis://of-test")]).output().unwrap();
+        let variables = String::from_utf8(output.stdout).unwrap();
+        assert!(!variables.contains("set-by-a-developer"), "{variables}");
+        for expected in ["PILLARBOX_LISTEN=127.0.0.1:0", "REDIS_URL=redis://of-test"] {
+            assert!(variables.lines().any(|line| line == expected), "{expected}: {variables}");
+        }
+        let given = command("env", &[], &[("PILLARBOX_LISTEN", "127.0.0.1:4711")]).output().unwrap();
+        assert!(String::from_utf8(given.stdout).unwrap().contains("PILLARBOX_LISTEN=127.0.0.1:4711"));
     }
 
     #[tokio::test]

@@ -1,11 +1,12 @@
 //! A shell in a terminal, into which a test pastes commands as a person would.
 
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::process::{FREE_LISTEN, NO_DATA, NO_FOLDERS, NO_USER_FILES, is_of_developer};
 use crate::{eventually, watchdog};
 
 /// Bounds the wait for the shell to exit when its terminal is closed.
@@ -20,12 +21,26 @@ pub struct Terminal {
     /// Where in the text the output of the last paste begins.
     pasted_at: usize,
     pastes: usize,
+    has_bracketed_paste: bool,
 }
+
+/// Around a paste, if the terminal has bracketed paste: the shell then runs the lines as one command, when Enter is pressed.
+const PASTE: (&str, &str) = ("\x1b[200~", "\x1b[201~");
 
 impl Terminal {
     /// Opens a terminal in a folder. Its environment is that of a new shell: without the variables that cargo and the
-    /// test servers define, and with `env`.
+    /// test servers define, without the settings of the developer, and with `env`. A paste is typed line by line.
     pub fn open(folder: &Path, env: &[(&str, &str)]) -> Terminal {
+        Terminal::open_with(folder, env, false)
+    }
+
+    /// As [`open`](Self::open), with bracketed paste, as terminals of today have it: what is pasted is one command, so a program
+    /// that it starts in the foreground, such as another shell, does not read the lines after it.
+    pub fn open_with_bracketed_paste(folder: &Path, env: &[(&str, &str)]) -> Terminal {
+        Terminal::open_with(folder, env, true)
+    }
+
+    fn open_with(folder: &Path, env: &[(&str, &str)], has_bracketed_paste: bool) -> Terminal {
         watchdog::register_test();
         // `script` of util-linux creates the pseudo-terminal. Without a size, programs would stop after each line of output.
         let mut command = Command::new("script");
@@ -39,26 +54,36 @@ impl Terminal {
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
             // cargo sets OUT_DIR for the tests of a package with a build script, and builds crates again that have seen another.
-            let of_test = ["CARGO_", "OUT_DIR", "RUST_", "PILLARBOX_", "PBX_TEST_"];
-            let of_test = of_test.iter().any(|prefix| name.starts_with(prefix));
+            let of_test = ["CARGO_", "OUT_DIR", "RUST_", "PBX_TEST_"];
+            let of_test = of_test.iter().any(|prefix| name.starts_with(prefix)) || is_of_developer(&name);
             if of_test && !["CARGO_HOME", "CARGO_TARGET_DIR"].contains(&&*name) {
                 command.env_remove(&*name);
             }
         }
-        command.env("TERM", "dumb").env("PS1", "$ ").envs(env.iter().copied()).current_dir(folder);
+        // `make` needs the tools that are installed in the home of the developer, and none of their settings.
+        if let Some(home) = std::env::var_os("HOME").map(PathBuf::from) {
+            for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup"), ("npm_config_cache", ".npm")] {
+                if std::env::var_os(name).is_none() {
+                    command.env(name, home.join(folder));
+                }
+            }
+        }
+        command.env("TERM", if has_bracketed_paste { "xterm" } else { "dumb" }).env("INPUTRC", "/dev/null");
+        command.env("PS1", "$ ").envs(NO_FOLDERS).envs([NO_DATA, NO_USER_FILES, FREE_LISTEN]).envs(env.iter().copied());
+        command.current_dir(folder);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().expect("util-linux has `script`");
         let keyboard = child.stdin.take().expect("stdin is piped");
         let screen = Arc::new(Mutex::new(String::new()));
         show(child.stdout.take().expect("stdout is piped"), Arc::clone(&screen));
-        Terminal { child, keyboard, screen, pasted_at: 0, pastes: 0 }
+        Terminal { child, keyboard, screen, pasted_at: 0, pastes: 0, has_bracketed_paste }
     }
 
-    /// Pastes commands without waiting for them, for a command that stays in the foreground.
+    /// Pastes commands and presses Enter, without waiting for them, for a command that stays in the foreground.
     pub fn paste(&mut self, commands: &str) {
         self.pasted_at = self.text().len();
-        self.write(commands);
-        self.write("\n");
+        let (begin, end) = if self.has_bracketed_paste { PASTE } else { ("", "") };
+        self.write(&format!("{begin}{commands}{end}\n"));
     }
 
     /// Pastes commands, waits until all of them have ended, and returns the output, which includes the commands.
@@ -90,8 +115,9 @@ impl Terminal {
         self.write("\x03");
     }
 
+    /// Without the sequences that move the cursor and set colours.
     fn text(&self) -> String {
-        self.screen.lock().expect("no reader panics").clone()
+        without_sequences(&self.screen.lock().expect("no reader panics"))
     }
 
     fn write(&mut self, text: &str) {
@@ -112,6 +138,16 @@ impl Drop for Terminal {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Drops sequences such as `ESC [ ? 2004 h`, also one whose end has not arrived yet.
+fn without_sequences(screen: &str) -> String {
+    let mut parts = screen.split("\x1b[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        let end = part.find(|c: char| ('@'..='~').contains(&c));
+        text + end.map_or("", |end| &part[end + 1..])
+    })
 }
 
 /// Reads on a thread, as the runtime of the test may be blocked. Carriage returns, which the terminal adds, are dropped.
@@ -141,5 +177,28 @@ mod tests {
         terminal.wait_for("\nstarted\n", SOON).await;
         terminal.interrupt();
         assert!(terminal.run("echo \"code $?\"", SOON).await.contains("code 130"));
+    }
+
+    #[tokio::test]
+    async fn a_shell_reads_the_rest_of_a_paste_unless_it_is_bracketed() {
+        let paste = "bash --noprofile --norc -i\necho \"level $SHLVL\"";
+        let level = |output: &str| {
+            let line = output.lines().filter_map(|line| line.strip_prefix("level ")?.parse::<u32>().ok()).next_back();
+            line.unwrap_or_else(|| panic!("no level in {output}"))
+        };
+        let mut typed = Terminal::open(Path::new("/"), &[]);
+        let outer = level(&typed.run("echo \"level $SHLVL\"", SOON).await);
+        assert_eq!(level(&typed.run(paste, SOON).await), outer + 1, "the inner shell has read the second line");
+
+        let mut pasted = Terminal::open_with_bracketed_paste(Path::new("/"), &[]);
+        assert_eq!(level(&pasted.run("echo \"level $SHLVL\"", SOON).await), outer);
+        assert!(!pasted.run(paste, SOON).await.contains("level 1"), "it waits until the inner shell ends");
+        assert_eq!(level(&pasted.run("exit", SOON).await), outer);
+    }
+
+    #[test]
+    fn sequences_of_a_terminal_are_no_text() {
+        assert_eq!(without_sequences("\x1b[?2004h$ \x1b[7mls\x1b[27m\n\x1b[200~x"), "$ ls\nx");
+        assert_eq!(without_sequences("$ \x1b[?20"), "$ ");
     }
 }

@@ -18,25 +18,12 @@ impl Fixture {
         let site = Site::new(pillarbox).await?;
         fill(&site.db, events).await?;
         let fixture = Fixture(site.serve(pillarbox, "", &["--roles", "api,maintain"]).await?);
-        fixture.wait_for_scores().await?;
+        wait_for_scores(&fixture.0.site.db).await?;
         Ok(fixture)
     }
 
     pub(super) fn address(&self) -> &str {
         &self.0.server.address
-    }
-
-    async fn wait_for_scores(&self) -> Outcome<()> {
-        let began = Instant::now();
-        while began.elapsed() < SCORED_WITHIN {
-            let query = "select exists (select from pillarbox_events.trending_epoch)";
-            if sqlx::query_scalar(query).fetch_one(&self.0.site.db).await? {
-                eprintln!("scored after {:.1} s", began.elapsed().as_secs_f64());
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-        Err("the events were not scored in time".into())
     }
 
     /// Stops the server and drops the database. Returns the peak memory of the server in MiB.
@@ -45,8 +32,22 @@ impl Fixture {
     }
 }
 
+/// Waits until the server on this database has computed the trending scores of all events.
+pub(crate) async fn wait_for_scores(db: &PgPool) -> Outcome<()> {
+    let began = Instant::now();
+    while began.elapsed() < SCORED_WITHIN {
+        let query = "select exists (select from pillarbox_events.trending_epoch)";
+        if sqlx::query_scalar(query).fetch_one(db).await? {
+            eprintln!("scored after {:.1} s", began.elapsed().as_secs_f64());
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Err("the events were not scored in time".into())
+}
+
 /// Inserts published events in 100 cities and 10 categories, one per minute, each with some of 1,000 words.
-async fn fill(db: &PgPool, events: u64) -> Outcome<()> {
+pub(crate) async fn fill(db: &PgPool, events: u64) -> Outcome<()> {
     const PART: u64 = 100_000;
     for first in (1..=events).step_by(PART as usize) {
         eprintln!("filling: {first} of {events}");

@@ -28,8 +28,8 @@ pub(super) const FAILING: &str = "/failing";
 pub(super) const SILENT: &str = "/silent";
 
 /// Dropping it stops the server.
-pub(super) struct Receiver {
-    pub(super) address: String,
+pub(crate) struct Receiver {
+    pub(crate) address: String,
     arrivals: Arc<Arrivals>,
     serving: JoinHandle<()>,
 }
@@ -42,7 +42,7 @@ struct Arrivals {
 }
 
 impl Receiver {
-    pub(super) async fn start() -> Outcome<Receiver> {
+    pub(crate) async fn start() -> Outcome<Receiver> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?.to_string();
         let arrivals = Arc::new(Arrivals {
@@ -65,7 +65,7 @@ impl Receiver {
         Ok(Receiver { address, arrivals, serving })
     }
 
-    pub(super) fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
@@ -75,7 +75,7 @@ impl Receiver {
     }
 
     /// The arrival time of the message with this number.
-    pub(super) fn arrival(&self, number: u64) -> Option<Instant> {
+    pub(crate) fn arrival(&self, number: u64) -> Option<Instant> {
         let nanos = self.arrivals.arrivals.get(number as usize)?.load(Ordering::Relaxed);
         (nanos > 0).then(|| self.arrivals.since + Duration::from_nanos(nanos))
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use mailbox::log::{Post, Source, post};
+use pillarbox::log::{Post, Source, post};
 use serde_json::json;
 use serde_json::value::to_raw_value;
 use sqlx::{Connection, PgConnection};

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use chrono::Utc;
 use contracts::{Envelope, EventId, SCHEMA_VERSION};
 use futures_util::future::try_join_all;
-use kit::clock::Clock;
-use kit::health::Health;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Channel, PublisherConfirm};
-use mailbox::consumers::{
+use pillarbox::consumers::{
     BatchResult, Consumer, ConsumerError, ConsumerKind, ConsumerOptions, Delivery, Outcome as MessageOutcome,
     Processor, Replica, Runtime, StartAt, WorkerContext,
 };
-use mailbox::database::{self, Database, PoolLimits};
-use mailbox::log::{Filter, Post, Source, post_all};
+use pillarbox::database::{self, Database, PoolLimits};
+use pillarbox::log::{Filter, Post, Source, post_all};
+use runtime::clock::Clock;
+use runtime::health::Health;
 use serde_json::value::RawValue;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;

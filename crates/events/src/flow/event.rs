@@ -2,12 +2,12 @@
 
 use chrono::{DateTime, Utc};
 use contracts::events::{CANCELED, EventChanged, PUBLISHED, SOURCE, UNPUBLISHED, UPDATED};
-use kit::auth::Principal;
-use kit::etag::IfMatch;
-use kit::problem::Problem;
-use mailbox::consumers::LocalDelivery;
-use mailbox::database::problem;
-use mailbox::log::{AggregateId, Post, Source, post};
+use http_kit::auth::Principal;
+use http_kit::database::problem;
+use http_kit::etag::IfMatch;
+use http_kit::problem::Problem;
+use pillarbox::consumers::LocalDelivery;
+use pillarbox::log::{AggregateId, Post, Source, post};
 use serde::Serialize;
 use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
@@ -24,7 +24,7 @@ use crate::store::{cities, event as store, generation};
 pub(super) const MESSAGE_SOURCE: Source = Source::new(SOURCE);
 const AGGREGATE_TYPE: &str = "EVENT";
 
-type Tx<'t> = Transaction<'t, Postgres>;
+pub(super) type Tx<'t> = Transaction<'t, Postgres>;
 
 /// A request to change an event.
 pub(crate) struct RequestedChange {
@@ -49,7 +49,7 @@ pub(crate) async fn create(tx: &mut Tx<'_>, user: Uuid, fields: Fields, now: Dat
 
 /// An event as this caller may see it. Fails with [`Error::EventNotFound`] if it is hidden from the caller.
 pub(crate) async fn show(events: &Events, caller: Option<Actor>, id: Uuid) -> Result<FoundEvent, Problem> {
-    let found = events.event_reader.submit(id).await.map_err(|error| error.into_problem(problem))?;
+    let found = events.event_reader.submit(id).await.map_err(|error| Problem::of_batch(error, problem))?;
     match found {
         Some(FoundEvent::Hidden(event)) if !caller.is_some_and(|caller| caller.sees(&event)) => {
             Err(Error::EventNotFound.into())
@@ -134,7 +134,7 @@ pub(crate) async fn change_status(
 }
 
 /// Locks the event and checks the permission and then the version, so that other users cannot probe the version.
-async fn lock(tx: &mut Tx<'_>, change: &RequestedChange) -> Result<Event, Error> {
+pub(super) async fn lock(tx: &mut Tx<'_>, change: &RequestedChange) -> Result<Event, Error> {
     let event = store::lock(tx, change.event_id).await?.ok_or(Error::EventNotFound)?;
     check_permission(&event, change.actor, change.action)?;
     change.if_match.check(event.version, event.updated_at).map_err(Error::PreconditionFailed)?;
@@ -157,9 +157,9 @@ fn refusal(event: &Event, actor: Actor) -> Error {
 }
 
 /// Saves the event with its status history, the city counts, the cache generations and the message about the change.
-async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, change: &RequestedChange) -> Result<(), Error> {
+pub(super) async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, change: &RequestedChange) -> Result<(), Error> {
     store::update(tx, new).await?;
-    if old.status != new.status {
+    if old.status != new.status || old.owner_id != new.owner_id {
         record_status(tx, Some(old.status), new, (change.actor.principal, change.reason.clone())).await?;
     }
     let (was_published, is_published) = (old.status == Status::Published, new.status == Status::Published);
@@ -176,10 +176,10 @@ async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, change: &RequestedChang
         }
         generation::invalidate_feeds(tx, new.id).await?;
     }
-    if let Some(topic) = topic_of_change(old, new.status) {
+    if let Some(topic) = topic_of_change(old, new) {
         let is_moderated = !change.actor.owns(new);
         let payload = EventChanged {
-            reason: change.reason.clone(),
+            reason: change.reason.clone().filter(|_| old.status != new.status),
             by: is_moderated.then(|| change.actor.principal.to_string()),
             ..new.to_message()
         };
@@ -202,8 +202,12 @@ pub(super) fn message(topic: &str, event_id: Uuid, payload: &impl Serialize) -> 
 
 /// The topic of the message about a change; None if other services must not learn of it: the event is a draft, or was
 /// never published before it was canceled. Only its owner and admins have seen such an event, and the message would show it.
-fn topic_of_change(old: &Event, new: Status) -> Option<&'static str> {
-    match (old.status, new) {
+fn topic_of_change(old: &Event, new: &Event) -> Option<&'static str> {
+    match (old.status, new.status) {
+        // Joins knows the event, and must know its organizer.
+        (Status::Draft, Status::Draft) if old.published_at.is_some() && old.owner_id != new.owner_id => {
+            Some(UNPUBLISHED)
+        }
         (Status::Draft, Status::Draft) => None,
         (Status::Draft, Status::Canceled) if old.published_at.is_none() => None,
         (Status::Draft | Status::Canceled, Status::Published) => Some(PUBLISHED),

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use kit::page::{Page, PageScope, ReadyPage};
-use kit::problem::Problem;
-use mailbox::database::problem;
+use http_kit::database::problem;
+use http_kit::page::{Page, PageScope, ReadyPage};
+use http_kit::problem::Problem;
 use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
 use utoipa::ToSchema;
 
 use crate::Events;
@@ -18,6 +19,9 @@ use crate::store::{cities, feed as store, trending};
 use crate::view::{Cities, City, EventSummary};
 
 const FEED_TTL: Duration = Duration::from_secs(15);
+/// The longest time that a search may take. A phrase of common words that hardly any event contains has to be compared with each
+/// event that has these words.
+const SEARCH_TIME_MAX: Duration = Duration::from_secs(1);
 const CITIES_TTL: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -66,12 +70,23 @@ pub(crate) async fn page(
         tag: generation.to_string(),
         ttl: FEED_TTL,
     };
-    let entry = events.cache.get_or_make(&key, || async {
+    if let Some(entry) = events.cache.get(&key).await {
+        return Ok(entry.page());
+    }
+    // Requests for the same page share one read. What a caller has to wait for, it waits for here: nobody waits for the share of
+    // another caller.
+    let _search = match &filter.search {
+        Some(_) => Some(events.searches.enter().await.map_err(|_| Error::TooManySearches)?),
+        None => None,
+    };
+    // After the place among the searches: one that waits for its place must not occupy a part of the share.
+    let _share = events.feed_db.admit().await.map_err(|error| problem(&error))?;
+    let entry = events.cache.make_once(&key, || async {
         let page = read(events, filter, sort, request).await?;
         Ok::<_, Problem>(events.cache.entry(key.tag.clone(), ReadyPage::from(&page)))
     });
     let entry = entry.await.map_err(|problem| (*problem).clone())?;
-    Ok(ReadyPage { body: entry.body.clone(), next_cursor: entry.next_cursor.clone() })
+    Ok(entry.page())
 }
 
 /// The serialized suggestions for the beginning of a city's name.
@@ -80,7 +95,11 @@ pub(crate) async fn suggest_cities(events: &Events, typed: &str, limit: u32) -> 
     let (_, generation) = generations(events).await?;
     let key =
         CacheKey { key: format!("cities:suggestions:{limit}:{prefix}"), tag: generation.to_string(), ttl: CITIES_TTL };
-    let entry = events.cache.get_or_make(&key, || async {
+    if let Some(entry) = events.cache.get(&key).await {
+        return Ok(entry.page());
+    }
+    let _share = events.feed_db.admit().await.map_err(|error| problem(&error))?;
+    let entry = events.cache.make_once(&key, || async {
         let read = async { cities::with_prefix(&mut *events.feed_db.acquire().await?, &prefix, limit).await };
         let found = read.await.map_err(|error| problem(&error))?;
         let items = found.into_iter().map(|(city, events)| City { city, events }).collect();
@@ -89,7 +108,7 @@ pub(crate) async fn suggest_cities(events: &Events, typed: &str, limit: u32) -> 
         Ok::<_, Problem>(events.cache.entry(key.tag.clone(), page))
     });
     let entry = entry.await.map_err(|problem| (*problem).clone())?;
-    Ok(ReadyPage { body: entry.body.clone(), next_cursor: None })
+    Ok(entry.page())
 }
 
 /// Every combination of filters that an index must serve, with PostgreSQL's plan for a page of it. For a test.
@@ -129,26 +148,33 @@ async fn read(
     sort: Sort,
     PageRequest { scope, cursor, limit }: PageRequest<'_>,
 ) -> Result<Page<EventSummary>, Problem> {
-    let position = scope.position(cursor.as_deref())?;
-    Ok(read_after(events, filter, sort, &scope, (position, limit)).await?)
+    let page = (scope.position(cursor.as_deref())?, limit);
+    let db = &events.feed_db;
+    if filter.search.is_none() {
+        let mut connection = db.acquire().await.map_err(Error::from)?;
+        return Ok(read_after(&mut connection, events.clock.now(), filter, sort, &scope, page).await?);
+    }
+    let mut tx = db.begin().await.map_err(Error::from)?;
+    store::limit_time(&mut tx, SEARCH_TIME_MAX).await.map_err(Error::from)?;
+    Ok(read_after(&mut tx, events.clock.now(), filter, sort, &scope, page).await?)
 }
 
 async fn read_after(
-    events: &Events,
+    db: &mut PgConnection,
+    now: DateTime<Utc>,
     mut filter: FeedFilter,
     sort: Sort,
     scope: &PageScope<'_>,
     (position, limit): (Option<FeedPosition>, u32),
 ) -> Result<Page<EventSummary>, Error> {
-    let mut db = events.feed_db.acquire().await?;
-    let now = position.map_or_else(|| events.clock.now(), |position| position.now);
+    let now = position.map_or(now, |position| position.now);
     let epoch = match (sort, position) {
         (Sort::Latest | Sort::Relevance, _) => None,
-        (Sort::Trending, Some(FeedPosition { epoch: Some(epoch), .. })) if trending::exists(&mut db, epoch).await? => {
+        (Sort::Trending, Some(FeedPosition { epoch: Some(epoch), .. })) if trending::exists(db, epoch).await? => {
             Some(epoch)
         }
         (Sort::Trending, Some(_)) => return Err(Error::CursorExpired),
-        (Sort::Trending, None) => match trending::newest(&mut db).await? {
+        (Sort::Trending, None) => match trending::newest(db).await? {
             Some((epoch, _)) => Some(epoch),
             // Nothing has been scored yet.
             None => return Ok(Page { items: Vec::new(), next_cursor: None }),
@@ -163,22 +189,28 @@ async fn read_after(
         filter.from = filter.from.or(Some(now));
     }
     let after = position.map(|position| position.last);
-    let rows = store::page(&mut db, &filter, order, (after, limit + 1)).await.map_err(|error| {
-        // PostgreSQL parses a search with a stack of limited depth, and reports an internal error if it overflows.
-        let is_too_deep = error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("XX000"));
-        if is_too_deep && filter.search.is_some() { Error::Unsearchable } else { error.into() }
-    })?;
+    let rows = store::page(db, &filter, order, (after, limit + 1)).await.map_err(|error| failure(&filter, error))?;
     let position_at = |last: SortKey| FeedPosition { now, epoch, last };
     let mut page = scope.cut(rows, limit, |(key, _)| position_at(*key));
     // A trending page that scanned its maximum of scores may be short although more scores follow.
     if let Some(epoch) = epoch.filter(|_| page.next_cursor.is_none()) {
-        let last = store::last_scanned(&mut db, &filter, epoch, after).await?;
+        let last = store::last_scanned(db, &filter, epoch, after).await.map_err(|error| failure(&filter, error))?;
         page.next_cursor = last.map(|last| scope.cursor(&position_at(last)));
     }
     Ok(page.map(|(_, event)| EventSummary::from(event)))
 }
 
+fn failure(filter: &FeedFilter, error: sqlx::Error) -> Error {
+    let code = error.as_database_error().and_then(|error| error.code());
+    match code.as_deref().filter(|_| filter.search.is_some()) {
+        // PostgreSQL parses a search with a stack of limited depth, and reports an internal error if it overflows.
+        Some("XX000") => Error::Unsearchable,
+        Some("57014") => Error::SearchTooBroad(SEARCH_TIME_MAX),
+        _ => error.into(),
+    }
+}
+
 /// The generations of the feeds and of the cities.
 async fn generations(events: &Events) -> Result<(i64, i64), Problem> {
-    events.generation_reader.submit(()).await.map_err(|error| error.into_problem(problem))
+    events.generation_reader.submit(()).await.map_err(|error| Problem::of_batch(error, problem))
 }

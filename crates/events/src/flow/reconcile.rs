@@ -6,14 +6,14 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::events::{EventRestated, EventVersions, RESTATED, VERSIONS};
 use contracts::joins::JoinsCounted;
-use kit::worker::Round;
-use mailbox::database::{Database, time};
-use mailbox::log::{Post, PostError, post, post_all};
+use pillarbox::database::{Database, time};
+use pillarbox::log::{Post, PostError, post, post_all};
 use serde_json::value::to_raw_value;
 use sqlx::{PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
 use super::event::{MESSAGE_SOURCE, message};
+pub use crate::domain::{Progress, ReconcileOptions};
 use crate::store::event::find_all;
 use crate::store::generation::invalidate_feeds;
 use crate::store::reconciliation as store;
@@ -26,32 +26,6 @@ const IN_FLIGHT_MAX: TimeDelta = TimeDelta::minutes(1);
 const POSTING_TIME_MAX: TimeDelta = TimeDelta::minutes(5);
 /// Events that ended longer ago than this are not reconciled, and older runs are deleted.
 const HISTORY_AGE: TimeDelta = TimeDelta::days(30);
-
-/// The options of a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ReconcileOptions {
-    /// Report differences without repairing them.
-    pub dry_run: bool,
-    /// Trust no version: restate every event under a new version. Needed after a database was restored from a backup.
-    pub force: bool,
-}
-
-/// The progress of a run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
-    /// The number of parts; None until all of them are posted.
-    pub parts: Option<i32>,
-    pub answered: i32,
-    pub checked: i32,
-    /// The number of wrong counts in the events service, and how many of them are being repaired.
-    pub drifted: i32,
-    pub repaired: i32,
-    /// The number of events that are outdated or miscounted in the joins service, and how many of them are being
-    /// repaired.
-    pub joins_drifted: i32,
-    pub joins_repaired: i32,
-    pub finished_at: Option<DateTime<Utc>>,
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReconcileError {
@@ -122,22 +96,6 @@ pub(crate) async fn apply_reply(
         tracing::warn!(%run, part, events, joins, dry_run, "reconciliation found drift");
     }
     Ok(())
-}
-
-/// Continues to restate all events for a service that is new, if one is. Fails if the database fails.
-pub(crate) async fn restate_next(db: &Database) -> Result<Round, ReconcileError> {
-    let mut tx = db.begin().await?;
-    let Some((name, after)) = store::lock_restatement(&mut tx).await? else { return Ok(Round::Idle) };
-    let now = time::now(&mut tx).await?;
-    let events = store::list_versions(&mut tx, after, now - HISTORY_AGE, PART_EVENTS_MAX).await?;
-    let ids: Vec<Uuid> = events.iter().map(|event| event.event_id).collect();
-    restate(&mut tx, &ids).await?;
-    store::save_restatement(&mut tx, &name, ids.last().copied()).await?;
-    tx.commit().await?;
-    if ids.is_empty() {
-        tracing::info!(service = name, "all events are restated");
-    }
-    Ok(Round::Busy)
 }
 
 /// Posts the current state of events.

@@ -1,7 +1,7 @@
 //! Scores the events of the trending feed.
 
 use chrono::TimeDelta;
-use mailbox::database::time;
+use pillarbox::database::time;
 use sqlx::PgPool;
 
 use crate::store::trending as store;

@@ -8,15 +8,15 @@ use axum::http::header::{CONTENT_TYPE, ETAG};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::HeaderValue;
-use kit::auth::{Caller, Operator, Principal, User};
-use kit::etag::{IfMatch, IfNoneMatch};
-use kit::extract::Path;
-use kit::field::printable;
-use kit::idempotency::{JsonBody, Mutation, OptionalJsonBody, RequestIdentity, StoredResponse};
-use kit::page::{Listing, NoFilters, Page, PageScope};
-use kit::problem::{FieldError, Problem};
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::auth::{Caller, Operator, Principal, User};
+use http_kit::etag::{IfMatch, IfNoneMatch};
+use http_kit::extract::Path;
+use http_kit::field::printable;
+use http_kit::idempotency::{JsonBody, Mutation, OptionalJsonBody, RequestIdentity, StoredResponse};
+use http_kit::page::{Listing, NoFilters, Page, PageScope};
+use http_kit::problem::{FieldError, Problem};
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -28,6 +28,7 @@ use crate::coalesced_reads::{FoundEvent, ShownVersion};
 use crate::domain::{Action, Actor, Event, Status};
 use crate::fields::{Fields, NewFields};
 use crate::flow::event::{self as flow, RequestedChange};
+use crate::flow::handover;
 use crate::store::audit::AuditFilter;
 use crate::view::{EventSummary, EventView, StatusChangeView};
 
@@ -38,6 +39,8 @@ pub(super) fn router() -> OpenApiRouter<Arc<Events>> {
         .routes(routes!(publish))
         .routes(routes!(unpublish))
         .routes(routes!(cancel))
+        .routes(routes!(offer))
+        .routes(routes!(accept))
         .routes(routes!(history))
         .routes(routes!(audit))
         .routes(routes!(list_mine))
@@ -53,10 +56,21 @@ struct MyFilters {
 /// The body of a request that withdraws an event. It may be absent.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = EventWithdrawal, example = json!({"reason": "The venue is closed."}))]
+#[schema(as = GatheringWithdrawal, example = json!({"reason": "The venue is closed."}))]
 struct Withdrawal {
     /// Required of an admin who acts on the event of another user. The owner sees it in the history, and the message about
     /// the change carries it.
+    #[schema(min_length = 1, max_length = 500)]
+    reason: Option<String>,
+}
+
+/// The user who is to become the owner.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = GatheringOffer, example = json!({"user_id": "00000000-0000-7000-8000-000000000003"}))]
+struct Offer {
+    user_id: Uuid,
+    /// Required of an admin who acts on the event of another user.
     #[schema(min_length = 1, max_length = 500)]
     reason: Option<String>,
 }
@@ -77,7 +91,7 @@ const REASON_CHARS_MAX: usize = 500;
 /// Create an event
 ///
 /// The event is a draft, visible to its owner and to admins, until it is published.
-#[utoipa::path(post, path = "/event/v1/events", tag = "events", request_body = NewFields,
+#[utoipa::path(post, path = "/event/v1/events", operation_id = "createGathering", tag = "events", request_body = NewFields,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 201, body = EventView,
@@ -98,7 +112,7 @@ async fn create(
 ///
 /// A draft is visible to its owner and to admins. The ETag also changes with the number of participants; a change with
 /// `If-Match` is refused only if the event itself has changed.
-#[utoipa::path(get, path = "/event/v1/events/{id}", tag = "events",
+#[utoipa::path(get, path = "/event/v1/events/{id}", operation_id = "getGathering", tag = "events",
     params(("id" = Uuid, Path), ("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
     security((), ("bearer" = [])),
     responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
@@ -125,7 +139,7 @@ async fn show(
 ///
 /// Absent fields stay unchanged. Other services are informed if the event is published. A canceled event cannot be
 /// changed.
-#[utoipa::path(patch, path = "/event/v1/events/{id}", tag = "events", request_body = Fields,
+#[utoipa::path(patch, path = "/event/v1/events/{id}", operation_id = "updateGathering", tag = "events", request_body = Fields,
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the change is refused if the event has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -154,7 +168,7 @@ async fn update(
 ///
 /// Everyone can see the event and join it: if this process handles the event's messages for the joins service, the response
 /// waits until it knows the event. An event that has ended cannot be published.
-#[utoipa::path(post, path = "/event/v1/events/{id}/publish", tag = "events",
+#[utoipa::path(post, path = "/event/v1/events/{id}/publish", operation_id = "publishGathering", tag = "events",
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -177,7 +191,7 @@ async fn publish(
 ///
 /// Nobody can join it; existing registrations stay. An admin may do this with the event of any user, and must give a reason;
 /// the owner can correct the event and publish it again.
-#[utoipa::path(post, path = "/event/v1/events/{id}/unpublish", tag = "events", request_body = Option<Withdrawal>,
+#[utoipa::path(post, path = "/event/v1/events/{id}/unpublish", operation_id = "unpublishGathering", tag = "events", request_body = Option<Withdrawal>,
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -198,7 +212,7 @@ async fn unpublish(
 /// Cancel an event permanently
 ///
 /// An admin may do this with the event of any user, and must give a reason.
-#[utoipa::path(post, path = "/event/v1/events/{id}/cancel", tag = "events", request_body = Option<Withdrawal>,
+#[utoipa::path(post, path = "/event/v1/events/{id}/cancel", operation_id = "cancelGathering", tag = "events", request_body = Option<Withdrawal>,
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -216,10 +230,63 @@ async fn cancel(
     change_status(&events, change, identity).await
 }
 
+/// Offer an event to another user
+///
+/// The user becomes the owner when they accept the offer. A later offer replaces it; an offer to the owner withdraws it. An admin
+/// may do this with the event of any user, and must give a reason.
+#[utoipa::path(post, path = "/event/v1/events/{id}/handover", operation_id = "offerGathering", tag = "events", request_body = Offer,
+    params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
+        ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
+    security(("bearer" = [])),
+    responses((status = 204, description = "The user can accept the event, or the last offer is withdrawn"),
+        (status = 404, description = "The event does not exist"), (status = 409, description = "The event is canceled"),
+        (status = 412, description = "The event has changed since the given ETag")))]
+async fn offer(
+    State(events): State<Arc<Events>>,
+    OwnerOrAdmin { actor, id }: OwnerOrAdmin,
+    if_match: IfMatch,
+    Mutation { body: JsonBody(Offer { user_id, reason }), identity }: Mutation<JsonBody<Offer>>,
+) -> Result<StoredResponse, Problem> {
+    let reason = checked_reason(reason)?;
+    let change = RequestedChange { reason, ..requested(&events, actor, id, Action::HandOver, if_match) };
+    let now = events.clock.now();
+    let offered = run_once(&events.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
+        Box::pin(async move {
+            handover::offer(tx, &change, user_id, now).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    });
+    offered.await
+}
+
+/// Accept an event that was offered to you
+///
+/// You become its owner: you can change it, and moderate its registrations. The history of the event records it.
+#[utoipa::path(post, path = "/event/v1/events/{id}/handover/accept", operation_id = "acceptGathering", tag = "events",
+    params(("id" = Uuid, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
+    security(("bearer" = [])),
+    responses((status = 200, body = EventView, headers(("etag" = String, description = "Changes when the event or its participant count changes"))),
+        (status = 404, description = "The event does not exist, or was not offered to you (`not-offered`)"), (status = 409, description = "The event is canceled")))]
+async fn accept(
+    State(events): State<Arc<Events>>,
+    User(user): User,
+    Path(id): Path<Uuid>,
+    Mutation { identity, .. }: Mutation<()>,
+) -> Result<StoredResponse, Problem> {
+    let (now, delivery) = (events.clock.now(), events.local_handlers.delivery());
+    let expected = delivery.clone();
+    let accepted = run_once(&events.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
+        Box::pin(async move { Ok(response(StatusCode::OK, handover::accept(tx, (user, id), expected, now).await?)) })
+    });
+    let accepted = accepted.await?;
+    delivery.wait().await;
+    with_headers(accepted)
+}
+
 /// List the status changes of an event, oldest first
 ///
 /// For the owner of the event and for admins.
-#[utoipa::path(get, path = "/event/v1/events/{id}/history", tag = "events", params(("id" = Uuid, Path), Listing<NoFilters>),
+#[utoipa::path(get, path = "/event/v1/events/{id}/history", operation_id = "listGatheringHistory", tag = "events", params(("id" = Uuid, Path), Listing<NoFilters>),
     security(("bearer" = [])),
     responses((status = 200, body = Page<StatusChangeView>), (status = 404, description = "The event does not exist")))]
 async fn history(
@@ -237,7 +304,7 @@ async fn history(
 /// List the status changes of all events, newest first
 ///
 /// The audit trail, for admins of the tenant `main`.
-#[utoipa::path(get, path = "/event/v1/audit", tag = "events", params(Listing<AuditFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/event/v1/audit", operation_id = "listGatheringAuditTrail", tag = "events", params(Listing<AuditFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<StatusChangeView>)))]
 async fn audit(
     State(events): State<Arc<Events>>,
@@ -253,7 +320,7 @@ async fn audit(
 }
 
 /// List your events, newest first
-#[utoipa::path(get, path = "/event/v1/me/events", tag = "events", params(Listing<MyFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/event/v1/me/events", operation_id = "listMyGatherings", tag = "events", params(Listing<MyFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<EventSummary>)))]
 async fn list_mine(
     State(events): State<Arc<Events>>,

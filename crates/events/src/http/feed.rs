@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use chrono::{DateTime, Utc};
-use kit::extract::{Query, query_problem};
-use kit::page::{Listing, Page, PageScope, ReadyPage};
-use kit::problem::Problem;
+use http_kit::extract::{Query, query_problem};
+use http_kit::page::{Listing, Page, PageScope, ReadyPage};
+use http_kit::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -38,10 +38,10 @@ struct FeedQuery {
     #[param(max_length = 50)]
     category: Option<String>,
     /// Only events that start at this time or later. Default: now; with `trending`, all events that have not ended.
-    #[serde(default, deserialize_with = "kit::instant::optional")]
+    #[serde(default, deserialize_with = "http_kit::instant::optional")]
     from: Option<DateTime<Utc>>,
     /// Only events that start before this time.
-    #[serde(default, deserialize_with = "kit::instant::optional")]
+    #[serde(default, deserialize_with = "http_kit::instant::optional")]
     to: Option<DateTime<Utc>>,
     /// Words of the title or the description; the last one also matches longer words: `ferr` finds Ferrara. `relevance` ranks
     /// the next 1,000 matching events by start time.
@@ -69,10 +69,14 @@ struct CityQuery {
 /// Following `next_cursor` shows each event once, also while users join; new trending scores do not reorder a list that
 /// has been started. The participant counts of a page may be up to 15 s old; everything else is current. A `trending`
 /// page with a narrow time range may have few or no items and still a `next_cursor`; continue until there is none.
-#[utoipa::path(get, path = "/event/v1/events", tag = "events", params(Listing<FeedQuery>),
+///
+/// A search may take a second. One that takes longer, such as a phrase of common words that no event contains, is refused; a city,
+/// a category or a time range makes it faster.
+#[utoipa::path(get, path = "/event/v1/events", operation_id = "listGatherings", tag = "events", params(Listing<FeedQuery>),
     security((), ("bearer" = [])),
     responses((status = 200, body = Page<EventSummary>),
-        (status = 410, description = "The list that this cursor belongs to has expired; start again without a cursor")))]
+        (status = 410, description = "The list that this cursor belongs to has expired; start again without a cursor"),
+        (status = 422, description = "The search takes too long: it needs rarer words or further filters")))]
 async fn list(
     State(events): State<Arc<Events>>,
     Listing { filters, limit, cursor }: Listing<FeedQuery>,
@@ -85,7 +89,7 @@ async fn list(
 /// Suggest cities that have published events
 ///
 /// The cities with the most events come first.
-#[utoipa::path(get, path = "/event/v1/meta/cities", tag = "events", params(CityQuery), security((), ("bearer" = [])),
+#[utoipa::path(get, path = "/event/v1/meta/cities", operation_id = "listGatheringCities", tag = "events", params(CityQuery), security((), ("bearer" = [])),
     responses((status = 200, body = Cities)))]
 async fn cities(State(events): State<Arc<Events>>, Query(query): Query<CityQuery>) -> Result<ReadyPage, Problem> {
     let limit = query.limit.unwrap_or(CITIES_DEFAULT);

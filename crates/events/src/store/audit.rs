@@ -1,7 +1,7 @@
 //! The audit trail: the status changes of all events, newest first.
 
 use chrono::{DateTime, Utc};
-use kit::auth::Principal;
+use http_kit::auth::Principal;
 use sqlx::{PgConnection, QueryBuilder};
 use uuid::Uuid;
 

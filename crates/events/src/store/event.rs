@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use contracts::joins::Count;
-use kit::auth::Principal;
+use http_kit::auth::Principal;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -104,10 +104,10 @@ pub(crate) async fn update(db: &mut PgConnection, changed: &Event) -> sqlx::Resu
         db,
         changed,
         "update pillarbox_events.event
-         set title = $3, description = $4, city = $5, city_norm = $6, category = $7, category_norm = $8,
+         set owner_id = $2, title = $3, description = $4, city = $5, city_norm = $6, category = $7, category_norm = $8,
              start_time = $9, end_time = $10, time_zone = $11, capacity = $12, status = $13, cover_image_ids = $14,
              published_at = $15, canceled_at = $16, created_at = $17, updated_at = $18, version = $19
-         where id = $1 and owner_id = $2",
+         where id = $1",
     )
     .await
 }

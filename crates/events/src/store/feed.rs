@@ -1,5 +1,7 @@
 //! Pages of the feed.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgRow;
@@ -63,6 +65,12 @@ pub(crate) async fn page(
         Ok((key, event))
     };
     rows.iter().map(found).collect()
+}
+
+/// Limits the time of each further statement of the transaction.
+pub(crate) async fn limit_time(tx: &mut PgConnection, time_max: Duration) -> sqlx::Result<()> {
+    let query = "select set_config('statement_timeout', $1, true)";
+    sqlx::query(query).bind(time_max.as_millis().to_string()).execute(tx).await.map(drop)
 }
 
 /// The sort key of the last score that a trending page scans; None if the page scans to the end.

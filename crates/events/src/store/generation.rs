@@ -36,7 +36,7 @@ pub(crate) async fn invalidate_cities(db: &mut PgConnection) -> sqlx::Result<()>
         .map(drop)
 }
 
-/// A random number that leaves room for the sum of all rows and for the increments of the previous version.
+/// A random number that leaves room for the sum of all rows and for increments.
 fn random_value() -> i64 {
     (Uuid::new_v4().as_u128() as i64) & ((1 << 56) - 1)
 }

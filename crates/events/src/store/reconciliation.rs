@@ -3,18 +3,17 @@
 use chrono::{DateTime, Utc};
 use contracts::events::EventVersion;
 use contracts::joins::{JoinsCounted, RestateRequest};
+use pillarbox::database::try_work_lock;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use super::event::status;
-use crate::reconcile::{Progress, ReconcileOptions};
+use crate::domain::{Progress, ReconcileOptions};
 
 /// Acquires the lock for starting periodic runs. Returns false if another process holds it.
 pub(crate) async fn try_lock(tx: &mut PgConnection) -> sqlx::Result<bool> {
-    sqlx::query_scalar("select pg_try_advisory_xact_lock(hashtextextended('pillarbox_events.reconciliation', 0))")
-        .fetch_one(tx)
-        .await
+    try_work_lock(tx, "events.reconciliation").await
 }
 
 /// Whether a repairing run has started after `since` and has posted all parts, or is still posting them: it started
@@ -135,21 +134,6 @@ pub(crate) async fn raise_versions(
     .bind(all)
     .fetch_all(db)
     .await
-}
-
-/// Locks the restatement of all events that is to be continued, and returns its name and the last event of the former step. None
-/// if there is none, or another process works on it.
-pub(crate) async fn lock_restatement(db: &mut PgConnection) -> sqlx::Result<Option<(String, Option<Uuid>)>> {
-    let query = "select name, last_event from pillarbox_events.restatement where done_at is null
-                 order by name limit 1 for update skip locked";
-    sqlx::query_as(query).fetch_optional(db).await
-}
-
-/// Saves how far a restatement has come; without an event, that it is done.
-pub(crate) async fn save_restatement(db: &mut PgConnection, name: &str, last_event: Option<Uuid>) -> sqlx::Result<()> {
-    let query = "update pillarbox_events.restatement
-                 set last_event = $2, done_at = case when $2 is null then statement_timestamp() end where name = $1";
-    sqlx::query(query).bind(name).bind(last_event).execute(db).await.map(drop)
 }
 
 fn columns(requests: &[RestateRequest]) -> (Vec<Uuid>, Vec<i64>) {

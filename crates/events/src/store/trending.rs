@@ -1,6 +1,7 @@
 //! The scores of the trending feed. An epoch is one complete scoring.
 
 use chrono::{DateTime, Utc};
+use pillarbox::database::try_work_lock;
 use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
@@ -27,9 +28,7 @@ pub(crate) async fn exists(db: &mut PgConnection, epoch: i64) -> sqlx::Result<bo
 
 /// Acquires the lock for scoring. Returns false if another process holds it.
 pub(crate) async fn try_lock(tx: &mut PgConnection) -> sqlx::Result<bool> {
-    sqlx::query_scalar("select pg_try_advisory_xact_lock(hashtextextended('pillarbox_events.trending', 0))")
-        .fetch_one(tx)
-        .await
+    try_work_lock(tx, "events.trending").await
 }
 
 /// When events were last added to an epoch; None if that has not happened.

@@ -7,16 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use mailbox::database::{SHORT_STEP_TIME_MAX, step};
-use sqlx::PgPool;
+use pillarbox::database::{SHORT_STEP_TIME_MAX, step};
+use sqlx::{PgConnection, PgPool};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::ownership::Ownership;
+use super::queues::Queues;
+use super::reads::{NewMessages, ReadRequest, ReadResult};
 use super::subscriber_queue::{Origin, SubscriberQueue};
-use super::{DATABASE_RETRY_PAUSE, DispatchError, Dispatcher, TaskResult, flatten};
-use crate::delivery::{NewMessages, ReadRequest, ReadResult};
-use crate::hub_message::FannedBatch;
-use crate::store::delivery_reads;
+use super::{DispatchError, Next, TaskResult, finished, flatten, store};
+use crate::deliveries::message::FannedBatch;
 
 /// The pause between two polls for new messages while there are some.
 const POLL_PAUSE: Duration = Duration::from_millis(20);
@@ -28,16 +29,25 @@ const IDLE_AFTER: Duration = Duration::from_secs(2);
 const READS_MAX: usize = 64;
 /// Bounds the detached lanes of one subscriber in one read.
 const LANE_READS_MAX: usize = 8;
-/// Bounds the subscribers of one tenant in one read while others need one, too.
+/// Bounds the subscribers of one tenant in one read while others also need one.
 const TENANT_READS_MAX: usize = 32;
 
 pub(super) struct Reader {
-    pub(super) announced: AnnouncedPosition,
+    db: PgPool,
+    /// The time limit of one read.
+    step_time_max: Duration,
+    announced: AnnouncedPosition,
     /// When the announced position advanced for the last time.
     advanced_at: Instant,
     polled_at: Instant,
-    pub(super) poll: Option<JoinHandle<sqlx::Result<NewMessages>>>,
-    pub(super) read: Option<(ReadRequest, JoinHandle<sqlx::Result<ReadResult>>)>,
+    poll: Option<JoinHandle<sqlx::Result<NewMessages>>>,
+    read: Option<(ReadRequest, JoinHandle<sqlx::Result<ReadResult>>)>,
+}
+
+/// What has ended: a poll or a read.
+pub(super) enum FinishedRead {
+    Poll(TaskResult<NewMessages>),
+    Read(TaskResult<ReadResult>),
 }
 
 /// The number up to which all messages were announced to the subscriber queues: handed over, or marked as to be read. None
@@ -46,17 +56,9 @@ pub(super) struct Reader {
 /// It guarantees that no message is missed although messages come on two paths: a batch is handed over only if it starts
 /// where the announced position ends, and a poll covers everything after it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AnnouncedPosition(Option<i64>);
+struct AnnouncedPosition(Option<i64>);
 
 impl AnnouncedPosition {
-    pub(super) fn is_known(self) -> bool {
-        self.0.is_some()
-    }
-
-    pub(super) fn load(&mut self, newest: i64) {
-        self.0 = Some(newest);
-    }
-
     /// Advances to the end of a batch that fan-out hands over. Returns false if there is a gap between the announced position
     /// and the batch, or an overlap; the next poll covers the batch then.
     fn advance_contiguously(&mut self, after: i64, to: i64) -> bool {
@@ -78,9 +80,10 @@ impl AnnouncedPosition {
 }
 
 impl Reader {
-    pub(super) fn new() -> Reader {
+    pub(super) fn new(db: PgPool, step_time_max: Duration) -> Reader {
         let now = Instant::now();
-        Reader { announced: AnnouncedPosition::default(), advanced_at: now, polled_at: now, poll: None, read: None }
+        let announced = AnnouncedPosition::default();
+        Reader { db, step_time_max, announced, advanced_at: now, polled_at: now, poll: None, read: None }
     }
 
     pub(super) fn reset(&mut self) {
@@ -92,172 +95,191 @@ impl Reader {
         self.advanced_at.max(self.polled_at) + pause
     }
 
+    /// Loads the announced position, unless it is known. Called before the positions of new queues are read, so that everything
+    /// after it is announced to them.
+    pub(super) async fn load_position(&mut self, db: &mut PgConnection) -> sqlx::Result<()> {
+        if self.announced.0.is_none() {
+            self.announced = AnnouncedPosition(Some(store::reads::newest_number(db).await?));
+        }
+        Ok(())
+    }
+
+    /// Passes the messages of a fan-out batch in this process to their subscriber queues, if they follow directly on the
+    /// announced position. If there is a gap before the batch, or an overlap with it, the next poll announces the messages.
+    /// Returns whether the messages were passed.
+    pub(super) fn hand_over(&mut self, batch: FannedBatch, queues: &mut Queues) -> bool {
+        if !self.announced.advance_contiguously(batch.after, batch.to) {
+            return false;
+        }
+        self.advanced_at = Instant::now();
+        for (subscriber, messages) in batch.messages {
+            // Without a queue, the subscriber belongs to another process, or is new: then its queue reads for itself once
+            // the dispatcher has loaded the subscriber.
+            if let Some(queue) = queues.get_mut(subscriber) {
+                queue.receive(messages, Origin::HandedOver);
+                // A paused queue has nothing to do, and a round visits every active one.
+                if queue.may_send() {
+                    queues.activate(subscriber);
+                }
+            }
+        }
+        true
+    }
+
     /// Starts a poll if one is due.
-    pub(super) fn start_poll(&mut self, db: &PgPool) {
+    pub(super) fn start_poll(&mut self) {
         let Some(after) = self.announced.0 else { return };
         if self.poll.is_some() || Instant::now() < self.next_poll() {
             return;
         }
         self.polled_at = Instant::now();
-        let db = db.clone();
+        let db = self.db.clone();
         self.poll = Some(tokio::spawn(async move {
-            let polling = async { delivery_reads::poll(&mut *db.acquire().await?, after).await };
+            let polling = async { store::reads::poll(&mut *db.acquire().await?, after).await };
             step(&db, "poll", SHORT_STEP_TIME_MAX, polling).await
         }));
     }
 
-    fn start_read(&mut self, db: &PgPool, time_max: Duration, request: ReadRequest) {
-        let (db, requested) = (db.clone(), request.clone());
-        let read = tokio::spawn(async move {
-            let reading = async { delivery_reads::read(&mut *db.acquire().await?, &requested).await };
-            step(&db, "read messages", time_max, reading).await
-        });
-        self.read = Some((request, read));
-    }
-}
-
-impl Dispatcher {
-    /// Passes the messages of a fan-out batch in this process to their subscriber queues, if they follow directly on
-    /// the announced position.
-    pub(super) fn hand_over(&mut self, batch: FannedBatch) {
-        // A batch from before a failover must not follow on numbers from after it, although they may be contiguous: the
-        // messages that have these numbers now would never be announced.
-        let is_valid = self.ownership.is_loaded() && self.ownership.is_of(batch.directory_version.incarnation);
-        if !is_valid || !self.reader.announced.advance_contiguously(batch.after, batch.to) {
-            // Not loaded yet, a gap before the batch, or an overlap with it: the next poll announces the messages.
-            return;
-        }
-        self.reader.advanced_at = Instant::now();
-        self.ownership.notice_version(batch.directory_version);
-        for (subscriber, messages) in batch.messages {
-            // Without a queue, the subscriber belongs to another process, or is new: then its queue reads for itself once
-            // the dispatcher has loaded the subscriber.
-            if let Some(queue) = self.queues.get_mut(&subscriber) {
-                queue.receive(messages, Origin::HandedOver);
-                // A paused queue has nothing to do, and a round visits every active one.
-                if queue.may_send() {
-                    self.scheduler.activate(subscriber);
-                }
-            }
-        }
-    }
-
-    /// Tells the subscriber queues that a poll found something for them in the database.
-    pub(super) fn finish_poll(&mut self, polled: TaskResult<NewMessages>) -> Result<(), DispatchError> {
-        self.reader.poll = None;
-        let new = flatten(polled).inspect_err(|_| self.retry_at = Some(Instant::now() + DATABASE_RETRY_PAUSE))?;
-        if !self.ownership.is_of(new.directory_version.incarnation) {
-            self.rejoin();
-            return Ok(());
-        }
-        self.ownership.notice_version(new.directory_version);
-        if self.reader.announced.advance_to(new.newest) {
-            self.reader.advanced_at = Instant::now();
-            for subscriber in new.subscribers {
-                if let Some(queue) = self.queues.get_mut(&subscriber) {
-                    let has_commands = new.commanded.contains(&subscriber);
-                    queue.mark_has_more();
-                    if has_commands {
-                        queue.mark_has_commands();
-                    }
-                    if has_commands || queue.may_send() {
-                        self.scheduler.activate(subscriber);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Starts a read for the active subscriber queues that need one, unless a read is in flight.
-    pub(super) fn start_read(&mut self, now: DateTime<Utc>) {
-        if self.reader.read.is_some() {
+    pub(super) fn start_read(&mut self, queues: &mut Queues, now: DateTime<Utc>) {
+        if self.read.is_some() {
             return;
         }
         let (mut request, mut by_tenant, mut beyond_share) =
             (ReadRequest::default(), HashMap::<Arc<str>, usize>::new(), Vec::new());
-        for subscriber in self.scheduler.next_turn() {
+        queues.visit_in_turn(|queue| {
             if is_full(&request) {
-                break;
+                return false;
             }
-            let Some(queue) = self.queues.get_mut(subscriber) else { continue };
             let tenant = &queue.recipient.tenant;
             if by_tenant.get(tenant).is_some_and(|reads| *reads >= TENANT_READS_MAX) {
-                beyond_share.push(*subscriber);
+                beyond_share.push(queue.recipient.id);
             } else if add_reads(&mut request, queue, now) {
                 *by_tenant.entry(queue.recipient.tenant.clone()).or_default() += 1;
             }
-        }
+            true
+        });
         for subscriber in beyond_share {
-            if let Some(queue) = self.queues.get_mut(&subscriber).filter(|_| !is_full(&request)) {
+            if let Some(queue) = queues.get_mut(subscriber).filter(|_| !is_full(&request)) {
                 add_reads(&mut request, queue, now);
             }
         }
-        if !request.is_empty() {
-            self.reader.start_read(&self.db, self.step_time_max, request);
+        if request.is_empty() {
+            return;
+        }
+        let (db, time_max, requested) = (self.db.clone(), self.step_time_max, request.clone());
+        let read = tokio::spawn(async move {
+            let reading = async { store::reads::read(&mut *db.acquire().await?, &requested).await };
+            step(&db, "read messages", time_max, reading).await
+        });
+        self.read = Some((request, read));
+    }
+
+    /// Waits until the poll or the read in flight ends. Never returns if there is none.
+    pub(super) async fn finished(&mut self) -> FinishedRead {
+        let Reader { poll, read, .. } = self;
+        tokio::select! {
+            read = finished(read.as_mut().map(|(_, read)| read)) => FinishedRead::Read(read),
+            polled = finished(poll.as_mut()) => FinishedRead::Poll(polled),
         }
     }
 
+    /// Tells the subscriber queues that a poll found something for them in the database.
+    pub(super) fn finish_poll(
+        &mut self,
+        polled: TaskResult<NewMessages>,
+        ownership: &mut Ownership,
+        queues: &mut Queues,
+    ) -> Result<Next, DispatchError> {
+        self.poll = None;
+        let new = flatten(polled)?;
+        if !ownership.is_of(new.directory_version.incarnation) {
+            return Ok(Next::Rejoin);
+        }
+        ownership.notice_version(new.directory_version);
+        if !self.announced.advance_to(new.newest) {
+            return Ok(Next::Continue);
+        }
+        self.advanced_at = Instant::now();
+        for subscriber in new.subscribers {
+            let Some(queue) = queues.get_mut(subscriber) else { continue };
+            let has_commands = new.commanded.contains(&subscriber);
+            queue.mark_has_more();
+            if has_commands {
+                queue.mark_has_commands();
+            }
+            if has_commands || queue.may_send() {
+                queues.activate(subscriber);
+            }
+        }
+        Ok(Next::Continue)
+    }
+
     /// Passes what was read to the subscriber queues. If the read failed, they request it again.
-    pub(super) fn finish_read(&mut self, read: TaskResult<ReadResult>) -> Result<(), DispatchError> {
-        let Some((request, _)) = self.reader.read.take() else { return Ok(()) };
+    pub(super) fn finish_read(
+        &mut self,
+        read: TaskResult<ReadResult>,
+        ownership: &Ownership,
+        queues: &mut Queues,
+        now: DateTime<Utc>,
+    ) -> Result<Next, DispatchError> {
+        let Some((request, _)) = self.read.take() else { return Ok(Next::Continue) };
         match flatten(read) {
-            Ok(ReadResult { incarnation: Some(incarnation), .. }) if !self.ownership.is_of(Some(incarnation)) => {
-                self.rejoin();
-                Ok(())
+            Ok(ReadResult { incarnation: Some(incarnation), .. }) if !ownership.is_of(Some(incarnation)) => {
+                Ok(Next::Rejoin)
             }
             Ok(result) => {
-                self.receive_read(request, result);
-                Ok(())
+                pass(request, result, queues, now);
+                Ok(Next::Continue)
             }
             Err(error) => {
-                self.fail_read(request);
-                self.retry_at = Some(Instant::now() + DATABASE_RETRY_PAUSE);
+                fail(request, queues);
                 Err(error)
             }
         }
     }
+}
 
-    fn receive_read(&mut self, request: ReadRequest, mut result: ReadResult) {
-        let now = self.clock.now();
-        for read in request.queues {
-            let messages = result.queues.remove(&read.subscriber).unwrap_or_default();
-            if let Some(queue) = self.queues.get_mut(&read.subscriber) {
-                let is_complete = messages.len() < read.limit;
-                queue.receive(messages, Origin::Read { is_complete });
-                self.scheduler.activate(read.subscriber);
-            }
-        }
-        for (subscriber, read) in request.lanes {
-            let messages = result.lanes.remove(&(subscriber, read.key.clone())).unwrap_or_default();
-            if let Some(queue) = self.queues.get_mut(&subscriber) {
-                queue.receive_lane(&read, messages);
-                self.scheduler.activate(subscriber);
-            }
-        }
-        for (subscriber, command) in result.commands {
-            if let Some(queue) = self.queues.get_mut(&subscriber) {
-                queue.execute(command, now);
-                self.scheduler.activate(subscriber);
-            }
+/// Passes what was read to the subscriber queues.
+fn pass(request: ReadRequest, mut result: ReadResult, queues: &mut Queues, now: DateTime<Utc>) {
+    for read in request.queues {
+        let messages = result.queues.remove(&read.subscriber).unwrap_or_default();
+        if let Some(queue) = queues.get_mut(read.subscriber) {
+            let is_complete = messages.len() < read.limit;
+            queue.receive(messages, Origin::Read { is_complete });
+            queues.activate(read.subscriber);
         }
     }
+    for (subscriber, read) in request.lanes {
+        let messages = result.lanes.remove(&(subscriber, read.key.clone())).unwrap_or_default();
+        if let Some(queue) = queues.get_mut(subscriber) {
+            queue.receive_lane(&read, messages);
+            queues.activate(subscriber);
+        }
+    }
+    for (subscriber, command) in result.commands {
+        if let Some(queue) = queues.get_mut(subscriber) {
+            queue.execute(command, now);
+            queues.activate(subscriber);
+        }
+    }
+}
 
-    fn fail_read(&mut self, request: ReadRequest) {
-        for read in request.queues {
-            if let Some(queue) = self.queues.get_mut(&read.subscriber) {
-                queue.fail_read();
-            }
+/// Lets the subscriber queues request again what could not be read.
+fn fail(request: ReadRequest, queues: &mut Queues) {
+    for read in request.queues {
+        if let Some(queue) = queues.get_mut(read.subscriber) {
+            queue.fail_read();
         }
-        for (subscriber, read) in request.lanes {
-            if let Some(queue) = self.queues.get_mut(&subscriber) {
-                queue.fail_lane_read(read);
-            }
+    }
+    for (subscriber, read) in request.lanes {
+        if let Some(queue) = queues.get_mut(subscriber) {
+            queue.fail_lane_read(read);
         }
-        for subscriber in request.commands {
-            if let Some(queue) = self.queues.get_mut(&subscriber) {
-                queue.mark_has_commands();
-            }
+    }
+    for subscriber in request.commands {
+        if let Some(queue) = queues.get_mut(subscriber) {
+            queue.mark_has_commands();
         }
     }
 }
@@ -279,9 +301,19 @@ fn add_reads(request: &mut ReadRequest, queue: &mut SubscriberQueue, now: DateTi
 }
 
 #[cfg(test)]
-impl AnnouncedPosition {
-    pub(super) fn of(n: i64) -> AnnouncedPosition {
-        AnnouncedPosition(Some(n))
+impl Reader {
+    /// Sets the announced position.
+    pub(super) fn assume_announced(&mut self, n: i64) {
+        self.announced = AnnouncedPosition(Some(n));
+    }
+
+    pub(super) fn announced(&self) -> Option<i64> {
+        self.announced.0
+    }
+
+    /// What the read in flight is for.
+    pub(super) fn requested(&self) -> ReadRequest {
+        self.read.as_ref().map(|(request, _)| request.clone()).unwrap_or_default()
     }
 }
 
@@ -293,7 +325,7 @@ mod tests {
     fn a_batch_is_handed_over_only_without_a_gap_before_it() {
         let mut announced = AnnouncedPosition::default();
         assert!(!announced.advance_contiguously(0, 5), "not before the position is loaded");
-        announced.load(10);
+        announced = AnnouncedPosition(Some(10));
         assert!(announced.advance_contiguously(10, 12));
         assert!(!announced.advance_contiguously(15, 20), "13 to 15 are missing");
         assert!(!announced.advance_contiguously(10, 12), "announced before");

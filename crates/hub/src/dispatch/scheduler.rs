@@ -81,8 +81,9 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use chrono::TimeDelta;
+
+    use super::*;
 
     fn now() -> DateTime<Utc> {
         DateTime::<Utc>::UNIX_EPOCH + TimeDelta::days(20_000)

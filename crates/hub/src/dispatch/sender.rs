@@ -1,22 +1,23 @@
 //! Sending: the attempts in flight, each in a task of its own.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use kit::clock::Clock;
-use mailbox::consumers::Lease;
+use pillarbox::consumers::Lease;
+use runtime::clock::Clock;
 use tokio::sync::mpsc;
 use uuid::Uuid;
+use webhook_client::Permit;
 
-use super::Dispatcher;
-use super::attempt::{attempt, attempt_batch};
+use super::queues::Queues;
 use super::slots::Slots;
 use super::subscriber_queue::{StartedBatch, SubscriberQueue};
-use crate::delivery::AttemptResult;
-use crate::domain::{Reason, Verdict};
-use crate::hub_message::{HubMessage, LaneKey};
-use crate::send_permit::SendPermit;
-use crate::tenant_clients::TenantClients;
+use crate::deliveries::attempt::{attempt, attempt_batch};
+use crate::deliveries::attempt_result::AttemptResult;
+use crate::deliveries::clients::TenantClients;
+use crate::deliveries::domain::{Reason, Verdict};
+use crate::deliveries::message::{HubMessage, LaneKey};
+use crate::dispatch::send_permit::SendPermit;
 
 /// Attempts that one round starts: then the dispatcher looks for results and new messages.
 const ROUND_STARTS_MAX: usize = 256;
@@ -28,14 +29,14 @@ pub(super) struct Sender {
     clock: Clock,
     slots: Slots,
     /// The last round has ended before every queue had its turn.
-    pub(super) is_interrupted: bool,
+    is_interrupted: bool,
     finished: mpsc::UnboundedSender<FinishedAttempt>,
-    pub(super) results: mpsc::UnboundedReceiver<FinishedAttempt>,
+    results: mpsc::UnboundedReceiver<FinishedAttempt>,
 }
 
 /// The result of an attempt, with the subscriber queue that it belongs to.
 pub(super) struct FinishedAttempt {
-    /// The generation of the queue. The result is ignored if the queue was replaced meanwhile.
+    /// The generation of the queue. The result is ignored if the queue was replaced since then.
     generation: u64,
     subscriber: Uuid,
     /// The version of the subscriber that the message was sent to.
@@ -88,6 +89,11 @@ impl Sender {
         Sender { clients, clock, slots: Slots::new(in_flight_max), is_interrupted: false, finished, results }
     }
 
+    /// Whether the last round has ended before every queue had its turn.
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.is_interrupted
+    }
+
     pub(super) fn in_flight(&self) -> usize {
         self.slots.in_flight()
     }
@@ -104,7 +110,7 @@ impl Sender {
     }
 
     /// Starts attempts for messages of a queue whose turn it is. Returns how many.
-    pub(super) fn send_from(&mut self, queue: &mut SubscriberQueue, lease: &Lease, now: DateTime<Utc>) -> usize {
+    fn send_from(&mut self, queue: &mut SubscriberQueue, lease: &Lease, now: DateTime<Utc>) -> usize {
         queue.waits_for_slot = false;
         let mut started = 0;
         while started < TURN_STARTS_MAX
@@ -138,7 +144,8 @@ impl Sender {
             return finish(Some(AttemptResult::not_sent(Reason::Manual, &format!("given up by {by}"))));
         }
         let (client, clock) = (self.clients.of(&recipient.tenant).clone(), self.clock.clone());
-        let permit = Some(SendPermit::new(lease.clone(), queue.validity.watch()));
+        let permit: Arc<dyn Permit> = Arc::new(SendPermit::new(lease.clone(), queue.validity.watch()));
+        let permit = Some(permit);
         tokio::spawn(async move {
             finish(match content {
                 Content::Message(message) => attempt(&client, &recipient, &message, &clock, permit).await,
@@ -150,7 +157,7 @@ impl Sender {
     }
 
     /// Gives every tenant its turns, until all slots are used or every waiting queue has to wait longer.
-    fn run_turns(&mut self, queues: &mut HashMap<Uuid, SubscriberQueue>, lease: &Lease, now: DateTime<Utc>) {
+    fn run_turns(&mut self, queues: &mut Queues, lease: &Lease, now: DateTime<Utc>) {
         let mut started = 0;
         loop {
             let mut has_progress = false;
@@ -158,7 +165,7 @@ impl Sender {
                 let Some(subscriber) = self.slots.next_turn() else { continue };
                 has_progress = true;
                 // Without a queue, the subscriber belongs to another process, or was deleted.
-                if let Some(queue) = queues.get_mut(&subscriber) {
+                if let Some(queue) = queues.get_mut(subscriber) {
                     started += self.send_from(queue, lease, now);
                 }
             }
@@ -168,44 +175,48 @@ impl Sender {
             }
         }
     }
-}
 
-impl Dispatcher {
-    /// Starts attempts, unless the lease may have expired: another process may send the same messages then. The next
-    /// rebalance finds out.
-    pub(super) fn send(&mut self, now: DateTime<Utc>) {
-        let Some(lease) = self.ownership.valid_lease() else { return };
-        for subscriber in self.scheduler.active() {
-            if let Some(queue) = self.queues.get_mut(subscriber)
-                && !queue.waits_for_slot
-                && queue.can_start(now)
-            {
-                self.sender.slots.enqueue(queue, now);
+    /// Starts attempts for the queues that can start some. The lease is valid.
+    pub(super) fn send(&mut self, queues: &mut Queues, lease: &Lease, now: DateTime<Utc>) {
+        queues.visit_active(|queue| {
+            if !queue.waits_for_slot && queue.can_start(now) {
+                self.slots.enqueue(queue, now);
             }
-        }
-        self.sender.run_turns(&mut self.queues, &lease, now);
+        });
+        self.run_turns(queues, lease, now);
+    }
+
+    /// Waits until an attempt ends. Cancelling it loses none.
+    pub(super) async fn finished(&mut self) -> Option<FinishedAttempt> {
+        self.results.recv().await
+    }
+
+    /// The result of another attempt, if one has ended.
+    pub(super) fn try_finished(&mut self) -> Option<FinishedAttempt> {
+        self.results.try_recv().ok()
     }
 
     /// Passes the result of an attempt to its subscriber queue.
-    pub(super) fn finish_attempt(&mut self, finished: FinishedAttempt) {
-        let queue = self.queues.get_mut(&finished.subscriber);
+    pub(super) fn finish_attempt(&mut self, finished: FinishedAttempt, queues: &mut Queues, now: DateTime<Utc>) {
+        let queue = queues.get_mut(finished.subscriber);
         let Some(queue) = queue.filter(|queue| queue.generation == finished.generation) else { return };
-        self.sender.slots.finish(queue, finished.was_slow);
-        self.scheduler.activate(finished.subscriber);
-        let now = self.clock.now();
-        let Some(mut result) = finished.result else {
-            return match &finished.sent {
+        self.slots.finish(queue, finished.was_slow);
+        match finished.result {
+            None => match &finished.sent {
                 Sent::Head(key) => queue.cancel_attempt(key, now),
                 Sent::Batch(lanes) => queue.cancel_batch(lanes, now),
-            };
-        };
-        if result.verdict == Verdict::Gone && finished.version != queue.recipient.version {
-            // The tenant has changed the subscriber meanwhile, perhaps its address: the new address may exist.
-            result.verdict = Verdict::Retry;
+            },
+            Some(mut result) => {
+                if result.verdict == Verdict::Gone && finished.version != queue.recipient.version {
+                    // The tenant has changed the subscriber since then, perhaps its address: the new address may exist.
+                    result.verdict = Verdict::Retry;
+                }
+                match &finished.sent {
+                    Sent::Head(key) => queue.finish_attempt(key, result, now, rand::random()),
+                    Sent::Batch(lanes) => queue.finish_batch(lanes, &result, now, rand::random()),
+                }
+            }
         }
-        match &finished.sent {
-            Sent::Head(key) => queue.finish_attempt(key, result, now, rand::random()),
-            Sent::Batch(lanes) => queue.finish_batch(lanes, &result, now, rand::random()),
-        }
+        queues.activate(finished.subscriber);
     }
 }

@@ -109,9 +109,10 @@ impl Slots {
         let (id, is_slow, name) = (queue.recipient.id, queue.is_slow(now), &queue.recipient.tenant);
         let tenant = self.tenant(name);
         let has_turn = !tenant.is_idle();
-        match is_slow {
-            true => tenant.slow_waiting.push_back(id),
-            false => tenant.waiting.push_back(id),
+        if is_slow {
+            tenant.slow_waiting.push_back(id)
+        } else {
+            tenant.waiting.push_back(id)
         }
         if !has_turn {
             self.turns.push_back(name.clone());

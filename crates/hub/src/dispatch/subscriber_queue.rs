@@ -8,7 +8,7 @@
 //! (of operators); `batches` sends several messages in one request. This file has the operations that involve several parts, in
 //! the order of a message's life: receive, start, finish, save.
 
-mod batches;
+pub(crate) mod batches;
 mod commands;
 mod lanes;
 mod limits;
@@ -22,6 +22,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+use crate::deliveries;
+
 pub(super) use self::batches::StartedBatch;
 use self::commands::Commands;
 use self::lanes::{LANE_MESSAGES_MAX, Lanes};
@@ -30,13 +32,13 @@ use self::read_progress::{MESSAGES_AHEAD_MAX, ReadProgress};
 use self::replay_limits::ReplayLimits;
 use self::unsaved::{POSITION_SAVE_PAUSE, UnsavedChanges, only_head_moved};
 use self::validity::Validity;
-use crate::delivery::{
-    Attempt, AttemptResult, Changes, LaneReadRequest, NewDeadLetter, QueueReadRequest, Recipient, Recovery, StoredState,
-};
-use crate::domain::{OnExhausted, Outcome, Reason, Verdict, backoff};
-use crate::health::HealthCounts;
-use crate::hub_message::{HubMessage, LaneKey};
-use crate::system_event;
+use crate::deliveries::attempt_result::{Attempt, AttemptResult};
+use crate::deliveries::domain::{OnExhausted, Outcome, Reason, Verdict, backoff};
+use crate::deliveries::message::{HubMessage, LaneKey};
+use crate::deliveries::recipient::Recipient;
+use crate::dispatch::changes::{Changes, NewDeadLetter, Recovery};
+use crate::dispatch::reads::{LaneReadRequest, QueueReadRequest, StoredState};
+use crate::health::counts::HealthCounts;
 
 /// The path on which messages reach a subscriber queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +61,7 @@ enum NextStep {
 /// Whether the message is one of the hub's own events. A report about the delivery of a report could lead to the next one,
 /// without end.
 fn is_report(message: &HubMessage) -> bool {
-    message.event.as_ref().is_some_and(|event| system_event::is_system_source(&event.source))
+    message.event.as_ref().is_some_and(|event| deliveries::system_event::is_system_source(&event.source))
 }
 
 /// How long ago the event was posted, if the message is delivered and was not sent again on request. The clocks of the database
@@ -325,10 +327,7 @@ impl SubscriberQueue {
                 let recipient = self.recipient.clone();
                 let dead_letter = NewDeadLetter { recipient, message, reason, detail, attempts: attempt, at: now };
                 self.unsaved.dead_letters.push(dead_letter);
-                match self.blocks_lane(key, reason) {
-                    true => self.lanes.block(key, n),
-                    false => self.lanes.complete_head(key),
-                }
+                if self.blocks_lane(key, reason) { self.lanes.block(key, n) } else { self.lanes.complete_head(key) }
             }
         }
     }
@@ -341,9 +340,10 @@ impl SubscriberQueue {
         }
         let pause = result.retry_after.filter(|_| result.verdict == Verdict::Retry);
         // A replay that fails must not hold up live messages: it opens no breaker, and only replays wait for its pause.
-        match is_replay && result.verdict != Verdict::Delivered {
-            true => self.replays.pause(pause, now),
-            false => self.limits.record(result.verdict, pause, now),
+        if is_replay && result.verdict != Verdict::Delivered {
+            self.replays.pause(pause, now)
+        } else {
+            self.limits.record(result.verdict, pause, now)
         }
         if result.verdict == Verdict::Gone {
             self.answered_gone = result.status;
@@ -413,7 +413,7 @@ impl SubscriberQueue {
         changes.attempts.append(&mut self.unsaved.attempts);
         changes.dead_letters.append(&mut self.unsaved.dead_letters);
         changes.recoveries.append(&mut self.unsaved.recoveries);
-        self.health.drain(subscriber, now, changes);
+        self.health.drain(subscriber, now, &mut changes.health);
         changes.executed_commands.append(&mut self.commands.executed);
         changes.rejected_retries.extend(self.commands.rejected_retries.drain(..).map(|n| (subscriber, n)));
         changes.deleted_lanes.extend(self.lanes.drain_deleted_rows().map(|head| (subscriber, head)));
@@ -463,7 +463,7 @@ impl SubscriberQueue {
 
     /// Moves all counts into `changes`, also those of the current minute: another process may send from now on.
     pub(super) fn drain_health(&mut self, changes: &mut Changes) {
-        self.health.drain_all(self.recipient.id, changes);
+        self.health.drain_all(self.recipient.id, &mut changes.health);
     }
 }
 

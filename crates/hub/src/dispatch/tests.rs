@@ -1,29 +1,31 @@
 //! The dispatcher over many subscriber queues: fair shares of slots and reads, and ownership. There is no database here, so
 //! no read ever returns messages.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use chrono::TimeDelta;
-use kit::health::Health;
-use kit::secret::MasterKey;
-use mailbox::consumers::{Replica, Runtime};
-use mailbox::database::Database;
+use pillarbox::consumers::{Lease, Replica, Runtime};
+use pillarbox::database::Database;
+use runtime::health::Health;
+use runtime::secret::MasterKey;
 use sqlx::postgres::PgPoolOptions;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+use webhook_client::{AllowedNetworks, Client, ClientSettings, Target};
 
-use super::reader::AnnouncedPosition;
-use super::subscriber_queue::Origin;
+use super::subscriber_queue::{Origin, SubscriberQueue};
 use super::*;
-use crate::address::AllowedNetworks;
-use crate::client::{Client, ClientSettings};
-use crate::delivery::fixtures::recipient;
-use crate::delivery::{LaneRow, Recipient, RecipientLimits, StoredState};
-use crate::hub_message::fixtures::event;
-use crate::hub_message::{DirectoryVersion, HubMessage};
-use crate::target::Target;
+use crate::deliveries::message::HubMessage;
+use crate::deliveries::message::fixtures::event;
+use crate::deliveries::recipient::fixtures::recipient;
+use crate::deliveries::recipient::{Recipient, RecipientLimits};
+use crate::directory::domain::DirectoryVersion;
+use crate::dispatch::changes::LaneRow;
+use crate::dispatch::reads::StoredState;
+use crate::dispatch::send_permit::fixtures::permanent_lease;
 
 const SLOTS: usize = 4_096;
 
@@ -49,7 +51,7 @@ async fn dispatcher_with(settings: ClientSettings) -> Dispatcher {
     };
     let mut dispatcher = Dispatcher::new(&Database::new(db), clock, clients, cipher, assignment, local, SLOTS);
     dispatcher.ownership.assume_loaded((0..16).collect(), directory_version(Uuid::nil()));
-    dispatcher.reader.announced.load(0);
+    dispatcher.reader.assume_announced(0);
     dispatcher
 }
 
@@ -77,15 +79,14 @@ impl Dispatcher {
             |n| HubMessage { n, lane: None, seq: None, attempts_before: 0, replay: None, event: Some(event.clone()) };
         let messages = (1..=messages).map(message);
         queue.receive(messages.collect(), Origin::Read { is_complete: true });
-        self.queues.insert(id, queue);
-        self.scheduler.activate(id);
+        self.queues.insert(queue);
         id
     }
 
     /// Adds a subscriber that has answered quickly before.
     fn add_fast(&mut self, tenant: &str, messages: i64, max_in_flight: usize) -> Uuid {
         let id = self.add_to(tenant, messages, max_in_flight);
-        self.queues.get_mut(&id).unwrap().assume_fast();
+        self.queues.get_mut(id).unwrap().assume_fast();
         id
     }
 
@@ -93,13 +94,14 @@ impl Dispatcher {
     fn send_all(&mut self) {
         let now = self.clock.now();
         self.send(now);
-        while self.sender.is_interrupted {
+        while self.sender.is_interrupted() {
             self.send(now);
         }
     }
 
     fn in_flight_of(&self, subscribers: &[Uuid]) -> usize {
-        subscribers.iter().map(|id| self.queues[id].in_flight()).sum()
+        let of_these = self.queues.all().filter(|queue| subscribers.contains(&queue.recipient.id));
+        of_these.map(SubscriberQueue::in_flight).sum()
     }
 
     /// Adds a subscriber with this many detached lanes that are due and not read yet.
@@ -111,18 +113,17 @@ impl Dispatcher {
             (LaneRow { head, lane, attempts: 0, next_at, manual_retry: false }, head)
         };
         let stored = StoredState { position: lanes, lanes: (1..=lanes).map(row).collect(), completed: HashSet::new() };
-        self.queues.insert(id, SubscriberQueue::new(Arc::new(recipient), 0, stored, now));
-        self.scheduler.activate(id);
+        self.queues.insert(SubscriberQueue::new(Arc::new(recipient), 0, stored, now));
         id
     }
 
     /// Starts a read, lets it fail, and returns the subscribers, and the number of lanes per subscriber, that it was for.
     fn fail_a_read(&mut self) -> (HashSet<Uuid>, BTreeMap<Uuid, usize>) {
-        self.start_read(self.clock.now());
-        let request = self.reader.read.as_ref().map(|(request, _)| request.clone()).unwrap_or_default();
+        self.reader.start_read(&mut self.queues, self.clock.now());
+        let request = self.reader.requested();
         let mut lanes = BTreeMap::new();
         request.lanes.iter().for_each(|(subscriber, _)| *lanes.entry(*subscriber).or_default() += 1);
-        assert!(self.finish_read(Ok(Err(sqlx::Error::PoolClosed))).is_err());
+        assert!(self.finish_read(FinishedRead::Read(Ok(Err(sqlx::Error::PoolClosed)))).is_err());
         (request.queues.iter().map(|read| read.subscriber).collect(), lanes)
     }
 }
@@ -157,13 +158,13 @@ async fn rounds_do_not_visit_the_queues_that_wait_for_a_slot_or_for_an_answer() 
     let mut dispatcher = dispatcher().await;
     for _ in 0..4_300 {
         let id = dispatcher.add_to("attacker", 1, 1);
-        let queue = dispatcher.queues.get_mut(&id).unwrap();
+        let queue = dispatcher.queues.get_mut(id).unwrap();
         assert!(queue.start_command_read() && queue.start_read().is_some(), "nothing is left to read");
         queue.receive(Vec::new(), Origin::Read { is_complete: true });
     }
     dispatcher.send_all();
-    dispatcher.deactivate_idle(dispatcher.clock.now());
-    assert_eq!(dispatcher.scheduler.active().count(), 0);
+    dispatcher.queues.deactivate_idle(dispatcher.clock.now());
+    assert_eq!(dispatcher.queues.active(), 0);
 }
 
 #[tokio::test]
@@ -173,7 +174,7 @@ async fn tenants_send_in_turns_whatever_the_number_of_their_subscribers() {
     let few = dispatcher.add_fast("small", 1_000, 1_000);
     dispatcher.send(dispatcher.clock.now());
     let (large, small) = (dispatcher.in_flight_of(&many), dispatcher.in_flight_of(&[few]));
-    assert!(dispatcher.sender.is_interrupted && small > 0 && large.abs_diff(small) <= 8, "{large} and {small}");
+    assert!(dispatcher.sender.is_interrupted() && small > 0 && large.abs_diff(small) <= 8, "{large} and {small}");
 }
 
 #[tokio::test]
@@ -183,16 +184,16 @@ async fn the_counts_of_slots_follow_finished_attempts_and_removed_queues() {
     dispatcher.send_all();
     assert_eq!(dispatcher.sender.in_flight(), 100);
     for id in &ids[..25] {
-        let queue = dispatcher.queues.remove(id).unwrap();
+        let queue = dispatcher.queues.remove(*id).unwrap();
         dispatcher.sender.drop_queue(&queue);
     }
     assert_eq!(dispatcher.sender.in_flight(), 50);
     // Nothing listens at the address of the others, so that each attempt fails quickly.
     while dispatcher.sender.in_flight() > 0 {
-        let finished = dispatcher.sender.results.recv().await.unwrap();
+        let finished = dispatcher.sender.finished().await.unwrap();
         dispatcher.finish_attempt(finished);
     }
-    assert_eq!(dispatcher.queues.values().map(|queue| queue.slow_in_flight).sum::<usize>(), 0);
+    assert_eq!(dispatcher.queues.all().map(|queue| queue.slow_in_flight).sum::<usize>(), 0);
 }
 
 #[tokio::test]
@@ -207,7 +208,7 @@ async fn an_attempt_of_a_dropped_queue_is_not_sent_although_its_connection_opens
         dispatcher.send(dispatcher.clock.now());
         // There is one thread, so the attempt has not begun to connect.
         if is_dropped {
-            let queue = dispatcher.queues.remove(&id).unwrap();
+            let queue = dispatcher.queues.remove(id).unwrap();
             dispatcher.sender.drop_queue(&queue);
         }
         let (mut connection, _) = listener.accept().await.unwrap();
@@ -218,9 +219,42 @@ async fn an_attempt_of_a_dropped_queue_is_not_sent_although_its_connection_opens
 }
 
 #[tokio::test]
+async fn a_process_that_was_suspended_beyond_its_lease_writes_nothing_before_it_has_a_lease_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let allowed_networks = AllowedNetworks::loopback();
+    let mut dispatcher = dispatcher_with(ClientSettings { allowed_networks, ..ClientSettings::default() }).await;
+    let target = Target::parse(&url, false).unwrap();
+    dispatcher.add_recipient(Recipient { target, ..recipient() }, 1);
+    let lease = Lease::of_one_heartbeat(Duration::from_secs(2));
+    dispatcher.ownership.assume_lease(lease.clone());
+    dispatcher.send(dispatcher.clock.now());
+    assert_eq!(dispatcher.sender.in_flight(), 1, "the lease is valid when the attempt starts");
+    // There is one thread: while it is blocked, nothing of the process runs.
+    while lease.is_valid() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (mut connection, _) = listener.accept().await.unwrap();
+    let mut received = Vec::new();
+    connection.read_to_end(&mut received).await.unwrap();
+    assert_eq!(String::from_utf8(received).unwrap(), "", "written after the lease had ended");
+
+    let finished = dispatcher.sender.finished().await.unwrap();
+    dispatcher.finish_attempt(finished);
+    dispatcher.send(dispatcher.clock.now());
+    assert_eq!(dispatcher.sender.in_flight(), 0);
+    dispatcher.ownership.assume_lease(permanent_lease());
+    dispatcher.send(dispatcher.clock.now());
+    let (mut connection, _) = listener.accept().await.unwrap();
+    let mut received = [0; 4];
+    connection.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"POST", "nothing of the message was lost");
+}
+
+#[tokio::test]
 async fn after_a_failed_poll_the_dispatcher_pauses() {
     let mut dispatcher = dispatcher().await;
-    assert!(dispatcher.finish_poll(Ok(Err(sqlx::Error::PoolClosed))).is_err());
+    assert!(dispatcher.finish_read(FinishedRead::Poll(Ok(Err(sqlx::Error::PoolClosed)))).is_err());
     assert!(dispatcher.retry_at.is_some_and(|at| at > Instant::now()));
 }
 
@@ -273,7 +307,7 @@ async fn a_batch_from_before_a_failover_is_not_handed_over_although_its_numbers_
         FannedBatch { after: 0, to: 1, messages: HashMap::new(), directory_version }
     };
     dispatcher.hand_over(batch(Uuid::max()));
-    assert_eq!(dispatcher.reader.announced, AnnouncedPosition::of(0), "the message with this number is still to come");
+    assert_eq!(dispatcher.reader.announced(), Some(0), "the message with this number is still to come");
     dispatcher.hand_over(batch(Uuid::nil()));
-    assert_eq!(dispatcher.reader.announced, AnnouncedPosition::of(1));
+    assert_eq!(dispatcher.reader.announced(), Some(1));
 }

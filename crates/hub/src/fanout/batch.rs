@@ -3,19 +3,19 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use chrono::{DateTime, TimeDelta, Utc};
-use mailbox::log::LogRef;
+use chrono::{DateTime, Utc};
+use pillarbox::log::{LogRef, Message};
 use uuid::Uuid;
 
-use crate::hub_message::{DirectoryVersion, FannedBatch, HubEvent, HubMessage};
-use crate::operator_command::{CommandRequest, DeadLetterRequest, OperatorCommand, RetryRequest};
-use crate::store::deferred_event::NewDeferred;
-use crate::store::fanout::{DeadLetterToRetry, NewCommand, NewMessage, NewSkipped};
-use crate::store::stream_message::NewStreamMessage;
-
-/// Maintenance renews the retention hold of the hub every few minutes, and drops no day from yesterday on. So it needs to
-/// know of a reference to an older entry at once, in the transaction that moves fan-out beyond that entry.
-const OLD_REFERENCE_AGE: TimeDelta = TimeDelta::hours(12);
+use crate::deliveries::command::{CommandRequest, DeadLetterRequest, OperatorCommand, RetryRequest};
+use crate::deliveries::message::{FannedBatch, HubEvent, HubMessage};
+use crate::directory::domain::DirectoryVersion;
+use crate::event_types::cache::Refusal;
+use crate::events::store::deferred::NewDeferred;
+use crate::events::store::rejected::NewRejection;
+use crate::events::store::retention_hold::OLD_REFERENCE_AGE;
+use crate::fanout::store::{DeadLetterToRetry, NewCommand, NewMessage, NewSkipped};
+use crate::streams::store::messages::NewStreamMessage;
 
 #[derive(Default)]
 pub(super) struct Batch {
@@ -28,10 +28,13 @@ pub(super) struct Batch {
     /// Events to defer, and their tenants.
     pub(super) deferred: Vec<NewDeferred>,
     pub(super) deferred_tenants: HashSet<String>,
-    /// Matching subscribers of all events that are not deferred, whether they get a message or are skipped.
+    /// Matching subscribers of all events that are not deferred, whether they get a message or are skipped, and rejected events.
     pub(super) size: usize,
+    pub(super) rejected: Vec<NewRejection>,
     /// Replays were created or changed.
     pub(super) has_changed_replays: bool,
+    /// Events were accepted that were rejected before; they are deferred.
+    pub(super) has_accepted_events: bool,
     /// Those of events with more than [`NARROW`](super::shares::NARROW) matches.
     pub(super) wide: usize,
 }
@@ -75,6 +78,18 @@ impl Batch {
         self.deferred.push(event);
     }
 
+    pub(super) fn reject(&mut self, message: &Message, refusal: Refusal) {
+        self.rejected.push(NewRejection {
+            log_ref: message.log_ref(),
+            tenant: message.tenant.clone(),
+            message_id: message.message_id,
+            event_type: message.topic.clone(),
+            version: refusal.version,
+            errors: refusal.errors,
+        });
+        self.size += 1;
+    }
+
     /// From when on the log has to be retained for this batch; None if the periodic renewal of the hold is early enough. The
     /// content of a retried dead letter is in the dead letter.
     pub(super) fn needs_retention_hold(&self, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
@@ -102,6 +117,7 @@ impl Batch {
                 None => {}
             },
             CommandRequest::ReplayChanged(_) => self.has_changed_replays = true,
+            CommandRequest::EventAccepted(_) => self.has_accepted_events = true,
             CommandRequest::DeadLetter(DeadLetterRequest { subscriber, n, by }) => {
                 self.commands.push(NewCommand { subscriber, n, command: OperatorCommand::DeadLetter, by });
             }
@@ -126,17 +142,21 @@ impl Batch {
         }
         // Commands, and the content of retried dead letters, are in the database only: a batch with any of them is not
         // handed over. The next batch then has a gap before it, and the dispatcher polls.
-        match is_complete {
-            true => FannedBatch { after, to, messages, directory_version },
-            false => FannedBatch { after: to, to, messages: HashMap::new(), directory_version },
+        if is_complete {
+            FannedBatch { after, to, messages, directory_version }
+        } else {
+            FannedBatch { after: to, to, messages: HashMap::new(), directory_version }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use chrono::TimeDelta;
+
     use super::*;
-    use crate::hub_message::fixtures::{directory_version, event};
+    use crate::deliveries::message::fixtures::event;
+    use crate::directory::domain::fixtures::directory_version;
 
     fn log_ref() -> LogRef {
         LogRef { shard: 0, id: 1, at: DateTime::UNIX_EPOCH }
@@ -171,9 +191,9 @@ mod tests {
             replay: None,
         };
         batch.messages.push(retried);
-        batch.defer(NewDeferred { tenant: "acme".to_owned(), log_ref: at(young), matches: 1 });
+        batch.defer(NewDeferred { tenant: "acme".to_owned(), log_ref: at(young), matches: 1, is_checked: true });
         assert_eq!(batch.needs_retention_hold(now), None);
-        batch.defer(NewDeferred { tenant: "acme".to_owned(), log_ref: at(old), matches: 1 });
+        batch.defer(NewDeferred { tenant: "acme".to_owned(), log_ref: at(old), matches: 1, is_checked: true });
         assert_eq!(batch.needs_retention_hold(now), Some(old));
         let mut batch = Batch::default();
         batch.add_message(Uuid::now_v7(), None, at(older), Arc::new(event(0)));

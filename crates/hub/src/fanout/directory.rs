@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use mailbox::log::Message;
+use pillarbox::log::Message;
 use uuid::Uuid;
 
-use crate::domain::Interest;
-use crate::hub_message::DirectoryVersion;
+use crate::directory::domain::{DirectoryVersion, Interest};
 
 /// Bounds the cached matches of all tenants and event types together.
 const CACHED_MAX: usize = 1_000_000;
@@ -68,10 +67,10 @@ impl Directory {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use chrono::DateTime;
 
-    use crate::hub_message::fixtures::directory_version;
+    use super::*;
+    use crate::directory::domain::fixtures::directory_version;
 
     fn interest(tenant: &str, types: &str) -> Interest {
         Interest {

@@ -8,24 +8,25 @@
 //! messages of a new subscriber, for which fan-out itself creates none meanwhile; when it has read everything that fan-out
 //! has read, it ends, and in the same transaction the subscriber becomes live.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use mailbox::consumers::{ConsumerError, FollowerPosition, LogFollower};
-use mailbox::log::{LogRef, Message, load_messages};
+use pillarbox::consumers::{ConsumerError, FollowerPosition, LogFollower};
+use pillarbox::log::{LogRef, Message, load_messages};
 use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::FanOut;
 use super::batch::Batch;
-use crate::FAN_OUT;
-use crate::domain::{ReplayKind, ReplayMode, ReplayState};
-use crate::hub_message::{HubEvent, replay_lane};
-use crate::replay::{Replay, ReplayProgress, targets};
-use crate::store::replay as store;
+use super::shares::MATCHING_TIME_MAX;
+use crate::deliveries::message::{HubEvent, replay_lane};
+use crate::events::sql_events::SQL_SOURCE;
+use crate::replays::domain::{ReplayKind, ReplayMode, ReplayState};
+use crate::replays::replay::{Replay, ReplayProgress, SelectedEvent};
+use crate::{FAN_OUT, events, replays};
 
 /// The time until a replay that has to wait is tried again: longer each time it cannot continue, up to the maximum.
 const WAIT_MIN: Duration = Duration::from_millis(5);
@@ -77,6 +78,16 @@ struct Part {
     /// It is the last one.
     is_last: bool,
     checks_time: bool,
+    left_out: LeftOut,
+}
+
+/// Events that were posted in SQL and that a replay does not send.
+#[derive(Debug, Default)]
+struct LeftOut {
+    /// They are rejected; or a backfill leaves them to their retry.
+    rejected: HashSet<i64>,
+    /// They are not checked yet, so the replay waits before them.
+    unchecked: HashSet<i64>,
 }
 
 /// A message to create.
@@ -127,7 +138,7 @@ impl Replays {
 
     /// The turn is committed; the next replay follows.
     pub(super) fn finish(&mut self, turn: ReplayTurn) {
-        metrics::counter!("eventhub_replayed_messages_total").increment(turn.created as u64);
+        metrics::counter!("pillarbox_hub_replayed_messages_total").increment(turn.created as u64);
         if !turn.is_ended {
             self.waiting.push_back(turn.replay);
         }
@@ -175,9 +186,9 @@ impl FanOut {
         let started_at = Instant::now();
         let due = self.replays.as_mut().and_then(|replays| replays.pop_due(started_at));
         let Some(mut active) = due else { return Ok(None) };
-        self.last_replay = Some(active.id);
+        self.last_turns.replay = Some(active.id);
         // It was paused, it has ended, or it was deleted: when it is resumed, the replays are loaded again.
-        let Some(mut replay) = store::lock_runnable(tx, active.id).await? else { return Ok(None) };
+        let Some(mut replay) = replays::store::lock_runnable(tx, active.id).await? else { return Ok(None) };
         let share = self.pace.begin_turn().min(active.allowance(replay.rate, started_at));
         let leader = FollowerPosition::of_consumer(tx, FAN_OUT).await?;
         let before = saved_progress(&replay);
@@ -195,16 +206,17 @@ impl FanOut {
             self.replays.get_or_insert_default().waiting.push_back(active);
             return Ok(None);
         };
-        store::save(tx, &replay).await?;
+        replays::store::save(tx, &replay).await?;
         let is_ended = replay.status.state.is_ended();
         if is_ended && replay.kind == ReplayKind::Backfill {
-            store::end_backfill(tx, replay.id).await?;
+            replays::store::end_backfill(tx, replay.id).await?;
         }
         let created = batch.messages.len();
         active.allowed.0 -= created as f64;
-        match created == 0 && replay.progress.waits_for.is_some() {
-            true => active.wait_longer(Instant::now()),
-            false => (active.due, active.wait) = (self.next_replay_due(&replay), WAIT_MIN),
+        if created == 0 && replay.progress.waits_for.is_some() {
+            active.wait_longer(Instant::now())
+        } else {
+            (active.due, active.wait) = (self.next_replay_due(&replay), WAIT_MIN)
         }
         Ok(Some((batch, ReplayTurn { replay: active, is_ended, created, started_at })))
     }
@@ -232,7 +244,7 @@ impl FanOut {
         let share = match replay.subscriber.map(|subscriber| (subscriber, self.directory.is_active(subscriber))) {
             Some((subscriber, None)) => {
                 // It may have been created, with its backfill, after this transaction has read the directory.
-                if store::subscriber_exists(tx, subscriber).await? {
+                if replays::store::subscriber_exists(tx, subscriber).await? {
                     return Ok(None);
                 }
                 replay.status.error = Some(format!("subscriber {subscriber} was deleted"));
@@ -276,7 +288,8 @@ impl FanOut {
             let mut messages = load_messages(tx, part).await?;
             messages.sort_unstable_by_key(|message| message.id);
             let is_last = part.len() == rest.len();
-            return Ok(Part { messages, read_from: None, is_last, checks_time: false });
+            let left_out = left_out(tx, replay, &messages).await?;
+            return Ok(Part { messages, read_from: None, is_last, checks_time: false, left_out });
         }
         let filter = self.events.fan_out().of_tenant(&replay.tenant);
         let follower = match &mut active.follower {
@@ -291,9 +304,10 @@ impl FanOut {
             (Some(_) | None, _) => leader.clone(),
         };
         let is_history = follower.position().is_history();
-        let limit = match is_history || replay.kind == ReplayKind::Replay {
-            true => (share as u32 * active.rows_per_message).clamp(ROWS_MIN, ROWS_MAX),
-            false => FOLLOWING_ROWS,
+        let limit = if is_history || replay.kind == ReplayKind::Replay {
+            (share as u32 * active.rows_per_message).clamp(ROWS_MIN, ROWS_MAX)
+        } else {
+            FOLLOWING_ROWS
         };
         let (read_from, mut messages) = follower.read(tx, &until, limit).await?;
         let mut is_last = follower.has_reached(&until);
@@ -302,25 +316,45 @@ impl FanOut {
             is_last |= follower.position().approximate_id() >= until_id;
         }
         let checks_time = read_from.is_history() || replay.kind == ReplayKind::Replay;
-        Ok(Part { messages, read_from: Some(read_from), is_last, checks_time })
+        let left_out = left_out(tx, replay, &messages).await?;
+        Ok(Part { messages, read_from: Some(read_from), is_last, checks_time, left_out })
     }
 
-    /// The messages to create for the events of this part, at most `share`, and where the rest begins.
+    /// The messages to create for the events of this part, at most `share`, and where the rest begins. The rest also begins
+    /// when the time for matching is over: most subscribers may match nothing, and a filter may be expensive.
     fn candidates(&mut self, replay: &Replay, part: &Part, share: usize) -> (Vec<Candidate>, Option<Cut>) {
-        let mut candidates = Vec::new();
+        let (mut candidates, end) = (Vec::new(), Instant::now() + MATCHING_TIME_MAX);
         for (at, message) in part.messages.iter().enumerate() {
+            let mut after = replay.progress.after.filter(|_| at == 0);
+            if part.left_out.unchecked.contains(&message.id) {
+                return (candidates, Some(Cut { at, after, waits_for: None }));
+            }
+            if part.left_out.rejected.contains(&message.id) {
+                continue;
+            }
+            // Each turn matches something.
+            if at > 0 && Instant::now() >= end {
+                return (candidates, Some(Cut { at, after, waits_for: None }));
+            }
+            let Some(event) = SelectedEvent::new(replay, &self.events, message, part.checks_time) else { continue };
             let (interests, matching) = self.directory.matching(message);
             // The directory has the order of the subscribers' ids.
-            let after = replay.progress.after.filter(|_| at == 0);
-            let from = after.map_or(0, |after| matching.partition_point(|at| interests[*at].subscriber <= after));
-            let interests = matching[from..].iter().map(|at| &interests[*at]);
-            let mut found = targets(replay, &self.events, message, part.checks_time, interests).into_iter();
-            let room = share - candidates.len();
-            let fits = found.by_ref().take(room);
-            candidates.extend(fits.map(|(subscriber, lane)| Candidate { at, subscriber, lane }));
-            if found.next().is_some() {
-                let last = candidates.last().filter(|last| last.at == at).map(|last| last.subscriber);
-                return (candidates, Some(Cut { at, after: last.or(after), waits_for: None }));
+            let begins_after = |id: Uuid| matching.partition_point(|at| interests[*at].subscriber <= id);
+            let first = after.map_or(0, begins_after);
+            let range = match replay.subscriber.map(begins_after) {
+                Some(end) => first.max(end.saturating_sub(1))..end,
+                None => first..matching.len(),
+            };
+            for (checked, index) in matching.get(range).unwrap_or_default().iter().enumerate() {
+                let interest = &interests[*index];
+                let is_over = candidates.len() == share || (checked > 0 && Instant::now() >= end);
+                if is_over {
+                    return (candidates, Some(Cut { at, after, waits_for: None }));
+                }
+                if event.is_for(interest) {
+                    candidates.push(Candidate { at, subscriber: interest.subscriber, lane: event.lane(interest) });
+                }
+                after = Some(interest.subscriber);
             }
         }
         (candidates, None)
@@ -351,9 +385,25 @@ impl FanOut {
         }
         replay.progress.matched += batch.messages.len() as i64;
         replay.progress.created += batch.messages.len() as i64;
-        store::add_created(tx, replay.id, &created.into_iter().collect::<Vec<_>>()).await?;
+        replays::store::add_created(tx, replay.id, &created.into_iter().collect::<Vec<_>>()).await?;
         Ok(batch)
     }
+}
+
+/// The events of a part that the replay does not send.
+async fn left_out(tx: &mut PgConnection, replay: &Replay, messages: &[Message]) -> sqlx::Result<LeftOut> {
+    let is_sql = |message: &&Message| message.source == SQL_SOURCE.as_str();
+    let ids: Vec<i64> = messages.iter().filter(is_sql).map(|message| message.id).collect();
+    let is_rejected = |accepted_at: &Option<DateTime<Utc>>| match (accepted_at, replay.kind) {
+        (None, _) => true,
+        (Some(accepted_at), ReplayKind::Backfill) => *accepted_at >= replay.created_at,
+        (Some(_), ReplayKind::Replay) => false,
+    };
+    let rejected = events::store::rejected::among(tx, &ids).await?;
+    let rejected = rejected.into_iter().filter(|(_, accepted_at)| is_rejected(accepted_at)).map(|(id, _)| id).collect();
+    let unchecked =
+        events::store::deferred::unchecked_among(tx, replay.tenant.as_str(), &ids).await?.into_iter().collect();
+    Ok(LeftOut { rejected, unchecked })
 }
 
 /// How many messages of replays have room at a subscriber; 0 unless a quarter of the room is free, so that each turn creates
@@ -364,7 +414,8 @@ async fn free_capacity(
     subscriber: Uuid,
     now: DateTime<Utc>,
 ) -> sqlx::Result<usize> {
-    let waiting = store::waiting(tx, &replay.tenant, &[subscriber], now).await?.remove(&subscriber).unwrap_or_default();
+    let waiting =
+        replays::store::waiting(tx, &replay.tenant, &[subscriber], now).await?.remove(&subscriber).unwrap_or_default();
     let waiting_max = replay.waiting_max(0);
     let room = waiting_max - waiting;
     Ok(if room > waiting_max / 4 { room as usize } else { 0 })
@@ -409,7 +460,7 @@ async fn drop_existing(
     let Some(oldest) = messages.iter().map(|message| message.at).min() else { return Ok(()) };
     let pair = |candidate: &Candidate| (candidate.subscriber, messages[candidate.at].id);
     let pairs: Vec<(Uuid, i64)> = candidates.iter().map(pair).collect();
-    let existing = store::with_message(tx, &pairs, oldest).await?;
+    let existing = replays::store::with_message(tx, &pairs, oldest).await?;
     candidates.retain(|candidate| !existing.contains(&pair(candidate)));
     Ok(())
 }
@@ -428,7 +479,7 @@ async fn limit_waiting(
     let mut subscribers: Vec<Uuid> = candidates.iter().map(|candidate| candidate.subscriber).collect();
     subscribers.sort_unstable();
     subscribers.dedup();
-    let mut waiting = store::waiting(tx, &replay.tenant, &subscribers, now).await?;
+    let mut waiting = replays::store::waiting(tx, &replay.tenant, &subscribers, now).await?;
     let bytes: usize = messages.iter().map(|message| message.payload.get().len()).sum();
     let waiting_max = replay.waiting_max(bytes / messages.len().max(1));
     for (index, Candidate { at, subscriber, .. }) in candidates.iter().enumerate() {

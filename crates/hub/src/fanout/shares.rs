@@ -16,6 +16,9 @@ const TURN_TIME_MAX: Duration = Duration::from_millis(10);
 /// An event with at most this many matches is not the first to be deferred: its row would cost about as much as its hub
 /// messages, and the events before the others in the log are as many as a tenant can post in the same time.
 pub(super) const NARROW: usize = 20;
+/// The time in which one transaction matches events of one tenant with its subscribers, whatever they cost. Checked after each
+/// new event, and after each subscriber of an event that was deferred.
+pub(super) const MATCHING_TIME_MAX: Duration = Duration::from_millis(20);
 /// How long other tenants count as active after an event.
 const OTHERS_ACTIVE_TIME: Duration = Duration::from_secs(1);
 /// While other tenants are active, the pause after a turn is so many times as long as the turn: the tenants with a backlog
@@ -50,7 +53,7 @@ impl Turn {
         for log_id in &self.lost {
             let tenant = &self.tenant;
             tracing::error!(tenant, log_id, "the log no longer has a deferred event, so it is not sent");
-            metrics::counter!("eventhub_deferred_events_lost_total").increment(1);
+            metrics::counter!("pillarbox_hub_deferred_events_lost_total").increment(1);
         }
     }
 }
@@ -83,21 +86,21 @@ impl Backlog {
         }
     }
 
-    /// The tenant whose turn it is, and the id up to which its deferred events are processed.
-    pub(super) fn next(&self) -> Option<(&str, i64)> {
-        let tenant = self.turns.front()?;
+    /// The tenant whose turn it is, and the id up to which its deferred events are processed. Tenants that wait for a check are
+    /// passed over.
+    pub(super) fn next(&self, is_waiting: impl Fn(&str) -> bool) -> Option<(&str, i64)> {
+        let tenant = self.turns.iter().find(|tenant| !is_waiting(tenant))?;
         Some((tenant, self.done.get(tenant).copied().unwrap_or_default()))
     }
 
     /// The turn is committed; the next tenant follows.
     pub(super) fn finish(&mut self, turn: Turn) {
         self.turns.retain(|tenant| *tenant != turn.tenant);
-        match turn.is_last {
-            true => drop(self.done.remove(&turn.tenant)),
-            false => {
-                self.turns.push_back(turn.tenant.clone());
-                self.done.insert(turn.tenant, turn.done);
-            }
+        if turn.is_last {
+            self.done.remove(&turn.tenant);
+        } else {
+            self.turns.push_back(turn.tenant.clone());
+            self.done.insert(turn.tenant, turn.done);
         }
     }
 }
@@ -166,7 +169,13 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Shares<'a> {
     share: usize,
-    used: HashMap<&'a str, usize>,
+    used: HashMap<&'a str, Used>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    matches: usize,
+    time: Duration,
 }
 
 impl<'a> Shares<'a> {
@@ -177,11 +186,16 @@ impl<'a> Shares<'a> {
     /// Whether an event with this many matches has to be deferred. If not, it is counted.
     pub(super) fn exceeds(&mut self, tenant: &'a str, matches: usize) -> bool {
         let used = self.used.entry(tenant).or_default();
-        if *used + matches > self.share && matches > NARROW {
+        if used.time > MATCHING_TIME_MAX || (used.matches + matches > self.share && matches > NARROW) {
             return true;
         }
-        *used += matches;
+        used.matches += matches;
         false
+    }
+
+    /// Counts the time that an event has taken.
+    pub(super) fn add_time(&mut self, tenant: &'a str, time: Duration) {
+        self.used.entry(tenant).or_default().time += time;
     }
 }
 
@@ -196,12 +210,13 @@ mod tests {
     #[test]
     fn each_tenant_has_its_turn_until_its_backlog_is_empty() {
         let mut backlog = Backlog::new(vec!["a".to_owned(), "b".to_owned()], None);
-        assert_eq!(backlog.next(), Some(("a", 0)));
+        assert_eq!(backlog.next(|_| false), Some(("a", 0)));
         backlog.finish(turn("a", 7, false));
-        assert_eq!(backlog.next(), Some(("b", 0)));
+        assert_eq!(backlog.next(|_| false), Some(("b", 0)));
         backlog.add("a");
         backlog.finish(turn("b", 9, true));
-        assert_eq!(backlog.next(), Some(("a", 7)));
+        assert_eq!(backlog.next(|_| false), Some(("a", 7)));
+        assert_eq!(backlog.next(|tenant| tenant == "a"), None, "it waits for a check");
         assert!(backlog.contains("a") && !backlog.contains("b"));
         backlog.finish(turn("a", 11, true));
         assert!(backlog.is_empty());
@@ -211,7 +226,7 @@ mod tests {
     fn after_a_reload_the_turns_go_on_with_the_next_tenant() {
         let first = |last_turn: Option<&str>| {
             let tenants = ["c", "a", "d"].map(str::to_owned).to_vec();
-            Backlog::new(tenants, last_turn).next().unwrap().0.to_owned()
+            Backlog::new(tenants, last_turn).next(|_| false).unwrap().0.to_owned()
         };
         let after = [None, Some("a"), Some("b"), Some("c"), Some("d"), Some("e")].map(first);
         assert_eq!(after, ["a", "c", "c", "d", "a", "a"]);
@@ -234,6 +249,16 @@ mod tests {
         assert!(!shares.exceeds("a", NARROW));
         assert!(!shares.exceeds("b", SHARE_MAX), "every tenant has a share of its own");
         assert!(shares.exceeds("c", SHARE_MAX + 1), "an event for more subscribers than a share is split");
+    }
+
+    #[test]
+    fn events_that_are_slow_to_match_are_deferred_however_few_their_subscribers_are() {
+        let mut shares = Shares::new(SHARE_MAX);
+        for _ in 0..2 {
+            assert!(!shares.exceeds("a", 1), "the time is not over before the last event");
+            shares.add_time("a", MATCHING_TIME_MAX);
+        }
+        assert!(shares.exceeds("a", 1) && !shares.exceeds("b", 1));
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
-use mailbox::database::Incarnation;
+use pillarbox::database::Incarnation;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::CACHED_LANES_MAX;
-use crate::store::stream_message::{self, NewStreamMessage};
+use crate::streams;
+use crate::streams::store::messages::NewStreamMessage;
 
 /// The newest sequence number of each lane of the streams, valid as long as `newest` is the newest stream message of the same
 /// incarnation of the database. Without streams it is never used, and costs nothing.
@@ -36,7 +37,7 @@ impl StreamSequences {
         if messages.is_empty() {
             return Ok(Vec::new());
         }
-        let newest = stream_message::newest(tx).await?;
+        let newest = streams::store::messages::newest(tx).await?;
         let is_current = newest == self.newest && incarnation == self.incarnation;
         if !is_current || self.by_lane.len() > CACHED_LANES_MAX {
             self.by_lane.clear();
@@ -47,7 +48,7 @@ impl StreamSequences {
         let mut streams: Vec<Uuid> = messages.iter().map(|message| message.stream).collect();
         streams.sort_unstable();
         streams.dedup();
-        stream_message::append(tx, newest, &messages, &streams, now).await?;
+        streams::store::messages::append(tx, newest, &messages, &streams, now).await?;
         Ok(streams)
     }
 
@@ -66,7 +67,7 @@ impl StreamSequences {
         unknown.sort_unstable();
         unknown.dedup();
         if !unknown.is_empty() {
-            let newest = stream_message::newest_sequences(tx, &unknown).await?;
+            let newest = streams::store::messages::newest_sequences(tx, &unknown).await?;
             self.by_lane.extend(unknown.into_iter().zip(newest));
         }
         for message in messages {

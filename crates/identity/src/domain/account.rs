@@ -35,10 +35,10 @@ fn unknown_role(_: &str) -> String {
 
 impl Role {
     /// The role in the tokens of the user.
-    pub(crate) fn in_token(self) -> Option<kit::auth::Role> {
+    pub(crate) fn in_token(self) -> Option<http_kit::auth::Role> {
         match self {
             Role::User => None,
-            Role::Admin => Some(kit::auth::Role::Admin),
+            Role::Admin => Some(http_kit::auth::Role::Admin),
         }
     }
 }

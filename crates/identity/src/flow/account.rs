@@ -5,22 +5,23 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use contracts::identity::{ACCOUNT_DELETED, AccountDeleted, SUBSCRIPTION_CANCELLED};
 use http::StatusCode;
-use kit::auth::{Principal, Tenant};
-use kit::etag::IfMatch;
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
-use kit::secret::Secret;
-use mailbox::database::Database;
-use mailbox::idempotency::{StoreResponse, run_once};
-use mailbox::log::{Post, blank_key, post};
+use http_kit::auth::Principal;
+use http_kit::etag::IfMatch;
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
+use http_kit::problem::Problem;
+use pillarbox::database::Database;
+use pillarbox::log::Tenant;
+use pillarbox::log::{Post, blank_key, post};
+use runtime::secret::Secret;
 use serde_json::value::to_raw_value;
+use service::idempotency::{StoreResponse, run_once};
 use uuid::Uuid;
 
 use super::contact::announce;
 use super::email::MESSAGE_SOURCE;
 use super::login::confirm_password;
 use super::throttle::{CONFIRM_USER, EMAIL_ACCOUNT, LOGIN_ACCOUNT};
-use super::{EndedSessions, Tx, subscription};
+use super::{ClientInfo, EndedSessions, Tx, subscription};
 use crate::Identity;
 use crate::domain::{Account, Status};
 use crate::error::Error;
@@ -62,9 +63,10 @@ pub(crate) async fn delete(
     identity: &Arc<Identity>,
     account: Account,
     password: Secret<String>,
+    client: &ClientInfo,
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
-    confirm_password(identity, &account, password).await?;
+    confirm_password(identity, &account, password, client).await?;
     let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
     let ends = ended.clone();
     let deleted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {

@@ -3,9 +3,9 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::identity::{ACCOUNT_CONTACT_CHANGED, CONTACTS_SOURCE, ContactChanged};
-use kit::worker::Round;
-use mailbox::database::{Database, time};
-use mailbox::log::{Post, Source, post_all};
+use pillarbox::database::{Database, time};
+use pillarbox::log::{Post, Source, post_all};
+use runtime::worker::Round;
 use serde_json::value::to_raw_value;
 use sqlx::PgPool;
 use uuid::Uuid;
@@ -41,8 +41,7 @@ pub async fn announce_all_again(db: &PgPool) -> sqlx::Result<u64> {
     Ok(count)
 }
 
-/// Announces verified accounts whose current version was not: those that an earlier version of the program has changed, and all
-/// after [`announce_all_again`].
+/// Announces verified accounts whose current version was not announced, as after [`announce_all_again`].
 pub(crate) async fn announce_known(db: &Database) -> Result<Round, Error> {
     let mut tx = db.begin().await?;
     let accounts = store::lock_unannounced(&mut tx, BATCH).await?;

@@ -7,7 +7,7 @@ use contracts::email::{Email, EmailRequested};
 use contracts::identity::{
     EMAIL_ACCOUNT_EXISTS, EMAIL_PASSWORD_CHANGED, EMAIL_PASSWORD_RESET_REQUESTED, EMAIL_VERIFICATION_REQUESTED, SOURCE,
 };
-use mailbox::log::{Post, Source, post};
+use pillarbox::log::{Post, Source, post};
 use serde_json::value::to_raw_value;
 use uuid::Uuid;
 

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use http::StatusCode;
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
-use kit::secret::Secret;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
+use http_kit::problem::Problem;
+use runtime::secret::Secret;
+use service::idempotency::{StoreResponse, run_once};
 use uuid::Uuid;
 
 use super::throttle::{check, confirmation_subject, count_if_allowed, login_subjects};
@@ -16,7 +16,7 @@ use super::{ClientInfo, EndedSessions, Tx};
 use crate::Identity;
 use crate::domain::{Account, Session};
 use crate::error::Error;
-use crate::hash_pool::Verified;
+use crate::hash_pool::{HashCaller, Verified};
 use crate::secrets::NewToken;
 use crate::store::throttle::Subject;
 use crate::store::{account as store, session};
@@ -95,10 +95,12 @@ async fn verify(identity: &Identity, credentials: Credentials, client: ClientInf
         let stand_in = store::password_hash_at(&mut db, identity.digests.fraction_of_email(&email)).await?;
         (found.map(|(account, _)| account), stand_in, subjects)
     };
+    // A known network has a share of its own, as it has a count.
+    let caller = HashCaller { network, account: subjects[0].digest };
     let verified = match &found {
-        Some(account) => Some(identity.hashes.verify(password.clone(), &account.password_hash).await?),
+        Some(account) => Some(identity.hashes.verify(caller, password.clone(), &account.password_hash).await?),
         None => {
-            identity.hashes.verify_nothing(password.clone(), stand_in.as_deref()).await?;
+            identity.hashes.verify_nothing(caller, password.clone(), stand_in.as_deref()).await?;
             None
         }
     };
@@ -107,7 +109,7 @@ async fn verify(identity: &Identity, credentials: Credentials, client: ClientInf
     };
     // Without a new hash the old one stays valid, so a full queue is no reason to refuse the user.
     let new_hash = match is_outdated {
-        true => identity.hashes.hash(password).await.ok(),
+        true => identity.hashes.hash(caller, password).await.ok(),
         false => None,
     };
     Ok(VerifiedLogin { account, new_hash, subjects, network, user_agent: client.user_agent })
@@ -127,17 +129,27 @@ async fn count_failure<const COUNT: usize>(identity: &Identity, subjects: &[Subj
 }
 
 /// Checks the password of a user who is signed in, for a change that needs it. Wrong ones count against a limit of
-/// the user.
+/// the user. Returns who causes the hashes of the request.
 pub(super) async fn confirm_password(
     identity: &Identity,
     account: &Account,
     password: Secret<String>,
-) -> Result<(), Error> {
+    client: &ClientInfo,
+) -> Result<HashCaller, Error> {
     let subjects = confirmation_subject(identity, account.id);
+    let caller = HashCaller {
+        network: identity.digests.of_network(client.network),
+        account: identity.digests.of_user(account.id),
+    };
     check(&mut *identity.db.acquire().await?, &subjects, identity.clock.now()).await?;
-    let verified = identity.hashes.verify(password, &account.password_hash).await?;
+    let verified = identity.hashes.verify(caller, password, &account.password_hash).await?;
     if verified.is_correct {
-        return Ok(());
+        // A correct guess among many concurrent ones, which all have passed the first check: the others have been counted by
+        // now, or are being counted, one after the other.
+        let mut counting = identity.db.begin().await?;
+        count_if_allowed(&mut counting, &subjects, identity.clock.now()).await?;
+        counting.rollback().await?;
+        return Ok(caller);
     }
     match count_failure(identity, &subjects).await? {
         Error::WrongCredentials => Err(Error::WrongPassword),

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use http::StatusCode;
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
-use kit::secret::Secret;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
+use http_kit::problem::Problem;
+use runtime::secret::Secret;
+use service::idempotency::{StoreResponse, run_once};
 
 use super::contact::announce;
 use super::email::{Notice, send_notice};
@@ -18,6 +18,7 @@ use crate::Identity;
 use crate::domain::{Account, TokenKind};
 use crate::error::Error;
 use crate::fields::{Checks, new_password};
+use crate::hash_pool::HashCaller;
 use crate::store::{account as store, one_time_token, session, throttle};
 
 /// The current and the new password of a request.
@@ -37,8 +38,8 @@ pub(crate) async fn change(
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let new = checked(&change.new, &account)?;
-    confirm_password(identity, &account, change.current).await?;
-    let password_hash = identity.hashes.hash(new).await.map_err(Error::from)?;
+    let caller = confirm_password(identity, &account, change.current, &client).await?;
+    let password_hash = identity.hashes.hash(caller, new).await.map_err(Error::from)?;
     let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
     let ends = ended.clone();
     let changed = run_once(&identity.db, request.as_ref(), StoreResponse::WithoutBody, |tx| {
@@ -72,11 +73,12 @@ pub(crate) async fn reset(
     let password = checked_alone(&new)?;
     // Without a valid token no hash is computed: anybody could occupy the threads. The transaction refuses the request, unless
     // it is a repeat.
+    let network = identity.digests.of_network(client.network);
+    let caller = HashCaller { network, account: digest.unwrap_or_default() };
     let password_hash = match is_valid(identity, digest).await? {
-        true => Some(identity.hashes.hash(password).await.map_err(Error::from)?),
+        true => Some(identity.hashes.hash(caller, password).await.map_err(Error::from)?),
         false => None,
     };
-    let network = identity.digests.of_network(client.network);
     let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
     let ends = ended.clone();
     let reset = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use http::StatusCode;
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
-use kit::secret::Secret;
-use kit::worker::Round;
-use mailbox::database::Database;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::admission::caller_share::request_caller;
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
+use http_kit::problem::Problem;
+use pillarbox::database::Database;
+use runtime::secret::Secret;
+use runtime::worker::Round;
+use service::idempotency::{StoreResponse, run_once};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::contact::announce;
@@ -23,7 +25,9 @@ use super::{ClientInfo, Tx};
 use crate::Identity;
 use crate::domain::{Account, Role, TokenKind};
 use crate::error::Error;
+use crate::hash_pool::HashCaller;
 use crate::store::accepted_request::{self, Requested};
+use crate::store::throttle::Subject;
 use crate::store::{account as store, one_time_token};
 use crate::view::Accepted;
 
@@ -47,15 +51,17 @@ pub(crate) async fn accept_registration(
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let NewUser { email, name, locale, password } = new;
-    let subjects = email_subjects(identity, &email, &identity.digests.of_network(client.network));
     let mut db = identity.db.acquire().await.map_err(Error::from)?;
+    let subjects = subjects(identity, &mut db, &email, client).await?;
     let allowed = check(&mut db, &subjects, identity.clock.now()).await;
     drop(db);
     // Above the limits no hash is computed: anybody could occupy the threads. Below them always, and before anything is known
     // about the address.
     let requested = match allowed {
         Ok(()) => {
-            let password_hash = identity.hashes.hash(password).await.map_err(Error::from)?;
+            let [account, network] = subjects.map(|subject| subject.digest);
+            let password_hash =
+                identity.hashes.hash(HashCaller { network, account }, password).await.map_err(Error::from)?;
             Ok(Requested::Registration { name, locale, password_hash })
         }
         Err(limited) => Err(limited),
@@ -81,10 +87,11 @@ async fn accept_if(
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let (id, now) = (Uuid::now_v7(), identity.clock.now());
-    let subjects = email_subjects(identity, &email, &identity.digests.of_network(client.network));
+    let (owner, client) = (identity.clone(), client.clone());
     let accepted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             let requested = requested?;
+            let subjects = subjects(&owner, tx, &email, &client).await?;
             count_if_allowed(tx, &subjects, now).await?;
             accepted_request::insert(tx, id, (&email, &requested), now).await.map_err(Error::from)?;
             Ok(StoredResponse::json(StatusCode::ACCEPTED, &Accepted::default()))
@@ -92,14 +99,26 @@ async fn accept_if(
     });
     let response = accepted.await?;
     if !response.is_replayed() {
-        let identity = identity.clone();
-        identity.tasks.clone().spawn(async move {
+        let (identity, caller) = (identity.clone(), request_caller());
+        identity.tasks.clone().spawn(caller.run(async move {
             if let Err(error) = process(&identity, &identity.db, id).await {
                 tracing::warn!(%error, "an accepted request could not be processed yet");
             }
-        });
+        }));
     }
     Ok(response)
+}
+
+/// What a request counts against. The same statement runs whether the address has an account or not.
+async fn subjects(
+    identity: &Identity,
+    db: &mut PgConnection,
+    email: &str,
+    client: &ClientInfo,
+) -> Result<[Subject; 2], Error> {
+    let network = identity.digests.of_network(client.network);
+    let is_known = store::knows_network(db, email, &network).await?;
+    Ok(email_subjects(identity, email, &network, is_known))
 }
 
 /// Processes requests that are due: those of processes that have ended, and those that failed.

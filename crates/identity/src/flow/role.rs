@@ -66,7 +66,7 @@ pub async fn set_role(db: &PgPool, email: &str, role: Role) -> Result<Uuid, SetR
         SetRoleError::InvalidAddress(format!("the address {}", details.collect::<Vec<_>>().join("; ")))
     })?;
     let mut tx = db.begin().await?;
-    let now = mailbox::database::time::now(&mut tx).await?;
+    let now = pillarbox::database::time::now(&mut tx).await?;
     let account = store::lock_by_email(&mut tx, &normalised).await?.ok_or(SetRoleError::NoAccount)?;
     set(&mut tx, account.id, role, "command", &EndedSessions::default(), now).await.map_err(|error| match error {
         Error::Database(cause) => SetRoleError::Database(cause),

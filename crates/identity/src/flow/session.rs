@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use http::{HeaderValue, StatusCode, header};
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
+use http_kit::problem::Problem;
+use service::idempotency::{StoreResponse, run_once};
 use uuid::Uuid;
 
 use super::login::{token_expiry, tokens};

@@ -2,8 +2,8 @@
 
 use chrono::{DateTime, Utc};
 use contracts::identity::{SUBSCRIPTION_CANCELLED, SUBSCRIPTION_CREATED, SUBSCRIPTION_STATUS_CHANGED};
-use kit::etag::IfMatch;
-use mailbox::log::{AggregateId, Post, post};
+use http_kit::etag::IfMatch;
+use pillarbox::log::{AggregateId, Post, post};
 use serde_json::value::to_raw_value;
 use uuid::Uuid;
 

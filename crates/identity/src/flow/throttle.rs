@@ -36,11 +36,16 @@ pub(super) fn confirmation_subject(identity: &Identity, user: Uuid) -> [Subject;
     [Subject { kind: CONFIRM_USER, digest: identity.digests.of_user(user), limit }]
 }
 
-/// The subjects of a request that may cause an e-mail: the address, whether it has an account or not, and the network.
-pub(super) fn email_subjects(identity: &Identity, email: &str, network: &[u8; 32]) -> [Subject; 2] {
+/// The subjects of a request that may cause an e-mail: the address, whether it has an account or not, and the network. As for
+/// sign-ins, a known network has a count of its own, so that requests elsewhere do not keep the user from resetting a password.
+pub(super) fn email_subjects(identity: &Identity, email: &str, network: &[u8; 32], is_known: bool) -> [Subject; 2] {
     let [account, of_network] = identity.settings.email_limits();
+    let digest = match is_known {
+        true => identity.digests.of_email_in(email, network),
+        false => identity.digests.of_email(email),
+    };
     [
-        Subject { kind: EMAIL_ACCOUNT, digest: identity.digests.of_email(email), limit: account },
+        Subject { kind: EMAIL_ACCOUNT, digest, limit: account },
         Subject { kind: "email.network", digest: *network, limit: of_network },
     ]
 }

@@ -7,13 +7,13 @@ use axum::http::StatusCode;
 use axum::http::header::ETAG;
 use axum::response::{IntoResponse, Response};
 use http::HeaderValue;
-use kit::etag::{self, IfMatch, IfNoneMatch};
-use kit::extract::Json;
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::problem::Problem;
-use kit::secret::Secret;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::etag::{self, IfMatch, IfNoneMatch};
+use http_kit::extract::Json;
+use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::problem::Problem;
+use runtime::secret::Secret;
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -23,6 +23,7 @@ use crate::Identity;
 use crate::domain::Account;
 use crate::error::Error;
 use crate::fields::{self, Checks};
+use crate::flow::ClientInfo;
 use crate::flow::account::{self as flow, Changes};
 use crate::view::AccountView;
 
@@ -52,7 +53,7 @@ struct Deletion {
 }
 
 /// Show your account
-#[utoipa::path(get, path = "/identity/v1/me", tag = "identity",
+#[utoipa::path(get, path = "/identity/v1/me", operation_id = "getMyAccount", tag = "identity",
     params(("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
     security(("bearer" = [])),
     responses((status = 200, body = AccountView, headers(("etag" = String, description = "Changes when the account changes"))),
@@ -66,7 +67,7 @@ async fn show(Member { account, .. }: Member, if_none_match: IfNoneMatch) -> Res
 }
 
 /// Change your name or locale
-#[utoipa::path(patch, path = "/identity/v1/me", tag = "identity", request_body = Fields,
+#[utoipa::path(patch, path = "/identity/v1/me", operation_id = "updateMyAccount", tag = "identity", request_body = Fields,
     params(("if-match" = Option<String>, Header, description = "The ETag of the account as the client knows it; the change is refused if the account has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ONCE)),
     security(("bearer" = [])),
@@ -99,19 +100,20 @@ async fn update(
 ///
 /// Everything that belongs to it is deleted, and all sessions end. Live subscriptions are cancelled. Other services delete
 /// what they know about the user.
-#[utoipa::path(delete, path = "/identity/v1/me", tag = "identity", request_body = Deletion,
+#[utoipa::path(delete, path = "/identity/v1/me", operation_id = "deleteMyAccount", tag = "identity", request_body = Deletion,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ENDS)),
     security(("bearer" = [])),
     responses((status = 204, description = "The account is deleted"), (status = 403, description = "The password is wrong")))]
 async fn delete(
     State(identity): State<Arc<Identity>>,
     Member { account, .. }: Member,
+    client: ClientInfo,
     Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Deletion>>,
 ) -> Result<StoredResponse, Problem> {
     let mut checks = Checks::default();
     let password = checks.check("/password", fields::password(&body.password));
     let password = checks.finish(password).map_err(Error::Invalid)?;
-    flow::delete(&identity, account, password, identity.digests.sealed(request)).await
+    flow::delete(&identity, account, password, &client, identity.digests.sealed(request)).await
 }
 
 fn tag(account: &Account) -> HeaderValue {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use kit::auth::Caller;
-use kit::extract::Json;
+use http_kit::auth::Caller;
+use http_kit::extract::Json;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -20,7 +20,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Identity>> {
 /// Show the public keys of this installation
 ///
 /// A JWK set (RFC 7517): the keys that tokens are signed with now, and the next one. Keys change every 30 days.
-#[utoipa::path(get, path = "/identity/v1/jwks.json", tag = "identity", security((), ("bearer" = [])),
+#[utoipa::path(get, path = "/identity/v1/jwks.json", operation_id = "getJsonWebKeySet", tag = "identity", security((), ("bearer" = [])),
     responses((status = 200, body = KeySet)))]
 async fn keys(State(identity): State<Arc<Identity>>, _: Option<Caller>) -> Json<serde_json::Value> {
     Json(identity.tokens.public_keys())
@@ -30,7 +30,7 @@ async fn keys(State(identity): State<Arc<Identity>>, _: Option<Caller>) -> Json<
 ///
 /// The part of OpenID Connect Discovery that this installation supports: issuer and keys. It is no provider of OpenID
 /// Connect.
-#[utoipa::path(get, path = "/.well-known/openid-configuration", tag = "identity", security((), ("bearer" = [])),
+#[utoipa::path(get, path = "/.well-known/openid-configuration", operation_id = "getOpenIdConfiguration", tag = "identity", security((), ("bearer" = [])),
     responses((status = 200, body = OpenIdConfiguration)))]
 async fn configuration(State(identity): State<Arc<Identity>>, _: Option<Caller>) -> Json<OpenIdConfiguration> {
     Json(OpenIdConfiguration {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use kit::auth::Caller;
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::problem::Problem;
-use kit::secret::Secret;
+use http_kit::auth::Caller;
+use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::problem::Problem;
+use runtime::secret::Secret;
 use serde::Deserialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -53,7 +53,7 @@ struct Reset {
 /// Change your password
 ///
 /// All sessions end, and a new one begins: use the tokens of the answer. If the answer is lost, sign in with the new password.
-#[utoipa::path(post, path = "/identity/v1/password/change", tag = "identity", request_body = Change,
+#[utoipa::path(post, path = "/identity/v1/password/change", operation_id = "changePassword", tag = "identity", request_body = Change,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ENDS)),
     security(("bearer" = [])),
     responses((status = 200, body = Tokens), (status = 403, description = "The current password is wrong")))]
@@ -74,7 +74,7 @@ async fn change(
 /// Request an e-mail with a token for a new password
 ///
 /// The answer is the same for every address. The previous token is no longer valid.
-#[utoipa::path(post, path = "/identity/v1/password/forgot", tag = "identity", request_body = Address,
+#[utoipa::path(post, path = "/identity/v1/password/forgot", operation_id = "requestPasswordReset", tag = "identity", request_body = Address,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security((), ("bearer" = [])), responses((status = 202, body = Accepted)))]
 async fn forgot(
@@ -89,7 +89,7 @@ async fn forgot(
 /// Set a new password
 ///
 /// With the token of the e-mail, which can be used once. All sessions of the user end.
-#[utoipa::path(post, path = "/identity/v1/password/reset", tag = "identity", request_body = Reset,
+#[utoipa::path(post, path = "/identity/v1/password/reset", operation_id = "resetPassword", tag = "identity", request_body = Reset,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security((), ("bearer" = [])),
     responses((status = 204, description = "The password is changed: the user can sign in with it"), (status = 404, description = "The token is not valid")))]

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use kit::auth::Caller;
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::problem::Problem;
-use kit::secret::Secret;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::auth::Caller;
+use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::problem::Problem;
+use runtime::secret::Secret;
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -82,7 +82,7 @@ struct Token {
 /// The answer is the same whether or not the address has an account. A new account gets an e-mail with a token for
 /// `/identity/v1/verify`; the owner of an existing account gets an e-mail about it. If an address is registered again before it is
 /// verified, no registration decides the password: the user sets one after the verification.
-#[utoipa::path(post, path = "/identity/v1/register", tag = "identity", request_body = Registration,
+#[utoipa::path(post, path = "/identity/v1/register", operation_id = "registerAccount", tag = "identity", request_body = Registration,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security((), ("bearer" = [])), responses((status = 202, body = Accepted)))]
 async fn register(
@@ -107,7 +107,7 @@ async fn register(
 ///
 /// With the token of the e-mail, which can be used once. If the address was registered more than once, no password is valid
 /// yet: `password_reset_required` is true, and an e-mail with a token for `/identity/v1/password/reset` is on its way.
-#[utoipa::path(post, path = "/identity/v1/verify", tag = "identity", request_body = Token,
+#[utoipa::path(post, path = "/identity/v1/verify", operation_id = "verifyAddress", tag = "identity", request_body = Token,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security((), ("bearer" = [])),
     responses((status = 200, body = Verification), (status = 404, description = "The token is not valid")))]
@@ -129,7 +129,7 @@ async fn verify(
 /// Request another e-mail with a token for the verification
 ///
 /// The answer is the same for every address. The previous token is no longer valid.
-#[utoipa::path(post, path = "/identity/v1/verify/resend", tag = "identity", request_body = Address,
+#[utoipa::path(post, path = "/identity/v1/verify/resend", operation_id = "resendVerification", tag = "identity", request_body = Address,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security((), ("bearer" = [])), responses((status = 202, body = Accepted)))]
 async fn resend(

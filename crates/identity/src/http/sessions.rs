@@ -5,14 +5,14 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
-use kit::auth::Caller;
-use kit::extract::Path;
-use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
-use kit::page::{Listing, NoFilters, Page, PageScope};
-use kit::problem::Problem;
-use kit::secret::Secret;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::auth::Caller;
+use http_kit::extract::Path;
+use http_kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
+use http_kit::page::{Listing, NoFilters, Page, PageScope};
+use http_kit::problem::Problem;
+use runtime::secret::Secret;
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -60,7 +60,7 @@ struct Refresh {
 /// Sign in
 ///
 /// The access token is for the header `Authorization: Bearer`. The refresh token is for `/identity/v1/refresh`, once.
-#[utoipa::path(post, path = "/identity/v1/login", tag = "identity", request_body = Login,
+#[utoipa::path(post, path = "/identity/v1/login", operation_id = "signIn", tag = "identity", request_body = Login,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ONCE)),
     security((), ("bearer" = [])),
     responses((status = 200, body = Tokens), (status = 401, description = "The address or the password is wrong"),
@@ -83,7 +83,7 @@ async fn login(
 ///
 /// A refresh token can be used once. One that was used before ends the session, because somebody may have copied it; only
 /// a client that lost the answer may repeat the request within some seconds.
-#[utoipa::path(post, path = "/identity/v1/refresh", tag = "identity", request_body = Refresh,
+#[utoipa::path(post, path = "/identity/v1/refresh", operation_id = "refreshSession", tag = "identity", request_body = Refresh,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ONCE)),
     security((), ("bearer" = [])),
     responses((status = 200, body = Tokens), (status = 401, description = "The refresh token is not valid")))]
@@ -96,7 +96,7 @@ async fn refresh(
 }
 
 /// Sign out: end the session of this request
-#[utoipa::path(post, path = "/identity/v1/logout", tag = "identity",
+#[utoipa::path(post, path = "/identity/v1/logout", operation_id = "signOut", tag = "identity",
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ENDS)),
     security(("bearer" = [])), responses((status = 204, description = "The session has ended")))]
 async fn logout(
@@ -108,7 +108,7 @@ async fn logout(
 }
 
 /// List your sessions, newest first
-#[utoipa::path(get, path = "/identity/v1/sessions", tag = "identity", params(Listing<NoFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/identity/v1/sessions", operation_id = "listSessions", tag = "identity", params(Listing<NoFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<SessionItem>)))]
 async fn list(
     State(identity): State<Arc<Identity>>,
@@ -123,7 +123,7 @@ async fn list(
 }
 
 /// End all your sessions, also this one
-#[utoipa::path(delete, path = "/identity/v1/sessions", tag = "identity",
+#[utoipa::path(delete, path = "/identity/v1/sessions", operation_id = "endAllSessions", tag = "identity",
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ENDS)),
     security(("bearer" = [])), responses((status = 204, description = "All sessions have ended")))]
 async fn end_all(
@@ -135,7 +135,7 @@ async fn end_all(
 }
 
 /// End one of your sessions
-#[utoipa::path(delete, path = "/identity/v1/sessions/{id}", tag = "identity",
+#[utoipa::path(delete, path = "/identity/v1/sessions/{id}", operation_id = "endSession", tag = "identity",
     params(("id" = Uuid, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 204, description = "The session has ended"), (status = 404, description = "The session does not exist")))]

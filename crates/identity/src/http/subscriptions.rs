@@ -9,14 +9,14 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use http::HeaderValue;
-use kit::auth::Caller;
-use kit::etag::{self, IfMatch, IfNoneMatch};
-use kit::extract::{Json, Path};
-use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
-use kit::page::{Listing, Page, PageScope};
-use kit::problem::Problem;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::auth::Caller;
+use http_kit::etag::{self, IfMatch, IfNoneMatch};
+use http_kit::extract::{Json, Path};
+use http_kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
+use http_kit::page::{Listing, Page, PageScope};
+use http_kit::problem::Problem;
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -107,7 +107,7 @@ impl FromRequestParts<Arc<Identity>> for Lister {
 /// Subscribe to a plan
 ///
 /// It begins with the status `trialing`; billing changes it. There is one live subscription for each plan.
-#[utoipa::path(post, path = "/identity/v1/subscriptions", tag = "identity", request_body = NewSubscription,
+#[utoipa::path(post, path = "/identity/v1/subscriptions", operation_id = "createSubscription", tag = "identity", request_body = NewSubscription,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 201, body = SubscriptionView, headers(("location" = String, description = "The path of the subscription"),
@@ -129,7 +129,7 @@ async fn create(
 /// List the subscriptions of a user, newest first
 ///
 /// For the user, and for billing: admins of the tenant `main`.
-#[utoipa::path(get, path = "/identity/v1/subscriptions", tag = "identity", params(Listing<SubscriptionFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/identity/v1/subscriptions", operation_id = "listSubscriptions", tag = "identity", params(Listing<SubscriptionFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<SubscriptionView>)))]
 async fn list(
     State(identity): State<Arc<Identity>>,
@@ -155,7 +155,7 @@ async fn list(
 /// Show a subscription
 ///
 /// For its user, and for admins of the tenant `main`.
-#[utoipa::path(get, path = "/identity/v1/subscriptions/{id}", tag = "identity",
+#[utoipa::path(get, path = "/identity/v1/subscriptions/{id}", operation_id = "getSubscription", tag = "identity",
     params(("id" = Uuid, Path), ("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
     security(("bearer" = [])),
     responses((status = 200, body = SubscriptionView, headers(("etag" = String, description = "Changes when the subscription changes"))),
@@ -177,7 +177,7 @@ async fn show(
 /// Cancel a subscription permanently
 ///
 /// For its user, and for admins of the tenant `main`.
-#[utoipa::path(post, path = "/identity/v1/subscriptions/{id}/cancel", tag = "identity",
+#[utoipa::path(post, path = "/identity/v1/subscriptions/{id}/cancel", operation_id = "cancelSubscription", tag = "identity",
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the subscription as the client knows it; the request is refused if it has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -197,7 +197,7 @@ async fn cancel(
 /// Set the status of a subscription
 ///
 /// For billing: admins of the tenant `main`.
-#[utoipa::path(post, path = "/identity/v1/subscriptions/{id}/status", tag = "identity", request_body = NewStatus,
+#[utoipa::path(post, path = "/identity/v1/subscriptions/{id}/status", operation_id = "setSubscriptionStatus", tag = "identity", request_body = NewStatus,
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the subscription as the client knows it; the request is refused if it has changed since"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),

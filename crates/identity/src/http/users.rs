@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use kit::extract::Path;
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::page::{Listing, Page, PageScope};
-use kit::problem::Problem;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::extract::Path;
+use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::page::{Listing, Page, PageScope};
+use http_kit::problem::Problem;
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -43,7 +43,7 @@ struct NewRole {
 /// List users, newest first
 ///
 /// For admins of the tenant `main`.
-#[utoipa::path(get, path = "/identity/v1/users", tag = "identity", params(Listing<UserFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/identity/v1/users", operation_id = "listAccounts", tag = "identity", params(Listing<UserFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<AccountView>)))]
 async fn list(
     State(identity): State<Arc<Identity>>,
@@ -61,7 +61,7 @@ async fn list(
 ///
 /// For admins of the tenant `main`. The new role is in tokens that are signed from now on. A user who is no longer an admin
 /// is signed out.
-#[utoipa::path(put, path = "/identity/v1/users/{id}/role", tag = "identity", request_body = NewRole,
+#[utoipa::path(put, path = "/identity/v1/users/{id}/role", operation_id = "setUserRole", tag = "identity", request_body = NewRole,
     params(("id" = Uuid, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = RoleView), (status = 404, description = "The user does not exist")))]

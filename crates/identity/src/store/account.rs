@@ -27,6 +27,14 @@ pub(crate) async fn find_for_login(
     row.map(|row| Ok((account_of(&row)?, row.try_get("is_known")?))).transpose()
 }
 
+/// Whether there is an account with this address whose user has signed in from this network before.
+pub(crate) async fn knows_network(db: &mut PgConnection, email: &str, network: &[u8; 32]) -> sqlx::Result<bool> {
+    let query = "select exists (select from pillarbox_identity.account
+                                join pillarbox_identity.known_network known on known.user_id = account.id
+                                where account.email = $1 and known.network = $2)";
+    sqlx::query_scalar(query).bind(email).bind(network.as_slice()).fetch_one(db).await
+}
+
 /// Returns the password hash of an account at about this fraction of the time between the first and the last registration; None
 /// if there are no accounts. Ids begin with the time, so a few lookups in their index are enough.
 pub(crate) async fn password_hash_at(db: &mut PgConnection, fraction: f64) -> sqlx::Result<Option<String>> {

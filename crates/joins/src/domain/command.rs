@@ -4,8 +4,8 @@ use std::fmt;
 
 use chrono::{DateTime, Utc};
 use contracts::events::{EventChanged, EventStatus};
-use kit::auth::Principal;
-use kit::trace::TraceContext;
+use http_kit::auth::Principal;
+use runtime::trace::TraceContext;
 use uuid::Uuid;
 
 use super::{Ban, CLOSED, Registration};

@@ -8,9 +8,9 @@ use chrono::{DateTime, Utc};
 use contracts::events::EventStatus;
 use contracts::joins as topics;
 use contracts::joins::{EventRecounted, JoinChanged, JoinStatus};
-use kit::clock::Clock;
-use kit::trace::TraceContext;
-use mailbox::log::{Post, Source, post_all};
+use pillarbox::log::{Post, Source, post_all};
+use runtime::clock::Clock;
+use runtime::trace::TraceContext;
 use serde_json::value::to_raw_value;
 use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
@@ -236,6 +236,7 @@ fn message(entry: HistoryEntry) -> Result<Post, Error> {
             user_id,
             join_id: entry.join_id,
             status: entry.to,
+            previous_status: entry.from,
             seq: entry.seq,
             reason: entry.reason,
             by: is_moderation.then(|| entry.by.to_string()),

@@ -1,11 +1,11 @@
 //! Runs commands: those of HTTP requests in a transaction of their own, those of messages in the handler's transaction.
 
 use http::StatusCode;
-use kit::clock::Clock;
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
-use mailbox::batched_writes::{BatchedWrite, Decision, WriteError};
-use mailbox::database::is_data_error;
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
+use http_kit::problem::Problem;
+use pillarbox::database::is_data_error;
+use runtime::clock::Clock;
+use service::batched_writes::{BatchedWrite, Decision, WriteError};
 use sqlx::{Postgres, Transaction};
 
 use super::command_batch::CommandBatch;

@@ -1,8 +1,8 @@
 //! The sweep: expires the registrations of ended and canceled events and promotes long waitlists, step by step.
 
 use chrono::TimeDelta;
-use kit::clock::Clock;
-use mailbox::database::{Database, DatabaseTransaction};
+use pillarbox::database::{Database, DatabaseTransaction};
+use runtime::clock::Clock;
 use uuid::Uuid;
 
 use super::command_batch::CommandBatch;

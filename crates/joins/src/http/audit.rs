@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use kit::auth::{Operator, Principal};
-use kit::page::{Listing, NoFilters, Page, PageScope};
-use kit::problem::Problem;
+use http_kit::auth::{Operator, Principal};
+use http_kit::page::{Listing, NoFilters, Page, PageScope};
+use http_kit::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -34,7 +34,7 @@ struct AuditFilters {
 }
 
 /// List the bans of an event that are in force, newest first
-#[utoipa::path(get, path = "/join/v1/events/{id}/bans", tag = "joins",
+#[utoipa::path(get, path = "/join/v1/events/{id}/bans", operation_id = "listBans", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"), Listing<NoFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<BanView>), (status = 403, description = "The caller is not the event's organizer"),
         (status = 404, description = "The event does not exist")))]
@@ -50,7 +50,7 @@ async fn bans(
 }
 
 /// List every change of the registrations and bans of an event, oldest first
-#[utoipa::path(get, path = "/join/v1/events/{id}/history", tag = "joins",
+#[utoipa::path(get, path = "/join/v1/events/{id}/history", operation_id = "listRegistrationHistory", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"), Listing<NoFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<HistoryEntryView>), (status = 403, description = "The caller is not the event's organizer"),
         (status = 404, description = "The event does not exist")))]
@@ -68,7 +68,7 @@ async fn history(
 /// List the kicks, bans and lifted bans of all events, newest first
 ///
 /// The audit trail, for admins of the tenant `main`. The history of an event contains its other changes.
-#[utoipa::path(get, path = "/join/v1/audit", tag = "joins", params(Listing<AuditFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/join/v1/audit", operation_id = "listRegistrationAuditTrail", tag = "joins", params(Listing<AuditFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<HistoryEntryView>)))]
 async fn audit(
     State(joins): State<Arc<Joins>>,

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use chrono::{DateTime, SubsecRound, Utc};
-use kit::field::printable;
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::problem::{FieldError, Problem};
+use http_kit::field::printable;
+use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::problem::{FieldError, Problem};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -26,7 +26,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({"user_id": "0190a000-0000-7000-8000-000000000002", "reason": "The seat is reserved for a speaker."}))]
+#[schema(as = KickRequest, example = json!({"user_id": "0190a000-0000-7000-8000-000000000002", "reason": "The seat is reserved for a speaker."}))]
 struct Kick {
     user_id: Uuid,
     /// The user is notified of the reason.
@@ -36,20 +36,20 @@ struct Kick {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({"user_id": "0190a000-0000-7000-8000-000000000002", "reason": "Spam"}))]
+#[schema(as = BanRequest, example = json!({"user_id": "0190a000-0000-7000-8000-000000000002", "reason": "Spam"}))]
 struct BanUser {
     user_id: Uuid,
     /// The user is notified of the reason.
     #[schema(format = "line", max_length = 500)]
     reason: Option<String>,
     /// Omit it for a permanent ban.
-    #[serde(default, deserialize_with = "kit::instant::optional")]
+    #[serde(default, deserialize_with = "http_kit::instant::optional")]
     expires_at: Option<DateTime<Utc>>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({"user_id": "0190a000-0000-7000-8000-000000000002"}))]
+#[schema(as = UnbanRequest, example = json!({"user_id": "0190a000-0000-7000-8000-000000000002"}))]
 struct Unban {
     user_id: Uuid,
 }
@@ -57,7 +57,7 @@ struct Unban {
 /// Remove a user from the event or its waitlist
 ///
 /// The user may join again.
-#[utoipa::path(post, path = "/join/v1/events/{id}/kick", tag = "joins", request_body = Kick,
+#[utoipa::path(post, path = "/join/v1/events/{id}/kick", operation_id = "kickUser", tag = "joins", request_body = Kick,
     params(("id" = Uuid, Path, description = "Event id"),
         ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -78,7 +78,7 @@ async fn kick(
 ///
 /// A current registration of the user ends. If the user is already banned, the new reason and time replace the old
 /// ones.
-#[utoipa::path(post, path = "/join/v1/events/{id}/ban", tag = "joins", request_body = BanUser,
+#[utoipa::path(post, path = "/join/v1/events/{id}/ban", operation_id = "banUser", tag = "joins", request_body = BanUser,
     params(("id" = Uuid, Path, description = "Event id"),
         ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -98,7 +98,7 @@ async fn ban(
 }
 
 /// Lift a ban
-#[utoipa::path(post, path = "/join/v1/events/{id}/unban", tag = "joins", request_body = Unban,
+#[utoipa::path(post, path = "/join/v1/events/{id}/unban", operation_id = "unbanUser", tag = "joins", request_body = Unban,
     params(("id" = Uuid, Path, description = "Event id"),
         ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),

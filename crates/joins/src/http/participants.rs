@@ -6,9 +6,9 @@ use axum::extract::State;
 use axum::http::header::{CONTENT_TYPE, ETAG};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use kit::etag::{self, IfNoneMatch};
-use kit::page::{Listing, NoFilters, Page, PageScope};
-use kit::problem::Problem;
+use http_kit::etag::{self, IfNoneMatch};
+use http_kit::page::{Listing, NoFilters, Page, PageScope};
+use http_kit::problem::Problem;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -22,7 +22,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Joins>> {
 }
 
 /// List the active registrations, in the order of joining
-#[utoipa::path(get, path = "/join/v1/events/{id}/participants", tag = "joins",
+#[utoipa::path(get, path = "/join/v1/events/{id}/participants", operation_id = "listParticipants", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"), Listing<NoFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<RegistrationView>), (status = 403, description = "The caller is not the event's organizer"),
         (status = 404, description = "The event does not exist")))]
@@ -41,7 +41,7 @@ async fn participants(
 /// List the waitlist, in the order of joining
 ///
 /// Each registration has its position, up to 10,001.
-#[utoipa::path(get, path = "/join/v1/events/{id}/waitlist", tag = "joins",
+#[utoipa::path(get, path = "/join/v1/events/{id}/waitlist", operation_id = "listWaitlist", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"), Listing<NoFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<RegistrationView>), (status = 403, description = "The caller is not the event's organizer"),
         (status = 404, description = "The event does not exist")))]
@@ -58,7 +58,7 @@ async fn waitlist(
 }
 
 /// Show the capacity and the counts of an event
-#[utoipa::path(get, path = "/join/v1/events/{id}/stats", tag = "joins",
+#[utoipa::path(get, path = "/join/v1/events/{id}/stats", operation_id = "getRegistrationStats", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"),
         ("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
     security(("bearer" = [])),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
-use kit::auth::{Principal, User};
-use kit::extract::{Json, Path};
-use kit::idempotency::{Mutation, StoredResponse};
-use kit::page::{Listing, Page, PageScope};
-use kit::problem::Problem;
+use http_kit::auth::{Principal, User};
+use http_kit::extract::{Json, Path};
+use http_kit::idempotency::{Mutation, StoredResponse};
+use http_kit::page::{Listing, Page, PageScope};
+use http_kit::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -44,7 +44,7 @@ struct MyFilters {
 ///
 /// Returns 200 with the existing registration if the user has already joined. A user who canceled or was removed
 /// without a ban may join again, and is then last in the order of joining.
-#[utoipa::path(post, path = "/join/v1/events/{id}/join", tag = "joins",
+#[utoipa::path(post, path = "/join/v1/events/{id}/join", operation_id = "joinGathering", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"),
         ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -67,7 +67,7 @@ async fn join(
 /// Cancel your registration
 ///
 /// The first registration of the waitlist gets a freed seat.
-#[utoipa::path(post, path = "/join/v1/events/{id}/cancel", tag = "joins",
+#[utoipa::path(post, path = "/join/v1/events/{id}/cancel", operation_id = "leaveGathering", tag = "joins",
     params(("id" = Uuid, Path, description = "Event id"),
         ("idempotency-key" = String, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -84,7 +84,7 @@ async fn cancel(
 }
 
 /// Show your registration
-#[utoipa::path(get, path = "/join/v1/events/{id}/my", tag = "joins", params(("id" = Uuid, Path, description = "Event id")),
+#[utoipa::path(get, path = "/join/v1/events/{id}/my", operation_id = "getMyRegistration", tag = "joins", params(("id" = Uuid, Path, description = "Event id")),
     security(("bearer" = [])),
     responses((status = 200, body = RegistrationView), (status = 404, description = "The event does not exist, or the user has never joined it")))]
 async fn my(
@@ -96,7 +96,7 @@ async fn my(
 }
 
 /// Show your position in the waitlist
-#[utoipa::path(get, path = "/join/v1/events/{id}/position", tag = "joins", params(("id" = Uuid, Path, description = "Event id")),
+#[utoipa::path(get, path = "/join/v1/events/{id}/position", operation_id = "getMyWaitlistPosition", tag = "joins", params(("id" = Uuid, Path, description = "Event id")),
     security(("bearer" = [])),
     responses((status = 200, body = PositionView), (status = 404, description = "The event does not exist, or the user has never joined it")))]
 async fn position(
@@ -109,7 +109,7 @@ async fn position(
 }
 
 /// List your registrations, newest first
-#[utoipa::path(get, path = "/join/v1/me/joins", tag = "joins", params(Listing<MyFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/join/v1/me/joins", operation_id = "listMyRegistrations", tag = "joins", params(Listing<MyFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<RegistrationView>)))]
 async fn my_joins(
     State(joins): State<Arc<Joins>>,

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
-use kit::auth::Principal;
+use http_kit::auth::Principal;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, QueryBuilder, Row};
 use uuid::Uuid;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use contracts::notify::EVENT_TYPE_CHARS_MAX;
-use kit::problem::FieldError;
+use http_kit::problem::FieldError;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -74,6 +74,8 @@ pub(crate) struct NewNotification {
     pub(crate) due_at: Option<DateTime<Utc>>,
     /// The number in the inbox of the user; None for other channels.
     pub(crate) seq: Option<i64>,
+    /// Why it is recorded but not delivered.
+    pub(crate) skipped: Option<&'static str>,
 }
 
 /// What decides about the notifications of a batch of events.
@@ -111,6 +113,7 @@ impl Audience {
                 channel,
                 due_at: (channel != Channel::InApp).then(|| due_at.unwrap_or(now)),
                 seq: None,
+                skipped: None,
             })
         })
     }
@@ -229,6 +232,7 @@ mod tests {
             channel,
             due_at: None,
             seq: None,
+            skipped: None,
         };
         let (first, second) = (one(user[0], Channel::InApp), one(user[1], Channel::InApp));
         let mut batch = [first, one(user[0], Channel::Email), second, first, first];

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use kit::backoff::Backoff;
+use runtime::backoff::Backoff;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -53,6 +53,8 @@ pub(crate) struct DueNotification {
     pub(crate) channel: Channel,
     /// The failures so far.
     pub(crate) attempts: u32,
+    /// Whose e-mails wait in one queue; None: those of the user.
+    pub(crate) sender: Option<String>,
     /// None: it was deleted after its retention, or it was not loaded because a digest only counts it.
     pub(crate) event: Option<BusinessEvent>,
     pub(crate) contact: Option<Contact>,
@@ -155,6 +157,7 @@ mod tests {
             user_id: Uuid::nil(),
             channel: Channel::Email,
             attempts,
+            sender: None,
             event: None,
             contact: None,
             has_deleted_account: false,

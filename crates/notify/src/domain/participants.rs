@@ -2,9 +2,11 @@
 
 use chrono::{DateTime, Utc};
 use contracts::events::{EventChanged, EventStatus};
-use contracts::joins::{self, JoinChanged};
-use serde::Serialize;
+use contracts::joins::{self, JoinChanged, JoinStatus};
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+
+use super::policy::Cause;
 
 /// An event of the events service, as far as texts name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +14,8 @@ pub(crate) struct JoinableEvent {
     pub(crate) event_id: Uuid,
     pub(crate) version: i64,
     pub(crate) status: EventStatus,
+    /// The organizer.
+    pub(crate) owner_id: Uuid,
     pub(crate) title: String,
     pub(crate) city: String,
     pub(crate) start_time: DateTime<Utc>,
@@ -92,12 +96,13 @@ pub(crate) struct EventFacts<'a> {
     pub(crate) expires_at: Option<DateTime<Utc>>,
     /// The place and the times before a change.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) previous: Option<Previous<'a>>,
+    pub(crate) previous: Option<Previous>,
 }
 
-#[derive(Debug, Serialize)]
-pub(crate) struct Previous<'a> {
-    pub(crate) city: &'a str,
+/// What participants knew before a change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Previous {
+    pub(crate) city: String,
     pub(crate) start_time: DateTime<Utc>,
     pub(crate) end_time: DateTime<Utc>,
 }
@@ -117,6 +122,7 @@ impl JoinableEvent {
             event_id: change.event_id,
             version: change.version,
             status: change.status,
+            owner_id: change.owner_id,
             title: change.title.clone(),
             city: change.city.clone(),
             start_time: change.start_time,
@@ -129,8 +135,7 @@ impl JoinableEvent {
 
     /// Whether participants must hear that this event differs from what they know.
     pub(crate) fn moves(&self, known: &JoinableEvent) -> bool {
-        let location_and_time = |event: &JoinableEvent| (event.city.clone(), event.start_time, event.end_time);
-        self.status == EventStatus::Published && location_and_time(self) != location_and_time(known)
+        self.status == EventStatus::Published && self.location_and_time() != known.location_and_time()
     }
 
     pub(crate) fn facts(&self) -> EventFacts<'_> {
@@ -147,8 +152,13 @@ impl JoinableEvent {
         }
     }
 
-    pub(crate) fn location_and_time(&self) -> Previous<'_> {
-        Previous { city: &self.city, start_time: self.start_time, end_time: self.end_time }
+    pub(crate) fn location_and_time(&self) -> Previous {
+        Previous { city: self.city.clone(), start_time: self.start_time, end_time: self.end_time }
+    }
+
+    /// Who causes the notifications about it.
+    pub(crate) fn organizer(&self) -> Cause {
+        Cause::Organizer { organizer: self.owner_id, event_id: self.event_id }
     }
 
     /// What a message about a registration means. Joins expires all registrations of a canceled event, and the waitlist of one
@@ -161,6 +171,18 @@ impl JoinableEvent {
             (true, None) => Fact::Unexplained,
         }
     }
+}
+
+/// Whether the user hears of this message. A ban of a user who neither has a seat nor waits for one ends nothing: an organizer
+/// must not reach people who never joined, nor anybody more often than they join.
+pub(crate) fn concerns_user(topic: &str, change: &JoinChanged) -> bool {
+    let had_joined = matches!(change.previous_status, Some(JoinStatus::Active | JoinStatus::Waitlisted));
+    topic != joins::BANNED || had_joined
+}
+
+/// Whether the organizer has caused this message, not the user.
+pub(crate) fn is_moderation(topic: &str) -> bool {
+    [joins::KICKED, joins::BANNED].contains(&topic)
 }
 
 impl Registration {
@@ -207,6 +229,7 @@ mod tests {
             user_id: Uuid::from_u128(2),
             join_id: None,
             status: None,
+            previous_status: None,
             seq: None,
             reason: None,
             by: None,

@@ -1,28 +1,35 @@
 //! Announcements: notifications to many people, in steps, so that neither a transaction nor the wait of others takes long.
 
 use chrono::TimeDelta;
-use kit::worker::Round;
-use mailbox::database::{Database, redacted_error};
+use contracts::events::{EventStatus, UPDATED};
+use pillarbox::database::{Database, redacted_error, time};
+use runtime::worker::Round;
+use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
 
-use super::expansion::record;
-use crate::domain::delivery_rules::Rules;
+use super::expansion::{Addressed, record};
+use crate::domain::business_event::BusinessEvent;
+use crate::domain::participants::{Addressees, EventFacts, JoinableEvent, Previous};
+use crate::domain::policy::{Cause, Policy};
 use crate::error::{Error, EventError};
 use crate::store::announcements::{self as store, Announcement, AnnouncementRecord};
+use crate::store::{expansion, participants};
 
 /// The users who are notified in one transaction.
 const STEP: usize = 500;
 /// After so many failed attempts in a row, for about half an hour, an announcement is given up.
 const ATTEMPTS_MAX: i32 = 30;
+/// The shortest pause before it is checked again whether a draft was published.
+const DRAFT_PAUSE_MIN: TimeDelta = TimeDelta::minutes(1);
 /// The longest pause after a failed attempt.
 const PAUSE_MAX: TimeDelta = TimeDelta::seconds(60);
 
 /// Notifies the next users of the announcement that has waited for longest. One that fails is repeated later, and does not hold up
 /// the others. Fails if the database fails.
-pub(crate) async fn announce_next(db: &Database, default_rules: &Rules) -> Result<Round, EventError> {
+pub(crate) async fn announce_next(db: &Database, policy: &Policy) -> Result<Round, EventError> {
     let mut tx = db.begin().await?;
     let Some(announcement) = store::lock_next(&mut tx).await? else { return Ok(Round::Idle) };
-    match notify_next(&mut tx, default_rules, &announcement).await {
+    match notify_next(&mut tx, policy, &announcement).await {
         Ok(()) => tx.commit().await?,
         Err(failure) => {
             tx.rollback().await?;
@@ -45,21 +52,70 @@ pub(crate) async fn announce_next(db: &Database, default_rules: &Rules) -> Resul
 
 async fn notify_next(
     tx: &mut Transaction<'static, Postgres>,
-    default_rules: &Rules,
+    policy: &Policy,
     announcement: &Announcement,
 ) -> Result<(), EventError> {
-    let Announcement { business_event, addressees, last_user, .. } = announcement;
+    let Announcement { business_event, addressees, last_user, previous, .. } = announcement;
+    let cause = match addressees {
+        Addressees::Participants(event_id) => {
+            // Without a lock: a transaction that changes the event waits for the lock of its announcement.
+            let event = participants::find_event(tx, *event_id).await?;
+            if let Some(previous) = previous
+                && !begin_change(tx, policy, announcement, previous, event.as_ref()).await?
+            {
+                return Ok(());
+            }
+            let organizer = event.map_or(*event_id, |event| event.owner_id);
+            Cause::Organizer { organizer, event_id: *event_id }
+        }
+        Addressees::Recipients { aggregate_type, aggregate_id } => {
+            Cause::Announcement { aggregate: format!("{aggregate_type}:{aggregate_id}") }
+        }
+    };
     let users = store::users_after(tx, addressees, *last_user, STEP as i64).await?;
     let last = users.last().copied().filter(|_| users.len() == STEP);
     // Without its business event, which retention has deleted, there is nothing to notify of any more.
     if let Some(event) = store::business_event(tx, *business_event).await? {
-        record(tx, default_rules, vec![(event, users)]).await?;
+        record(tx, policy, vec![Addressed { event, users, cause }]).await?;
     }
     match last {
         Some(last) => store::advance(tx, *business_event, last).await?,
         None => store::delete(tx, *business_event).await?,
     }
     Ok(())
+}
+
+/// Begins to announce what has changed since `previous`: all changes up to now. Returns false if there is nothing to announce, at
+/// least not now.
+async fn begin_change(
+    tx: &mut Transaction<'static, Postgres>,
+    policy: &Policy,
+    &Announcement { business_event, joined_since, .. }: &Announcement,
+    previous: &Previous,
+    event: Option<&JoinableEvent>,
+) -> Result<bool, EventError> {
+    let Some(event) = event.filter(|event| event.status != EventStatus::Canceled) else {
+        // Those who had joined a canceled event hear of the cancellation.
+        store::delete(tx, business_event).await?;
+        return Ok(false);
+    };
+    if event.status == EventStatus::Draft {
+        // It is announced if the event is published again.
+        store::postpone(tx, business_event, policy.change_pause.max(DRAFT_PAUSE_MIN)).await?;
+        return Ok(false);
+    }
+    // If it is as before, those who have joined meanwhile know another state.
+    if event.location_and_time() == *previous && !joined_since {
+        store::delete(tx, business_event).await?;
+        return Ok(false);
+    }
+    let payload = to_raw_value(&EventFacts { previous: Some(previous.clone()), ..event.facts() })?;
+    let (event_type, at) = (UPDATED.to_owned(), time::now(tx).await?);
+    let changed =
+        BusinessEvent { id: business_event, event_type, aggregate_type: None, aggregate_id: None, payload, at };
+    expansion::insert_events(tx, &[&changed]).await?;
+    store::begin_change(tx, business_event, event.event_id).await?;
+    Ok(true)
 }
 
 /// Announcements that are not complete, newest first. `given_up`: None matches all.

@@ -1,7 +1,7 @@
 //! How to reach users: from the messages of identity, or imported.
 
 use contracts::identity::ContactChanged;
-use mailbox::log::Message;
+use pillarbox::log::Message;
 use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 

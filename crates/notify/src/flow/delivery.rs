@@ -13,16 +13,16 @@ mod plan;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use contracts::MESSAGE_BYTES_MAX;
 use contracts::notify::{NOTIFICATION_TOPIC_PREFIX, NotificationPosted};
-use kit::auth::Tenant;
-use kit::backoff::Backoff;
-use kit::worker::Round;
-use mailbox::database::{Database, cluster_identity, redacted_error, time};
-use mailbox::log::Post;
+use pillarbox::database::{Database, cluster_identity, redacted_error, time};
+use pillarbox::log::Post;
+use pillarbox::log::Tenant;
+use runtime::backoff::Backoff;
+use runtime::worker::Round;
 use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
 use tokio::sync::Mutex;
@@ -49,6 +49,8 @@ const DIGEST_LIMITS: DigestLimits =
 /// What one transaction loads of the payloads of other e-mails, and as much of those of webhooks. So its texts fit into
 /// memory, and are rendered long before PostgreSQL ends a transaction that does nothing.
 const PAYLOAD_BYTES_MAX: i64 = 4 * 1024 * 1024;
+/// After this time, no further text of a batch is rendered, and no further digest. The rest remains due.
+const RENDER_TIME_MAX: Duration = Duration::from_secs(1);
 /// The pause while other processes deliver everything that is due.
 const CONTENDED_PAUSE: Duration = Duration::from_millis(50);
 
@@ -119,8 +121,13 @@ impl Deliverer {
             return Ok(DeliveryRound { round: Round::Idle, has_mails: false });
         }
         let (mut after, mut is_contended) = (None, false);
+        let mut only_direct = pace.prefers_direct();
         for _ in 0..PAGES_MAX {
-            let candidates = delivery::candidates(&mut tx, after, pace.size()).await?;
+            let mut candidates = delivery::candidates(&mut tx, only_direct, after, pace.size()).await?;
+            if candidates.is_empty() && only_direct {
+                (only_direct, after) = (false, None);
+                candidates = delivery::candidates(&mut tx, only_direct, after, pace.size()).await?;
+            }
             let Some(last) = candidates.last() else { break };
             after = Some((last.due_at, last.id));
             pace.delivers(&candidates);
@@ -132,7 +139,7 @@ impl Deliverer {
             batch.save(&mut tx).await?;
             tx.commit().await?;
             batch.report();
-            let is_full = candidates.len() as i64 == pace.size() || batch.has_more;
+            let is_full = only_direct || candidates.len() as i64 == pace.size() || batch.has_more;
             let round = if is_full { Round::Busy } else { Round::Idle };
             return Ok(DeliveryRound { round, has_mails: !batch.mails.is_empty() });
         }
@@ -187,7 +194,8 @@ impl Deliverer {
         self.render(claimed, digests, known, batch).await
     }
 
-    /// Renders texts on a thread for such work: requests do not wait for a large digest.
+    /// Renders texts on a thread for such work: requests do not wait for a large digest. Neither does a process that stops:
+    /// what takes too long is left to the next round.
     async fn render(
         &self,
         claimed: Vec<DueNotification>,
@@ -197,12 +205,14 @@ impl Deliverer {
     ) -> Result<Batch, DeliveryError> {
         let renderer = Arc::clone(&self.renderer);
         let rendering = tokio::task::spawn_blocking(move || {
-            for notification in &claimed {
-                renderer.deliver_alone(notification, &known, &mut batch);
-            }
-            for digest in &digests {
-                renderer.deliver_digest(digest, &known, &mut batch);
-            }
+            let started = Instant::now();
+            let rendered = claimed.iter().take_while(|_| started.elapsed() < RENDER_TIME_MAX);
+            let rendered = rendered.map(|one| renderer.deliver_alone(one, &known, &mut batch)).count();
+            batch.has_more |= rendered < claimed.len();
+            let started = Instant::now();
+            let rendered = digests.iter().take_while(|_| started.elapsed() < RENDER_TIME_MAX);
+            let rendered = rendered.map(|digest| renderer.deliver_digest(digest, &known, &mut batch)).count();
+            batch.has_more |= rendered < digests.len();
             batch
         });
         rendering.await.map_err(|error| DeliveryError::Rendering(error.to_string()))

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
-use mailbox::database::time;
-use mailbox::log::{AggregateId, Message};
+use pillarbox::database::time;
+use pillarbox::log::{AggregateId, Message};
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::domain::business_event::{Audience, BusinessEvent, NewNotification, assign_seq};
 use crate::domain::delivery_rules::{Channel, Rules};
+use crate::domain::policy::{Cause, Causes, Policy};
 use crate::error::EventError;
 use crate::store::{announcements, expansion as store, preferences};
 
@@ -20,13 +21,17 @@ const RECIPIENTS_MAX: usize = 1_000;
 const BATCH_RECIPIENTS_MAX: usize = 20_000;
 
 /// An event, and who is notified of it.
-pub(crate) type Addressed = (BusinessEvent, Vec<Uuid>);
+pub(crate) struct Addressed {
+    pub(crate) event: BusinessEvent,
+    pub(crate) users: Vec<Uuid>,
+    pub(crate) cause: Cause,
+}
 
 /// Records the notifications about business events of one aggregate type.
 pub(crate) async fn expand(
     tx: &mut Transaction<'static, Postgres>,
     aggregate_type: &str,
-    default_rules: &Rules,
+    policy: &Policy,
     messages: &[&Message],
 ) -> Result<(), EventError> {
     let events = messages.iter().map(|message| parse(message)).collect::<Result<Vec<_>, EventError>>()?;
@@ -37,10 +42,10 @@ pub(crate) async fn expand(
     let addressed = events.into_iter().map(|event| {
         let of_aggregate = event.aggregate_id.and_then(|id| recipients.of_aggregate.get(&id));
         let users = of_aggregate.into_iter().flatten().chain(&recipients.of_all).copied().collect();
-        (event, users)
+        Addressed { event, users, cause: Cause::Direct }
     });
     let (direct, in_steps) = bounded(addressed, announced, BATCH_RECIPIENTS_MAX);
-    record(tx, default_rules, direct).await?;
+    record(tx, policy, direct).await?;
     if !in_steps.is_empty() {
         let in_steps: Vec<&BusinessEvent> = in_steps.iter().collect();
         store::insert_events(tx, &in_steps).await?;
@@ -58,7 +63,7 @@ fn bounded(
     recipients_max: usize,
 ) -> (Vec<Addressed>, Vec<BusinessEvent>) {
     let (mut direct, mut in_steps, mut total) = (Vec::new(), Vec::new(), 0);
-    for (event, users) in addressed {
+    for Addressed { event, users, cause } in addressed {
         let aggregate_id = event.aggregate_id.unwrap_or_default();
         let is_large = users.len() > RECIPIENTS_MAX || total + users.len() > recipients_max;
         if is_large || announced.contains(&aggregate_id) {
@@ -66,22 +71,22 @@ fn bounded(
             in_steps.push(event);
         } else {
             total += users.len();
-            direct.push((event, users));
+            direct.push(Addressed { event, users, cause });
         }
     }
     (direct, in_steps)
 }
 
 /// Records the notifications about events to these users, each once. A notification that exists stays as it is
-/// and gets no second number in the inbox.
+/// and gets no second number in the inbox. E-mails beyond the limits of their organizers are recorded as skipped.
 pub(crate) async fn record(
     tx: &mut Transaction<'static, Postgres>,
-    default_rules: &Rules,
+    policy: &Policy,
     addressed: Vec<Addressed>,
 ) -> Result<(), EventError> {
-    let (mut notifications, now) = planned(tx, default_rules, &addressed).await?;
+    let (mut notifications, now) = planned(tx, &policy.default_rules, &addressed).await?;
     let with_notifications: HashSet<Uuid> = notifications.iter().map(|one| one.event_id).collect();
-    let mut events: Vec<&BusinessEvent> = addressed.iter().map(|(event, _)| event).collect();
+    let mut events: Vec<&BusinessEvent> = addressed.iter().map(|one| &one.event).collect();
     events.retain(|event| with_notifications.contains(&event.id));
     events.sort_by_key(|event| event.id);
     events.dedup_by_key(|event| event.id);
@@ -96,8 +101,39 @@ pub(crate) async fn record(
     }
     let added = inboxes(&notifications, 1);
     let last = if added.is_empty() { HashMap::new() } else { store::add_to_inboxes(tx, &added).await? };
+    // After the inboxes, whose locks `drop_existing` takes first.
+    limit_emails(tx, policy, &mut notifications, &addressed, now).await?;
     assign_seq(&mut notifications, &last);
-    Ok(store::insert_notifications(tx, &notifications, are_new, now).await?)
+    let senders = addressed.iter().filter_map(|one| Some((one.event.id, one.cause.sender()?))).collect();
+    Ok(store::insert_notifications(tx, &notifications, &senders, are_new, now).await?)
+}
+
+/// Counts the e-mails that organizers cause, and skips those beyond the limits.
+async fn limit_emails(
+    tx: &mut Transaction<'static, Postgres>,
+    policy: &Policy,
+    notifications: &mut [NewNotification],
+    addressed: &[Addressed],
+    now: DateTime<Utc>,
+) -> Result<(), EventError> {
+    let cause = |one| {
+        let Addressed { event, cause, .. }: &Addressed = one;
+        (event.id, (event.event_type.as_str(), cause))
+    };
+    let causes: Causes<'_> = addressed.iter().map(cause).collect();
+    let demands = policy.email_limits.demands(notifications, &causes);
+    if demands.is_empty() {
+        return Ok(());
+    }
+    let totals = store::count_emails(tx, now, &demands).await?;
+    let corrections = policy.email_limits.skip_excess(notifications, &causes, &demands, totals);
+    if !corrections.is_empty() {
+        store::count_emails(tx, now, &corrections).await?;
+    }
+    let skipped = notifications.iter().filter(|one| one.skipped.is_some()).count();
+    let channel = <&str>::from(Channel::Email);
+    metrics::counter!("pillarbox_notifications_skipped_total", "channel" => channel).increment(skipped as u64);
+    Ok(())
 }
 
 /// Decides about the notifications of a batch, in its order. A user who is addressed twice gets one notification.
@@ -106,18 +142,18 @@ async fn planned(
     default_rules: &Rules,
     addressed: &[Addressed],
 ) -> Result<(Vec<NewNotification>, DateTime<Utc>), EventError> {
-    let users: HashSet<Uuid> = addressed.iter().flat_map(|(_, users)| users).copied().collect();
+    let users: HashSet<Uuid> = addressed.iter().flat_map(|one| &one.users).copied().collect();
     if users.is_empty() {
         return Ok((Vec::new(), DateTime::UNIX_EPOCH));
     }
     let users = preferences::load_users(tx, &users.into_iter().collect::<Vec<_>>()).await?;
-    let event_types: HashSet<String> = addressed.iter().map(|(event, _)| event.event_type.clone()).collect();
+    let event_types: HashSet<String> = addressed.iter().map(|one| one.event.event_type.clone()).collect();
     let rules = preferences::rules_of(tx, &event_types.into_iter().collect::<Vec<_>>(), default_rules).await?;
     let audience =
         Audience { default_rules: default_rules.clone(), rules, user_settings: users.settings, deleted: users.deleted };
     let now = time::now(tx).await?;
     let (mut seen, mut planned) = (HashSet::new(), Vec::new());
-    for (event, users) in addressed {
+    for Addressed { event, users, .. } in addressed {
         let new: Vec<Uuid> = users.iter().copied().filter(|user| seen.insert((event.id, *user))).collect();
         planned.extend(audience.expand(event, new, now));
     }
@@ -176,17 +212,18 @@ mod tests {
             at: DateTime::UNIX_EPOCH,
         };
         let users = |count: usize| vec![Uuid::nil(); count];
+        let addressed = |event, count| Addressed { event, users: users(count), cause: Cause::Direct };
         let batch = [
-            (event(1, 1), users(3)),
-            (event(2, 2), users(RECIPIENTS_MAX + 1)),
-            (event(3, 2), users(1)),
-            (event(4, 1), users(RECIPIENTS_MAX)),
-            (event(5, 3), users(1)),
+            addressed(event(1, 1), 3),
+            addressed(event(2, 2), RECIPIENTS_MAX + 1),
+            addressed(event(3, 2), 1),
+            addressed(event(4, 1), RECIPIENTS_MAX),
+            addressed(event(5, 3), 1),
         ];
-        let many = (6..).take(10).map(|id| (event(id, id as i64), users(RECIPIENTS_MAX)));
+        let many = (6..).take(10).map(|id| addressed(event(id, id as i64), RECIPIENTS_MAX));
         let (direct, in_steps) = bounded(batch.into_iter().chain(many), HashSet::from([3]), 5_000);
         let ids = |events: Vec<Uuid>| events.iter().map(Uuid::as_u128).collect::<Vec<_>>();
-        assert_eq!(ids(direct.iter().map(|(event, _)| event.id).collect()), [1, 4, 6, 7, 8]);
+        assert_eq!(ids(direct.iter().map(|one| one.event.id).collect()), [1, 4, 6, 7, 8]);
         assert_eq!(ids(in_steps.iter().map(|event| event.id).collect()), [2, 3, 5, 9, 10, 11, 12, 13, 14, 15]);
     }
 
@@ -198,6 +235,7 @@ mod tests {
             channel,
             due_at: None,
             seq: None,
+            skipped: None,
         };
         let batch = [one(9, Channel::InApp), one(2, Channel::InApp), one(1, Channel::Email), one(9, Channel::InApp)];
         let expected: HashMap<Uuid, i32> = HashMap::from([(Uuid::from_u128(2), 1), (Uuid::from_u128(9), 2)]);

@@ -17,17 +17,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use futures_util::stream::{self, Stream, StreamExt};
-use kit::event_stream::StreamEvent;
-use kit::worker::Round;
-use mailbox::database::{Database, SHORT_STEP_TIME_MAX, step};
+use futures_util::stream::{self, Stream};
+use http_kit::admission::caller_share::{RequestCaller, request_caller};
+use http_kit::event_stream::StreamEvent;
+use http_kit::page::PAGE_BYTES_MAX;
+use pillarbox::database::{Database, SHORT_STEP_TIME_MAX};
+use runtime::worker::Round;
 use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::{Semaphore, watch};
 use uuid::Uuid;
 
 use crate::error::Error;
 use crate::flow::requests::Recorder;
-use crate::store::inbox::{self as store, InboxChange, InboxEntry, InboxFilter, InboxState};
+use crate::store::inbox::{self as store, InboxChange, InboxEntry, InboxFilter, InboxState, LoadLimits};
 use crate::templates::Templates;
 use crate::view::inbox::InboxItem;
 
@@ -40,8 +42,10 @@ const COALESCING_TIME: Duration = Duration::from_millis(10);
 /// Comparisons take at most a fifth of the time, up to this pause: many connected users must not load the database.
 const COMPARE_PAUSE_FACTOR: u32 = 4;
 const COALESCING_TIME_MAX: Duration = Duration::from_secs(5);
-/// Notifications that a stream loads at a time.
-const CHUNK: u32 = 100;
+/// What a stream loads at a time. It occupies memory until the client has read it.
+const BATCH: LoadLimits = LoadLimits { count: 100, bytes: 64 * 1024 };
+/// Notifications that one transaction marks as read.
+const READ_STEP: i32 = 5_000;
 /// Streams that load notifications at the same time, so that they leave connections of the pool to requests.
 const LOADS_MAX: usize = 2;
 
@@ -61,7 +65,8 @@ pub(crate) async fn list(
     limit: u32,
 ) -> Result<ShownEntries, Error> {
     let mut db = db.acquire().await?;
-    let entries = store::list(&mut db, user, filter, before, limit).await?;
+    let limits = LoadLimits { count: limit, bytes: PAGE_BYTES_MAX };
+    let entries = store::list(&mut db, user, filter, before, limits).await?;
     let (name, locale) = store::reader(&mut db, user).await?;
     Ok(ShownEntries { entries, name, locale })
 }
@@ -89,13 +94,20 @@ pub(crate) async fn change(
     Ok(store::add_unread(tx, user, difference).await?)
 }
 
-/// Marks all notifications up to this number as read; those that have arrived since the client has seen it stay unread.
-pub(crate) async fn read_up_to(tx: &mut Transaction<'_, Postgres>, user: Uuid, seq: i64) -> Result<InboxState, Error> {
+/// Marks notifications up to this number as read, the next ones of at most [`READ_STEP`]; those that have arrived since the client
+/// has seen it stay unread. Returns None if there are more: they belong into another transaction, because whoever notifies the user
+/// waits for the lock of the inbox.
+pub(crate) async fn read_next(
+    tx: &mut Transaction<'_, Postgres>,
+    user: Uuid,
+    up_to: i64,
+) -> Result<Option<InboxState>, Error> {
     if store::lock(tx, user).await?.is_none() {
-        return Ok(InboxState::default());
+        return Ok(Some(InboxState::default()));
     }
-    let read = store::read_up_to(tx, user, seq).await?;
-    Ok(store::add_unread(tx, user, -i32::try_from(read).unwrap_or(i32::MAX)).await?)
+    let read = store::read_up_to(tx, user, up_to, READ_STEP).await?;
+    let state = store::add_unread(tx, user, -read).await?;
+    Ok((read < READ_STEP).then_some(state))
 }
 
 /// The streams of this process.
@@ -132,13 +144,13 @@ impl InboxStreams {
         InboxStreams { db, users: Mutex::default(), loads: Semaphore::new(LOADS_MAX) }
     }
 
-    /// A stream of the user's notifications after the position `after`; None: after the newest one.
+    /// A stream of the user's notifications after the position `after`, in batches; None: after the newest one.
     pub(crate) async fn open(
         self: &Arc<Self>,
         recorder: Arc<Recorder>,
         user: Uuid,
         after: Option<StreamPosition>,
-    ) -> Result<impl Stream<Item = StreamEvent> + Send + use<>, Error> {
+    ) -> Result<impl Stream<Item = Vec<StreamEvent>> + Send + use<>, Error> {
         // Registered before the inbox is read: what commits later is noticed.
         let registration = self.register(user);
         let mut db = self.db.acquire().await?;
@@ -149,8 +161,8 @@ impl InboxStreams {
             None => last_seq,
         };
         drop(db);
-        let open = OpenStream { registration, recorder, position };
-        Ok(stream::unfold(open, OpenStream::next).map(stream::iter).flatten())
+        let open = OpenStream { registration, recorder, position, caller: request_caller() };
+        Ok(stream::unfold(open, OpenStream::next))
     }
 
     fn register(self: &Arc<Self>, user: Uuid) -> Registration {
@@ -235,6 +247,8 @@ struct OpenStream {
     recorder: Arc<Recorder>,
     /// The number of the last notification that was sent.
     position: i64,
+    /// Whose share of the connections it uses.
+    caller: RequestCaller,
 }
 
 impl OpenStream {
@@ -246,7 +260,7 @@ impl OpenStream {
                 continue;
             }
             // In a box: the future of an idle stream would have its size otherwise.
-            let shown = match Box::pin(self.load()).await {
+            let shown = match Box::pin(self.caller.run(self.load())).await {
                 Ok(shown) => shown,
                 Err(error) => {
                     tracing::debug!(%error, "a stream of notifications ends, because the database failed");
@@ -266,14 +280,18 @@ impl OpenStream {
 
     async fn load(&self) -> Result<ShownEntries, Error> {
         let streams = &self.registration.streams;
+        // Before the slot, which all streams share: they must not wait for the share of one caller.
+        let _share = streams.db.admit().await?;
         let _slot = streams.loads.acquire().await;
-        step(streams.db.pool(), "inbox stream", SHORT_STEP_TIME_MAX, async {
-            let mut db = streams.db.acquire().await?;
-            let entries = store::after(&mut db, self.registration.user, self.position, CHUNK).await?;
-            let (name, locale) = store::reader(&mut db, self.registration.user).await?;
-            Ok(ShownEntries { entries, name, locale })
-        })
-        .await
+        streams
+            .db
+            .step("inbox stream", SHORT_STEP_TIME_MAX, async {
+                let mut db = streams.db.acquire().await?;
+                let entries = store::after(&mut db, self.registration.user, self.position, BATCH).await?;
+                let (name, locale) = store::reader(&mut db, self.registration.user).await?;
+                Ok(ShownEntries { entries, name, locale })
+            })
+            .await
     }
 }
 

@@ -1,7 +1,7 @@
 //! Notifications for operators: the list, and the retry of one.
 
-use mailbox::database::Database;
-use mailbox::log::message_id_of;
+use pillarbox::database::Database;
+use pillarbox::log::message_id_of;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 

@@ -1,8 +1,8 @@
 //! What operators do: read the list of e-mails, and retry e-mails and notifications that were given up.
 
 use chrono::TimeDelta;
-use mailbox::database::Database;
-use sqlx::{PgPool, Postgres, Transaction};
+use pillarbox::database::Database;
+use sqlx::{Postgres, Transaction};
 
 use crate::address;
 use crate::domain::Status;
@@ -64,7 +64,7 @@ pub struct GivenUp {
     pub notifications: i64,
 }
 
-pub async fn given_up(db: &PgPool) -> sqlx::Result<GivenUp> {
+pub async fn given_up(db: &Database) -> sqlx::Result<GivenUp> {
     let mut db = db.acquire().await?;
     let (mails, notifications) = store::count_dead(&mut db, COUNT_MAX).await?;
     Ok(GivenUp { mails, notifications })
@@ -72,7 +72,7 @@ pub async fn given_up(db: &PgPool) -> sqlx::Result<GivenUp> {
 
 /// Queues the selected dead e-mails again, in steps, each of them once: an e-mail that dies again meanwhile stays dead. Skips those
 /// whose text was erased. What is committed stays if the database fails.
-pub async fn retry_dead_mails(db: &PgPool, selection: &DeadMails, retry_time: TimeDelta) -> sqlx::Result<BulkRetry> {
+pub async fn retry_dead_mails(db: &Database, selection: &DeadMails, retry_time: TimeDelta) -> sqlx::Result<BulkRetry> {
     let mut steps = BulkSteps::default();
     loop {
         let db = &mut *db.acquire().await?;
@@ -85,7 +85,7 @@ pub async fn retry_dead_mails(db: &PgPool, selection: &DeadMails, retry_time: Ti
 
 /// Makes the selected dead notifications due again, in steps, each of them once: one that dies again meanwhile stays dead.
 /// What is committed stays if the database fails.
-pub async fn retry_dead_notifications(db: &PgPool, selection: &DeadNotifications) -> sqlx::Result<BulkRetry> {
+pub async fn retry_dead_notifications(db: &Database, selection: &DeadNotifications) -> sqlx::Result<BulkRetry> {
     let mut steps = BulkSteps::default();
     loop {
         let retried = notifications::retry_dead(&mut *db.acquire().await?, selection, steps.after, STEP).await?;

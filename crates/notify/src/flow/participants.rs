@@ -7,22 +7,25 @@
 use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use contracts::events::{EventChanged, UPDATED};
+use contracts::events::{EventChanged, EventStatus};
 use contracts::joins::JoinChanged;
-use kit::worker::Round;
-use mailbox::database::Database;
-use mailbox::log::Message;
+use pillarbox::database::Database;
+use pillarbox::log::Message;
+use runtime::worker::Round;
 use serde_json::value::{RawValue, to_raw_value};
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 use super::expansion::{Addressed, record};
 use crate::domain::business_event::BusinessEvent;
-use crate::domain::delivery_rules::Rules;
-use crate::domain::participants::{EventFacts, Fact, JoinableEvent, Registration, UnknownEventFacts};
+use crate::domain::participants::{
+    EventFacts, Fact, JoinableEvent, Participation, Previous, Registration, UnknownEventFacts, concerns_user,
+    is_moderation,
+};
+use crate::domain::policy::{Cause, Policy};
 use crate::error::EventError;
+use crate::store::announcements;
 use crate::store::participants::{self as store, Lock};
-use crate::store::{announcements, expansion};
 
 /// How long a message about a registration waits for that about its event. After that, its text names no event.
 const WAIT_MAX: TimeDelta = TimeDelta::hours(1);
@@ -34,7 +37,7 @@ const WAITING_BATCH: i64 = 500;
 /// Saves the participants, and records the notifications about registrations, unless they have to wait for their events.
 pub(crate) async fn notify_of_registrations(
     tx: &mut Transaction<'static, Postgres>,
-    default_rules: &Rules,
+    policy: &Policy,
     messages: &[&Message],
 ) -> Result<(), EventError> {
     let changes =
@@ -48,16 +51,20 @@ pub(crate) async fn notify_of_registrations(
     let (mut addressed, mut waiting): (Vec<Addressed>, Vec<(&Message, &JoinChanged)>) = Default::default();
     let mut participants: BTreeMap<(Uuid, Uuid), Registration> = BTreeMap::new();
     for (message, change) in messages.iter().zip(&changes) {
+        // Banned without ever having joined.
+        if change.join_id.is_none() && !concerns_user(&message.topic, change) {
+            continue;
+        }
         let (new, user) = (Registration::after(&message.topic, change), (change.event_id, change.user_id));
         if participants.get(&user).is_none_or(|known| known.version <= new.version) {
             participants.insert(user, new);
         }
-        if change.occurred_at < since {
+        if change.occurred_at < since || !concerns_user(&message.topic, change) {
             continue;
         }
         let event = events.get(&change.event_id).filter(|_| !waiting_users.contains(&user));
         match registration_event(message.message_id, &message.topic, change, event)? {
-            Some(event) => addressed.push((event, vec![change.user_id])),
+            Some((event, cause)) => addressed.push(Addressed { event, users: vec![change.user_id], cause }),
             None => {
                 // The later messages about the user wait, too: the inbox has their order.
                 waiting_users.insert(user);
@@ -65,16 +72,19 @@ pub(crate) async fn notify_of_registrations(
             }
         }
     }
+    let has_joined = |one: &&Registration| one.status != Participation::Left;
+    let joined: Vec<Uuid> = participants.values().filter(has_joined).map(|one| one.event_id).collect();
     store::save_participants(tx, &participants.into_values().collect::<Vec<_>>()).await?;
+    announcements::note_joined(tx, &joined).await?;
     if !waiting.is_empty() {
         store::wait_for_events(tx, &waiting, WAIT_PAUSE).await?;
     }
-    record(tx, default_rules, addressed).await
+    record(tx, policy, addressed).await
 }
 
 /// Records the notifications about registrations whose events are known now, and those that have waited for too long. Fails if
 /// the database fails.
-pub(crate) async fn notify_of_waiting(db: &Database, default_rules: &Rules) -> Result<Round, EventError> {
+pub(crate) async fn notify_of_waiting(db: &Database, policy: &Policy) -> Result<Round, EventError> {
     let mut tx = db.begin().await?;
     if !store::lock_waiting(&mut tx).await? {
         return Ok(Round::Idle);
@@ -92,8 +102,8 @@ pub(crate) async fn notify_of_waiting(db: &Database, default_rules: &Rules) -> R
         let known = registration_event(one.message_id, &one.topic, change, event)?;
         let unexplained = || about_registration(one.message_id, &one.topic, change, event);
         match known.map_or_else(|| one.is_over.then(unexplained).transpose(), |known| Ok(Some(known)))? {
-            Some(event) => {
-                addressed.push((event, vec![change.user_id]));
+            Some((event, cause)) => {
+                addressed.push(Addressed { event, users: vec![change.user_id], cause });
                 done.push(one.message_id);
             }
             None => postponed.push(one.message_id),
@@ -101,7 +111,7 @@ pub(crate) async fn notify_of_waiting(db: &Database, default_rules: &Rules) -> R
     }
     store::delete_waiting(&mut tx, &done).await?;
     store::postpone(&mut tx, &postponed, WAIT_PAUSE).await?;
-    record(&mut tx, default_rules, addressed).await?;
+    record(&mut tx, policy, addressed).await?;
     tx.commit().await?;
     Ok(Round::Busy)
 }
@@ -117,13 +127,14 @@ fn registration_event(
     topic: &str,
     change: &JoinChanged,
     event: Option<&JoinableEvent>,
-) -> Result<Option<BusinessEvent>, EventError> {
+) -> Result<Option<(BusinessEvent, Cause)>, EventError> {
     let Some(event) = event else { return Ok(None) };
     match event.fact(topic, change) {
         Fact::Registration => about_registration(id, topic, change, Some(event)).map(Some),
         Fact::Canceled { by } => {
             let payload = to_raw_value(&event.facts())?;
-            Ok(Some(about(by, contracts::events::CANCELED, change.occurred_at, payload)))
+            let canceled = about(by, contracts::events::CANCELED, change.occurred_at, payload);
+            Ok(Some((canceled, event.organizer())))
         }
         Fact::Unexplained => Ok(None),
     }
@@ -135,13 +146,14 @@ fn about_registration(
     topic: &str,
     change: &JoinChanged,
     event: Option<&JoinableEvent>,
-) -> Result<BusinessEvent, EventError> {
+) -> Result<(BusinessEvent, Cause), EventError> {
     let (reason, expires_at) = (change.reason.as_deref(), change.expires_at);
     let payload = match event {
         Some(event) => to_raw_value(&EventFacts { reason, expires_at, ..event.facts() })?,
         None => to_raw_value(&UnknownEventFacts { event_id: change.event_id, reason, expires_at })?,
     };
-    Ok(about(id, topic, change.occurred_at, payload))
+    let cause = event.filter(|_| is_moderation(topic)).map_or(Cause::Direct, JoinableEvent::organizer);
+    Ok((about(id, topic, change.occurred_at, payload), cause))
 }
 
 fn about(id: Uuid, event_type: &str, at: DateTime<Utc>, payload: Box<RawValue>) -> BusinessEvent {
@@ -151,6 +163,7 @@ fn about(id: Uuid, event_type: &str, at: DateTime<Utc>, payload: Box<RawValue>) 
 /// Saves changes of events. If one has another time or place, requests that all participants are notified.
 pub(crate) async fn record_changes(
     tx: &mut Transaction<'static, Postgres>,
+    policy: &Policy,
     messages: &[&Message],
 ) -> Result<(), EventError> {
     let parse = |message: &&Message| serde_json::from_str::<EventChanged>(message.payload.get());
@@ -159,24 +172,27 @@ pub(crate) async fn record_changes(
     let ids: Vec<Uuid> = changes.iter().map(|change| change.event_id).collect();
     let mut events = store::lock_events(tx, &ids, Lock::Update).await?;
     let since = store::facts_since(tx).await?;
-    let (mut moved, mut changed): (Vec<(BusinessEvent, Uuid)>, HashMap<Uuid, JoinableEvent>) = Default::default();
+    let mut moved: Vec<(Uuid, Uuid, Previous)> = Vec::new();
+    let mut changed: HashMap<Uuid, JoinableEvent> = HashMap::new();
     for (message, change) in messages.iter().zip(&changes) {
         let known = events.get(&change.event_id);
         let Some(new) = JoinableEvent::after(known, change, message.message_id) else { continue };
         if let Some(known) = known.filter(|known| new.moves(known) && change.occurred_at >= since) {
-            let facts = EventFacts { previous: Some(known.location_and_time()), ..new.facts() };
-            let event = about(message.message_id, UPDATED, change.occurred_at, to_raw_value(&facts)?);
-            moved.push((event, new.event_id));
+            moved.push((message.message_id, new.event_id, known.location_and_time()));
         }
         events.insert(new.event_id, new.clone());
         changed.insert(new.event_id, new);
     }
     store::save_events(tx, &changed.values().collect::<Vec<_>>()).await?;
-    store::end_wait(tx, &changed.into_keys().collect::<Vec<_>>()).await?;
-    for (event, event_id) in &moved {
-        if announcements::to_participants(tx, event.id, *event_id).await? {
-            expansion::insert_events(tx, &[event]).await?;
-        }
+    let pauses = (policy.change_delay, policy.change_pause);
+    for (message, event_id, previous) in &moved {
+        announcements::request_change(tx, *message, *event_id, previous, pauses).await?;
     }
+    let is_canceled = |event: &&JoinableEvent| event.status == EventStatus::Canceled;
+    let canceled: Vec<Uuid> = changed.values().filter(is_canceled).map(|event| event.event_id).collect();
+    if !canceled.is_empty() {
+        announcements::drop_changes(tx, &canceled).await?;
+    }
+    store::end_wait(tx, &changed.into_keys().collect::<Vec<_>>()).await?;
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use kit::etag::IfMatch;
-use mailbox::database::Database;
+use http_kit::etag::IfMatch;
+use pillarbox::database::Database;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use kit::gates::Gates;
-use kit::problem::FieldError;
-use mailbox::database::Database;
-use mailbox::log::{self, BusinessEvent, BusinessEventError};
+use http_kit::admission::gates::Gates;
+use http_kit::problem::FieldError;
+use pillarbox::database::Database;
+use pillarbox::log::{self, BusinessEvent, BusinessEventError};
 use sqlx::{Postgres, Transaction};
 use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;

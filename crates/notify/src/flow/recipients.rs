@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kit::problem::FieldError;
-use mailbox::database::Database;
-use mailbox::log::{aggregate_types, lock_aggregate_types, unknown_tenant_text, unknown_tenants};
+use http_kit::problem::FieldError;
+use pillarbox::database::Database;
+use pillarbox::log::{aggregate_types, lock_aggregate_types, unknown_tenant_text, unknown_tenants};
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 

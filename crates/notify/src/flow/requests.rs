@@ -3,9 +3,9 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::email::EmailRequested;
 use contracts::identity::AccountDeleted;
-use kit::auth::Tenant;
-use mailbox::database::time;
-use mailbox::log::{Message, blank_key};
+use pillarbox::database::time;
+use pillarbox::log::Tenant;
+use pillarbox::log::{Message, blank_key};
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
@@ -70,6 +70,7 @@ impl Recorder {
             return Err(RequestError::IdempotencyKey);
         }
         let recipient = address::parse(&data.to)?.to_string();
+        let sender = user_id.map_or_else(|| recipient.clone(), |user| user.to_string());
         let content = self.templates.render(&data.template, &data.locale, &data.variables)?;
         let is_expired = expires_at.is_some_and(|expires_at| expires_at <= now);
         Ok(NewMail {
@@ -81,6 +82,7 @@ impl Recorder {
             template: data.template,
             content,
             unsubscribe: None,
+            sender,
             status: if is_expired { Status::Expired } else { self.status },
             created_at: now,
             give_up_at: now + self.retry_time,
@@ -100,7 +102,7 @@ fn parse(message: &Message) -> Result<Option<EmailRequested>, RequestError> {
 
 #[cfg(test)]
 mod tests {
-    use mailbox::log::BLANKED;
+    use pillarbox::log::BLANKED;
     use serde_json::value::RawValue;
 
     use super::*;

@@ -2,9 +2,9 @@
 //! deleted accounts.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use kit::worker::Round;
-use mailbox::database::{Database, cluster_identity, time};
-use mailbox::operations::maintenance::Retention;
+use pillarbox::database::{Database, cluster_identity, time};
+use pillarbox::operations::maintenance::Retention;
+use runtime::worker::Round;
 use tokio::sync::Mutex;
 use uuid::Uuid;
 
@@ -22,6 +22,9 @@ const RECENT: TimeDelta = TimeDelta::hours(1);
 
 /// How long an event that has ended is known: no message about it is expected any more.
 const ENDED: TimeDelta = TimeDelta::days(90);
+
+/// How long the time of the last announcement of a change is known: longer than the longest pause.
+const CHANGE_ANNOUNCED: TimeDelta = TimeDelta::days(2);
 
 /// Events whose participants one round checks.
 const EVENTS_MAX: i64 = 1_000;
@@ -129,6 +132,9 @@ async fn maintain_notifications(
     let mut db = db.acquire().await?;
     steps.add(notifications::delete_older_events(&mut db, age, BATCH).await);
     steps.add(store::participants::delete_ended(&mut db, ENDED, BATCH).await);
+    steps.add(store::announcements::delete_old_changes(&mut db, CHANGE_ANNOUNCED, BATCH).await);
+    let now = time::now(&mut db).await?;
+    steps.add(store::expansion::delete_email_counts(&mut db, now, BATCH).await);
     steps.add(store::accounts::delete_old_deletions(&mut db, deleted_account_time(log), BATCH).await);
     let state = notifications::state(&mut db, COUNT_MAX).await.inspect(|state| {
         metrics::gauge!("pillarbox_notifications_due").set(state.due as f64);

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use kit::backoff::Backoff;
-use kit::boot_time::BootTime;
-use kit::worker::Round;
-use mailbox::database::{Database, cluster_identity};
+use pillarbox::database::{Database, cluster_identity};
+use runtime::backoff::Backoff;
+use runtime::boot_time::BootTime;
+use runtime::worker::Round;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use kit::auth::Operator;
-use kit::extract::Path;
-use kit::idempotency::{Mutation, StoredResponse};
-use kit::page::{Listing, Page, PageScope};
-use kit::problem::Problem;
+use http_kit::auth::Operator;
+use http_kit::extract::Path;
+use http_kit::idempotency::{Mutation, StoredResponse};
+use http_kit::page::{Listing, Page, PageScope};
+use http_kit::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -34,7 +34,7 @@ struct AnnouncementFilters {
 /// List announcements, newest first
 ///
 /// Business events whose many recipients are being notified in steps. Those that are complete are not listed.
-#[utoipa::path(get, path = "/admin/v1/announcements", tag = "notify", operation_id = "list_announcements",
+#[utoipa::path(get, path = "/admin/v1/announcements", operation_id = "listAnnouncements", tag = "notify",
     params(Listing<AnnouncementFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<AnnouncementView>)))]
 async fn list(
@@ -51,7 +51,7 @@ async fn list(
 /// Continue an announcement that was given up
 ///
 /// It continues after the last user who was notified; nobody is notified twice.
-#[utoipa::path(post, path = "/admin/v1/announcements/{id}/retry", tag = "notify", operation_id = "retry_announcement",
+#[utoipa::path(post, path = "/admin/v1/announcements/{id}/retry", operation_id = "retryAnnouncement", tag = "notify",
     params(("id" = i64, Path),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),

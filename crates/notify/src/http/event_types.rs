@@ -8,15 +8,15 @@ use axum::http::header::ETAG;
 use axum::response::{IntoResponse, Response};
 use contracts::notify::EVENT_TYPE_CHARS_MAX;
 use http::HeaderValue;
-use kit::auth::Operator;
-use kit::etag::{self, IfMatch, IfNoneMatch};
-use kit::extract::{Json, Path};
-use kit::field::Whole;
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::page::{Listing, NoFilters, Page, PageScope};
-use kit::problem::{FieldError, Problem};
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::auth::Operator;
+use http_kit::etag::{self, IfMatch, IfNoneMatch};
+use http_kit::extract::{Json, Path};
+use http_kit::field::Whole;
+use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::page::{Listing, NoFilters, Page, PageScope};
+use http_kit::problem::{FieldError, Problem};
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -59,7 +59,7 @@ struct EventTypeBody {
 ///
 /// For users and operators: the types of Pillarbox itself, those with rules, and those of stored events, of which a user sees
 /// those that concern them. Everything that is not critical can be muted.
-#[utoipa::path(get, path = "/notify/v1/event-types", tag = "notify", params(Listing<NoFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/notify/v1/event-types", operation_id = "listNotifiedEventTypes", tag = "notify", params(Listing<NoFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<KnownTypeView>)))]
 async fn list_event_types(
     State(notify): State<Arc<Notify>>,
@@ -71,14 +71,14 @@ async fn list_event_types(
         None => PageScope::global(&notify.cursor_key, "event types", &filters),
     };
     let after: Option<String> = scope.position(cursor.as_deref())?;
-    let mut known = flow::event_types(&notify.db, user, &notify.default_rules).await?;
+    let mut known = flow::event_types(&notify.db, user, &notify.policy.default_rules).await?;
     known.retain(|known| after.as_ref().is_none_or(|after| known.name > *after));
     known.truncate(limit as usize + 1);
     Ok(scope.cut(known, limit, |known| known.name.clone()).map(KnownTypeView::from))
 }
 
 /// Show how an event type is delivered
-#[utoipa::path(get, path = "/notify/v1/event-types/{name}", tag = "notify",
+#[utoipa::path(get, path = "/notify/v1/event-types/{name}", operation_id = "getNotifiedEventType", tag = "notify",
     params(("name" = String, Path), ("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
     security(("bearer" = [])),
     responses((status = 200, body = EventTypeView, headers(("etag" = String, description = "Changes with the rules"))),
@@ -99,7 +99,7 @@ async fn show_event_type(
 }
 
 /// Set how an event type is delivered
-#[utoipa::path(put, path = "/notify/v1/event-types/{name}", tag = "notify", request_body = EventTypeBody,
+#[utoipa::path(put, path = "/notify/v1/event-types/{name}", operation_id = "setNotifiedEventType", tag = "notify", request_body = EventTypeBody,
     params(("name" = String, Path), ("if-match" = Option<String>, Header, description = "The ETag of the rules as the client knows them"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -147,7 +147,7 @@ async fn save_event_type(
 }
 
 /// Deliver an event type by the defaults again
-#[utoipa::path(delete, path = "/notify/v1/event-types/{name}", tag = "notify",
+#[utoipa::path(delete, path = "/notify/v1/event-types/{name}", operation_id = "deleteNotifiedEventType", tag = "notify",
     params(("name" = String, Path), ("if-match" = Option<String>, Header, description = "The ETag of the rules as the client knows them"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),

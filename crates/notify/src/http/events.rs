@@ -6,13 +6,13 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use contracts::EventId;
 use contracts::notify::PAYLOAD_BYTES_MAX;
-use kit::field::Parsed;
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::problem::{FieldError, Problem};
-use mailbox::idempotency::{StoreResponse, run_once};
-use mailbox::log::BusinessEvent;
+use http_kit::field::Parsed;
+use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::problem::{FieldError, Problem};
+use pillarbox::log::BusinessEvent;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -66,7 +66,7 @@ struct Accepted {
 ///
 /// For API keys of the tenant `main` with the role `ingest`. Everyone behind the aggregate is notified, over the channels that
 /// they want. In SQL, in your own transaction: `select pillarbox.notify(...)`.
-#[utoipa::path(post, path = "/notify/v1/events", tag = "notify", request_body = NewEvent,
+#[utoipa::path(post, path = "/notify/v1/events", operation_id = "postBusinessEvent", tag = "notify", request_body = NewEvent,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 202, body = Accepted),

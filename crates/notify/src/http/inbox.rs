@@ -5,15 +5,15 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use kit::auth::User;
-use kit::event_stream::EventStream;
-use kit::extract::{Json, Path, Query};
-use kit::field::Whole;
-use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
-use kit::page::{Listing, Page, PageScope};
-use kit::problem::{FieldError, Problem};
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::auth::User;
+use http_kit::event_stream::EventStream;
+use http_kit::extract::{Json, Path, Query};
+use http_kit::field::Whole;
+use http_kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
+use http_kit::page::{Listing, Page, PageScope};
+use http_kit::problem::{FieldError, Problem};
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_in_steps, run_once, unfinished};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -54,7 +54,7 @@ struct InboxFilters {
 /// Up to which notification all are read.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(example = json!({"up_to": 17}))]
+#[schema(as = InboxReadRequest, example = json!({"up_to": 17}))]
 struct ReadAll {
     /// The number of the newest notification that the user has seen. Newer ones stay unread.
     #[schema(value_type = i64, minimum = 0, maximum = 1000000000)]
@@ -71,7 +71,9 @@ struct StreamParams {
 }
 
 /// List your notifications, newest first
-#[utoipa::path(get, path = "/notify/v1/inbox", tag = "notify", params(Listing<InboxFilters>), security(("bearer" = [])),
+///
+/// A page with large notifications may have fewer items than `limit`; continue until there is no `next_cursor`.
+#[utoipa::path(get, path = "/notify/v1/inbox", operation_id = "listInbox", tag = "notify", params(Listing<InboxFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<InboxItem>)))]
 async fn list_inbox(
     State(notify): State<Arc<Notify>>,
@@ -83,11 +85,11 @@ async fn list_inbox(
     let filter = InboxFilter { unread: filters.unread, archived: filters.archived.unwrap_or(false) };
     let ShownEntries { entries, name, locale } = flow::list(&notify.db, user, filter, before, limit + 1).await?;
     let item = |entry: InboxEntry| InboxItem::new(entry, &notify.recorder.templates, (&name, &locale));
-    Ok(scope.cut(entries, limit, |entry| entry.seq).map(item))
+    Ok(scope.cut_by_size(entries, limit, InboxEntry::bytes, |entry| entry.seq).map(item))
 }
 
 /// Show one of your notifications
-#[utoipa::path(get, path = "/notify/v1/inbox/{seq}", tag = "notify", params(("seq" = i64, Path)),
+#[utoipa::path(get, path = "/notify/v1/inbox/{seq}", operation_id = "getInboxItem", tag = "notify", params(("seq" = i64, Path)),
     security(("bearer" = [])),
     responses((status = 200, body = InboxItem), (status = 404, description = "The notification does not exist")))]
 async fn show_inbox_item(
@@ -102,7 +104,7 @@ async fn show_inbox_item(
 }
 
 /// Count your unread notifications
-#[utoipa::path(get, path = "/notify/v1/inbox/unread-count", tag = "notify", security(("bearer" = [])),
+#[utoipa::path(get, path = "/notify/v1/inbox/unread-count", operation_id = "getUnreadCount", tag = "notify", security(("bearer" = [])),
     responses((status = 200, body = InboxStateView)))]
 async fn unread_count(State(notify): State<Arc<Notify>>, User(user): User) -> Result<Json<InboxStateView>, Problem> {
     Ok(Json(flow::state(&notify.db, user).await?.into()))
@@ -110,8 +112,9 @@ async fn unread_count(State(notify): State<Arc<Notify>>, User(user): User) -> Re
 
 /// Mark your notifications up to a number as read
 ///
-/// Those that have arrived since the user has seen that number stay unread.
-#[utoipa::path(post, path = "/notify/v1/inbox/read", tag = "notify", request_body = ReadAll,
+/// Those that have arrived since the user has seen that number stay unread. If there are many, they are marked in steps; a request
+/// that fails in between is repeated, and continues.
+#[utoipa::path(post, path = "/notify/v1/inbox/read", operation_id = "markInboxRead", tag = "notify", request_body = ReadAll,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])), responses((status = 200, body = InboxStateView)))]
 async fn read_all(
@@ -123,17 +126,18 @@ async fn read_all(
         let detail = format!("must be a number from 0 to {SEQ_MAX}");
         return Err(Problem::validation(vec![FieldError::body("/up_to", detail)]));
     }
-    run_once(&notify.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
+    run_in_steps(&notify.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
-            let state = flow::read_up_to(tx, user, up_to).await?;
-            Ok(StoredResponse::json(StatusCode::OK, &InboxStateView::from(state)))
+            let state = flow::read_next(tx, user, up_to).await?;
+            let response = |state| StoredResponse::json(StatusCode::OK, &InboxStateView::from(state));
+            Ok(state.map_or_else(unfinished, response))
         })
     })
     .await
 }
 
 /// Mark a notification as read
-#[utoipa::path(post, path = "/notify/v1/inbox/{seq}/read", tag = "notify",
+#[utoipa::path(post, path = "/notify/v1/inbox/{seq}/read", operation_id = "markInboxItemRead", tag = "notify",
     params(("seq" = i64, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = InboxStateView), (status = 404, description = "The notification does not exist")))]
@@ -149,7 +153,7 @@ async fn read_one(
 /// Mark a notification as unread again
 ///
 /// It also returns from the archive.
-#[utoipa::path(post, path = "/notify/v1/inbox/{seq}/unread", tag = "notify",
+#[utoipa::path(post, path = "/notify/v1/inbox/{seq}/unread", operation_id = "markInboxItemUnread", tag = "notify",
     params(("seq" = i64, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = InboxStateView), (status = 404, description = "The notification does not exist")))]
@@ -165,7 +169,7 @@ async fn mark_unread(
 /// Archive a notification
 ///
 /// It is read, too.
-#[utoipa::path(post, path = "/notify/v1/inbox/{seq}/archive", tag = "notify",
+#[utoipa::path(post, path = "/notify/v1/inbox/{seq}/archive", operation_id = "archiveInboxItem", tag = "notify",
     params(("seq" = i64, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = InboxStateView), (status = 404, description = "The notification does not exist")))]
@@ -183,10 +187,10 @@ async fn archive(
 /// Server-sent events with the name `notification`; `id` is the number and the time, and `data` is the notification as in the
 /// list. A connection that ends is opened again with `Last-Event-ID`: nothing is missing, and nothing is sent twice,
 /// whichever process answers. A new connection begins with the next notification, unless `after` names another beginning.
-#[utoipa::path(get, path = "/notify/v1/inbox/events", tag = "notify",
+#[utoipa::path(get, path = "/notify/v1/inbox/events", operation_id = "watchInbox", tag = "notify",
     params(StreamParams, ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has got")),
     security(("bearer" = [])),
-    responses((status = 200, body = String, content_type = "text/event-stream", description = "A stream that stays open")))]
+    responses((status = 200, body = InboxItem, content_type = "text/event-stream", description = "A stream that stays open; `data` of each event is the notification")))]
 async fn stream_inbox(
     State(notify): State<Arc<Notify>>,
     User(user): User,
@@ -194,7 +198,7 @@ async fn stream_inbox(
     stream: EventStream,
 ) -> Result<Response, Problem> {
     if after.is_some_and(|after| after < 0) {
-        return Err(kit::extract::query_problem("/after", "must be a number from 0"));
+        return Err(http_kit::extract::query_problem("/after", "must be a number from 0"));
     }
     let last = match stream.last_event_id.as_deref().map(str::parse) {
         None => None,

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use kit::auth::Operator;
-use kit::extract::{Json, Path};
-use kit::idempotency::{Mutation, StoredResponse};
-use kit::openapi;
-use kit::page::{Listing, Page, PageScope};
-use kit::problem::Problem;
+use http_kit::auth::Operator;
+use http_kit::extract::{Json, Path};
+use http_kit::idempotency::{Mutation, StoredResponse};
+use http_kit::openapi;
+use http_kit::page::{Listing, Page, PageScope};
+use http_kit::problem::Problem;
 use serde::Deserialize;
 use serde_json::json;
 use utoipa::openapi::{RefOr, Schema};
@@ -49,7 +49,7 @@ struct MailFilters {
 /// Selects the dead e-mails of a bulk retry: filters, or `all`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-#[schema(as = DeadMailSelection)]
+#[schema(as = DeadEmailSelection)]
 struct DeadMailSelection {
     /// Only e-mails to this address, in upper or lower case.
     to: Option<String>,
@@ -95,7 +95,7 @@ impl ToSchema for DeadMailChoice {
 ///
 /// `text`, `html` and `headers` are shown for captured e-mails only. Other e-mails are for their recipients, whose secrets they
 /// contain.
-#[utoipa::path(get, path = "/admin/v1/mail", tag = "notify", params(Listing<MailFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/admin/v1/mail", operation_id = "listEmails", tag = "notify", params(Listing<MailFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<MailView>)))]
 async fn list(
     State(notify): State<Arc<Notify>>,
@@ -113,7 +113,7 @@ async fn list(
 /// Show an e-mail
 ///
 /// `text`, `html` and `headers` are shown for captured e-mails only.
-#[utoipa::path(get, path = "/admin/v1/mail/{id}", tag = "notify", operation_id = "show_mail", params(("id" = i64, Path)),
+#[utoipa::path(get, path = "/admin/v1/mail/{id}", operation_id = "getEmail", tag = "notify", params(("id" = i64, Path)),
     security(("bearer" = [])),
     responses((status = 200, body = MailView), (status = 404, description = "The e-mail does not exist")))]
 async fn show(State(notify): State<Arc<Notify>>, _: Operator, Path(id): Path<i64>) -> Result<Json<MailView>, Problem> {
@@ -121,7 +121,7 @@ async fn show(State(notify): State<Arc<Notify>>, _: Operator, Path(id): Path<i64
 }
 
 /// Retry a dead e-mail
-#[utoipa::path(post, path = "/admin/v1/mail/{id}/retry", tag = "notify", operation_id = "retry",
+#[utoipa::path(post, path = "/admin/v1/mail/{id}/retry", operation_id = "retryEmail", tag = "notify",
     params(("id" = i64, Path),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -142,7 +142,7 @@ async fn retry_one(
 /// Queues up to 100,000 e-mails again in transactions of 1,000; `more` tells whether to repeat the request. E-mails whose text was
 /// erased stay dead. It needs no Idempotency-Key: retried e-mails are no longer dead, so a repeated request continues with the
 /// rest.
-#[utoipa::path(post, path = "/admin/v1/mail/retry", tag = "notify", request_body = DeadMailChoice, security(("bearer" = [])),
+#[utoipa::path(post, path = "/admin/v1/mail/retry", operation_id = "retryEmails", tag = "notify", request_body = DeadMailChoice, security(("bearer" = [])),
     responses((status = 200, body = BulkRetry)))]
 async fn retry_many(
     State(notify): State<Arc<Notify>>,
@@ -150,8 +150,7 @@ async fn retry_many(
     Json(selection): Json<DeadMailSelection>,
 ) -> Result<Json<BulkRetry>, Problem> {
     let (selection, retry_time) = (selection.into_dead_mails()?, notify.recorder.retry_time);
-    let retried =
-        operator::retry_dead_mails(notify.db.pool(), &selection, retry_time).await.map_err(Error::Database)?;
+    let retried = operator::retry_dead_mails(&notify.db, &selection, retry_time).await.map_err(Error::Database)?;
     notify.wakes.mails.wake();
     Ok(Json(retried))
 }

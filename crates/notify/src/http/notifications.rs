@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use kit::auth::Operator;
-use kit::extract::{Json, Path};
-use kit::idempotency::{Mutation, StoredResponse};
-use kit::openapi;
-use kit::page::{Listing, Page, PageScope};
-use kit::problem::Problem;
+use chrono::{DateTime, Utc};
+use http_kit::auth::Operator;
+use http_kit::extract::{Json, Path};
+use http_kit::idempotency::{Mutation, StoredResponse};
+use http_kit::openapi;
+use http_kit::page::{Listing, Page, PageScope};
+use http_kit::problem::Problem;
 use serde::Deserialize;
 use serde_json::json;
 use utoipa::openapi::{RefOr, Schema};
@@ -62,6 +63,9 @@ struct DeadNotificationSelection {
     event_type: Option<String>,
     /// Only notifications to this user.
     user_id: Option<Uuid>,
+    /// Only notifications that were created before this time.
+    #[serde(default, deserialize_with = "http_kit::instant::optional")]
+    to: Option<DateTime<Utc>>,
     /// All dead notifications, without a filter.
     #[serde(default)]
     all: bool,
@@ -70,11 +74,11 @@ struct DeadNotificationSelection {
 impl DeadNotificationSelection {
     /// Fails unless it has either filters or `all`: an empty request must not affect every notification.
     fn into_dead_notifications(self) -> Result<DeadNotifications, Error> {
-        let DeadNotificationSelection { channel, event_type, user_id, all } = self;
-        match (all, channel.is_some() || event_type.is_some() || user_id.is_some()) {
+        let DeadNotificationSelection { channel, event_type, user_id, to, all } = self;
+        match (all, channel.is_some() || event_type.is_some() || user_id.is_some() || to.is_some()) {
             (false, false) => Err(Error::NoFilter),
             (true, true) => Err(Error::AllAndFilters),
-            (true, false) | (false, true) => Ok(DeadNotifications { channel, event_type, user_id }),
+            (true, false) | (false, true) => Ok(DeadNotifications { channel, event_type, user_id, to }),
         }
     }
 }
@@ -99,7 +103,7 @@ impl ToSchema for DeadNotificationChoice {
 }
 
 /// List notifications, newest first
-#[utoipa::path(get, path = "/admin/v1/notifications", tag = "notify", operation_id = "list_notifications",
+#[utoipa::path(get, path = "/admin/v1/notifications", operation_id = "listNotifications", tag = "notify",
     params(Listing<NotificationFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<NotificationView>)))]
 async fn list(
@@ -120,7 +124,7 @@ async fn list(
 }
 
 /// Deliver a dead or skipped notification again
-#[utoipa::path(post, path = "/admin/v1/notifications/{id}/retry", tag = "notify", operation_id = "retry_notification",
+#[utoipa::path(post, path = "/admin/v1/notifications/{id}/retry", operation_id = "retryNotification", tag = "notify",
     params(("id" = i64, Path),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -141,7 +145,7 @@ async fn retry_one(
 /// Makes up to 100,000 notifications due again in transactions of 1,000; `more` tells whether to repeat the request. Skipped ones
 /// stay as they are. It needs no Idempotency-Key: retried notifications are no longer dead, so a repeated request continues
 /// with the rest.
-#[utoipa::path(post, path = "/admin/v1/notifications/retry", tag = "notify", operation_id = "retry_notifications",
+#[utoipa::path(post, path = "/admin/v1/notifications/retry", operation_id = "retryNotifications", tag = "notify",
     request_body = DeadNotificationChoice, security(("bearer" = [])), responses((status = 200, body = BulkRetry)))]
 async fn retry_many(
     State(notify): State<Arc<Notify>>,
@@ -149,7 +153,7 @@ async fn retry_many(
     Json(selection): Json<DeadNotificationSelection>,
 ) -> Result<Json<BulkRetry>, Problem> {
     let selection = selection.into_dead_notifications()?;
-    let retried = operator::retry_dead_notifications(notify.db.pool(), &selection).await.map_err(Error::Database)?;
+    let retried = operator::retry_dead_notifications(&notify.db, &selection).await.map_err(Error::Database)?;
     notify.wakes.deliveries.wake();
     Ok(Json(retried))
 }

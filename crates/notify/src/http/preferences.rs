@@ -8,14 +8,14 @@ use axum::http::StatusCode;
 use axum::http::header::ETAG;
 use axum::response::{IntoResponse, Response};
 use chrono::NaiveTime;
-use kit::auth::User;
-use kit::etag::{self, IfMatch, IfNoneMatch};
-use kit::extract::Json;
-use kit::field::Field;
-use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
-use kit::problem::{FieldError, Problem};
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::auth::User;
+use http_kit::etag::{self, IfMatch, IfNoneMatch};
+use http_kit::extract::Json;
+use http_kit::field::Field;
+use http_kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
+use http_kit::problem::{FieldError, Problem};
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -106,7 +106,7 @@ struct ChangedPreferences {
 /// Show your preferences
 ///
 /// With the known event types, and what applies to each.
-#[utoipa::path(get, path = "/notify/v1/preferences", tag = "notify",
+#[utoipa::path(get, path = "/notify/v1/preferences", operation_id = "getNotificationPreferences", tag = "notify",
     params(("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
     security(("bearer" = [])),
     responses((status = 200, body = PreferencesView, headers(("etag" = String, description = "Changes with the preferences"))),
@@ -116,7 +116,7 @@ async fn show_preferences(
     User(user): User,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
-    let shown = flow::show(&notify.db, user, &notify.default_rules).await?;
+    let shown = flow::show(&notify.db, user, &notify.policy.default_rules).await?;
     let version = shown.version;
     let view = PreferencesView::from(shown);
     // The rules of event types are part of the response and have versions of their own.
@@ -130,7 +130,7 @@ async fn show_preferences(
 }
 
 /// Replace your preferences
-#[utoipa::path(put, path = "/notify/v1/preferences", tag = "notify", request_body = NewPreferences,
+#[utoipa::path(put, path = "/notify/v1/preferences", operation_id = "replaceNotificationPreferences", tag = "notify", request_body = NewPreferences,
     params(("if-match" = Option<String>, Header, description = "The ETag of the preferences as the client knows them"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -155,7 +155,7 @@ async fn replace_preferences(
 }
 
 /// Change some of your preferences
-#[utoipa::path(patch, path = "/notify/v1/preferences", tag = "notify", request_body = ChangedPreferences,
+#[utoipa::path(patch, path = "/notify/v1/preferences", operation_id = "updateNotificationPreferences", tag = "notify", request_body = ChangedPreferences,
     params(("if-match" = Option<String>, Header, description = "The ETag of the preferences as the client knows them"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -190,7 +190,7 @@ async fn save(
     if !errors.is_empty() {
         return Err(Problem::validation(errors));
     }
-    let default = notify.default_rules.clone();
+    let default = notify.policy.default_rules.clone();
     run_once(&notify.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
             let shown: ShownPreferences = flow::change(tx, user, &if_match, &change, &default).await?;

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use kit::auth::Tenant;
-use kit::extract::Path;
-use kit::field::Parsed;
-use kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
-use kit::page::{Listing, Page, PageScope};
-use kit::problem::{FieldError, Problem};
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::extract::Path;
+use http_kit::field::Parsed;
+use http_kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
+use http_kit::page::{Listing, Page, PageScope};
+use http_kit::problem::{FieldError, Problem};
+use pillarbox::log::Tenant;
 use serde::{Deserialize, Serialize};
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -88,7 +88,7 @@ struct NewRecipient {
     locale: Parsed<Option<String>>,
     /// The tenant whose webhook subscribers get the user's notifications.
     #[serde(default)]
-    #[schema(value_type = Option<Tenant>)]
+    #[schema(value_type = Option<http_kit::openapi::TenantName>)]
     tenant: Parsed<Option<Tenant>>,
 }
 
@@ -149,7 +149,7 @@ impl From<RecipientPath> for Recipient {
 /// List recipients
 ///
 /// For operators, and for API keys of the tenant `main` with the role `manage`.
-#[utoipa::path(get, path = "/notify/v1/recipients", tag = "notify", params(Listing<RecipientFilters>),
+#[utoipa::path(get, path = "/notify/v1/recipients", operation_id = "listRecipients", tag = "notify", params(Listing<RecipientFilters>),
     security(("bearer" = [])), responses((status = 200, body = Page<RecipientView>)))]
 async fn list(
     State(notify): State<Arc<Notify>>,
@@ -168,7 +168,7 @@ async fn list(
 /// Make a user a recipient
 ///
 /// For operators, and for API keys of the tenant `main` with the role `manage`. `aggregate` is a number, or `all`.
-#[utoipa::path(put, path = "/notify/v1/recipients/{aggregate_type}/{aggregate}/{user_id}", tag = "notify",
+#[utoipa::path(put, path = "/notify/v1/recipients/{aggregate_type}/{aggregate}/{user_id}", operation_id = "setRecipient", tag = "notify",
     params(("aggregate_type" = String, Path), ("aggregate" = String, Path), ("user_id" = Uuid, Path),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])), responses((status = 204, description = "The user is a recipient")))]
@@ -191,7 +191,7 @@ async fn put(
 /// Remove a recipient
 ///
 /// For operators, and for API keys of the tenant `main` with the role `manage`. Notifications that exist remain.
-#[utoipa::path(delete, path = "/notify/v1/recipients/{aggregate_type}/{aggregate}/{user_id}", tag = "notify",
+#[utoipa::path(delete, path = "/notify/v1/recipients/{aggregate_type}/{aggregate}/{user_id}", operation_id = "deleteRecipient", tag = "notify",
     params(("aggregate_type" = String, Path), ("aggregate" = String, Path), ("user_id" = Uuid, Path),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])), responses((status = 204, description = "The user is no recipient (any more)")))]
@@ -215,7 +215,7 @@ async fn delete(
 ///
 /// For operators, and for API keys of the tenant `main` with the role `manage`. Up to 10,000 rows, all of them or none: the
 /// errors name the rows, up to 100 of them. A repeated import changes nothing.
-#[utoipa::path(post, path = "/notify/v1/recipients/import", tag = "notify",
+#[utoipa::path(post, path = "/notify/v1/recipients/import", operation_id = "importRecipients", tag = "notify",
     request_body = NewRecipients,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])), responses((status = 200, body = Imported)))]

@@ -2,10 +2,10 @@
 
 use axum::http::StatusCode;
 use chrono::TimeDelta;
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
-use kit::worker::Wake;
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
+use http_kit::problem::Problem;
+use runtime::worker::Wake;
+use service::idempotency::{StoreResponse, run_once};
 use sqlx::{Postgres, Transaction};
 
 use crate::Notify;

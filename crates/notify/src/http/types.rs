@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use kit::auth::Operator;
-use kit::extract::{Json, Path};
-use kit::idempotency::{JsonBody, Mutation, StoredResponse};
-use kit::problem::{FieldError, Problem};
-use mailbox::idempotency::{StoreResponse, run_once};
-use mailbox::log::aggregate_types;
+use http_kit::auth::Operator;
+use http_kit::extract::{Json, Path};
+use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::problem::{FieldError, Problem};
+use pillarbox::log::aggregate_types;
 use serde::{Deserialize, Serialize};
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -57,7 +57,7 @@ impl From<String> for TypeView {
 /// List the aggregate types
 ///
 /// For operators.
-#[utoipa::path(get, path = "/notify/v1/aggregate-types", tag = "notify", security(("bearer" = [])),
+#[utoipa::path(get, path = "/notify/v1/aggregate-types", operation_id = "listAggregateTypes", tag = "notify", security(("bearer" = [])),
     responses((status = 200, body = Types)))]
 async fn list(State(notify): State<Arc<Notify>>, _: Operator) -> Result<Json<Types>, Problem> {
     let mut db = notify.db.acquire().await.map_err(Error::from)?;
@@ -68,7 +68,7 @@ async fn list(State(notify): State<Arc<Notify>>, _: Operator) -> Result<Json<Typ
 /// Add an aggregate type
 ///
 /// For operators. Producers can use it at once; within seconds its queue exists and its listener runs.
-#[utoipa::path(post, path = "/notify/v1/aggregate-types", tag = "notify", request_body = NewType,
+#[utoipa::path(post, path = "/notify/v1/aggregate-types", operation_id = "createAggregateType", tag = "notify", request_body = NewType,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 201, body = TypeView), (status = 200, body = TypeView, description = "The type exists already")))]
@@ -98,7 +98,7 @@ async fn add(
 ///
 /// For operators. Refused while it has recipients. Its events that are still to be processed reach nobody; its queue and its
 /// consumer remain until you delete them.
-#[utoipa::path(delete, path = "/notify/v1/aggregate-types/{name}", tag = "notify",
+#[utoipa::path(delete, path = "/notify/v1/aggregate-types/{name}", operation_id = "deleteAggregateType", tag = "notify",
     params(("name" = String, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 204, description = "The type is deleted"), (status = 404, description = "The type does not exist"),

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::{Html, IntoResponse, Response};
 use http::HeaderValue;
-use kit::auth::Caller;
-use kit::extract::Query;
-use kit::problem::Problem;
+use http_kit::auth::Caller;
+use http_kit::extract::Query;
+use http_kit::problem::Problem;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -34,7 +34,7 @@ struct UnsubscribeParams {
 /// Show a page that asks whether to unsubscribe
 ///
 /// It changes nothing: programs that check e-mails open every link.
-#[utoipa::path(get, path = "/notify/v1/unsubscribe", tag = "notify", params(UnsubscribeParams),
+#[utoipa::path(get, path = "/notify/v1/unsubscribe", operation_id = "getUnsubscribePage", tag = "notify", params(UnsubscribeParams),
     security((), ("bearer" = [])),
     responses((status = 200, body = String, content_type = "text/html", description = "A page with a button"),
         (status = 404, description = "The link is not valid")))]
@@ -54,7 +54,7 @@ async fn confirm_unsubscribe(
 /// Unsubscribe from the e-mails of an event type
 ///
 /// The link in an e-mail is enough (RFC 8058); the body is ignored.
-#[utoipa::path(post, path = "/notify/v1/unsubscribe", tag = "notify", params(UnsubscribeParams),
+#[utoipa::path(post, path = "/notify/v1/unsubscribe", operation_id = "unsubscribe", tag = "notify", params(UnsubscribeParams),
     security((), ("bearer" = [])),
     responses((status = 200, body = String, content_type = "text/html", description = "The event type is muted"),
         (status = 404, description = "The link is not valid"),
@@ -67,7 +67,7 @@ async fn unsubscribe(
     let muted = verified(&notify, &token)?;
     let name = escaped(&words(&muted.event_type));
     let mut tx = notify.db.begin().await.map_err(Error::from)?;
-    flow::unsubscribe(&mut tx, muted, &notify.default_rules).await?;
+    flow::unsubscribe(&mut tx, muted, &notify.policy.default_rules).await?;
     tx.commit().await.map_err(Error::from)?;
     Ok(page(&format!("<p>You get no more e-mails about: <strong>{name}</strong>.</p>")))
 }

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use kit::config::InvalidSetting;
 use lettre::transport::smtp::authentication::Credentials;
 use lettre::transport::smtp::client::{Certificate, TlsParameters};
+use runtime::config::InvalidSetting;
 use url::{Host, Url};
 
 pub(super) fn tls_parameters(host: &str, ca_file: Option<&Path>) -> Result<TlsParameters, InvalidSetting> {

@@ -2,14 +2,15 @@
 
 use std::collections::HashSet;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::postgres::PgRow;
+use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use super::delivery;
 use crate::domain::business_event::BusinessEvent;
-use crate::domain::participants::Addressees;
+use crate::domain::participants::{Addressees, Previous};
 
 /// A business event that is being announced.
 #[derive(Debug)]
@@ -20,6 +21,10 @@ pub(crate) struct Announcement {
     pub(crate) last_user: Option<Uuid>,
     /// The attempts that have failed since the last step.
     pub(crate) attempts: i32,
+    /// What the participants know, if it is an announcement of a change that has not begun.
+    pub(crate) previous: Option<Previous>,
+    /// Whether there are participants who know a later state than `previous`.
+    pub(crate) joined_since: bool,
 }
 
 /// An announcement as operators see it.
@@ -36,13 +41,65 @@ pub(crate) struct AnnouncementRecord {
     pub(crate) last_error: Option<String>,
 }
 
-/// Requests that the participants of an event are notified of a business event, if there are any.
-pub(crate) async fn to_participants(db: &mut PgConnection, business_event: Uuid, event_id: Uuid) -> sqlx::Result<bool> {
-    let query = "insert into pillarbox_notify.announcement (business_event, event_id, subject, due_at)
-                 select $1, $2, $2::text, statement_timestamp()
+/// Requests that the participants of an event hear of a change, if there are any. The request joins one that has not begun.
+/// `message`: the message about the change; its id becomes that of the business event.
+pub(crate) async fn request_change(
+    db: &mut PgConnection,
+    message: Uuid,
+    event_id: Uuid,
+    previous: &Previous,
+    (delay, pause): (TimeDelta, TimeDelta),
+) -> sqlx::Result<()> {
+    // The update locks the announcement that it joins: if that begins now, with the state before this change, it is complete
+    // then, and this one is inserted.
+    let query = "insert into pillarbox_notify.announcement as known
+                     (business_event, event_id, subject, due_at, previous)
+                 select $1, $2, $2::text, greatest(statement_timestamp() + $4, (
+                     select at + $5 from pillarbox_notify.change_announced where event_id = $2)), $3
                  where exists (select from pillarbox_notify.participant where event_id = $2 and status <> 'left')
-                 on conflict do nothing";
-    Ok(sqlx::query(query).bind(business_event).bind(event_id).execute(db).await?.rows_affected() > 0)
+                     and not exists (select from pillarbox_notify.announcement where business_event = $1)
+                 on conflict (event_id) where previous is not null do update
+                     set due_at = coalesce(known.due_at, excluded.due_at),
+                         attempts = case when known.due_at is null then 0 else known.attempts end";
+    let query = sqlx::query(query).bind(message).bind(event_id).bind(Json(previous)).bind(delay).bind(pause);
+    query.execute(db).await.map(drop)
+}
+
+/// Saves that people have joined these events, whose confirmations tell them of the changes that are not announced yet.
+pub(crate) async fn note_joined(db: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<()> {
+    let query = "update pillarbox_notify.announcement set joined_since = true
+                 where event_id = any($1) and previous is not null and not joined_since";
+    sqlx::query(query).bind(events).execute(db).await.map(drop)
+}
+
+/// Drops the requests for announcements of changes of these events that have not begun.
+pub(crate) async fn drop_changes(db: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<()> {
+    let query = "delete from pillarbox_notify.announcement where event_id = any($1) and previous is not null";
+    sqlx::query(query).bind(events).execute(db).await.map(drop)
+}
+
+/// Saves that the announcement of a change begins. The business event is recorded.
+pub(crate) async fn begin_change(db: &mut PgConnection, business_event: Uuid, event_id: Uuid) -> sqlx::Result<()> {
+    let query = "update pillarbox_notify.announcement set previous = null where business_event = $1";
+    sqlx::query(query).bind(business_event).execute(&mut *db).await?;
+    let query = "insert into pillarbox_notify.change_announced (event_id, at) values ($1, statement_timestamp())
+                 on conflict (event_id) do update set at = excluded.at";
+    sqlx::query(query).bind(event_id).execute(db).await.map(drop)
+}
+
+/// Makes an announcement wait for longer.
+pub(crate) async fn postpone(db: &mut PgConnection, business_event: Uuid, pause: TimeDelta) -> sqlx::Result<()> {
+    let query =
+        "update pillarbox_notify.announcement set due_at = statement_timestamp() + $2 where business_event = $1";
+    sqlx::query(query).bind(business_event).bind(pause).execute(db).await.map(drop)
+}
+
+/// Deletes up to `limit` times of announcements that are older than `age`. Returns how many.
+pub(crate) async fn delete_old_changes(db: &mut PgConnection, age: TimeDelta, limit: i64) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox_notify.change_announced where event_id in (
+                     select event_id from pillarbox_notify.change_announced
+                     where at < statement_timestamp() - $1 limit $2)";
+    Ok(sqlx::query(query).bind(age).bind(limit).execute(db).await?.rows_affected())
 }
 
 /// Requests that the recipients of business events of one aggregate type are notified, in the order of the events.
@@ -81,7 +138,8 @@ pub(crate) async fn announced_aggregates(
 /// Locks the announcement that has waited for longest. One that another process works on is skipped, and one that waits for an
 /// earlier one about the same event or aggregate: people hear of changes in their order.
 pub(crate) async fn lock_next(db: &mut PgConnection) -> sqlx::Result<Option<Announcement>> {
-    let query = "select business_event, event_id, aggregate_type, aggregate_id, last_user, attempts
+    let query =
+        "select business_event, event_id, aggregate_type, aggregate_id, last_user, attempts, previous, joined_since
                  from pillarbox_notify.announcement one
                  where due_at <= statement_timestamp() and not exists (
                      select from pillarbox_notify.announcement earlier
@@ -103,7 +161,7 @@ pub(crate) async fn record_failure(
     db: &mut PgConnection,
     business_event: Uuid,
     error: &str,
-    pause: Option<chrono::TimeDelta>,
+    pause: Option<TimeDelta>,
 ) -> sqlx::Result<()> {
     let query = "update pillarbox_notify.announcement
                  set attempts = attempts + 1, last_error = $2, due_at = statement_timestamp() + $3
@@ -205,5 +263,7 @@ fn announcement(row: &PgRow) -> sqlx::Result<Announcement> {
         addressees,
         last_user: row.try_get("last_user")?,
         attempts: row.try_get("attempts")?,
+        previous: row.try_get::<Option<Json<Previous>>, _>("previous")?.map(|Json(previous)| previous),
+        joined_since: row.try_get("joined_since")?,
     })
 }

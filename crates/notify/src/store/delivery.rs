@@ -58,7 +58,8 @@ impl NotNowCounts {
 }
 
 /// The columns of a [`DueNotification`].
-const DUE_COLUMNS: &str = "n.id, n.user_id, n.channel, n.attempts, n.event_id, e.event_type, e.aggregate_type,
+const DUE_COLUMNS: &str =
+    "n.id, n.user_id, n.channel, n.attempts, n.sender, n.event_id, e.event_type, e.aggregate_type,
     e.aggregate_id, e.payload::text as payload, e.at, c.user_id as contact_id, c.email, c.name, c.locale, c.tenant,
     exists (select from pillarbox.tenant where name = c.tenant and deleted_at is null) as is_tenant_known,
     d.user_id is not null as has_deleted_account";
@@ -67,28 +68,27 @@ const DUE_TABLES: &str = "left join pillarbox_notify.business_event e on e.id = 
     left join pillarbox_notify.contact c on c.user_id = n.user_id
     left join pillarbox_notify.deleted_account d on d.user_id = n.user_id";
 
-/// Returns the notifications that are due for longest, after the given one. The cost does not depend on how many wait.
+/// Returns the notifications that are due for longest, after the given one; `only_direct`: of those that somebody may wait for.
+/// The cost does not depend on how many wait.
 pub(crate) async fn candidates(
     db: &mut PgConnection,
+    only_direct: bool,
     after: Option<(DateTime<Utc>, i64)>,
     limit: i64,
 ) -> sqlx::Result<Vec<Candidate>> {
     let (due_at, id) = after.unwrap_or((DateTime::UNIX_EPOCH, 0));
-    let rows = sqlx::query(
+    let direct = if only_direct { "and sender is null" } else { "" };
+    let query = format!(
         "select n.id, n.due_at, n.user_id, n.channel, e.event_type, c.user_id is not null as has_contact,
              n.attempts > 0 or n.last_error is not null as was_tried
          from (select * from pillarbox_notify.notification
-               where status = 'waiting' and due_at <= statement_timestamp() and (due_at, id) > ($1, $2)
+               where status = 'waiting' and due_at <= statement_timestamp() and (due_at, id) > ($1, $2) {direct}
                order by due_at, id limit $3) n
          left join pillarbox_notify.business_event e on e.id = n.event_id
          left join pillarbox_notify.contact c on c.user_id = n.user_id
-         order by n.due_at, n.id",
-    )
-    .bind(due_at)
-    .bind(id)
-    .bind(limit)
-    .fetch_all(db)
-    .await?;
+         order by n.due_at, n.id"
+    );
+    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(due_at).bind(id).bind(limit).fetch_all(db).await?;
     let candidate = |row: &PgRow| {
         Ok(Candidate {
             id: row.try_get("id")?,
@@ -219,7 +219,7 @@ pub(crate) async fn collect(
                      row_number() over (partition by digest.number order by one.id) as place
                  from unnest($1::uuid[], $2::text[]) with ordinality as digest (user_id, event_type, number)
                  cross join lateral (
-                     select n.id, n.channel, n.attempts, n.event_id
+                     select n.id, n.channel, n.attempts, n.sender, n.event_id
                      from pillarbox_notify.notification n
                      join pillarbox_notify.business_event e on e.id = n.event_id
                      where n.user_id = digest.user_id and n.channel = 'email' and n.channel <> 'in_app'
@@ -317,6 +317,7 @@ fn due_notification(row: &PgRow) -> sqlx::Result<DueNotification> {
         user_id: row.try_get("user_id")?,
         channel: channel_of(row.try_get("channel")?)?,
         attempts: row.try_get::<i32, _>("attempts")?.unsigned_abs(),
+        sender: row.try_get("sender")?,
         event: business_event(row)?,
         contact,
         has_deleted_account: row.try_get("has_deleted_account")?,

@@ -1,6 +1,6 @@
 //! Notifications: what decides about them, and how they are recorded. Every statement is for a whole batch.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row};
@@ -93,10 +93,44 @@ pub(crate) async fn existing_in_app(
     rows.iter().map(|row| Ok((row.try_get("event_id")?, row.try_get("user_id")?))).collect()
 }
 
-/// Records notifications, except those that exist. `are_new`: none of them exists, which is cheaper.
+/// Adds these e-mails to the counts of this hour. Returns the counts. They are locked until the end of the transaction, in the
+/// order of the subjects.
+pub(crate) async fn count_emails(
+    db: &mut PgConnection,
+    now: DateTime<Utc>,
+    demands: &BTreeMap<String, i32>,
+) -> sqlx::Result<HashMap<String, i32>> {
+    let query = "insert into pillarbox_notify.email_count as old (hour, subject, emails)
+                 select $1, subject, emails from unnest($2::text[], $3::int[]) with ordinality as new (subject, emails, n)
+                 order by n
+                 on conflict (hour, subject) do update set emails = old.emails + excluded.emails
+                 returning subject, emails";
+    let rows = sqlx::query(query)
+        .bind(hour_of(now))
+        .bind(demands.keys().cloned().collect::<Vec<_>>())
+        .bind(demands.values().copied().collect::<Vec<_>>())
+        .fetch_all(db)
+        .await?;
+    rows.iter().map(|row| Ok((row.try_get("subject")?, row.try_get("emails")?))).collect()
+}
+
+/// Deletes up to `limit` counts of past hours. Returns how many.
+pub(crate) async fn delete_email_counts(db: &mut PgConnection, now: DateTime<Utc>, limit: i64) -> sqlx::Result<u64> {
+    let query = "delete from pillarbox_notify.email_count where (hour, subject) in (
+                     select hour, subject from pillarbox_notify.email_count where hour < $1 limit $2)";
+    Ok(sqlx::query(query).bind(hour_of(now)).bind(limit).execute(db).await?.rows_affected())
+}
+
+fn hour_of(now: DateTime<Utc>) -> i64 {
+    now.timestamp().div_euclid(3_600)
+}
+
+/// Records notifications, except those that exist. `senders`: those of their events that have one. `are_new`: none of them
+/// exists, which is cheaper.
 pub(crate) async fn insert_notifications(
     db: &mut PgConnection,
     notifications: &[NewNotification],
+    senders: &HashMap<Uuid, String>,
     are_new: bool,
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
@@ -108,20 +142,28 @@ pub(crate) async fn insert_notifications(
         .bind(notifications.iter().map(|one| one.due_at).collect::<Vec<_>>())
         .bind(notifications.iter().map(|one| one.seq).collect::<Vec<_>>())
         .bind(now)
+        .bind(notifications.iter().map(|one| one.skipped).collect::<Vec<_>>())
+        .bind(notifications.iter().map(|one| senders.get(&one.event_id).cloned()).collect::<Vec<_>>())
         .execute(db)
         .await
         .map(drop)
 }
 
 const INSERT_NEW: &str = "
-    insert into pillarbox_notify.notification (event_id, user_id, channel, status, due_at, seq, created_at)
-    select event_id, user_id, channel, case when due_at is null then 'delivered' else 'waiting' end, due_at, seq, $6
-    from unnest($1::uuid[], $2::uuid[], $3::text[], $4::timestamptz[], $5::bigint[])
-        as new (event_id, user_id, channel, due_at, seq)";
+    insert into pillarbox_notify.notification
+        (event_id, user_id, channel, status, due_at, seq, created_at, last_error, sender)
+    select event_id, user_id, channel,
+        case when skipped is not null then 'skipped' when due_at is null then 'delivered' else 'waiting' end,
+        case when skipped is null then due_at end, seq, $6, skipped, sender
+    from unnest($1::uuid[], $2::uuid[], $3::text[], $4::timestamptz[], $5::bigint[], $7::text[], $8::text[])
+        as new (event_id, user_id, channel, due_at, seq, skipped, sender)";
 
 const INSERT_MISSING: &str = "
-    insert into pillarbox_notify.notification (event_id, user_id, channel, status, due_at, seq, created_at)
-    select event_id, user_id, channel, case when due_at is null then 'delivered' else 'waiting' end, due_at, seq, $6
-    from unnest($1::uuid[], $2::uuid[], $3::text[], $4::timestamptz[], $5::bigint[])
-        as new (event_id, user_id, channel, due_at, seq)
+    insert into pillarbox_notify.notification
+        (event_id, user_id, channel, status, due_at, seq, created_at, last_error, sender)
+    select event_id, user_id, channel,
+        case when skipped is not null then 'skipped' when due_at is null then 'delivered' else 'waiting' end,
+        case when skipped is null then due_at end, seq, $6, skipped, sender
+    from unnest($1::uuid[], $2::uuid[], $3::text[], $4::timestamptz[], $5::bigint[], $7::text[], $8::text[])
+        as new (event_id, user_id, channel, due_at, seq, skipped, sender)
     on conflict (event_id, user_id, channel) do nothing";

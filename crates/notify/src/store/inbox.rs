@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, QueryBuilder, Row};
+use sqlx::{PgConnection, Postgres, QueryBuilder, Row};
 use uuid::Uuid;
 
 use super::delivery::business_event;
@@ -21,6 +21,13 @@ pub(crate) struct InboxEntry {
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) read_at: Option<DateTime<Utc>>,
     pub(crate) archived_at: Option<DateTime<Utc>>,
+}
+
+impl InboxEntry {
+    /// The approximate size of the notification, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.event.as_ref().map_or(0, |event| event.payload.get().len())
+    }
 }
 
 /// The state of an inbox.
@@ -48,10 +55,14 @@ pub(crate) enum InboxChange {
     Archive,
 }
 
-const ENTRY: &str = "select n.seq, n.event_id, n.created_at, n.read_at, n.archived_at, e.event_type, e.aggregate_type,
-        e.aggregate_id, e.payload::text as payload, e.at
-    from pillarbox_notify.notification n left join pillarbox_notify.business_event e on e.id = n.event_id
-    where n.channel = 'in_app' and n.user_id = ";
+/// How much one query loads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LoadLimits {
+    pub(crate) count: u32,
+    /// The query ends one notification after that with which the events reach this size. Otherwise 100 notifications could have
+    /// 25 MB.
+    pub(crate) bytes: usize,
+}
 
 /// Returns notifications of a user, newest first, before the number `before`.
 pub(crate) async fn list(
@@ -59,10 +70,9 @@ pub(crate) async fn list(
     user: Uuid,
     filter: InboxFilter,
     before: Option<i64>,
-    limit: u32,
+    limits: LoadLimits,
 ) -> sqlx::Result<Vec<InboxEntry>> {
-    let mut query = QueryBuilder::new(ENTRY);
-    query.push_bind(user);
+    let mut query = entries_of(user, "seq desc");
     match filter.unread {
         Some(true) => drop(query.push(" and n.read_at is null")),
         Some(false) => drop(query.push(" and n.read_at is not null")),
@@ -75,23 +85,52 @@ pub(crate) async fn list(
     if let Some(before) = before {
         query.push(" and n.seq < ").push_bind(before);
     }
-    query.push(" order by n.seq desc limit ").push_bind(i64::from(limit));
-    query.build().fetch_all(db).await?.iter().map(entry).collect()
+    load(db, query, "seq desc", limits).await
 }
 
 /// Returns notifications of a user after the number `after`, in order.
-pub(crate) async fn after(db: &mut PgConnection, user: Uuid, after: i64, limit: u32) -> sqlx::Result<Vec<InboxEntry>> {
-    let mut query = QueryBuilder::new(ENTRY);
-    query.push_bind(user).push(" and n.seq > ").push_bind(after);
-    query.push(" order by n.seq limit ").push_bind(i64::from(limit));
-    query.build().fetch_all(db).await?.iter().map(entry).collect()
+pub(crate) async fn after(
+    db: &mut PgConnection,
+    user: Uuid,
+    after: i64,
+    limits: LoadLimits,
+) -> sqlx::Result<Vec<InboxEntry>> {
+    let mut query = entries_of(user, "seq");
+    query.push(" and n.seq > ").push_bind(after);
+    load(db, query, "seq", limits).await
 }
 
 /// Returns one notification of a user.
 pub(crate) async fn one(db: &mut PgConnection, user: Uuid, seq: i64) -> sqlx::Result<Option<InboxEntry>> {
-    let mut query = QueryBuilder::new(ENTRY);
-    query.push_bind(user).push(" and n.seq = ").push_bind(seq);
-    query.build().fetch_optional(db).await?.as_ref().map(entry).transpose()
+    let mut query = entries_of(user, "seq");
+    query.push(" and n.seq = ").push_bind(seq);
+    Ok(load(db, query, "seq", LoadLimits { count: 1, bytes: 0 }).await?.pop())
+}
+
+/// The beginning of a query for notifications in this order; [`load`] adds the end.
+fn entries_of(user: Uuid, order: &str) -> QueryBuilder<Postgres> {
+    let mut query = QueryBuilder::new(format!(
+        "select * from (
+             select n.*, e.event_type, e.aggregate_type, e.aggregate_id, e.payload::text as payload, e.at,
+                 coalesce(sum(octet_length(e.payload::text)) over
+                     (order by n.{order} rows between unbounded preceding and 2 preceding), 0) as bytes_before
+             from (select n.seq, n.event_id, n.created_at, n.read_at, n.archived_at
+                   from pillarbox_notify.notification n where n.channel = 'in_app' and n.user_id = "
+    ));
+    query.push_bind(user);
+    query
+}
+
+async fn load(
+    db: &mut PgConnection,
+    mut query: QueryBuilder<Postgres>,
+    order: &str,
+    LoadLimits { count, bytes }: LoadLimits,
+) -> sqlx::Result<Vec<InboxEntry>> {
+    query.push(format!(" order by n.{order} limit ")).push_bind(i64::from(count));
+    query.push(") n left join pillarbox_notify.business_event e on e.id = n.event_id) page where bytes_before <= ");
+    query.push_bind(bytes as i64).push(format!(" order by {order}"));
+    query.build().fetch_all(db).await?.iter().map(entry).collect()
 }
 
 /// Returns the state of a user's inbox; zeros if there is none yet.
@@ -134,11 +173,15 @@ pub(crate) async fn change(
     sqlx::query_scalar(sqlx::AssertSqlSafe(query)).bind(user).bind(seq).fetch_optional(db).await
 }
 
-/// Marks the unread notifications of a locked inbox, up to this number, as read. Returns how many.
-pub(crate) async fn read_up_to(db: &mut PgConnection, user: Uuid, seq: i64) -> sqlx::Result<u64> {
+/// Marks unread notifications of a locked inbox, up to this number, as read: at most `limit`, the oldest first. Returns how many.
+pub(crate) async fn read_up_to(db: &mut PgConnection, user: Uuid, seq: i64, limit: i32) -> sqlx::Result<i32> {
     let query = "update pillarbox_notify.notification set read_at = statement_timestamp()
-                 where user_id = $1 and channel = 'in_app' and seq <= $2 and read_at is null";
-    Ok(sqlx::query(query).bind(user).bind(seq).execute(db).await?.rows_affected())
+                 where id = any(array(select id from pillarbox_notify.notification
+                     where user_id = $1 and channel = 'in_app' and seq <= $2 and read_at is null
+                     order by seq limit $3))";
+    let done = sqlx::query(query).bind(user).bind(seq).bind(limit).execute(db).await?;
+    // At most `limit`.
+    Ok(i32::try_from(done.rows_affected()).unwrap_or(limit))
 }
 
 /// Changes the count of unread notifications of a locked inbox. Returns the new state.

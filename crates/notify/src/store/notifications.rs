@@ -40,6 +40,8 @@ pub struct DeadNotifications {
     pub channel: Option<Channel>,
     pub event_type: Option<String>,
     pub user_id: Option<Uuid>,
+    /// Only those that were created before this time.
+    pub to: Option<DateTime<Utc>>,
 }
 
 /// Returns notifications, newest first, before the id `before`.
@@ -107,10 +109,11 @@ pub(crate) async fn retry_dead(
                          and ($2::uuid is null or n.user_id = $2)
                          and ($3::text is null or exists (
                              select from pillarbox_notify.business_event e where e.id = n.event_id and e.event_type = $3))
+                         and ($6::timestamptz is null or n.created_at < $6)
                      order by n.id limit $5 for update skip locked
                  ) returning id";
     let query = sqlx::query_scalar(query).bind(selection.channel.map(<&str>::from)).bind(selection.user_id);
-    query.bind(&selection.event_type).bind(after).bind(limit).fetch_all(db).await
+    query.bind(&selection.event_type).bind(after).bind(limit).bind(selection.to).fetch_all(db).await
 }
 
 /// Locks up to `limit` notifications that are older than `age`, and do not wait, after the inboxes that they are in, so that

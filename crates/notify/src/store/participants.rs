@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::events::EventStatus;
 use contracts::joins::JoinChanged;
-use mailbox::log::Message;
+use pillarbox::database::try_work_lock;
+use pillarbox::log::Message;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -39,19 +40,24 @@ pub(crate) async fn lock_events(
     rows.iter().map(|row| joinable_event(row).map(|event| (event.event_id, event))).collect()
 }
 
+pub(crate) async fn find_event(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<JoinableEvent>> {
+    let query = "select * from pillarbox_notify.joinable_event where event_id = $1";
+    sqlx::query(query).bind(id).fetch_optional(db).await?.as_ref().map(joinable_event).transpose()
+}
+
 /// Saves events, in the order of their ids.
 pub(crate) async fn save_events(db: &mut PgConnection, events: &[&JoinableEvent]) -> sqlx::Result<()> {
     sqlx::query(
         "insert into pillarbox_notify.joinable_event as known
-             (event_id, version, status, title, city, start_time, end_time, time_zone, canceled_by, reason)
+             (event_id, version, status, title, city, start_time, end_time, time_zone, canceled_by, reason, owner_id)
          select * from unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::timestamptz[],
-             $7::timestamptz[], $8::text[], $9::uuid[], $10::text[])
-             as new (event_id, version, status, title, city, start_time, end_time, time_zone, canceled_by, reason)
+             $7::timestamptz[], $8::text[], $9::uuid[], $10::text[], $11::uuid[])
+             as new (event_id, version, status, title, city, start_time, end_time, time_zone, canceled_by, reason, owner_id)
          order by event_id
          on conflict (event_id) do update set version = excluded.version, status = excluded.status,
              title = excluded.title, city = excluded.city, start_time = excluded.start_time,
              end_time = excluded.end_time, time_zone = excluded.time_zone, canceled_by = excluded.canceled_by,
-             reason = excluded.reason
+             reason = excluded.reason, owner_id = excluded.owner_id
          where known.version < excluded.version",
     )
     .bind(events.iter().map(|event| event.event_id).collect::<Vec<_>>())
@@ -64,6 +70,7 @@ pub(crate) async fn save_events(db: &mut PgConnection, events: &[&JoinableEvent]
     .bind(events.iter().map(|event| event.time_zone.as_str()).collect::<Vec<_>>())
     .bind(events.iter().map(|event| event.canceled_by).collect::<Vec<_>>())
     .bind(events.iter().map(|event| event.reason.as_deref()).collect::<Vec<_>>())
+    .bind(events.iter().map(|event| event.owner_id).collect::<Vec<_>>())
     .execute(db)
     .await
     .map(drop)
@@ -147,9 +154,7 @@ pub(crate) async fn end_wait(db: &mut PgConnection, events: &[Uuid]) -> sqlx::Re
 /// Makes this process the only one that works on waiting messages, until the end of the transaction. Returns false if another
 /// one does.
 pub(crate) async fn lock_waiting(db: &mut PgConnection) -> sqlx::Result<bool> {
-    sqlx::query_scalar("select pg_try_advisory_xact_lock(hashtextextended('pillarbox_notify.waiting_registration', 0))")
-        .fetch_one(db)
-        .await
+    try_work_lock(db, "notify.waiting_registrations").await
 }
 
 /// The messages that are due, in their order. `time_max`: how long a message may wait.
@@ -254,6 +259,7 @@ fn joinable_event(row: &PgRow) -> sqlx::Result<JoinableEvent> {
     let status: &str = row.try_get("status")?;
     Ok(JoinableEvent {
         event_id: row.try_get("event_id")?,
+        owner_id: row.try_get("owner_id")?,
         version: row.try_get("version")?,
         status: status.parse::<EventStatus>().map_err(|error| sqlx::Error::Decode(error.into()))?,
         title: row.try_get("title")?,

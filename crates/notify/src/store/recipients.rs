@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kit::auth::Tenant;
+use pillarbox::log::Tenant;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, QueryBuilder, Row};
 use uuid::Uuid;

@@ -183,3 +183,48 @@ fn one_hour_is_not_plural() {
         assert!(several.text.contains(many) && several.html.contains(many), "{}", several.text);
     }
 }
+
+/// A template of an event type whose payload is not known at the start.
+fn heavy(text: &str) -> Folder {
+    Folder::with(&[
+        ("notification.heavy.en.subject", "Heavy"),
+        ("notification.heavy.en.txt", text),
+        ("notification.heavy.en.html", "<p>Heavy</p>"),
+    ])
+}
+
+fn render_heavy(text: &str) -> Result<Content, RenderError> {
+    let templates = Templates::load(Some(&heavy(text).0)).unwrap();
+    let reader = Reader { name: "Ada", locale: "en", channel: Channel::Email, unsubscribe_link: "" };
+    notification_templates::render(&templates, &notification_templates::example("heavy", "{}"), reader)
+}
+
+#[test]
+fn a_template_ends_at_the_limits_of_its_steps_and_its_bytes_which_the_error_names() {
+    let file = || "notification.heavy.en.txt".to_owned();
+    let loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}";
+    let ends = "{% endfor %}{% endfor %}{% endfor %}";
+    let silent = render_heavy(&format!("{loops}{{% set x = a %}}{ends}")).unwrap_err();
+    assert_eq!(silent, RenderError::TooManySteps { file: file() });
+    assert!(silent.to_string().contains("more than 50000 steps"), "{silent}");
+    let loud = render_heavy(&format!("{loops}{}{ends}", "x".repeat(1_000))).unwrap_err();
+    assert_eq!(loud, RenderError::TooLarge { file: file() });
+    assert!(loud.to_string().contains("more than 262144 bytes"), "{loud}");
+    assert_eq!(render_heavy("{{ 'x' * 100000000 }}").unwrap_err(), RenderError::TooLarge { file: file() });
+    let in_macro = "{% macro m(n) %}{% for a in range(100000) %}{{ m(n) }}{% endfor %}{% endmacro %}{{ m(1) }}";
+    assert!(render_heavy(in_macro).is_err());
+    let wide = render_heavy("{% for a in range(5000) %}{{ a }} {% endfor %}").unwrap();
+    assert!(wide.text.contains("4999"));
+}
+
+#[test]
+fn a_template_that_exceeds_a_limit_with_an_example_stops_the_start() {
+    let loops = "{% for a in range(100000) %}{% for b in range(100000) %}{{ name }}{% endfor %}{% endfor %}";
+    let files = [
+        ("verification.en.subject", "Confirm"),
+        ("verification.en.txt", loops),
+        ("verification.en.html", "<p>{{ token }}</p>"),
+    ];
+    let error = Folder::error(&files);
+    assert!(error.starts_with("verification.en.txt: with an example: more than"), "{error}");
+}

@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use contracts::progress::{JOB_COMPLETED, JobCompleted, SOURCE};
-use kit::worker::Round;
-use mailbox::database::{Database, time};
-use mailbox::log::{AggregateId, Post, Source, post};
+use pillarbox::database::{Database, time};
+use pillarbox::log::{AggregateId, Post, Source, post};
+use runtime::worker::Round;
 use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::Progress;
+use crate::counts::Counts;
 use crate::domain::{Project, Snapshot, Status};
 use crate::error::{Error, StateError};
 use crate::flow::reload;
-use crate::state::Counts;
 use crate::store::project as store;
 
 const MESSAGE_SOURCE: Source = Source::new(SOURCE);
@@ -168,6 +168,6 @@ mod tests {
         let id = message_id(token, ended);
         assert_eq!(id, message_id(token, ended));
         assert_ne!(id, message_id(Uuid::new_v4(), ended));
-        assert_eq!(mailbox::log::created_at(id), Some(ended));
+        assert_eq!(pillarbox::log::created_at(id), Some(ended));
     }
 }

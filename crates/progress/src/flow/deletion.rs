@@ -2,10 +2,11 @@
 //! transaction of the deletion. Then a worker deletes them with their counts and items, which can be millions of rows, or in Redis.
 
 use contracts::identity::AccountDeleted;
-use kit::auth::{Principal, Tenant};
-use kit::worker::Round;
-use mailbox::database::Database;
-use mailbox::log::Message;
+use http_kit::auth::Principal;
+use pillarbox::database::Database;
+use pillarbox::log::Message;
+use pillarbox::log::Tenant;
+use runtime::worker::Round;
 use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::Progress;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::Progress;
+use crate::counts::Changed;
 use crate::domain::{Items, Project};
 use crate::error::Error;
 use crate::flow::{ATTEMPTS, completion, initialised, lost, reload};
-use crate::state::Changed;
 
 /// Counts the items that were not counted before. The items of a finished project have no effect, so that a worker whose
 /// message is delivered again does not fail. Fails if the project has ended and cannot be archived: the worker repeats the request.

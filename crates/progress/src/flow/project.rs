@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use kit::auth::Caller;
-use kit::etag::IfMatch;
+use http_kit::auth::Caller;
+use http_kit::etag::IfMatch;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use crate::Progress;
+use crate::counts::{Counts, Reading, Replaced};
 use crate::domain::{self, Change, Project, Snapshot, Status};
 use crate::error::Error;
 use crate::flow::{ATTEMPTS, completion, initialised, initialised_in, lost, reload};
-use crate::state::{Counts, PostgresState, Reading, RedisState, Replaced};
+use crate::state::{PostgresState, RedisState};
 use crate::store::project as store;
-use crate::view;
+use crate::{Progress, view};
 
 /// Inserts a project in the caller's transaction. Returns the existing one if the same owner has created it, and nothing was
 /// initialised: the request is repeated after a failure in between. Fails if there is another one, or the owner has `unfinished_max`

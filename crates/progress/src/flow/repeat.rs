@@ -1,9 +1,10 @@
 //! Repeated requests that change counts. A rejection is not stored: the reason, such as lost counts, may no longer apply to a repeat.
 
-use kit::idempotency::{RequestIdentity, StoredResponse};
-use kit::problem::Problem;
-use mailbox::database::{Database, problem};
-use mailbox::idempotency::{Effect, Responses, StoreError, StoreResponse};
+use http_kit::database::problem;
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
+use http_kit::problem::Problem;
+use pillarbox::database::Database;
+use service::idempotency::{Effect, Responses, StoreError, StoreResponse};
 use sqlx::{Postgres, Transaction};
 
 use crate::error::Error;

@@ -8,30 +8,30 @@ use axum::http::header::{ETAG, LOCATION};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use http::HeaderValue;
-use kit::auth::Caller;
-use kit::etag::{IfMatch, IfNoneMatch};
-use kit::event_stream::EventStream;
-use kit::extract::Json;
-use kit::idempotency::{JsonBody, Mutation, OptionalJsonBody, StoredResponse};
-use kit::page::{Listing, NoFilters, Page, PageScope};
-use kit::problem::{FieldError, Problem};
-use mailbox::idempotency::{StoreResponse, run_once};
+use http_kit::auth::Caller;
+use http_kit::etag::{IfMatch, IfNoneMatch};
+use http_kit::event_stream::EventStream;
+use http_kit::extract::Json;
+use http_kit::idempotency::{JsonBody, Mutation, OptionalJsonBody, StoredResponse};
+use http_kit::page::{Listing, NoFilters, Page, PageScope};
+use http_kit::problem::{FieldError, Problem};
 use serde::Deserialize;
+use service::idempotency::{StoreResponse, run_once};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::{IDEMPOTENCY_KEY, Visible};
-use crate::Progress;
+use crate::counts::Reading;
 use crate::domain::{self, Change, Items, Project, Status};
 use crate::error::Error;
 use crate::flow::project::Requested;
 use crate::flow::repeat::{answer_in_transaction, answer_once};
 use crate::flow::{items, project as flow};
-use crate::state::{Reading, State as Counted};
+use crate::state::State as Counted;
 use crate::view::{self, MarkedView, ProjectItem, ProjectView};
-use crate::watch;
+use crate::{Progress, watch};
 
 /// The largest number of items in one request.
 const ITEMS_MAX: usize = 1_000;
@@ -60,7 +60,7 @@ struct NewProject {
 struct ProjectChange {
     /// The number of items, at most `progress.items_max` (10,000,000 by default). 0: not known yet.
     #[schema(value_type = Option<i64>, minimum = 0, maximum = 10_000_000_i64)]
-    total: Option<kit::field::Whole>,
+    total: Option<http_kit::field::Whole>,
     /// CRAWLING, PROCESSING_WAIT, PROCESSING or FAILED.
     status: Option<Status>,
 }
@@ -108,7 +108,7 @@ struct DoneItem {
 /// Create a project
 ///
 /// It is INITIALIZING, and all its counts are 0.
-#[utoipa::path(post, path = "/progress/v1/projects", tag = "progress", request_body = Option<NewProject>,
+#[utoipa::path(post, path = "/progress/v1/projects", operation_id = "createProject", tag = "progress", request_body = Option<NewProject>,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)), security(("bearer" = [])),
     responses((status = 201, body = ProjectView, headers(("location" = String, description = "The path of the project"))),
         (status = 409, description = "The id is in use, or the caller has too many unfinished projects")))]
@@ -149,7 +149,7 @@ async fn create(
 /// List projects, newest first
 ///
 /// Those of the caller, or of all callers for admins of the tenant `main`.
-#[utoipa::path(get, path = "/progress/v1/projects", tag = "progress", params(Listing<NoFilters>), security(("bearer" = [])),
+#[utoipa::path(get, path = "/progress/v1/projects", operation_id = "listProjects", tag = "progress", params(Listing<NoFilters>), security(("bearer" = [])),
     responses((status = 200, body = Page<ProjectItem>)))]
 async fn list(
     State(progress): State<Arc<Progress>>,
@@ -165,7 +165,7 @@ async fn list(
 }
 
 /// Show a project
-#[utoipa::path(get, path = "/progress/v1/projects/{id}", tag = "progress",
+#[utoipa::path(get, path = "/progress/v1/projects/{id}", operation_id = "getProject", tag = "progress",
     params(("id" = String, Path),
         ("if-none-match" = Option<String>, Header, description = "The ETag of the response that the client has cached")),
     security(("bearer" = [])),
@@ -190,7 +190,7 @@ async fn show(
 ///
 /// A project completes when it has a total, as many items are done, and it is not CRAWLING. After that nothing changes.
 /// `If-Match` compares the status and the total; items that are marked meanwhile do not matter.
-#[utoipa::path(patch, path = "/progress/v1/projects/{id}", tag = "progress", request_body = ProjectChange,
+#[utoipa::path(patch, path = "/progress/v1/projects/{id}", operation_id = "updateProject", tag = "progress", request_body = ProjectChange,
     params(("id" = String, Path),
         ("if-match" = Option<String>, Header, description = "The ETag of the project as the client knows it"),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
@@ -205,7 +205,7 @@ async fn change(
     if_match: IfMatch,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<ProjectChange>>,
 ) -> Result<StoredResponse, Problem> {
-    let total = body.total.map(|kit::field::Whole(total)| total);
+    let total = body.total.map(|http_kit::field::Whole(total)| total);
     // A project with more items than are counted could never complete.
     let total_max = progress.items_max;
     if total.is_some_and(|total| !(0..=total_max).contains(&total)) {
@@ -243,7 +243,7 @@ async fn change(
 /// Mark items as done
 ///
 /// One, or up to 1,000. An id counts once, however often it is marked. The items of a finished project have no effect.
-#[utoipa::path(post, path = "/progress/v1/projects/{id}/items", tag = "progress",
+#[utoipa::path(post, path = "/progress/v1/projects/{id}/items", operation_id = "markProjectItems", tag = "progress",
     request_body(content = DoneItemsBody, example = json!({"items": [{"id": "page-1"}, {"id": "page-2", "error": true}]})),
     params(("id" = String, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
@@ -265,7 +265,7 @@ async fn mark(
 /// Initialise lost counts again
 ///
 /// Afterwards set the total and the status, and send all items again.
-#[utoipa::path(post, path = "/progress/v1/projects/{id}/restart", tag = "progress",
+#[utoipa::path(post, path = "/progress/v1/projects/{id}/restart", operation_id = "restartProject", tag = "progress",
     params(("id" = String, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 200, body = ProjectView), (status = 404, description = "The project does not exist"),
@@ -288,10 +288,10 @@ async fn restart(
 /// Server-sent events `progress`, each with the project as JSON: its state now, and whenever it changes. A client that connects
 /// again with `Last-Event-ID` gets the current state if it has not seen it. The stream ends after the final state; a client that
 /// has seen it gets 204.
-#[utoipa::path(get, path = "/progress/v1/projects/{id}/events", tag = "progress",
+#[utoipa::path(get, path = "/progress/v1/projects/{id}/events", operation_id = "watchProject", tag = "progress",
     params(("id" = String, Path), ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has got")),
     security(("bearer" = [])),
-    responses((status = 200, body = String, content_type = "text/event-stream"),
+    responses((status = 200, body = ProjectView, content_type = "text/event-stream", description = "A stream that stays open; `data` of each event is the project"),
         (status = 204, description = "The client has seen the final state"),
         (status = 404, description = "The project does not exist"), (status = 409, description = "The counts are lost")))]
 async fn events(

@@ -1,13 +1,14 @@
 //! Counts in PostgreSQL.
 
 use chrono::{DateTime, Utc};
-use kit::clock::Clock;
-use kit::gates::Gates;
-use mailbox::database::Database;
+use http_kit::admission::gates::Gates;
+use pillarbox::database::Database;
+use runtime::clock::Clock;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use super::{Changed, Counts, Limits, ReadResult, Reading, Replaced};
+use super::{Limits, ReadResult};
+use crate::counts::{Changed, Counts, Reading, Replaced};
 use crate::domain::{Items, Snapshot, Status};
 use crate::error::StateError;
 use crate::store::state as store;

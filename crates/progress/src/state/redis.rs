@@ -13,14 +13,15 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures_util::future::try_join_all;
-use kit::clock::Clock;
 use redis::{FromRedisValue, Value};
+use runtime::clock::Clock;
 use uuid::Uuid;
 
 use self::link::Connected;
 pub(crate) use self::link::Link;
 use self::scripts::Script;
-use super::{Changed, Counts, Limits, ReadResult, Reading, Replaced};
+use super::{Limits, ReadResult};
+use crate::counts::{Changed, Counts, Reading, Replaced};
 use crate::domain::{Items, Rate, Snapshot, Status};
 use crate::error::StateError;
 

@@ -8,8 +8,8 @@ use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use super::project::snapshot_of;
+use crate::counts::{Changed, Counts, Reading, Replaced};
 use crate::domain::{Items, RATE_SECONDS, Rate, Snapshot, Status};
-use crate::state::{Changed, Counts, Reading, Replaced};
 
 /// Initialises the counts, unless they are initialised with this token already.
 pub(crate) async fn initialise(

@@ -2,9 +2,9 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::{Envelope, EventId};
-use kit::auth::Tenant;
-use kit::clock::Clock;
-use mailbox::log::{AggregateId, Post, created_at, is_confidential_topic};
+use pillarbox::log::Tenant;
+use pillarbox::log::{AggregateId, Post, created_at, is_confidential_topic};
+use runtime::clock::Clock;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use sha2::{Digest, Sha256};
@@ -40,13 +40,14 @@ pub(super) struct Parsed {
     /// The ids by which a repeat is recognised: the id of the AMQP message and that of the event in it, which may
     /// arrive under several message ids.
     pub(super) ids: Vec<String>,
-    pub(super) post: Result<Post, String>,
+    /// None if the message is not for this subscription. Its ids are recorded, because a check of the queue would take it for lost.
+    pub(super) post: Option<Result<Post, String>>,
 }
 
 impl MessageParser {
     pub(super) fn sender_of<'a>(&'a self, one: &'a Incoming) -> Sender<'a> {
         match &self.trust {
-            Some(trust) => trust.sender_of(one, self.clock.now()),
+            Some(trust) => trust.sender_of(one),
             None => Sender::Stranger,
         }
     }
@@ -60,20 +61,21 @@ impl MessageParser {
         tenant.unwrap_or_else(|| self.settings.tenant.clone())
     }
 
-    /// Returns None if the message is not for this subscription. A producer that posts by SQL can have any topic
-    /// published, but not in the name of another source.
-    pub(super) fn parse(&self, one: &Incoming) -> Option<Parsed> {
+    /// A producer that posts by SQL can have any topic published, but not in the name of another source.
+    pub(super) fn parse(&self, one: &Incoming) -> Parsed {
+        let unusable = |error: String| Parsed { ids: Vec::new(), post: Some(Err(error)) };
         if one.oversized.is_some() {
-            return Some(Parsed { ids: Vec::new(), post: Err(oversized_error(one)) });
+            return unusable(oversized_error(one));
+        }
+        if let Some(reason) = &one.invalid {
+            return unusable(reason.clone());
         }
         let sender = self.sender_of(one);
         match (&sender, self.trust.as_ref().map(|trust| trust.sources.as_slice())) {
             (_, None | Some([])) => {}
             (Sender::Service(source), Some(sources)) if sources.iter().any(|trusted| trusted == source) => {}
-            (Sender::Service(source), Some(_)) => return self.refused(&format!("from the source {source}")),
-            (Sender::Stranger, Some(_)) => {
-                return Some(Parsed { ids: Vec::new(), post: Err(UNSIGNED.to_owned()) });
-            }
+            (Sender::Service(source), Some(_)) => return self.refused(one, &format!("from the source {source}")),
+            (Sender::Stranger, Some(_)) => return unusable(UNSIGNED.to_owned()),
         }
         let envelope = match self.settings.format {
             IntakeFormat::Json => serde_json::from_slice::<Envelope>(&one.body).ok(),
@@ -84,7 +86,7 @@ impl MessageParser {
             && !envelope.aggregate_type.as_ref().is_some_and(|own| trust.aggregate_types.contains(own))
         {
             let aggregate_type = envelope.aggregate_type.as_deref().unwrap_or("none");
-            return self.refused(&format!("with the aggregate type {aggregate_type}"));
+            return self.refused(one, &format!("with the aggregate type {aggregate_type}"));
         }
         let mut ids: Vec<String> = one.message_id.iter().cloned().collect();
         // The event id is usually equal to the message id.
@@ -97,11 +99,12 @@ impl MessageParser {
             IntakeFormat::Json => self.post_of(one, envelope, &sender),
             IntakeFormat::Email => self.post_of_email(one, &sender),
         };
-        Some(Parsed { ids, post })
+        Parsed { ids, post: Some(post) }
     }
 
-    /// What becomes of a service's message that is not for this subscription.
-    fn refused(&self, what: &str) -> Option<Parsed> {
+    /// What becomes of a service's message that is not for this subscription: a dead letter in a queue that others use as well,
+    /// nothing in one that receives every message of its exchange.
+    fn refused(&self, one: &Incoming, what: &str) -> Parsed {
         let is_shared = self.trust.as_ref().is_some_and(|trust| trust.is_shared);
         let error = || {
             format!(
@@ -109,15 +112,24 @@ impl MessageParser {
                  queue"
             )
         };
-        is_shared.then(|| Parsed { ids: Vec::new(), post: Err(error()) })
+        Parsed { ids: self.ids_of_service(one), post: is_shared.then(|| Err(error())) }
     }
 
     /// Makes the ids of services and of strangers in one queue different, and those of different services.
     fn qualify(&self, id: &mut String, sender: &Sender<'_>) {
         match (&self.trust, sender) {
             (None, _) => {}
-            (Some(_), Sender::Service(source)) => *id = format!("signed {source} {id}"),
+            (Some(_), Sender::Service(source)) => *id = service_id(source, id),
             (Some(_), Sender::Stranger) => *id = format!("unsigned {id}"),
+        }
+    }
+
+    /// Returns the ids by which a service's message is known when it has arrived, even as a dead letter. A stranger may send its
+    /// message again after it has corrected it, with the same id.
+    pub(super) fn ids_of_service(&self, one: &Incoming) -> Vec<String> {
+        match (&self.trust, self.sender_of(one)) {
+            (Some(_), Sender::Service(source)) => one.message_id.iter().map(|id| service_id(source, id)).collect(),
+            (Some(_) | None, Sender::Service(_) | Sender::Stranger) => Vec::new(),
         }
     }
 
@@ -189,7 +201,7 @@ impl MessageParser {
         })
     }
 
-    /// Returns when the payload expires, if it is confidential. Relays of earlier versions and other programs send no expiry.
+    /// Returns when the payload expires, if it is confidential. Other programs send no expiry.
     fn confidential_until(&self, one: &Incoming, topic: &str) -> Option<DateTime<Utc>> {
         expiry_of(one).or_else(|| is_confidential_topic(topic).then(|| self.clock.now() + CONFIDENTIAL_TIME))
     }
@@ -201,6 +213,11 @@ impl MessageParser {
             || one.kind.as_deref().is_some_and(is_confidential_topic)
             || one.headers.contains_key(headers::CONFIDENTIAL_UNTIL)
     }
+}
+
+/// The id by which the reader of a queue recognises a service's message.
+pub(super) fn service_id(source: &str, id: &str) -> String {
+    format!("signed {source} {id}")
 }
 
 /// The JSON of [`contracts::email::EmailRequested`], with the e-mail as it arrived.

@@ -1,7 +1,5 @@
 //! Whom the intake of a queue believes.
 
-use chrono::{DateTime, Utc};
-
 use crate::headers;
 use crate::intake::Incoming;
 use crate::signature::{MessageSigner, SignedFields};
@@ -16,8 +14,6 @@ pub(crate) struct Trust {
     /// Otherwise it is skipped: the queue is bound for more than the subscription needs.
     pub(crate) is_shared: bool,
     pub(crate) signer: MessageSigner,
-    /// See [`RelaySettings::accept_unsigned_until`](crate::RelaySettings).
-    pub(crate) accept_unsigned_until: Option<DateTime<Utc>>,
 }
 
 /// Who has published a message.
@@ -32,21 +28,18 @@ impl Trust {
     /// Signed messages are believed to be those of services, and those of strangers are accepted, too.
     pub(crate) fn of_all(signer: MessageSigner) -> Trust {
         let (sources, aggregate_types) = (Vec::new(), Vec::new());
-        Trust { sources, aggregate_types, is_shared: false, signer, accept_unsigned_until: None }
+        Trust { sources, aggregate_types, is_shared: false, signer }
     }
 
-    pub(super) fn sender_of<'a>(&'a self, one: &'a Incoming, now: DateTime<Utc>) -> Sender<'a> {
+    pub(super) fn sender_of<'a>(&'a self, one: &'a Incoming) -> Sender<'a> {
         let header = |name| one.headers.get(name).map(String::as_str);
-        let source = header(headers::SOURCE);
-        let Some(signature) = header(headers::SIGNATURE) else {
-            let is_accepted = self.accept_unsigned_until.is_some_and(|end| now < end);
-            // The relay of an earlier version set the source, or, if it is older still, published only its own messages.
-            let assumed = source.or(self.sources.first().map(String::as_str));
-            return if is_accepted { Sender::Service(assumed.unwrap_or_default()) } else { Sender::Stranger };
-        };
-        let (Some(message_id), Some(source), Some(tenant), Some(kind)) =
-            (one.message_id.as_deref(), source, header(headers::TENANT), one.kind.as_deref())
-        else {
+        let (Some(signature), Some(message_id), Some(source), Some(tenant), Some(kind)) = (
+            header(headers::SIGNATURE),
+            one.message_id.as_deref(),
+            header(headers::SOURCE),
+            header(headers::TENANT),
+            one.kind.as_deref(),
+        ) else {
             return Sender::Stranger;
         };
         let fields = SignedFields { message_id, source, tenant, kind, key: header(headers::KEY), body: &one.body };

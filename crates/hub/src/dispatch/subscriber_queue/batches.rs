@@ -17,9 +17,11 @@ use chrono::{DateTime, Utc};
 
 use super::lanes::{Lanes, Turn};
 use super::{NextStep, SubscriberQueue, is_report, time_since_post};
-use crate::delivery::{Attempt, AttemptResult, NewDeadLetter, RecipientBatch};
-use crate::domain::Outcome;
-use crate::hub_message::{HubMessage, LaneKey};
+use crate::deliveries::attempt_result::{Attempt, AttemptResult};
+use crate::deliveries::domain::Outcome;
+use crate::deliveries::message::{HubMessage, LaneKey};
+use crate::deliveries::recipient::RecipientBatch;
+use crate::dispatch::changes::NewDeadLetter;
 
 /// The approximate size of a request body. A batch has at least one message, whatever its size.
 const BODY_BYTES_MAX: usize = 1_000_000;

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 
 use super::SubscriberQueue;
 use super::lanes::Lane;
-use crate::operator_command::{OperatorCommand, PendingCommand};
+use crate::deliveries::command::{OperatorCommand, PendingCommand};
 
 #[derive(Debug)]
 pub(super) struct Commands {

@@ -7,8 +7,9 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use chrono::{DateTime, Utc};
 
-use crate::delivery::{LaneReadRequest, LaneRow};
-use crate::hub_message::{HubMessage, LaneKey};
+use crate::deliveries::message::{HubMessage, LaneKey};
+use crate::dispatch::changes::LaneRow;
+use crate::dispatch::reads::LaneReadRequest;
 
 /// While both are ready, one of so many messages belongs to a replay.
 const REPLAY_TURN: u32 = 4;
@@ -222,9 +223,10 @@ impl Lanes {
         self.queued += messages.len();
         lane.queue.extend(messages);
         if lane.queue.is_empty() {
-            match detached.has_more {
-                true => drop(self.needs_read.insert(request.key.clone())),
-                false => self.end(&request.key),
+            if detached.has_more {
+                self.needs_read.insert(request.key.clone());
+            } else {
+                self.end(&request.key);
             }
         } else if !lane.is_in_flight {
             self.push_ready(request.key.clone());
@@ -263,10 +265,7 @@ impl Lanes {
     /// Where the lane waits for its turn: apart from others if its head was created by a replay.
     fn ready_of(&mut self, key: &LaneKey) -> &mut VecDeque<LaneKey> {
         let head = self.by_key.get(key).and_then(|lane| lane.queue.front());
-        match head.is_some_and(|head| head.replay.is_some()) {
-            true => &mut self.ready_replays,
-            false => &mut self.ready,
-        }
+        if head.is_some_and(|head| head.replay.is_some()) { &mut self.ready_replays } else { &mut self.ready }
     }
 
     /// Whose turn it is. A live message is never behind more than one request of a replay, and both get on while both are ready.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::delivery::RecipientLimits;
-use crate::domain::Verdict;
+use crate::deliveries::domain::Verdict;
+use crate::deliveries::recipient::RecipientLimits;
 
 /// Failures in a row after which the breaker opens: then one message is tried at a time.
 const BREAKER_FAILURES: u32 = 20;
@@ -144,8 +144,9 @@ impl TokenBucket {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use chrono::TimeDelta;
+
+    use super::*;
 
     const UNLIMITED: RecipientLimits = RecipientLimits { max_in_flight: 100, rate: None };
 

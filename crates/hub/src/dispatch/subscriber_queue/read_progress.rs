@@ -1,6 +1,6 @@
 //! How far a subscriber queue has read its subscriber's messages, and how many it may read at a time.
 
-use crate::hub_message::HubMessage;
+use crate::deliveries::message::HubMessage;
 
 /// The maximum number of messages in memory.
 pub(super) const MESSAGES_AHEAD_MAX: usize = 2_048;
@@ -57,9 +57,10 @@ impl ReadProgress {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::hub_message::fixtures::event;
     use std::sync::Arc;
+
+    use super::*;
+    use crate::deliveries::message::fixtures::event;
 
     fn messages(count: i64, payload_bytes: usize) -> Vec<HubMessage> {
         let event = Arc::new(event(payload_bytes));

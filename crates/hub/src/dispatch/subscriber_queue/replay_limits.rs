@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::hub_message::LaneKey;
+use crate::deliveries::message::LaneKey;
 
 #[derive(Debug, Default)]
 pub(super) struct ReplayLimits {

@@ -12,11 +12,12 @@ use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use super::*;
-use crate::delivery::{
-    AttemptResult, Changes, LaneReadRequest, LaneRow, RecipientBatch, RecipientLimits, RecipientRetry, fixtures,
-};
-use crate::domain::{OnExhausted, Outcome, Verdict};
-use crate::hub_message::fixtures::event;
+use crate::deliveries::attempt_result::AttemptResult;
+use crate::deliveries::domain::{OnExhausted, Outcome, Verdict};
+use crate::deliveries::message::fixtures::event;
+use crate::deliveries::recipient::{RecipientBatch, RecipientLimits, RecipientRetry, fixtures};
+use crate::dispatch::changes::{Changes, LaneRow};
+use crate::dispatch::reads::LaneReadRequest;
 
 fn now() -> DateTime<Utc> {
     DateTime::<Utc>::UNIX_EPOCH + TimeDelta::days(20_000)

@@ -3,7 +3,8 @@
 use chrono::{DateTime, Utc};
 
 use super::lanes::DetachedLane;
-use crate::delivery::{Attempt, LaneRow, NewDeadLetter, Recovery};
+use crate::deliveries::attempt_result::Attempt;
+use crate::dispatch::changes::{LaneRow, NewDeadLetter, Recovery};
 
 /// The minimum time between two saves of a position. After a crash, the stored attempts tell which messages beyond the
 /// saved position have a final outcome.

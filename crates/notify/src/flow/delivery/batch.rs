@@ -1,6 +1,6 @@
 //! What one transaction of the delivery does: e-mails, hub events, and the results of notifications.
 
-use mailbox::log::{Post, Source, post_all};
+use pillarbox::log::{Post, Source, post_all};
 use sqlx::{Postgres, Transaction};
 
 use crate::domain::NewMail;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use contracts::notify::SOURCE;
-use kit::secret::digest;
+use runtime::secret::digest;
 use uuid::Uuid;
 
 use crate::address;
@@ -113,6 +113,7 @@ impl EmailTexts {
             template,
             content,
             unsubscribe: draft.unsubscribe.clone(),
+            sender: draft.notification.sender.clone().unwrap_or_else(|| draft.notification.user_id.to_string()),
             status: self.recorder.status,
             created_at: now,
             give_up_at: now + self.recorder.retry_time,

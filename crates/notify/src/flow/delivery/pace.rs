@@ -1,7 +1,7 @@
 //! How many notifications one transaction delivers: fewer after a failure, until the one that makes the transaction fail is
 //! alone in it. Then that one fails, and the others no longer wait for it.
 
-use mailbox::database::{is_data_error, is_transient};
+use pillarbox::database::{is_data_error, is_transient};
 
 use crate::error::DeliveryError;
 use crate::store::delivery::Candidate;
@@ -21,11 +21,13 @@ pub(super) struct Pace {
     alone: Option<Candidate>,
     /// The notification that was alone in the last transaction, which failed for a reason that may be another.
     suspect: Option<i64>,
+    /// Alternates.
+    prefers_direct: bool,
 }
 
 impl Default for Pace {
     fn default() -> Pace {
-        Pace { size: BATCH_MAX, has_ended: true, alone: None, suspect: None }
+        Pace { size: BATCH_MAX, has_ended: true, alone: None, suspect: None, prefers_direct: false }
     }
 }
 
@@ -40,6 +42,13 @@ impl Pace {
     /// How many notifications the round reads.
     pub(super) fn size(&self) -> i64 {
         self.size
+    }
+
+    /// Whether the round delivers what somebody may wait for: every second one does, so that neither these notifications nor
+    /// announcements to many people hold up the others. After a failure the order is that of the time.
+    pub(super) fn prefers_direct(&mut self) -> bool {
+        self.prefers_direct = !self.prefers_direct;
+        self.prefers_direct && self.size == BATCH_MAX
     }
 
     /// Notes what the round delivers.

@@ -5,9 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use kit::health::Probe;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, ServerErrorKind, Value};
+use runtime::health::Probe;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

@@ -1,7 +1,8 @@
 //! The order of messages in lanes, without a dispatcher.
 
-use super::*;
 use std::sync::Arc;
+
+use super::*;
 
 fn message(n: i64, lane: &str) -> HubMessage {
     HubMessage { n, lane: Some(Arc::from(lane)), seq: None, attempts_before: 0, replay: None, event: None }

@@ -1,7 +1,7 @@
 //! The guarantees of batches, one at a time.
 
 use super::*;
-use crate::operator_command::{OperatorCommand, PendingCommand};
+use crate::deliveries::command::{OperatorCommand, PendingCommand};
 
 fn queue_with(
     batch: RecipientBatch,
@@ -168,7 +168,7 @@ fn a_batch_has_live_messages_or_those_of_one_replay_and_counts_as_one_request_of
     let mut changes = Changes::default();
     queue.drain_changes(now(), &mut changes);
     queue.drain_health(&mut changes);
-    let delivered: i64 = changes.health.iter().map(|minute| minute.counts.delivered).sum();
+    let delivered: i64 = changes.health.minutes.iter().map(|minute| minute.counts.delivered).sum();
     assert_eq!((delivered, changes.attempts.len()), (3, 3), "each message counts");
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::operator_command::{OperatorCommand, PendingCommand};
+use crate::deliveries::command::{OperatorCommand, PendingCommand};
 
 const LARGE: usize = 256 * 1024;
 

@@ -11,8 +11,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::*;
-use crate::hub_message::replay_lane;
-use crate::operator_command::{OperatorCommand, PendingCommand};
+use crate::deliveries::command::{OperatorCommand, PendingCommand};
+use crate::deliveries::message::replay_lane;
 
 const STEPS_MAX: usize = 200_000;
 

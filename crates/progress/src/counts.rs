@@ -1,0 +1,58 @@
+//! Counts of items: which ones a request means, what they are, and how they have changed.
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use crate::domain::{Project, Rate, Snapshot};
+
+/// Which counts a request means.
+#[derive(Debug, Clone)]
+pub(crate) struct Counts {
+    pub(crate) project_id: String,
+    pub(crate) token: Uuid,
+    /// The server on which they were initialised.
+    pub(crate) run: String,
+}
+
+impl Counts {
+    /// The counts of a project; `None` before they are initialised.
+    pub(crate) fn of(project: &Project) -> Option<Counts> {
+        let run = project.run.clone()?;
+        Some(Counts { project_id: project.id.clone(), token: project.token, run })
+    }
+}
+
+/// The counts after a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Changed {
+    pub(crate) snapshot: Snapshot,
+    /// How many items were counted.
+    pub(crate) counted: i64,
+    /// Since when the status is final.
+    pub(crate) ended: Option<DateTime<Utc>>,
+}
+
+/// The counts and their recent rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Reading {
+    pub(crate) snapshot: Snapshot,
+    pub(crate) rate: Option<Rate>,
+    /// Since when the status is final.
+    pub(crate) ended: Option<DateTime<Utc>>,
+}
+
+impl Reading {
+    /// Counts without a rate.
+    pub(crate) fn of(snapshot: Snapshot) -> Reading {
+        Reading { snapshot, rate: None, ended: None }
+    }
+}
+
+/// The result of a change that depends on what was read before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replaced {
+    Changed(Changed),
+    /// The status or the total is another one by now.
+    Conflict,
+    Lost,
+}
