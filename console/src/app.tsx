@@ -7,7 +7,7 @@ import { Page } from "./components/basics";
 import { Shell } from "./components/shell";
 import { Toasts } from "./components/toasts";
 import { toApiError } from "./lib/live";
-import { setQuery, useRoute } from "./lib/router";
+import { link, setQuery, useRoute } from "./lib/router";
 import { useStore } from "./lib/store";
 import { PAGES } from "./pages";
 import { SignIn } from "./pages/sign-in";
@@ -61,19 +61,20 @@ function CurrentPage() {
   const tenant = useStore(actingTenant);
   const signedIn = useStore(caller);
   const [path = "", ...rest] = parts;
-  // A link to a page of another tenant names it. The page is shown when the tenant is chosen, so that nothing is loaded before.
-  const linked = query.get("tenant");
+  // The address names the tenant. The page is shown when the tenant is chosen, so that nothing is loaded before.
+  const mayAct = signedIn !== null && signedIn.is_operator && signedIn.kind === "key";
+  const named = query.get("tenant");
+  const wanted = !mayAct || named === null ? tenant : named === signedIn.tenant ? "" : named;
   useEffect(() => {
-    if (linked === null || signedIn === null) return;
-    if (signedIn.is_operator && signedIn.kind === "key") actForTenant(linked === signedIn.tenant ? "" : linked);
-    setQuery({ tenant: "" });
-  }, [linked, signedIn]);
-  if (linked !== null) return null;
+    if (wanted !== tenant) actForTenant(wanted);
+    else if (mayAct && named === null && tenant !== "") setQuery({});
+  }, [wanted, tenant, named, mayAct]);
+  if (wanted !== tenant) return null;
   const entry = PAGES.find((page) => page.path === path && signedIn !== null && page.isFor(signedIn));
   return (
     <Shell currentPath={path}>
       {entry === undefined
-        ? <Page title="This page does not exist"><p>It may need other permissions. <a href="#/">Go to the overview</a>.</p></Page>
+        ? <Page title="This page does not exist"><p>It may need other permissions. <a href={link()}>Go to the overview</a>.</p></Page>
         // Another tenant or another object is another page: nothing of the previous one may stay on screen.
         : <entry.component key={`${tenant} ${parts.join("/")}`} parts={rest} query={query} />}
     </Shell>

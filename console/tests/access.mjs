@@ -3,7 +3,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { apiClient } from "./support/api.mjs";
-import { goTo } from "./support/browser.mjs";
+import { goTo, signInAsUser } from "./support/browser.mjs";
+import { registerOperator } from "./support/people.mjs";
 import { startReceiver } from "./support/receiver.mjs";
 import { waitFor } from "./support/wait.mjs";
 
@@ -140,20 +141,9 @@ export function accessTests(world) {
   });
 
   test("a user with the role admin signs in with a password", async () => {
-    const email = "operator@example.org";
-    const password = "correct horse battery staple";
-    const anyone = (path, body) => fetch(world.pillarbox.url + path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-    await anyone("/identity/v1/register", { email, password, name: "Operator" });
-    const mail = await waitFor("the e-mail is captured", async () => (await world.api.get(`/admin/v1/mail?to=${email}&status=captured`)).items[0]);
-    const token = /token=([\w.-]+)/.exec(mail.text)?.[1] ?? /\b([A-Za-z0-9_-]{30,})\b/.exec(mail.text)?.[1];
-    assert.equal((await anyone("/identity/v1/verify", { token })).status, 200);
-    await world.pillarbox.command("user", "set-role", email, "admin");
+    const user = await registerOperator(world, "operator@example.org");
     const { page, close } = await world.open({ expectedStatuses: [401, 429] });
-    await page.goto(`${world.console.url}/console/`);
-    await page.getByRole("button", { name: "Sign in with e-mail and password" }).click();
-    await page.getByLabel("E-mail").fill(email);
-    await page.getByLabel("Password").fill(password);
-    await page.getByRole("button", { name: "Sign in", exact: true }).click();
+    await signInAsUser(page, world.console.url, user);
     await page.getByRole("link", { name: "Log and consumers" }).click();
     await page.getByText("hub.fanout").waitFor();
 

@@ -7,6 +7,8 @@ import { deliveryTests } from "./delivery.mjs";
 import { formTests } from "./forms.mjs";
 import { liveTests } from "./live.mjs";
 import { lookTests } from "./look.mjs";
+import { emptyTests, truthTests } from "./truth.mjs";
+import { tabTests } from "./tabs.mjs";
 import { performanceTests } from "./performance.mjs";
 import { apiClient } from "./support/api.mjs";
 import { openPage, signIn, startBrowser } from "./support/browser.mjs";
@@ -23,10 +25,13 @@ const world = await startWorld().catch(async (cause) => {
 });
 
 descriptionTests();
+emptyTests(world);
 deliveryTests(world);
 liveTests(world);
 formTests(world);
 accessTests(world);
+tabTests(world);
+truthTests(world);
 lookTests(world);
 performanceTests(world);
 crowdTests(world);

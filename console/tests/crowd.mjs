@@ -49,6 +49,12 @@ export function crowdTests(world) {
     // A page that is opened by its address shows the name, too.
     await page.reload();
     await waitFor("the name is shown", async () => (await choice.locator("option:checked").innerText()) === "endpoint-1");
+
+    // The overview of the tenant claims nothing about those that it does not look at.
+    await goTo(page, "#/?tenant=crowd-001");
+    await page.getByText("This page is about the 10 newest subscribers").waitFor();
+    await page.getByText("None of these subscribers fails").waitFor();
+    assert.equal(await page.getByText("Everything works").count(), 0);
     await receiver.stop();
     await close();
   });
@@ -64,7 +70,8 @@ export function crowdTests(world) {
     await page.getByRole("heading", { name: "Dead letters", level: 1 }).waitFor();
     await page.getByRole("row", { name: /crowd\.refused refuses/ }).first().waitFor();
     assert.equal(await page.getByRole("combobox", { name: "Tenant" }).inputValue(), "crowd-002");
-    assert.ok(!page.url().includes("tenant="));
+    // The address names the tenant, so that a copied link opens the same page.
+    assert.ok(page.url().includes("tenant=crowd-002"));
     await receiver.stop();
     await close();
   });

@@ -41,6 +41,7 @@ export function deliveryTests(world) {
     // However often a message is sent, it is one delivery with one outcome.
     await page.getByRole("link", { name: "Open the delivery" }).click();
     await page.getByRole("button", { name: "Send again" }).click();
+    await page.getByRole("dialog", { name: "Send this message to billing again?" }).getByRole("button", { name: "Send again" }).click();
     await page.getByText("finished").waitFor();
     await goTo(page, "#/deliveries");
     await page.getByRole("row", { name: /order\.lost billing delivered replayed 1 200/ }).waitFor();
@@ -75,9 +76,38 @@ export function deliveryTests(world) {
     receiver.answerWith(200);
     await goTo(page, `#/events/${second.event_id}`);
     await page.getByRole("button", { name: "Send again" }).click();
+    const question = page.getByRole("dialog", { name: "Send this event again?" });
+    await question.getByText("Until now it was sent to 1 subscriber.").waitFor();
+    await question.getByRole("button", { name: "Send again" }).click();
     await page.getByText("finished").waitFor();
     await waitFor("the dead letter is closed", async () => (await open()).length === 0);
     await world.api.delete(`/hub/v1/subscribers/${subscriber.id}`);
+    await receiver.stop();
+    await close();
+  });
+
+  test("a rejected event shows what is wrong, and is delivered when its type is mended and it is checked again", async () => {
+    const receiver = await startReceiver();
+    const subscriber = await world.api.post("/hub/v1/subscribers", { name: "invoices", url: receiver.url, event_types: ["invoice.*"] });
+    const schema = (maximum) => ({ properties: { total: { maximum } } });
+    await world.api.post("/hub/v1/event-types", { name: "invoice.sent", schema: schema(5) });
+    const id = await world.pillarbox.sql(`select pillarbox.post('invoice.sent', '{"total": 9}')`);
+    const { page, close } = await world.openSignedIn();
+    await goTo(page, "#/events");
+    await page.getByLabel("Status").selectOption({ label: "Rejected" });
+    await page.getByRole("row", { name: /invoice\.sent .*\/payload\/total must be at most 5/ }).getByRole("link").first().click();
+    await page.getByRole("table", { name: "Errors" }).getByRole("row", { name: "/payload/total must be at most 5" }).waitFor();
+    await page.getByText("Rejected by version 1 of its event type: it is not sent").waitFor();
+    assert.equal(receiver.received.length, 0);
+
+    await world.api.post("/hub/v1/event-types/invoice.sent/versions", { schema: schema(10) });
+    await page.getByRole("button", { name: "Check again" }).click();
+    await waitFor("the event is delivered", () => receiver.received.some((webhook) => webhook.id === `evt_${id}` && webhook.status === 200));
+    await page.getByText("Completed", { exact: true }).waitFor();
+    await goTo(page, "#/events?status=rejected");
+    await page.getByText("No event matches").waitFor();
+    await world.api.delete(`/hub/v1/subscribers/${subscriber.id}`);
+    await world.api.delete("/hub/v1/event-types/invoice.sent");
     await receiver.stop();
     await close();
   });
@@ -100,8 +130,11 @@ export function deliveryTests(world) {
     await waitFor("one is discarded", async () => (await letters()).length === 29);
 
     receiver.answerWith(200);
+    await page.getByLabel("Given up").selectOption({ label: "In the last hour" });
     await page.getByRole("button", { name: "Retry all that match" }).click();
-    await page.getByRole("dialog").getByRole("button", { name: "Retry all" }).click();
+    const question = page.getByRole("dialog", { name: "Retry 29 dead letters?" });
+    await question.getByText("many", { exact: true }).waitFor();
+    await question.getByRole("button", { name: "Retry all" }).click();
     await page.getByText("29 messages retried.").waitFor();
     await waitFor("the retried messages arrive", () => receiver.received.filter(({ status }) => status === 200).length === 29);
     await page.getByText("No dead letter", { exact: true }).waitFor();
@@ -152,13 +185,29 @@ export function deliveryTests(world) {
 
     const { page, close } = await world.openSignedIn();
     await goTo(page, "#/replays/new");
-    await page.getByLabel("Subscriber").selectOption({ label: "replayed" });
+    assert.equal(await page.getByRole("button", { name: "Start the replay" }).isEnabled(), false, "nobody is chosen yet");
+    await page.getByLabel("Send to").selectOption({ label: "One subscriber" });
+    await page.getByLabel("Subscriber", { exact: true }).selectOption({ label: "replayed" });
     await page.getByLabel("Messages per second").fill("20");
     await page.getByRole("button", { name: "Count" }).click();
     await page.getByText("40 messages").waitFor();
     assert.equal(receiver.received.length, 40);
 
-    await page.getByRole("button", { name: "Start the replay" }).click();
+    const ask = async (title, ...details) => {
+      await page.getByRole("button", { name: "Start the replay" }).click();
+      const question = page.getByRole("dialog", { name: title });
+      for (const detail of ["replayed", ...details]) await question.getByText(detail, { exact: true }).waitFor();
+      return question;
+    };
+    const [from, to] = [page.getByLabel("From", { exact: true }), page.getByLabel("To", { exact: true })];
+    const lastHour = await from.inputValue();
+    await from.fill(await hoursAgo(page, 3));
+    await to.fill(await hoursAgo(page, 2));
+    await (await ask("Send 0 messages again?", "3 h ago", "2 h ago")).getByRole("button", { name: "Cancel" }).click();
+    await from.fill(lastHour);
+    await to.fill("");
+    const question = await ask("Send 40 messages again?", "1 h ago", "now");
+    await question.getByRole("button", { name: "Start the replay" }).click();
     const bar = page.getByRole("progressbar");
     await bar.waitFor();
     // 40 messages at 20 per second take 2 s, so the bar is seen before its end.
@@ -171,6 +220,14 @@ export function deliveryTests(world) {
     await receiver.stop();
     await close();
   });
+}
+
+/** A value of a field for a local time. */
+function hoursAgo(page, hours) {
+  return page.evaluate((before) => {
+    const now = new Date();
+    return new Date(now.getTime() - now.getTimezoneOffset() * 60_000 - before * 3_600_000).toISOString().slice(0, 16);
+  }, hours);
 }
 
 async function createSubscriber(page, url) {

@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { apiClient } from "./support/api.mjs";
 import { goTo } from "./support/browser.mjs";
+import { startReceiver } from "./support/receiver.mjs";
 import { waitFor } from "./support/wait.mjs";
 
 const SEATS = 5;
@@ -50,6 +51,65 @@ export function liveTests(world) {
     await page.getByRole("link", { name: "tail.seen" }).click();
     await page.getByText(accepted.event_id).first().waitFor();
     await page.getByRole("row", { name: /hub\.fanout/ }).waitFor();
+    await close();
+  });
+
+  test("the overview shows no old number as the present one while the server does not answer", async () => {
+    const { page, close } = await world.openSignedIn({ expectedStatuses: [503] });
+    await goTo(page, "#/");
+    const deadLetters = page.locator(".stat", { hasText: "Other dead letters" });
+    await waitFor("the number is shown", async () => /\d/.test(await deadLetters.locator(".stat-value").innerText()));
+    await page.route("**/admin/v1/overview", (route) => route.fulfill({ status: 503, json: { title: "Service Unavailable" } }));
+    await waitFor("the number is gone", async () => (await deadLetters.locator(".stat-value").innerText()) === "…");
+    await page.unroute("**/admin/v1/overview");
+    const fanOut = page.getByRole("table", { name: "Consumers of the log" }).getByRole("row", { name: /^hub\.fanout/ });
+    assert.match(await fanOut.innerText(), /\s0\s*$/, "no dead letter");
+    await page.route("**/admin/v1/consumers", (route) => route.fulfill({ status: 503, json: { title: "Service Unavailable" } }));
+    await waitFor("no number of a consumer is shown", async () => /^hub\.fanout(\s+…){5}\s*$/.test(await fanOut.innerText()));
+    await page.unroute("**/admin/v1/consumers");
+    await close();
+  });
+
+  test("the page of an event that waits polls less and less, with one request and without the attempts again", async () => {
+    const receiver = await startReceiver();
+    const create = (name) => world.api.post("/hub/v1/subscribers", { name, url: receiver.url, event_types: ["paused.*"] });
+    const [paused, running] = await Promise.all([create("waits"), create("runs")]);
+    await world.api.post(`/hub/v1/subscribers/${paused.id}/pause`);
+    const { event_id: event } = await world.api.post("/hub/v1/events", { event_type: "paused.posted", payload: { text: "x".repeat(100_000) } });
+    await waitFor("the other subscriber has it", () => receiver.received.length === 1);
+    const { page, close } = await world.openSignedIn();
+    await page.clock.install();
+    const requests = [];
+    page.on("request", (request) => requests.push(new URL(request.url()).pathname.replace(/.*\/v1\//, "")));
+    await goTo(page, `#/events/${event}`);
+    await page.getByText("Attempt 1").waitFor();
+    assert.equal(requests.filter((path) => path.startsWith("events/")).length, 1);
+    requests.length = 0;
+    // Ten minutes: after 2, 4, 8, 16 and 32 s, then every minute. Each step waits for the answer that it asked for.
+    for (const seconds of [3, 5, 9, 17, 33, ...Array(9).fill(61)]) {
+      const before = requests.length;
+      const answered = page.waitForResponse((response) => response.url().includes("/hub/v1/events/"));
+      await page.clock.runFor(seconds * 1_000);
+      await answered;
+      assert.equal(requests.length, before + 1, requests.join());
+      // The page has stored the answer, so that the next timer runs.
+      await page.evaluate(() => new Promise((resolve) => queueMicrotask(resolve)));
+      await page.waitForTimeout(50);
+    }
+    assert.ok(requests.every((path) => path.startsWith("events/")), requests.join());
+
+    // A change is seen, and polled for at the first pace again.
+    await world.api.post(`/hub/v1/subscribers/${paused.id}/resume`);
+    await waitFor("the paused subscriber has it", () => receiver.received.length === 2);
+    requests.length = 0;
+    await page.clock.runFor(61_000);
+    await page.getByText("Completed", { exact: true }).waitFor();
+    assert.equal(requests.filter((path) => path.endsWith("/attempts")).length, 1);
+    const again = page.waitForResponse((response) => response.url().includes("/hub/v1/events/"));
+    await page.clock.runFor(3_000);
+    await again;
+    for (const { id } of [paused, running]) await world.api.delete(`/hub/v1/subscribers/${id}`);
+    await receiver.stop();
     await close();
   });
 

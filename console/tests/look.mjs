@@ -4,6 +4,8 @@ import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { test } from "node:test";
 import { goTo } from "./support/browser.mjs";
+import { startReceiver } from "./support/receiver.mjs";
+import { waitFor } from "./support/wait.mjs";
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 
@@ -39,6 +41,90 @@ export function lookTests(world) {
     await close();
   });
 
+  test("the column that names a row is readable at 1024 px", async () => {
+    const letter = await makeDeadLetter(world);
+    const { page, close } = await world.openSignedIn({ context: { viewport: { width: 1024, height: 768 } } });
+    for (const address of ["#/events", "#/deliveries", "#/dead-letters", "#/notifications"]) {
+      await goTo(page, address);
+      const cells = page.locator("td.primary");
+      await cells.first().waitFor();
+      const width = await cells.first().evaluate((cell) => cell.getBoundingClientRect().width);
+      assert.ok(width >= 150, `${address}: ${width} px`);
+    }
+    // Nor is the last column cut off.
+    for (const [address, last] of [["#/events", page.locator("td time")], ["#/dead-letters", page.getByRole("button", { name: "Discard", exact: true })]]) {
+      await goTo(page, address);
+      const [cell, card] = await Promise.all([last.first(), page.locator(".card")].map((element) => element.boundingBox()));
+      assert.ok(cell.x + cell.width <= card.x + card.width, `${address}: the last column is cut off`);
+    }
+    await letter.remove();
+    await close();
+  });
+
+  test("the focus stays where the person works", async () => {
+    const letter = await makeDeadLetter(world);
+    const { page, close } = await world.openSignedIn({ expectedStatuses: [422, 503] });
+    const focused = () => page.evaluate(() => document.activeElement?.textContent ?? "");
+    const subscriber = (await world.api.get("/hub/v1/subscribers")).items[0];
+    await goTo(page, `#/subscribers/${subscriber.id}`);
+    await page.getByRole("button", { name: "Delete", exact: true }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Cancel" }).click();
+    await waitFor("the button has the focus again", async () => (await focused()) === "Delete");
+
+    await goTo(page, "#/tenants/new");
+    const name = page.getByLabel("Name", { exact: true });
+    await name.fill("Not A Name!");
+    await page.getByRole("button", { name: "Create" }).click();
+    await page.locator(".field-error").waitFor();
+    await waitFor("the field that is wrong has the focus", () => name.evaluate((field) => field === document.activeElement));
+
+    // An error that belongs to no field.
+    await name.fill("a-name");
+    await page.route("**/admin/v1/tenants", (route) => route.fulfill({ status: 503, json: { title: "Service Unavailable" } }));
+    await page.getByRole("button", { name: "Create" }).click();
+    await waitFor("the error has the focus", async () => (await focused()).startsWith("Service Unavailable"));
+    await page.unroute("**/admin/v1/tenants");
+
+    // The button of a form that asks, and one that has nothing to count.
+    await goTo(page, "#/replays/new");
+    await page.getByLabel("Send to").selectOption({ label: "All subscribers" });
+    await page.getByRole("button", { name: "Start the replay" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Cancel" }).click();
+    await waitFor("the button of the form has the focus again", async () => (await focused()) === "Start the replay");
+    await page.getByRole("button", { name: "Count" }).click();
+    await page.locator(".notice", { hasText: "would be sent" }).waitFor();
+    await waitFor("the other button has the focus again", async () => (await focused()) === "Count");
+
+    await goTo(page, "#/dead-letters");
+    await page.getByRole("button", { name: "Retry all that match" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Cancel" }).click();
+    await waitFor("the button of a bulk action has the focus again", async () => (await focused()) === "Retry all that match");
+    await letter.remove();
+    await close();
+  });
+
+  test("marks that change the direction of text are shown", async () => {
+    const receiver = await startReceiver({ status: 422, text: "refused \u202eyllaer" });
+    const subscriber = await world.api.post("/hub/v1/subscribers", { name: "marked \u2067name", url: receiver.url, event_types: ["marks.*"] });
+    const event = await world.api.post("/hub/v1/events", { event_type: "marks.posted", ordering_key: "key\u202e1", payload: { note: "a\u202eb" } });
+    await waitFor("the message dies", async () => (await world.api.get(`/hub/v1/dead-letters?subscriber_id=${subscriber.id}`)).items.length === 1);
+    const { page, context, close } = await world.openSignedIn();
+    await goTo(page, `#/events/${event.event_id}`);
+    await page.getByText(String.raw`"note": "a\u202eb"`).waitFor();
+    await page.getByText(String.raw`refused \u202eyllaer`).waitFor();
+    await page.getByText(String.raw`marked \u2067name`).waitFor();
+    await goTo(page, "#/events");
+    await page.getByRole("cell", { name: String.raw`key\u202e1`, exact: true }).waitFor();
+    // What is copied is what was posted.
+    await goTo(page, `#/events/${event.event_id}`);
+    await context.grantPermissions(["clipboard-read", "clipboard-write"]);
+    await page.getByRole("button", { name: "Copy payload" }).click();
+    assert.deepEqual(JSON.parse(await page.evaluate(() => navigator.clipboard.readText())), { note: "a\u202eb" });
+    await world.api.delete(`/hub/v1/subscribers/${subscriber.id}`);
+    await receiver.stop();
+    await close();
+  });
+
   test("the keyboard reaches pages, dialogs and actions", async () => {
     const { page, close } = await world.openSignedIn();
     await page.keyboard.press("/");
@@ -68,6 +154,19 @@ export function lookTests(world) {
     assert.equal(await field.getAttribute("aria-invalid"), "true");
     await close();
   });
+}
+
+/** A message that was given up; `remove` deletes its subscriber with it. */
+async function makeDeadLetter(world) {
+  const receiver = await startReceiver({ status: 422 });
+  const { id } = await world.api.post("/hub/v1/subscribers", { name: "given-up", url: receiver.url, event_types: ["givenup.*"] });
+  await world.api.post("/hub/v1/events", { event_type: "givenup.item", payload: {} });
+  await waitFor("the message dies", async () => (await world.api.get(`/hub/v1/dead-letters?subscriber_id=${id}`)).items.length === 1);
+  const remove = async () => {
+    await world.api.delete(`/hub/v1/subscribers/${id}`);
+    await receiver.stop();
+  };
+  return { remove };
 }
 
 /** Every page with data: those of the navigation, and one object of each kind. */

@@ -62,7 +62,10 @@ export function performanceTests(world) {
     await page.waitForTimeout(seconds * 1_000);
     await close();
     assert.ok(polled.length > 0, "the overview does not poll");
-    const costPerRound = await costOf(world, [...new Set(polled)]);
+    const costs = [];
+    // The median: periodic work of the server may fall into one of them.
+    for (let number = 0; number < 3; number += 1) costs.push(await costOf(world, [...new Set(polled)]));
+    const costPerRound = costs.sort((one, other) => one - other)[1];
     // Every request is taken to be as expensive as all of them together, which is more than it costs.
     const perSecond = costPerRound * (polled.length / seconds);
     current.diagnostic(`${(perSecond * 100).toFixed(2)} % of a core`);
@@ -121,8 +124,8 @@ async function measureMemory(session) {
 
 /** The seconds of CPU that the server and its PostgreSQL need for these requests, beyond what they need when idle. */
 async function costOf(world, paths) {
-  const idleMs = 4_000;
-  const rounds = 6;
+  const idleMs = 2_000;
+  const rounds = 3;
   const idleStart = cpuSeconds(world.pillarbox.pid);
   await pause(idleMs);
   const idlePerMs = (cpuSeconds(world.pillarbox.pid) - idleStart) / idleMs;

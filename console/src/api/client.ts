@@ -1,4 +1,5 @@
 // A thin typed wrapper of `fetch`: paths, parameters, bodies and answers are those of `openapi.json`.
+import { randomId } from "../lib/ids";
 import type { paths } from "./schema";
 import { refreshIfNeeded } from "./refresh";
 import { credentials, currentScope, refuseSession, type RequestScope } from "./session";
@@ -69,7 +70,7 @@ export const api = {
 
 async function request<T>(method: string, path: string, options: AnyOptions = {}): Promise<T> {
   const headers = await requestHeaders(path, options.scope);
-  if (method !== "GET") headers.set("idempotency-key", crypto.randomUUID());
+  if (method !== "GET") headers.set("idempotency-key", randomId());
   if (options.body !== undefined) headers.set("content-type", "application/json");
   if (options.ifMatch !== undefined) headers.set("if-match", options.ifMatch);
   const response = await send(buildUrl(path, options), {

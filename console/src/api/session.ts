@@ -1,14 +1,18 @@
-// Who is signed in. Credentials are in sessionStorage only: they end with the tab, other tabs and other sites never see
-// them, and no request carries them unless this page adds the header. So a foreign page cannot make requests in our name.
+// Who is signed in. Credentials are in sessionStorage only: they end with the tab, other sites never see them, and no
+// request carries them unless this page adds the header. So a foreign page cannot make requests in our name. A new tab of
+// this origin takes the session over from an open one (`tabs.ts`).
+import { randomId } from "../lib/ids";
 import { createStore } from "../lib/store";
 import type { Caller } from "./types";
 
 export interface Credentials {
+  /** The same in all tabs of a session. */
+  session: string;
   /** An API key, a portal token or an access token. */
   bearer: string;
-  /** Present for a user who signed in with a password; each one can be used once. */
+  /** Present in the tab where a user signed in with a password. It can be used once, so no other tab gets it. */
   refreshToken?: string;
-  /** When the access token has to be replaced, in milliseconds since 1970. */
+  /** When the access token of a user has to be replaced, in milliseconds since 1970. */
   refreshAt?: number;
 }
 
@@ -24,6 +28,8 @@ const PORTAL_PREFIX = "pbxp_";
 export const signOutReason = createStore("");
 export const credentials = createStore<Credentials | null>(readCredentials());
 export const caller = createStore<Caller | null>(null);
+/** The session that the user has ended last in this tab; the other tabs end it, too. */
+export const signedOut = createStore("");
 /** The tenant that an operator acts for; empty for the caller's own. */
 export const actingTenant = createStore(sessionStorage.getItem(TENANT_KEY) ?? "");
 
@@ -40,17 +46,23 @@ export function currentScope(): RequestScope {
   return { sessionEnded: sessionEnd.signal, tenant: actingTenant.get() };
 }
 
+/** Begins a session of its own in this tab. */
+export function beginSession(found: Omit<Credentials, "session">): void {
+  saveCredentials({ ...found, session: randomId() });
+}
+
 export function saveCredentials(next: Credentials): void {
   sessionStorage.setItem(CREDENTIALS_KEY, JSON.stringify(next));
   signOutReason.set("");
   credentials.set(next);
 }
 
-/** Ends the session at the user's request, also on the server if the user signed in with a password. */
+/** Ends the session at the user's request: in all tabs, and on the server if the user signed in with a password. */
 export function signOut(): void {
-  const session = credentials.get();
-  if (session?.refreshToken !== undefined) revoke(session.bearer);
+  const ended = credentials.get();
+  if (ended?.refreshAt !== undefined) revoke(ended.bearer);
   endSession();
+  if (ended !== null) signedOut.set(ended.session);
 }
 
 /** Ends a session that the server no longer accepts. `reason` is shown on the sign-in page, unless a portal link began the session. */
@@ -90,7 +102,7 @@ export function shownTenant(): string {
 function readCredentials(): Credentials | null {
   const fromAddress = tokenInAddress();
   if (fromAddress !== null) {
-    const found = { bearer: fromAddress };
+    const found = { session: randomId(), bearer: fromAddress };
     sessionStorage.setItem(CREDENTIALS_KEY, JSON.stringify(found));
     sessionStorage.removeItem(TENANT_KEY);
     return found;
@@ -103,7 +115,7 @@ function readCredentials(): Credentials | null {
 function parseCredentials(saved: string): Credentials | null {
   try {
     const found = JSON.parse(saved) as Credentials | null;
-    return typeof found?.bearer === "string" ? found : null;
+    return typeof found?.bearer === "string" && typeof found.session === "string" ? found : null;
   } catch {
     return null;
   }
@@ -133,5 +145,5 @@ window.addEventListener("hashchange", () => {
   const token = tokenInAddress();
   if (token === null) return;
   signOut();
-  saveCredentials({ bearer: token });
+  beginSession({ bearer: token });
 }, { capture: true });

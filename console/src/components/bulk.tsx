@@ -1,8 +1,9 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { currentScope, type RequestScope } from "../api/session";
 import { formatNumber, plural } from "../lib/format";
+import { restoreFocus } from "../lib/focus";
 import { toApiError } from "../lib/live";
-import { ask } from "./dialog";
+import { ask, type Question } from "./dialog";
 import { showToast } from "./toasts";
 
 /** What every step of one bulk action has in common. */
@@ -20,7 +21,8 @@ interface BulkActionProps {
   doing: string;
   /** "retried" */
   done: string;
-  question: Parameters<typeof ask>[0];
+  /** Loaded when the button is clicked: it says how many there are. `to`: see `BulkStep`. */
+  question: (to: string, signal: AbortSignal) => Promise<Question>;
   /** Processes a part of the selection; `more` tells whether something is left. */
   step: (common: BulkStep) => Promise<{ count: number; more: boolean }>;
   onDone: () => void;
@@ -36,6 +38,7 @@ interface BulkActionProps {
 export function BulkAction({ label, doing, done, question, step, onDone, isHidden = false, class: className = "" }: BulkActionProps) {
   const [count, setCount] = useState<number>();
   const current = useRef<AbortController>();
+  const button = useRef<HTMLButtonElement>(null);
   useEffect(() => () => current.current?.abort(), []);
   const run = async () => {
     const controller = new AbortController();
@@ -46,18 +49,23 @@ export function BulkAction({ label, doing, done, question, step, onDone, isHidde
     current.current = controller;
     const to = new Date().toISOString();
     try {
-      if (await ask(question) === null || signal.aborted) return;
+      const asked = await question(to, signal);
+      if (signal.aborted || await ask(asked) === null || signal.aborted) return;
       await repeat(signal, () => step({ scope, signal, to }), done, setCount);
+    } catch (cause) {
+      if (!signal.aborted) showToast(toApiError(cause).message, "bad");
+      return;
     } finally {
       scope.sessionEnded.removeEventListener("abort", stop);
     }
     if (signal.aborted) return;
     setCount(undefined);
     onDone();
+    restoreFocus(button.current);
   };
   if (isHidden && count === undefined) return null;
   return (
-    <button type="button" class={`button ${className}`} disabled={count !== undefined} onClick={run}>
+    <button ref={button} type="button" class={`button ${className}`} disabled={count !== undefined} onClick={run}>
       {count === undefined ? label : `${doing}: ${formatNumber(count)}`}
     </button>
   );

@@ -28,7 +28,7 @@ export function Dialog({ title, onClose, children, class: className }: DialogPro
   );
 }
 
-interface Question {
+export interface Question {
   title: string;
   body: ComponentChildren;
   confirm: string;

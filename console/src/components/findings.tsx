@@ -1,13 +1,12 @@
+import type { ComponentChildren } from "preact";
 import { Notice } from "./basics";
 import { caller } from "../api/session";
 import type { Finding } from "../api/types";
 import { link } from "../lib/router";
 
-/** What is wrong now, and what to do about it. */
-export function Findings({ findings }: { findings: Finding[] }) {
-  if (findings.length === 0) {
-    return <Notice tone="good"><strong>Everything works.</strong> Nothing needs your attention.</Notice>;
-  }
+/** What is wrong now, and what to do about it. `none`: what is known if there is nothing. It claims no more than was looked at. */
+export function Findings({ findings, none }: { findings: Finding[]; none: ComponentChildren }) {
+  if (findings.length === 0) return <Notice tone="good">{none}</Notice>;
   return (
     <ul class="findings" aria-label="What is wrong now">
       {findings.map((finding) => (

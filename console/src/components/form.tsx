@@ -1,7 +1,8 @@
 // Fields that show the errors of the API beside them.
 import type { ComponentChildren, JSX } from "preact";
-import { useId, useState } from "preact/hooks";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { ApiError } from "../api/client";
+import { restoreFocus } from "../lib/focus";
 import { toApiError } from "../lib/live";
 import { ErrorBox } from "./async";
 import { showToast } from "./toasts";
@@ -93,6 +94,8 @@ export interface Action {
 export function useAction(): Action {
   const [state, setState] = useState<{ isBusy: boolean; error?: ApiError }>({ isBusy: false });
   const run = async (work: () => Promise<void>) => {
+    // The button that was pressed: it loses the focus while the form is busy.
+    const pressed = document.activeElement;
     setState({ isBusy: true });
     try {
       await work();
@@ -100,6 +103,7 @@ export function useAction(): Action {
     } catch (cause) {
       setState({ isBusy: false, error: toApiError(cause) });
     }
+    restoreFocus(pressed);
   };
   const errorOf = (pointer: string) =>
     state.error?.fields.find((field) => field.pointer === pointer || field.pointer.startsWith(`${pointer}/`))?.detail;
@@ -109,10 +113,16 @@ export function useAction(): Action {
 /** The error of a form, unless all of it is shown beside the fields in `shown`. */
 export function FormError({ action, shown = [] }: { action: Action; shown?: string[] }) {
   const error = action.error;
-  if (error === undefined) return null;
+  const box = useRef<HTMLDivElement>(null);
+  // To the first field that is wrong: in a long form the errors may be out of sight.
+  useEffect(() => {
+    if (error === undefined || box.current === null) return;
+    const invalid = box.current.closest("form")?.querySelector<HTMLElement>("[aria-invalid=true]");
+    (invalid ?? box.current).focus();
+  }, [error]);
   const isShown = (pointer: string) => shown.some((field) => pointer === field || pointer.startsWith(`${field}/`));
-  if (error.fields.length > 0 && error.fields.every((field) => isShown(field.pointer))) return null;
-  return <ErrorBox error={error} />;
+  const isBesideFields = error === undefined || (error.fields.length > 0 && error.fields.every((field) => isShown(field.pointer)));
+  return <div ref={box} tabIndex={-1} class={isBesideFields ? "visually-hidden" : undefined}>{!isBesideFields && <ErrorBox error={error} />}</div>;
 }
 
 interface ActionButtonProps {
@@ -126,6 +136,7 @@ interface ActionButtonProps {
 /** A button for one request outside of a form: busy while it runs, and a message if it fails. */
 export function ActionButton({ label, onRun, class: className = "", disabled = false, title }: ActionButtonProps) {
   const [isBusy, setBusy] = useState(false);
+  const button = useRef<HTMLButtonElement>(null);
   const run = async () => {
     setBusy(true);
     try {
@@ -134,9 +145,10 @@ export function ActionButton({ label, onRun, class: className = "", disabled = f
       showToast(toApiError(cause).message, "bad");
     }
     setBusy(false);
+    restoreFocus(button.current);
   };
   return (
-    <button type="button" class={`button ${className}`} disabled={disabled || isBusy} aria-busy={isBusy} title={title} onClick={run}>
+    <button ref={button} type="button" class={`button ${className}`} disabled={disabled || isBusy} aria-busy={isBusy} title={title} onClick={run}>
       {label}
     </button>
   );

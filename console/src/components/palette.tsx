@@ -1,5 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { caller } from "../api/session";
+import { isUuid, parseEventId } from "../lib/event-id";
 import { link, navigate } from "../lib/router";
 import { useStore } from "../lib/store";
 import { PAGES } from "../pages";
@@ -53,13 +54,15 @@ export function Palette({ onClose }: { onClose: () => void }) {
 }
 
 function targetsOfId(text: string): Target[] {
-  if (text.startsWith("evt_")) return [{ label: `Event ${text}`, href: link("events", text) }];
-  if (/^[0-9a-f]{8}-[0-9a-f-]{27}$/i.test(text)) {
+  const event = parseEventId(text);
+  const events = event === null ? [] : [{ label: `Event ${event}`, href: link("events", event) }];
+  if (isUuid(text)) {
     return [
+      ...events,
       { label: `Subscriber ${text}`, href: link("subscribers", text) },
       { label: `Replay ${text}`, href: link("replays", text) },
       { label: `Dead letter ${text}`, href: link("dead-letters", text) },
     ];
   }
-  return [];
+  return events;
 }

@@ -1,9 +1,9 @@
 // The frame around every page: navigation, tenant, theme, who is signed in.
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { actForTenant, actingTenant, caller, signOut } from "../api/session";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { actingTenant, caller, signOut } from "../api/session";
 import { brandName } from "../lib/brand";
-import { link, useRoute } from "../lib/router";
+import { link, switchTenant, useRoute } from "../lib/router";
 import { useStore } from "../lib/store";
 import { isDark, setTheme } from "../lib/theme";
 import { PAGES } from "../pages";
@@ -71,7 +71,7 @@ function Sidebar({ currentPath, isOpen }: { currentPath: string; isOpen: boolean
   const groups = [...new Set(pages.map((page) => page.group))];
   return (
     <aside class={isOpen ? "sidebar open" : "sidebar"} id="navigation">
-      <a class="brand" href="#/"><Logo /><span class="truncate">{name}</span></a>
+      <a class="brand" href={link()}><Logo /><span class="truncate">{name}</span></a>
       <nav aria-label="Pages">
         {groups.map((group) => (
           <div key={group}>
@@ -147,6 +147,24 @@ function TenantChoice({ own }: { own: string }) {
   const tenant = useStore(actingTenant);
   const { typed, setTyped, found, isLong, reload } = useSearch({ name: "tenants", load: loadTenants });
   const names = found.options.map((option) => option.value).filter((name) => name !== own);
+  // Browsers report a change with each key that is pressed in a closed choice. The tenants on the way are not switched to.
+  const [marked, setMarked] = useState(tenant);
+  const isByKey = useRef(false);
+  useEffect(() => setMarked(tenant), [tenant]);
+  const choose = (name: string) => {
+    setMarked(name);
+    if (!isByKey.current) switchTenant(name);
+  };
+  const focus = () => {
+    isByKey.current = false;
+    reload();
+  };
+  const apply = () => marked !== tenant && switchTenant(marked);
+  const onKeyDown = (event: KeyboardEvent) => {
+    isByKey.current = true;
+    if (event.key === "Enter") apply();
+    if (event.key === "Escape") setMarked(tenant);
+  };
   return (
     <span class="tenant-choice">
       {isLong && (
@@ -155,13 +173,15 @@ function TenantChoice({ own }: { own: string }) {
       )}
       <label class="row nowrap">
         <span class="muted visually-hidden">Tenant</span>
-        <select class="input" value={tenant} title="The tenant that the pages of the group Webhooks show" onFocus={reload}
-          onChange={(event) => actForTenant(event.currentTarget.value)}>
+        <select class="input" value={marked} title="The tenant that the pages of the group Webhooks show" onFocus={focus} onBlur={apply}
+          onKeyDown={onKeyDown} onPointerDown={() => (isByKey.current = false)} onChange={(event) => choose(event.currentTarget.value)}>
           <option value="">{own} (own)</option>
           {tenant !== "" && !names.includes(tenant) && <option value={tenant}>{tenant}</option>}
+          {marked !== "" && marked !== tenant && !names.includes(marked) && <option value={marked}>{marked}</option>}
           {names.map((name) => <option key={name} value={name}>{name}</option>)}
         </select>
       </label>
+      {marked !== tenant && <span class="muted nowrap" role="status">Enter switches</span>}
     </span>
   );
 }

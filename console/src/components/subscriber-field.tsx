@@ -11,12 +11,14 @@ interface SubscriberFieldProps {
   value: string;
   onChange: (id: string) => void;
   error?: string;
+  /** The label of no choice. */
+  all?: string;
 }
 
 /** The choice of a subscriber of the tenant, or of all of them. */
-export function SubscriberField({ value, onChange, error }: SubscriberFieldProps) {
+export function SubscriberField({ value, onChange, error, all = "All subscribers" }: SubscriberFieldProps) {
   const name = useSubscriberName(value);
-  return <SearchSelect label="Subscriber" name="subscribers" load={loadSubscribers} value={value} valueLabel={name} all="All subscribers" onChange={onChange} error={error} />;
+  return <SearchSelect label="Subscriber" name="subscribers" load={loadSubscribers} value={value} valueLabel={name} all={all} onChange={onChange} error={error} />;
 }
 
 /** The name of one subscriber; undefined while it is loaded, and if it was deleted. */

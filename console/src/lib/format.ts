@@ -15,6 +15,15 @@ export function formatCompact(value: number): string {
   return value < 10_000 ? numbers.format(Math.round(value * 10) / 10) : compactNumbers.format(value);
 }
 
+/** `3 dead letters`, or `at least 100 dead letters` if others follow. */
+export function atLeast(count: number, hasMore: boolean, noun: string): string {
+  return `${hasMore ? "at least " : ""}${plural(count, noun)}`;
+}
+
+export function capitalized(text: string): string {
+  return text.slice(0, 1).toUpperCase() + text.slice(1);
+}
+
 export function formatRate(perSecond: number): string {
   if (perSecond === 0) return "0/s";
   if (perSecond < 0.1) return `${(perSecond * MINUTE).toFixed(1)}/min`;

@@ -1,4 +1,6 @@
-// Routes are in the fragment of the address (`/console/#/subscribers/1?tab=health`), so the server serves one page.
+// Routes are in the fragment of the address (`/console/#/subscribers/1?tab=health`), so the server serves one page. While an
+// operator acts for a tenant, every address names it (`?tenant=acme`), so that a copied link opens the same page.
+import { actForTenant, actingTenant } from "../api/session";
 import { createStore, useStore } from "./store";
 
 export interface Route {
@@ -14,25 +16,37 @@ export function useRoute(): Route {
   return useStore(current);
 }
 
+/** Opens an address that `link` has made. */
 export function navigate(to: string): void {
   location.hash = to;
+  // At once, not with the event: what changed together with the address, such as the tenant, is shown together with it.
+  current.set(parse(location.hash));
 }
 
-/** Replaces one parameter of the query without an entry in the browser's history. An empty value removes it. */
+/** Acts for another tenant, or for the caller's own if it is empty, on the page that is open. */
+export function switchTenant(tenant: string): void {
+  actForTenant(tenant);
+  setQuery({});
+}
+
+/** Replaces parameters of the query without an entry in the browser's history. An empty value removes one. */
 export function setQuery(changes: Record<string, string>): void {
   const { parts, query } = parse(location.hash);
-  for (const [name, value] of Object.entries(changes)) {
-    if (value === "") query.delete(name);
-    else query.set(name, value);
-  }
-  const search = query.toString();
-  history.replaceState(null, "", link(...parts) + (search === "" ? "" : `?${search}`));
+  query.delete("tenant");
+  history.replaceState(null, "", linkWithQuery({ ...Object.fromEntries(query), ...changes }, ...parts));
   current.set(parse(location.hash));
 }
 
 /** The address of a page: `link("subscribers", id)` is `#/subscribers/…`. */
 export function link(...parts: string[]): string {
-  return `#/${parts.map(encodeURIComponent).join("/")}`;
+  return linkWithQuery({}, ...parts);
+}
+
+/** The address of a page with parameters. Those that are empty are left out. */
+export function linkWithQuery(parameters: Record<string, string>, ...parts: string[]): string {
+  const query = new URLSearchParams(Object.entries({ tenant: actingTenant.get(), ...parameters }).filter(([, value]) => value !== ""));
+  const search = query.toString();
+  return `#/${parts.map(encodeURIComponent).join("/")}${search === "" ? "" : `?${search}`}`;
 }
 
 function parse(hash: string): Route {

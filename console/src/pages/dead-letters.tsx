@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { ApiError, api } from "../api/client";
 import { caller } from "../api/session";
 import type { ChosenDeadLetters, DeadLetter, HubAttempt } from "../api/types";
@@ -6,13 +6,14 @@ import { AttemptEntries } from "../components/attempts";
 import { Empty, Loaded } from "../components/async";
 import { Badge, Card, CodeBlock, Details, Identifier, Page, Tabs, Time } from "../components/basics";
 import { BulkAction, type BulkStep } from "../components/bulk";
-import { ask } from "../components/dialog";
+import { ask, type Question } from "../components/dialog";
 import { ActionButton, SelectField, TextField } from "../components/form";
+import { GivenUpField, givenUpPeriod, givenUpRange, startOf, type GivenUpPeriod } from "../components/given-up";
 import { ListView, usePages } from "../components/list";
 import { SubscriberField } from "../components/subscriber-field";
 import { showToast } from "../components/toasts";
-import { describePrincipal } from "../lib/format";
-import { useLive } from "../lib/live";
+import { atLeast, describePrincipal } from "../lib/format";
+import { useLive, useLiveWithBackoff } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
 import { link, navigate, setQuery } from "../lib/router";
 import { useStore } from "../lib/store";
@@ -21,11 +22,14 @@ import { ConsumerDeadLetters } from "./consumer-dead-letters";
 
 const POLL_MS = 3_000;
 const REASONS: DeadLetter["reason"][] = ["exhausted", "refused", "gone", "manual", "expired"];
+/** How many dead letters a question counts. */
+const COUNTED_MAX = 100;
 
 interface Selection {
   subscriber_id?: string;
   event_type?: string;
   reason?: DeadLetter["reason"];
+  from?: string;
 }
 
 export function DeadLettersPage({ parts, query }: PageProps) {
@@ -51,14 +55,17 @@ function WebhookDeadLetters({ query }: { query: URLSearchParams }) {
   const type = query.get("type") ?? "";
   const reason = REASONS.find((name) => name === query.get("reason"));
   const retried = query.get("retried") ?? "false";
-  const selection: Selection = { subscriber_id: subscriber || undefined, event_type: type || undefined, reason };
-  const list = usePages<DeadLetter>(`dead-letters ${subscriber} ${type} ${reason} ${retried}`, (page, signal) =>
-    api.get("/hub/v1/dead-letters", { query: { ...selection, retried: retried === "" ? undefined : retried === "true", ...page }, signal }), POLL_MS);
+  const period = givenUpPeriod(query);
+  const select = (): Selection => ({
+    subscriber_id: subscriber || undefined, event_type: type || undefined, reason, from: startOf(period),
+  });
+  const list = usePages<DeadLetter>(`dead-letters ${subscriber} ${type} ${reason} ${retried} ${period.value}`, (page, signal) =>
+    api.get("/hub/v1/dead-letters", { query: { ...select(), retried: retried === "" ? undefined : retried === "true", ...page }, signal }), POLL_MS);
   const isEmpty = (list.data?.items.length ?? 0) === 0;
   return (
     <>
-      <Filters subscriber={subscriber} type={type} reason={reason ?? ""} retried={retried} />
-      <Card flush title="Messages to subscribers" actions={mayManage && <BulkActions selection={selection} isHidden={isEmpty || retried === "true"} reload={list.reload} />}>
+      <Filters subscriber={subscriber} type={type} reason={reason ?? ""} retried={retried} period={period} />
+      <Card flush title="Messages to subscribers" actions={mayManage && <BulkActions select={select} isHidden={isEmpty || retried === "true"} reload={list.reload} />}>
         <ListView list={list} label="Dead letters" rowKey={(row) => row.id} columns={[
           { header: "Event", primary: true, cell: (row) => <a href={link("dead-letters", row.id)}>{row.event_type ?? "unknown type"}</a> },
           { header: "Subscriber", cell: (row) => <a href={link("subscribers", row.subscriber_id)}>{row.subscriber_name}</a> },
@@ -78,9 +85,10 @@ interface FiltersProps {
   type: string;
   reason: string;
   retried: string;
+  period: GivenUpPeriod;
 }
 
-function Filters({ subscriber, type, reason, retried }: FiltersProps) {
+function Filters({ subscriber, type, reason, retried, period }: FiltersProps) {
   return (
     <div class="filters">
       <SubscriberField value={subscriber} onChange={(value) => setQuery({ subscriber: value })} />
@@ -90,27 +98,60 @@ function Filters({ subscriber, type, reason, retried }: FiltersProps) {
       <SelectField label="Retried" value={retried} onChange={(value) => setQuery({ retried: value })} options={[
         { value: "false", label: "Not retried" }, { value: "true", label: "Retried" },
       ]} />
+      <GivenUpField period={period} />
     </div>
   );
 }
 
-function BulkActions({ selection, isHidden, reload }: { selection: Selection; isHidden: boolean; reload: () => void }) {
+function BulkActions({ select, isHidden, reload }: { select: () => Selection; isHidden: boolean; reload: () => void }) {
+  // As it was when the question was asked: the steps must not move the range.
+  const asked = useRef<Selection>({});
+  const question = (words: Omit<Question, "body" | "title">, verb: string, consequence: string) => async (to: string, signal: AbortSignal) => {
+    asked.current = select();
+    const { items, next_cursor } = await api.get("/hub/v1/dead-letters", { query: { ...asked.current, to, retried: false, limit: COUNTED_MAX }, signal });
+    const title = `${verb} ${atLeast(items.length, Boolean(next_cursor), "dead letter")}?`;
+    return { ...words, title, body: <SelectionDetails selection={asked.current} letters={items} hasMore={Boolean(next_cursor)} consequence={consequence} /> };
+  };
   const retryStep = async ({ to, scope, signal }: BulkStep) => {
-    const body: ChosenDeadLetters = { ...selection, to };
+    const body: ChosenDeadLetters = { ...asked.current, to };
     const result = await api.post("/hub/v1/dead-letters/retry", { body, scope, signal });
     return { count: result.retried, more: result.more };
   };
   const discardStep = async ({ to, scope, signal }: BulkStep) => {
-    const body: ChosenDeadLetters = { ...selection, to };
+    const body: ChosenDeadLetters = { ...asked.current, to };
     const result = await api.post("/hub/v1/dead-letters/discard", { body, scope, signal });
     return { count: result.discarded, more: result.more };
   };
   return (
     <div class="row">
       <BulkAction class="small" label="Retry all that match" doing="Retrying" done="retried" step={retryStep} onDone={reload} isHidden={isHidden}
-        question={{ title: "Retry all dead letters that match?", body: "Each is sent again with the same id: one that blocks its ordering key at once, any other after the messages with its key that wait already.", confirm: "Retry all" }} />
+        question={question({ confirm: "Retry all" }, "Retry", "Each is sent again with the same id: one that blocks its ordering key at once, any other after the messages with its key that wait already.")} />
       <BulkAction label="Discard all that match" doing="Discarding" done="discarded" step={discardStep} onDone={reload} isHidden={isHidden} class="small danger"
-        question={{ title: "Discard all dead letters that match?", body: "They are deleted and can no longer be retried.", confirm: "Discard all", isDangerous: true, typeToConfirm: "discard" }} />
+        question={question({ confirm: "Discard all", isDangerous: true, typeToConfirm: "discard" }, "Discard", "They are deleted and can no longer be retried.")} />
+    </div>
+  );
+}
+
+interface SelectionDetailsProps {
+  selection: Selection;
+  /** The newest of them. */
+  letters: DeadLetter[];
+  hasMore: boolean;
+  consequence: string;
+}
+
+/** To whom the chosen dead letters belong, and when they were given up. */
+function SelectionDetails({ selection, letters, hasMore, consequence }: SelectionDetailsProps) {
+  const names = [...new Set(letters.map((letter) => letter.subscriber_name))].join(", ");
+  return (
+    <div class="stack">
+      <p>{consequence}</p>
+      <Details entries={[
+        [selection.subscriber_id ? "Subscriber" : "Subscribers", `${names || "none"}${hasMore && !selection.subscriber_id ? " and maybe others" : ""}`],
+        ["Event type", selection.event_type],
+        ["Reason", selection.reason],
+        ["Given up", givenUpRange(letters.map((letter) => letter.moved_to_dlq_at), hasMore)],
+      ]} />
     </div>
   );
 }
@@ -142,7 +183,7 @@ async function discardOne(letter: DeadLetter, done: () => void): Promise<void> {
 }
 
 function DeadLetterPage({ id }: { id: string }) {
-  const live = useLive(`dead-letter ${id}`, (signal) => api.get("/hub/v1/dead-letters/{id}", { path: { id }, signal }), POLL_MS);
+  const live = useLiveWithBackoff(`dead-letter ${id}`, (signal) => api.get("/hub/v1/dead-letters/{id}", { path: { id }, signal }), POLL_MS);
   const mayManage = useMayManage();
   const [isGone, setGone] = useState(false);
   const leave = () => {

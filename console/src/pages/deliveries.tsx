@@ -134,6 +134,8 @@ function DeliveryActions({ id, message, reload }: { id: string; message: HubMess
     reload();
   };
   const resend = async () => {
+    const body = "It is sent once more with the same id, whatever became of it before.";
+    if (await ask({ title: `Send this message to ${message.subscriber_name ?? "its subscriber"} again?`, body, confirm: "Send again" }) === null) return;
     const replay = await api.post("/hub/v1/messages/{id}/resend", { path: { id } });
     navigate(link("replays", replay.id));
   };

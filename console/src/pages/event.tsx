@@ -1,20 +1,21 @@
+import { useRef } from "preact/hooks";
 import { ApiError, api } from "../api/client";
 import { caller } from "../api/session";
 import type { HubAttempt, HubEventWithOutcomes, HubOutcome } from "../api/types";
 import { AttemptEntries } from "../components/attempts";
 import { Empty, Loaded } from "../components/async";
 import { Card, CodeBlock, Details, DueTime, Identifier, Notice, Page, StateBadge, Time } from "../components/basics";
+import { ask } from "../components/dialog";
 import { ActionButton } from "../components/form";
 import { Table } from "../components/table";
 import { showToast } from "../components/toasts";
 import { plural } from "../lib/format";
-import { useLive } from "../lib/live";
+import { useLive, useLiveWithBackoff, type Live } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
 import { link, navigate } from "../lib/router";
 import { useStore } from "../lib/store";
 
 const POLL_MS = 2_000;
-const POLL_COMPLETED_MS = 15_000;
 /** Attempts are loaded for so many subscribers; the others are listed with their outcome. */
 const TIMELINES_MAX = 20;
 
@@ -24,32 +25,63 @@ interface DeliveryHistory {
 }
 
 export function EventPage({ id }: { id: string }) {
-  const first = useLive(`event-status ${id}`, (signal) => api.get("/hub/v1/events/{id}", { path: { id }, signal }));
-  const isCompleted = first.data?.status === "completed";
-  const history = useLive(`event ${id}`, (signal) => loadHistory(id, signal), isCompleted ? POLL_COMPLETED_MS : POLL_MS);
+  const history = useDeliveryHistory(id);
   const mayManage = useMayManage();
   const resend = async () => {
+    const sent = history.data?.event.outcomes.filter(({ attempts }) => attempts > 0).length ?? 0;
+    const body = `It goes, with the same id, to every subscriber that it matches now. Until now it was sent to ${plural(sent, "subscriber")}.`;
+    if (await ask({ title: "Send this event again?", body, confirm: "Send again" }) === null) return;
     const replay = await api.post("/hub/v1/replays", { body: { event_ids: [id] } });
     showToast("The event is being sent again to all its subscribers.");
     if ("id" in replay) navigate(link("replays", replay.id));
   };
+  const retry = async () => {
+    await api.post("/hub/v1/events/{id}/retry", { path: { id } });
+    showToast("The event is accepted now and will be sent.");
+    history.reload();
+  };
+  const isRejected = history.data?.event.status === "rejected";
   return (
     <Page title={history.data?.event.event_type ?? "Event"} parent={{ label: "Events", href: link("events") }} description={<Identifier value={id} />}
-      actions={mayManage && <ActionButton label="Send again" onRun={resend} />}>
+      actions={mayManage && (isRejected ? <ActionButton label="Check again" onRun={retry} /> : <ActionButton label="Send again" onRun={resend} />)}>
       <Loaded live={history}>{(data) => <EventHistory history={data} />}</Loaded>
       <LogConsumers id={id} />
     </Page>
   );
 }
 
-async function loadHistory(id: string, signal: AbortSignal): Promise<DeliveryHistory> {
+/** The event and its attempts. Without a change, a poll is one request, and the next one follows later. */
+function useDeliveryHistory(id: string): Live<DeliveryHistory> {
+  const last = useRef<DeliveryHistory>();
+  const load = async (signal: AbortSignal) => (last.current = await loadHistory(id, last.current, signal));
+  return useLiveWithBackoff(`event ${id}`, load, POLL_MS, ({ event }) => untilNextAttempt(event));
+}
+
+/** The time until something is due to happen, with a moment for the attempt itself. */
+function untilNextAttempt(event: HubEventWithOutcomes): number {
+  const pauses = event.outcomes.flatMap(({ next_attempt_at: at }) => (at ? [Date.parse(at) - Date.now() + POLL_MS] : []));
+  // What is overdue waits for something else, such as a paused subscriber.
+  return Math.min(Infinity, ...pauses.filter((pause) => pause > POLL_MS));
+}
+
+/** Loads the event, and the attempts of the messages that were sent since `previous`. */
+async function loadHistory(id: string, previous: DeliveryHistory | undefined, signal: AbortSignal): Promise<DeliveryHistory> {
   const event = await api.get("/hub/v1/events/{id}", { path: { id }, signal });
-  const messages = event.outcomes.flatMap((outcome) => (outcome.message_id && outcome.attempts > 0 ? [outcome.message_id] : [])).slice(0, TIMELINES_MAX);
-  const loaded = await Promise.all(messages.map(async (message): Promise<[string, HubAttempt[]]> => {
+  const before = new Map(previous?.event.outcomes.map((outcome) => [outcome.message_id, sendingsOf(outcome)]));
+  const sent = event.outcomes.filter((outcome) => outcome.message_id && outcome.attempts > 0).slice(0, TIMELINES_MAX);
+  const loaded = await Promise.all(sent.map(async (outcome): Promise<[string, HubAttempt[]]> => {
+    const message = outcome.message_id ?? "";
+    const known = previous?.attempts.get(message);
+    if (known !== undefined && before.get(message) === sendingsOf(outcome)) return [message, known];
     const found = await api.get("/hub/v1/messages/{id}/attempts", { path: { id: message }, signal });
     return [message, found.items];
   }));
   return { event, attempts: new Map(loaded) };
+}
+
+/** Changes with each attempt. A replay counts its attempts from 1, so their number alone may be the same. */
+function sendingsOf(outcome: HubOutcome): string {
+  return `${outcome.attempts} ${outcome.last_attempt_at} ${outcome.outcome}`;
 }
 
 function EventHistory({ history: { event, attempts } }: { history: DeliveryHistory }) {
@@ -68,8 +100,16 @@ function EventHistory({ history: { event, attempts } }: { history: DeliveryHisto
             {event.status === "completed" && event.outcomes.length > 0 && <li class="good"><strong>Completed</strong>: every message is delivered or dead</li>}
           </ol>
         </Card>
+        {event.rejection && (
+          <Card title="Why it is rejected">
+            <Table label="Errors" rows={event.rejection.errors} rowKey={(error) => error.pointer + error.detail} columns={[
+              { header: "Where", primary: true, cell: (error) => <code>{error.pointer}</code> },
+              { header: "What is wrong", cell: (error) => error.detail },
+            ]} />
+          </Card>
+        )}
         {event.outcomes.length === 0
-          ? event.status !== "pending" && <Card><NoSubscriber event={event} /></Card>
+          ? event.status !== "pending" && event.status !== "rejected" && <Card><NoSubscriber event={event} /></Card>
           : event.outcomes.map((outcome) => (
             <SubscriberHistory key={outcome.subscriber_id} outcome={outcome} attempts={attempts.get(outcome.message_id ?? "") ?? []} />
           ))}
@@ -91,6 +131,7 @@ function EventHistory({ history: { event, attempts } }: { history: DeliveryHisto
 
 function fanOutText(event: HubEventWithOutcomes): string {
   if (event.status === "pending") return "Waits for fan-out to its subscribers and streams";
+  if (event.rejection) return event.rejection.version === undefined ? "Rejected: it is not sent" : `Rejected by version ${event.rejection.version} of its event type: it is not sent`;
   if (event.outcome === "unmatched") return "Matched no subscriber and no stream";
   if (event.outcomes.length === 0) return "Matched a stream, or subscribers that were deleted since";
   return `Matched ${plural(event.outcomes.filter(({ outcome }) => outcome !== "filtered" && outcome !== "inactive").length, "subscriber")}`;

@@ -7,6 +7,7 @@ import { Dialog } from "../components/dialog";
 import { FormError, SelectField, TextField, useAction } from "../components/form";
 import { ListView, usePages } from "../components/list";
 import { showToast } from "../components/toasts";
+import { parseEventId } from "../lib/event-id";
 import { parseJsonField } from "../lib/json";
 import { useMayPost } from "../lib/permissions";
 import { link, navigate, setQuery } from "../lib/router";
@@ -18,7 +19,7 @@ const RANGES: Record<string, number> = { "15m": 15 * 60_000, "1h": 3_600_000, "2
 
 export function EventsPage({ parts, query }: PageProps) {
   const [id] = parts;
-  return id === undefined ? <EventList query={query} /> : <EventPage id={id} />;
+  return id === undefined ? <EventList query={query} /> : <EventPage id={parseEventId(id) ?? id} />;
 }
 
 function EventList({ query }: { query: URLSearchParams }) {
@@ -26,21 +27,23 @@ function EventList({ query }: { query: URLSearchParams }) {
   const mayPost = useMayPost();
   const type = query.get("type") ?? "";
   const range = query.get("range") ?? "";
-  const list = usePages<HubEvent>(`events ${type} ${range}`, (page, signal) => {
+  const status = query.get("status") === "rejected" ? "rejected" : undefined;
+  const list = usePages<HubEvent>(`events ${type} ${range} ${status ?? ""}`, (page, signal) => {
     const from = RANGES[range] === undefined ? undefined : new Date(Math.floor((Date.now() - RANGES[range]) / 60_000) * 60_000).toISOString();
-    return api.get("/hub/v1/events", { query: { event_type: type || undefined, from, ...page }, signal });
+    return api.get("/hub/v1/events", { query: { event_type: type || undefined, from, status, ...page }, signal });
   }, POLL_MS);
   return (
     <Page title="Events" description="What was posted, newest first. Open an event to see its delivery to every subscriber."
       actions={mayPost && <button type="button" class="button primary" onClick={() => setPosting(true)}>Post an event</button>}>
-      <Filters type={type} range={range} />
+      <Filters type={type} range={range} status={status ?? ""} />
       <Card flush>
-        <ListView list={list} label="Events" rowKey={(row) => row.event_id} empty={<NoEvents isFiltered={type !== "" || range !== ""} />} columns={[
+        <ListView list={list} label="Events" rowKey={(row) => row.event_id} empty={<NoEvents isFiltered={type !== "" || range !== "" || status !== undefined} />} columns={[
           { header: "Type", primary: true, cell: (row) => <a href={link("events", row.event_id)}>{row.event_type}</a> },
           { header: "Event", cell: (row) => <Identifier value={row.event_id} /> },
           { header: "Ordering key", cell: (row) => row.ordering_key ? <code class="truncate">{row.ordering_key}</code> : <span class="muted">–</span> },
           { header: "Source", cell: (row) => row.source },
           { header: "Recipients", cell: (row) => <StateBadge state={row.outcome} /> },
+          ...(status ? [{ header: "Reason", cell: (row: HubEvent) => <span class="truncate">{reasonOf(row)}</span> }] : []),
           { header: "Posted", cell: (row) => <Time at={row.received_at} /> },
         ]} />
       </Card>
@@ -49,12 +52,19 @@ function EventList({ query }: { query: URLSearchParams }) {
   );
 }
 
-function Filters({ type, range }: { type: string; range: string }) {
+/** The first error of a rejected event. */
+function reasonOf(event: HubEvent): string {
+  const error = event.rejection?.errors[0];
+  return error ? `${error.pointer} ${error.detail}` : "";
+}
+
+function Filters({ type, range, status }: { type: string; range: string; status: string }) {
   const [text, setText] = useState(type);
   const search = (event: Event) => {
     event.preventDefault();
     const value = text.trim();
-    if (value.startsWith("evt_")) navigate(link("events", value));
+    const id = parseEventId(value);
+    if (id !== null) navigate(link("events", id));
     else setQuery({ type: value });
   };
   return (
@@ -62,6 +72,9 @@ function Filters({ type, range }: { type: string; range: string }) {
       <TextField label="Type or event id" value={text} onChange={setText} placeholder="order.paid or evt_…" />
       <SelectField label="Time" value={range} onChange={(value) => setQuery({ range: value })} options={[
         { value: "", label: "Any time" }, { value: "15m", label: "Last 15 minutes" }, { value: "1h", label: "Last hour" }, { value: "24h", label: "Last 24 hours" },
+      ]} />
+      <SelectField label="Status" value={status} onChange={(value) => setQuery({ status: value })} options={[
+        { value: "", label: "Any status" }, { value: "rejected", label: "Rejected" },
       ]} />
       <button type="submit" class="button">Search</button>
     </form>

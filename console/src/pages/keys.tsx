@@ -10,6 +10,7 @@ import { ListView, usePages } from "../components/list";
 import { SecretNotice } from "../components/secret";
 import { TenantField } from "../components/tenant-field";
 import { showToast } from "../components/toasts";
+import { useNow } from "../lib/live";
 import { link } from "../lib/router";
 import { useStore } from "../lib/store";
 import type { PageProps } from "../pages";
@@ -49,12 +50,16 @@ function ApiKeys() {
           { header: "Role", cell: (row) => <Badge plain>{row.role}</Badge> },
           { header: "Tenant", cell: (row) => row.tenant },
           { header: "Created", cell: (row) => <Time at={row.created_at} /> },
-          { header: "Expires", cell: (row) => row.revoked_at ? <Badge tone="bad">revoked</Badge> : row.expires_at ? <Time at={row.expires_at} /> : <span class="muted">never</span> },
+          { header: "Expires", cell: (row) => row.revoked_at ? <Badge tone="bad">revoked</Badge> : row.expires_at ? <Expiry at={row.expires_at} /> : <span class="muted">never</span> },
           { header: "Actions", actions: true, cell: (row) => row.revoked_at ? null : <ActionButton class="small danger" label="Revoke" onRun={revoke(row)} /> },
         ]} empty={<Empty title="No key" />} />
       </Card>
     </>
   );
+}
+
+function Expiry({ at }: { at: string }) {
+  return Date.parse(at) <= useNow() ? <><Badge tone="bad">expired</Badge> <Time at={at} /></> : <Time at={at} />;
 }
 
 const ROLES: { value: ApiKey["role"]; label: string }[] = [
@@ -123,7 +128,7 @@ function PortalTokens() {
           { header: "Token", primary: true, cell: (row) => row.name ?? <code>{row.id.slice(0, 8)}</code> },
           { header: "Access", cell: (row) => <Badge plain>{row.access}</Badge> },
           { header: "Created", cell: (row) => <Time at={row.created_at} /> },
-          { header: "Expires", cell: (row) => <Time at={row.expires_at} /> },
+          { header: "Expires", cell: (row) => <Expiry at={row.expires_at} /> },
           { header: "Actions", actions: true, cell: (row) => <ActionButton class="small danger" label="Revoke" onRun={revoke(row.id)} /> },
         ]} empty={<Empty title="No valid token">A link signs a customer's employee in for an hour. It can be opened in a browser or embedded in your own page with ?embed=1.</Empty>} />
       </Card>

@@ -8,8 +8,8 @@ import { ListView, usePages } from "../components/list";
 import { Table } from "../components/table";
 import { showToast } from "../components/toasts";
 import { formatNumber, formatSeconds, plural } from "../lib/format";
-import { useLive } from "../lib/live";
-import { link, setQuery } from "../lib/router";
+import { useLive, useLiveWithBackoff } from "../lib/live";
+import { link, linkWithQuery, setQuery } from "../lib/router";
 import type { PageProps } from "../pages";
 import { consumerState } from "./overview-operator";
 
@@ -42,8 +42,8 @@ function Consumers() {
             { header: "State", cell: (row) => <StateBadge state={consumerState(row)} /> },
             { header: "Lag", align: "right", cell: (row) => formatSeconds(row.lag_seconds) },
             { header: "Messages behind", align: "right", cell: (row) => formatNumber(row.lag_messages) },
-            { header: "Parked", align: "right", cell: (row) => row.parked > 0 ? <a href={`${link("log", "parked")}?consumer=${row.consumer}`}>{formatNumber(row.parked)}</a> : "0" },
-            { header: "Dead letters", align: "right", cell: (row) => row.dead > 0 ? <a href={`${link("dead-letters", "consumers")}?consumer=${row.consumer}`}>{formatNumber(row.dead)}</a> : "0" },
+            { header: "Parked", align: "right", cell: (row) => row.parked > 0 ? <a href={linkWithQuery({ consumer: row.consumer }, "log", "parked")}>{formatNumber(row.parked)}</a> : "0" },
+            { header: "Dead letters", align: "right", cell: (row) => row.dead > 0 ? <a href={linkWithQuery({ consumer: row.consumer }, "dead-letters", "consumers")}>{formatNumber(row.dead)}</a> : "0" },
             { header: "Leases", cell: (row) => <Leases consumer={row} /> },
             { header: "Actions", actions: true, cell: (row) => <ConsumerActions consumer={row} reload={live.reload} /> },
           ]} />
@@ -55,7 +55,7 @@ function Consumers() {
 
 /** The shard workers and how many of the 16 shards each has leased. */
 function Leases({ consumer }: { consumer: ConsumerStatus }) {
-  if (consumer.workers.length === 0) return <Badge tone="warn">nobody</Badge>;
+  if (consumer.workers.length === 0) return <Badge tone="warn">no worker</Badge>;
   const title = consumer.workers.map((worker) => `${worker.name}: ${plural(worker.shards, "shard")}`).join("\n");
   const shards = consumer.workers.reduce((total, worker) => total + worker.shards, 0);
   return <span class="truncate" title={title}>{consumer.workers.length === 1 ? consumer.workers[0]!.name : plural(consumer.workers.length, "worker")}, {plural(shards, "shard")}</span>;
@@ -91,7 +91,7 @@ function LiveTail({ query }: { query: URLSearchParams }) {
       <div class="filters">
         <TextField label="Topic" value={topic} onChange={(value) => setQuery({ topic: value })} placeholder="order.created" />
         <SelectField label="Source" value={source} onChange={(value) => setQuery({ source: value })} options={[
-          { value: "", label: "All sources" }, ...["sql", "hub", "hub.system", "events", "joins", "identity", "progress", "notify", "mailbox"].map((name) => ({ value: name, label: name })),
+          { value: "", label: "All sources" }, ...["sql", "hub", "hub.system", "events", "joins", "identity", "progress", "notify", "pillarbox"].map((name) => ({ value: name, label: name })),
         ]} />
       </div>
       <Card title="Newest messages" flush actions={<Badge tone="good">live</Badge>}>
@@ -143,7 +143,7 @@ function Parked({ query }: { query: URLSearchParams }) {
 }
 
 function LogMessagePage({ id }: { id: string }) {
-  const live = useLive(`log-message ${id}`, (signal) => api.get("/admin/v1/log/{event_id}", { path: { event_id: id }, signal }), POLL_MS);
+  const live = useLiveWithBackoff(`log-message ${id}`, (signal) => api.get("/admin/v1/log/{event_id}", { path: { event_id: id }, signal }), POLL_MS);
   return (
     <Page title={live.data?.topic ?? "Message"} parent={{ label: "Live tail", href: link("log", "tail") }} description={<Identifier value={id} />}>
       <Loaded live={live}>

@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { api } from "../api/client";
 import type { Mail, Notification } from "../api/types";
 import { Empty } from "../components/async";
@@ -6,12 +6,17 @@ import { Card, CodeBlock, Details, Identifier, Page, StateBadge, Tabs, Time } fr
 import { BulkAction } from "../components/bulk";
 import { Dialog } from "../components/dialog";
 import { ActionButton, SelectField, TextField } from "../components/form";
+import { givenUpRange } from "../components/given-up";
 import { ListView, usePages } from "../components/list";
 import { showToast } from "../components/toasts";
+import { atLeast } from "../lib/format";
 import { link, setQuery } from "../lib/router";
 import type { PageProps } from "../pages";
 
+/** How many notifications a question counts. */
+const COUNTED_MAX = 100;
 const POLL_MS = 3_000;
+const CHANNELS: Notification["channel"][] = ["email", "in_app", "webhook"];
 const NOTIFICATION_STATUSES: Notification["status"][] = ["waiting", "delivered", "dead", "skipped"];
 const MAIL_STATUSES: Mail["status"][] = ["queued", "sent", "captured", "dead", "expired", "shadowed"];
 
@@ -33,9 +38,20 @@ function statusOptions(names: string[]): { value: string; label: string }[] {
   return [{ value: "", label: "All" }, ...names.map((name) => ({ value: name, label: name }))];
 }
 
+interface Selection {
+  channel?: Notification["channel"];
+  event_type?: string;
+}
+
 function Notifications({ query }: { query: URLSearchParams }) {
   const status = NOTIFICATION_STATUSES.find((name) => name === query.get("status"));
-  const list = usePages<Notification>(`notifications ${status}`, (page, signal) => api.get("/admin/v1/notifications", { query: { status, ...page }, signal }), POLL_MS);
+  const channel = CHANNELS.find((name) => name === query.get("channel"));
+  const eventType = query.get("event_type") ?? "";
+  const select = (): Selection => ({ channel, event_type: eventType || undefined });
+  const list = usePages<Notification>(`notifications ${status} ${channel} ${eventType}`, (page, signal) =>
+    api.get("/admin/v1/notifications", { query: { status, ...select(), ...page }, signal }), POLL_MS);
+  // As it was when the question was asked.
+  const asked = useRef<Selection>({});
   const retry = (id: number) => async () => {
     await api.post("/admin/v1/notifications/{id}/retry", { path: { id } });
     showToast("The notification is delivered again.");
@@ -44,14 +60,29 @@ function Notifications({ query }: { query: URLSearchParams }) {
   return (
     <>
       <div class="row spread">
-        <div class="filters"><SelectField label="Status" value={status ?? ""} onChange={(value) => setQuery({ status: value })} options={statusOptions(NOTIFICATION_STATUSES)} /></div>
-        {status === "dead" && <BulkAction label="Retry all" doing="Retrying" done="retried" onDone={list.reload} step={() => api.post("/admin/v1/notifications/retry", { body: { all: true } })}
-          question={{ title: "Retry all dead notifications?", body: "Each is delivered again.", confirm: "Retry all" }} />}
+        <div class="filters">
+          <SelectField label="Status" value={status ?? ""} onChange={(value) => setQuery({ status: value })} options={statusOptions(NOTIFICATION_STATUSES)} />
+          <SelectField label="Channel" value={channel ?? ""} onChange={(value) => setQuery({ channel: value })}
+            options={[{ value: "", label: "All" }, ...CHANNELS.map((value) => ({ value, label: channelName(value) }))]} />
+          <TextField label="Event type" value={eventType} onChange={(value) => setQuery({ event_type: value })} placeholder="order.paid" />
+        </div>
+        {status === "dead" && <BulkAction label="Retry all that match" doing="Retrying" done="retried" onDone={list.reload}
+          step={({ to, scope, signal }) => api.post("/admin/v1/notifications/retry", { body: { ...asked.current, to }, scope, signal })}
+          question={async (_, signal) => {
+            asked.current = select();
+            const { items, next_cursor } = await api.get("/admin/v1/notifications", { query: { status: "dead", ...asked.current, limit: COUNTED_MAX }, signal });
+            const hasMore = Boolean(next_cursor);
+            return {
+              title: `Retry ${atLeast(items.length, hasMore, "dead notification")}?`,
+              body: <SelectionDetails selection={asked.current} notifications={items} hasMore={hasMore} />,
+              confirm: "Retry all",
+            };
+          }} />}
       </div>
       <Card flush>
         <ListView list={list} label="Notifications" rowKey={(row) => String(row.id)} columns={[
           { header: "Event type", primary: true, cell: (row) => row.event_type ? <code>{row.event_type}</code> : "unknown" },
-          { header: "Channel", cell: (row) => row.channel === "email" ? "e-mail" : row.channel.replace("_", "-") },
+          { header: "Channel", cell: (row) => channelName(row.channel) },
           { header: "Status", cell: (row) => <StateBadge state={row.status} title={row.last_error ?? undefined} /> },
           { header: "User", cell: (row) => <Identifier value={row.user_id} /> },
           { header: "Failed attempts", align: "right", cell: (row) => row.attempts },
@@ -60,6 +91,31 @@ function Notifications({ query }: { query: URLSearchParams }) {
         ]} empty={<Empty title="No notification">Business events become notifications for their recipients.</Empty>} />
       </Card>
     </>
+  );
+}
+
+function channelName(channel: Notification["channel"]): string {
+  return channel === "email" ? "e-mail" : channel.replace("_", "-");
+}
+
+interface SelectionDetailsProps {
+  selection: Selection;
+  /** The newest of them. */
+  notifications: Notification[];
+  hasMore: boolean;
+}
+
+/** Which dead notifications a question is about. */
+function SelectionDetails({ selection, notifications, hasMore }: SelectionDetailsProps) {
+  return (
+    <div class="stack">
+      <p>Each is delivered again.</p>
+      <Details entries={[
+        ["Channel", selection.channel ? channelName(selection.channel) : "all"],
+        ["Event type", selection.event_type ?? "all"],
+        ["Created", givenUpRange(notifications.map((notification) => notification.created_at), hasMore)],
+      ]} />
+    </div>
   );
 }
 

@@ -2,15 +2,16 @@ import { ApiError, api } from "../api/client";
 import { shownTenant } from "../api/session";
 import type { Finding, StreamWithState, Subscriber, SubscriberHealth } from "../api/types";
 import { Empty, Loaded } from "../components/async";
-import { Card, Page, Stat, StateBadge, Time } from "../components/basics";
+import { Card, Notice, Page, Stat, StateBadge, Time } from "../components/basics";
 import { TimeChart } from "../components/chart";
 import { Findings } from "../components/findings";
 import { Table } from "../components/table";
-import { formatMilliseconds, formatNumber, formatPercent, plural } from "../lib/format";
-import { useLive } from "../lib/live";
-import { link } from "../lib/router";
+import { atLeast, capitalized, formatMilliseconds, formatNumber, formatPercent } from "../lib/format";
+import { useLive, useNow } from "../lib/live";
+import { link, linkWithQuery } from "../lib/router";
 import { useMayManage } from "../lib/permissions";
 import { intervalsOf, sum } from "../lib/series";
+import { activeReaders } from "./streams";
 import { EventTypeList } from "./subscribers";
 
 const POLL_MS = 10_000;
@@ -19,6 +20,8 @@ const SUBSCRIBERS_SHOWN = 10;
 const STREAMS_SHOWN = 10;
 const HOUR_MS = 3_600_000;
 const DEAD_LETTERS_COUNTED = 100;
+/** In the place of a number that was true before the server stopped to respond. */
+const UNKNOWN = "…";
 
 interface Row {
   subscriber: Subscriber;
@@ -28,14 +31,20 @@ interface Row {
 interface TenantState {
   rows: Row[];
   streams: StreamWithState[];
+  /** Counted up to a limit: there may be more. */
   deadLetters: number;
+  hasMoreDeadLetters: boolean;
+  /** There are other subscribers, or other streams, about which the page knows nothing. */
+  hasOthers: boolean;
 }
 
 export function TenantOverview() {
   const live = useLive("tenant-overview", loadState, POLL_MS);
   return (
     <Page title="Overview" description={`The webhooks${shownTenant() === "" ? "" : ` of ${shownTenant()}`} in the last hour, and the streams.`}>
-      <Loaded live={live}>{(state) => state.rows.length === 0 && state.streams.length === 0 ? <NoRecipients /> : <State state={state} />}</Loaded>
+      <Loaded live={live}>
+        {(state) => state.rows.length === 0 && state.streams.length === 0 ? <NoRecipients /> : <State state={state} isCurrent={live.error === undefined} />}
+      </Loaded>
     </Page>
   );
 }
@@ -54,7 +63,8 @@ async function loadState(signal: AbortSignal): Promise<TenantState> {
     }))),
     allThatExist(streams.items.map(({ name }) => api.get("/hub/v1/streams/{name}", { path: { name }, signal }))),
   ]);
-  return { rows, streams: states, deadLetters: deadLetters.items.length };
+  const hasOthers = Boolean(subscribers.next_cursor ?? streams.next_cursor);
+  return { rows, streams: states, deadLetters: deadLetters.items.length, hasMoreDeadLetters: Boolean(deadLetters.next_cursor), hasOthers };
 }
 
 /** Waits for the answers, without those about what was deleted since it was listed. */
@@ -82,30 +92,45 @@ function NoRecipients() {
   );
 }
 
-function State({ state }: { state: TenantState }) {
+interface StateProps {
+  state: TenantState;
+  /** False while the server does not respond: what was found before says nothing about now. */
+  isCurrent: boolean;
+}
+
+function State({ state, isCurrent }: StateProps) {
   return (
     <>
-      <Findings findings={findProblems(state)} />
-      {state.rows.length > 0 && <Webhooks state={state} />}
-      {state.streams.length > 0 && <Streams streams={state.streams} />}
+      {state.hasOthers && (
+        <Notice tone="neutral">
+          This page is about the {SUBSCRIBERS_SHOWN} newest subscribers and the first {STREAMS_SHOWN} streams only, except for the dead letters.
+          Look at <a href={link("subscribers")}>all subscribers</a> and <a href={link("streams")}>all streams</a> for the others.
+        </Notice>
+      )}
+      {isCurrent && <Findings findings={findProblems(state)} none={<>None of these subscribers fails or is disabled, and nothing that was given up waits for a retry.</>} />}
+      {state.rows.length > 0 && <Webhooks state={state} isCurrent={isCurrent} />}
+      {state.streams.length > 0 && <Streams streams={state.streams} isCurrent={isCurrent} />}
     </>
   );
 }
 
-function Streams({ streams }: { streams: StreamWithState[] }) {
+function Streams({ streams, isCurrent }: { streams: StreamWithState[]; isCurrent: boolean }) {
+  const now = useNow();
+  const current = (value: string) => (isCurrent ? value : UNKNOWN);
   return (
     <Card title="Streams" flush actions={<a href={link("streams")}>All streams</a>}>
       <Table label="Streams" rows={streams} rowKey={(row) => row.id} columns={[
         { header: "Name", primary: true, cell: (row) => <a href={link("streams", row.name)}>{row.name}</a> },
         { header: "Event types", cell: (row) => <EventTypeList types={row.event_types} /> },
-        { header: "Messages to read", align: "right", cell: (row) => formatNumber(row.lag.messages) },
-        { header: "Readers", align: "right", cell: (row) => formatNumber(row.readers.length) },
+        { header: "Messages to read", align: "right", cell: (row) => current(formatNumber(row.lag.messages)) },
+        { header: "Readers", align: "right", cell: (row) => current(formatNumber(activeReaders(row.readers, now).length)) },
       ]} />
     </Card>
   );
 }
 
-function Webhooks({ state }: { state: TenantState }) {
+function Webhooks({ state, isCurrent }: StateProps) {
+  const current = (value: string) => (isCurrent ? value : UNKNOWN);
   const totals = state.rows.map((row) => row.health.totals);
   const delivered = sum(totals.map((total) => total.delivered));
   const failed = sum(totals.map((total) => total.failed + total.dead));
@@ -114,15 +139,15 @@ function Webhooks({ state }: { state: TenantState }) {
   return (
     <>
       <div class="stats">
-        <Stat label="Delivered" value={formatNumber(delivered)} hint="last hour" href={link("deliveries")} />
-        <Stat label="Failed attempts" value={formatNumber(failed)} tone={failed > 0 ? "warn" : "neutral"} hint="last hour" href={`${link("deliveries")}?outcome=failed`} />
-        <Stat label="Success rate" value={delivered + failed === 0 ? "–" : formatPercent(delivered / (delivered + failed))} hint="last hour" />
-        <Stat label="Slowest endpoint" value={slowest === 0 ? "–" : formatMilliseconds(slowest)} hint="95 % of its responses" />
-        <Stat label="Dead letters" value={state.deadLetters >= DEAD_LETTERS_COUNTED ? `${DEAD_LETTERS_COUNTED}+` : formatNumber(state.deadLetters)}
-          tone={state.deadLetters > 0 ? "bad" : "neutral"} hint="not retried" href={link("dead-letters")} />
+        <Stat label="Delivered" value={current(formatNumber(delivered))} hint="last hour" href={link("deliveries")} />
+        <Stat label="Failed attempts" value={current(formatNumber(failed))} tone={isCurrent && failed > 0 ? "warn" : "neutral"} hint="last hour" href={linkWithQuery({ outcome: "failed" }, "deliveries")} />
+        <Stat label="Success rate" value={current(delivered + failed === 0 ? "–" : formatPercent(delivered / (delivered + failed)))} hint="last hour" />
+        <Stat label="Slowest endpoint" value={current(slowest === 0 ? "–" : formatMilliseconds(slowest))} hint="95 % of its responses" />
+        <Stat label="Dead letters" value={current(`${formatNumber(state.deadLetters)}${state.hasMoreDeadLetters ? "+" : ""}`)}
+          tone={isCurrent && state.deadLetters > 0 ? "bad" : "neutral"} hint="not retried" href={link("dead-letters")} />
       </div>
       <Card title="Attempts per minute">
-        <TimeChart label="Attempts per minute" times={series.times} format={formatNumber} latest="last full minute" scale="count" series={[
+        <TimeChart label="Attempts per minute" times={series.times} format={formatNumber} latest={isCurrent ? "last full minute" : "the last known"} scale="count" series={[
           { label: "Delivered", colour: "green", values: series.delivered },
           { label: "Failed", colour: "orange", values: series.failed },
         ]} />
@@ -130,9 +155,9 @@ function Webhooks({ state }: { state: TenantState }) {
       <Card title="Subscribers" flush actions={<a href={link("subscribers")}>All subscribers</a>}>
         <Table label="Subscribers" rows={state.rows} rowKey={(row) => row.subscriber.id} columns={[
           { header: "Name", primary: true, cell: (row) => <a href={link("subscribers", row.subscriber.id)}>{row.subscriber.name}</a> },
-          { header: "State", cell: (row) => <StateBadge state={row.health.state} /> },
-          { header: "Success", align: "right", cell: ({ health }) => health.totals.success_rate === undefined || health.totals.success_rate === null ? "–" : formatPercent(health.totals.success_rate) },
-          { header: "95 % within", align: "right", cell: ({ health }) => health.totals.latency_ms ? formatMilliseconds(health.totals.latency_ms.p95) : "–" },
+          { header: "State", cell: (row) => isCurrent ? <StateBadge state={row.health.state} /> : UNKNOWN },
+          { header: "Success", align: "right", cell: ({ health }) => current(health.totals.success_rate === undefined || health.totals.success_rate === null ? "–" : formatPercent(health.totals.success_rate)) },
+          { header: "95 % within", align: "right", cell: ({ health }) => current(health.totals.latency_ms ? formatMilliseconds(health.totals.latency_ms.p95) : "–") },
           { header: "Failures began", cell: (row) => <Time at={row.health.failing_since} /> },
         ]} />
       </Card>
@@ -140,7 +165,7 @@ function Webhooks({ state }: { state: TenantState }) {
   );
 }
 
-function findProblems({ rows, deadLetters }: TenantState): Finding[] {
+function findProblems({ rows, deadLetters, hasMoreDeadLetters }: TenantState): Finding[] {
   const findings: Finding[] = [];
   for (const { subscriber, health } of rows) {
     const where = link("subscribers", subscriber.id);
@@ -161,7 +186,7 @@ function findProblems({ rows, deadLetters }: TenantState): Finding[] {
   }
   if (deadLetters > 0) {
     findings.push({
-      severity: "warning", title: `${plural(deadLetters, "dead letter")}${deadLetters >= DEAD_LETTERS_COUNTED ? " or more" : ""}`,
+      severity: "warning", title: capitalized(atLeast(deadLetters, hasMoreDeadLetters, "dead letter")),
       detail: "These messages were given up after their retries.",
       what_to_do: "Repair the cause, then retry them; or discard those that nobody needs.", links: [{ label: "Dead letters", address: link("dead-letters") }],
     });

@@ -6,7 +6,7 @@ import { Card, Details, Identifier, Meter, Notice, Page, Stat, StateBadge, Time 
 import { ask } from "../components/dialog";
 import { ActionButton, FormError, SelectField, TextField, useAction } from "../components/form";
 import { ListView, usePages } from "../components/list";
-import { SubscriberField } from "../components/subscriber-field";
+import { SubscriberField, useSubscriberName } from "../components/subscriber-field";
 import { describePrincipal, formatNumber, formatPercent, formatRate, formatSeconds, plural } from "../lib/format";
 import { useLive } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
@@ -120,6 +120,7 @@ function ReplayActions({ replay, reload }: { replay: Replay; reload: () => void 
 
 function NewReplayPage() {
   const action = useAction();
+  const [recipients, setRecipients] = useState("");
   const [subscriber, setSubscriber] = useState("");
   const [from, setFrom] = useState(() => toLocalInput(new Date(Date.now() - 3_600_000)));
   const [to, setTo] = useState("");
@@ -128,22 +129,40 @@ function NewReplayPage() {
   const [rate, setRate] = useState("");
   const [count, setCount] = useState<{ matched: number; is_exact: boolean }>();
 
-  const request = (dryRun: boolean) => action.run(async () => {
-    const result = await api.post("/hub/v1/replays", { body: {
-      subscriber_id: subscriber || undefined,
-      from: from === "" ? undefined : new Date(from).toISOString(),
-      to: to === "" ? undefined : new Date(to).toISOString(),
-      event_types: types.trim() === "" ? undefined : types.split(/[,\s]+/).filter((type) => type !== ""),
-      mode: mode === "missed" ? "missed" : "resend",
-      rate_per_second: rate === "" ? undefined : Number(rate),
-      dry_run: dryRun,
-    } });
-    if ("is_exact" in result) setCount(result);
-    else navigate(link("replays", result.id));
-  });
+  const name = useSubscriberName(subscriber);
+  const isChosen = recipients === "all" || (recipients === "one" && subscriber !== "");
+
+  const request = (dryRun: boolean) => api.post("/hub/v1/replays", { body: {
+    subscriber_id: recipients === "one" ? subscriber : undefined,
+    from: from === "" ? undefined : new Date(from).toISOString(),
+    to: to === "" ? undefined : new Date(to).toISOString(),
+    event_types: types.trim() === "" ? undefined : types.split(/[,\s]+/).filter((type) => type !== ""),
+    mode: mode === "missed" ? "missed" : "resend",
+    rate_per_second: rate === "" ? undefined : Number(rate),
+    dry_run: dryRun,
+  } });
+  const countMessages = async () => {
+    const result = await request(true);
+    if (!("is_exact" in result)) return undefined;
+    setCount(result);
+    return `${result.is_exact ? "" : "at least "}${plural(result.matched, "message")}`;
+  };
   const submit = (event: Event) => {
     event.preventDefault();
-    void request(false);
+    void action.run(async () => {
+      const matched = await countMessages();
+      const body = (
+        <Details entries={[
+          ["To", recipients === "all" ? "all subscribers" : name ?? subscriber],
+          ["Events from", <Time at={new Date(from).toISOString()} />],
+          ["Until", to === "" ? "now" : <Time at={new Date(to).toISOString()} />],
+          ["Event types", types.trim() || "all"],
+        ]} />
+      );
+      if (await ask({ title: `Send ${matched} again?`, body, confirm: "Start the replay" }) === null) return;
+      const replay = await request(false);
+      if ("id" in replay) navigate(link("replays", replay.id));
+    });
   };
   return (
     <Page title="New replay" parent={{ label: "Replays", href: link("replays") }} description="Count shows how many messages would be sent, and sends nothing.">
@@ -151,7 +170,10 @@ function NewReplayPage() {
         <FormError action={action} shown={["/from", "/to", "/event_types", "/rate_per_second", "/subscriber_id"]} />
         <Card>
           <div class="form-grid">
-            <SubscriberField value={subscriber} onChange={setSubscriber} error={action.errorOf("/subscriber_id")} />
+            <SelectField label="Send to" value={recipients} onChange={setRecipients} options={[
+              { value: "", label: "Choose" }, { value: "one", label: "One subscriber" }, { value: "all", label: "All subscribers" },
+            ]} />
+            {recipients === "one" && <SubscriberField value={subscriber} onChange={setSubscriber} all="Choose" error={action.errorOf("/subscriber_id")} />}
             <TextField label="From" type="datetime-local" required value={from} onChange={setFrom} error={action.errorOf("/from")} />
             <TextField label="To" type="datetime-local" value={to} onChange={setTo} error={action.errorOf("/to")} hint="Leave empty for the present time." />
             <TextField label="Event types" value={types} onChange={setTypes} error={action.errorOf("/event_types")} hint="Separated by commas. Leave empty for all." />
@@ -163,8 +185,8 @@ function NewReplayPage() {
         </Card>
         {count && <Notice tone="good">{count.is_exact ? "Exactly" : "At least"} <strong>{plural(count.matched, "message")}</strong> would be sent.</Notice>}
         <div class="row">
-          <button type="button" class="button" disabled={action.isBusy} onClick={() => request(true)}>Count</button>
-          <button type="submit" class="button primary" disabled={action.isBusy}>Start the replay</button>
+          <button type="button" class="button" disabled={action.isBusy || !isChosen} onClick={() => action.run(async () => void await countMessages())}>Count</button>
+          <button type="submit" class="button primary" disabled={action.isBusy || !isChosen} title={isChosen ? undefined : "Choose to whom it is sent"}>Start the replay</button>
         </div>
       </form>
     </Page>

@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { api } from "../api/client";
 import { fromTokens } from "../api/refresh";
-import { saveCredentials, signOutReason } from "../api/session";
+import { beginSession, signOutReason } from "../api/session";
 import { Notice } from "../components/basics";
 import { FormError, TextField, useAction } from "../components/form";
 import { Logo } from "../components/icon";
@@ -35,12 +35,12 @@ function KeyForm() {
   const [key, setKey] = useState("");
   const submit = (event: Event) => {
     event.preventDefault();
-    saveCredentials({ bearer: key.trim() });
+    beginSession({ bearer: key.trim() });
   };
   return (
     <form class="form" onSubmit={submit}>
       <TextField label="API key or portal token" type="password" required autocomplete="off" value={key} onChange={setKey}
-        hint="An admin key shows everything. A manage key or a portal token shows its own tenant. It is stored in this tab only." />
+        hint="An admin key shows everything. A manage key or a portal token shows its own tenant. It is stored until you close the tabs of the console." />
       <button type="submit" class="button primary" disabled={key.trim() === ""}>Sign in</button>
     </form>
   );
@@ -52,7 +52,7 @@ function UserForm() {
   const action = useAction();
   const submit = (event: Event) => {
     event.preventDefault();
-    void action.run(async () => saveCredentials(fromTokens(await api.post("/identity/v1/login", { body: { email, password } }))));
+    void action.run(async () => beginSession(fromTokens(await api.post("/identity/v1/login", { body: { email, password } }))));
   };
   return (
     <form class="form" onSubmit={submit}>

@@ -9,8 +9,9 @@ import { ListView, usePages } from "../components/list";
 import { Table } from "../components/table";
 import { showToast } from "../components/toasts";
 import { formatNumber, formatSeconds, plural } from "../lib/format";
+import { parseEventId } from "../lib/event-id";
 import { parseJsonField } from "../lib/json";
-import { useLive } from "../lib/live";
+import { useLive, useNow } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
 import { link, navigate } from "../lib/router";
 import type { PageProps } from "../pages";
@@ -59,25 +60,31 @@ function StreamPage({ name }: { name: string }) {
   );
 }
 
+/** Those whose lease has not ended: the others are shown for a while, too. */
+export function activeReaders(readers: StreamWithState["readers"], now: number): StreamWithState["readers"] {
+  return readers.filter((reader) => Date.parse(reader.lease_until) > now);
+}
+
 function StreamView({ stream, reload }: { stream: StreamWithState; reload: () => void }) {
   const mayManage = useMayManage();
+  const active = activeReaders(stream.readers, useNow());
   const lapsed = stream.parts.filter((part) => part.lapsed).length;
   return (
     <>
       <div class="stats">
-        <Stat label="Messages to read" value={formatNumber(stream.lag.messages)} tone={stream.lag.messages > 0 && stream.readers.length === 0 ? "warn" : "neutral"} />
+        <Stat label="Messages to read" value={formatNumber(stream.lag.messages)} tone={stream.lag.messages > 0 && active.length === 0 ? "warn" : "neutral"} />
         <Stat label="Oldest of them" value={stream.lag.messages === 0 ? "–" : formatSeconds(stream.lag.seconds)} />
-        <Stat label="Readers" value={formatNumber(stream.readers.length)} hint="with a lease" />
+        <Stat label="Readers" value={formatNumber(active.length)} hint="with a lease" />
         <Stat label="Lapsed parts" value={formatNumber(lapsed)} tone={lapsed > 0 ? "bad" : "neutral"} hint={lapsed > 0 ? "unread messages were dropped: seek to continue" : "of 16 have lost unread messages"} />
       </div>
       <div class="grid">
         <div class="stack">
           <Card title="Readers" flush>
-            {stream.readers.length === 0 ? <Empty title="No reader">A reader appears here when it pulls, until its lease ends.</Empty> : (
+            {stream.readers.length === 0 ? <Empty title="No reader">A reader appears here when it pulls.</Empty> : (
               <Table label="Readers" rows={stream.readers} rowKey={(row) => row.reader} columns={[
                 { header: "Reader", primary: true, cell: (row) => <code>{row.reader}</code> },
                 { header: "Parts", cell: (row) => row.parts.join(", ") },
-                { header: "Lease ends", cell: (row) => <Time at={row.lease_until} /> },
+                { header: "Lease", cell: (row) => <>{active.includes(row) ? "until " : "ended "}<Time at={row.lease_until} /></> },
               ]} />
             )}
           </Card>
@@ -119,7 +126,7 @@ function Seek({ name, reload }: { name: string; reload: () => void }) {
     submitted.preventDefault();
     void action.run(async () => {
       const body = target === "time" ? { time: time === "" ? undefined : new Date(time).toISOString() }
-        : target === "event" ? { event_id: event.trim() }
+        : target === "event" ? { event_id: parseEventId(event) ?? event.trim() }
           : { position: target === "oldest" ? "oldest" as const : "newest" as const };
       const moved = await api.post("/hub/v1/streams/{name}/seek", { path: { name }, body: { ...body, force } });
       showToast(`Moved: ${plural(moved.lag.messages, "message")} to read.`);
@@ -134,7 +141,7 @@ function Seek({ name, reload }: { name: string; reload: () => void }) {
           { value: "time", label: "A time" }, { value: "event", label: "After an event" }, { value: "oldest", label: "The oldest event" }, { value: "newest", label: "The newest event" },
         ]} />
         {target === "time" && <TextField label="Time" type="datetime-local" required value={time} onChange={setTime} error={action.errorOf("/time")} />}
-        {target === "event" && <TextField label="Event" required value={event} onChange={setEvent} error={action.errorOf("/event_id")} placeholder="evt_…" />}
+        {target === "event" && <TextField label="Event" required value={event} onChange={setEvent} error={action.errorOf("/event_id")} placeholder="evt_… or a UUID" />}
         <Checkbox label="End the leases of readers" checked={force} onChange={setForce} />
         <div class="row"><button type="submit" class="button" disabled={action.isBusy}>Move</button></div>
       </form>

@@ -10,7 +10,7 @@ import { showToast } from "../components/toasts";
 import { formatMilliseconds, formatSeconds, plural } from "../lib/format";
 import { useLive } from "../lib/live";
 import { useMayManage } from "../lib/permissions";
-import { link, navigate } from "../lib/router";
+import { link, linkWithQuery, navigate } from "../lib/router";
 import { Deliveries } from "./deliveries";
 import { SubscriberHealthCards } from "./subscriber-health";
 import { EventTypeList, SubscriberState } from "./subscribers";
@@ -21,7 +21,6 @@ export function SubscriberPage({ id, tab }: { id: string; tab: string }) {
   const live = useLive(`subscriber ${id}`, (signal) => api.get("/hub/v1/subscribers/{id}", { path: { id }, signal }), POLL_MS);
   const [secret, setSecret] = useState("");
   const [test, setTest] = useState<TestResult>();
-  const here = link("subscribers", id);
   return (
     <Page title={live.data?.name ?? "Subscriber"} parent={{ label: "Subscribers", href: link("subscribers") }}
       description={live.data && <span class="row"><SubscriberState subscriber={live.data} /><code>{live.data.url}</code></span>}
@@ -31,9 +30,9 @@ export function SubscriberPage({ id, tab }: { id: string; tab: string }) {
       {live.data?.inactive_reason && <Notice tone="bad">Disabled: {live.data.inactive_reason}</Notice>}
       {live.data?.unverified_since && <Notice tone="warn">The endpoint has not answered the challenge yet. Nothing is sent until it does.</Notice>}
       <Tabs label="Parts of the subscriber" current={tab} tabs={[
-        { id: "", label: "Deliveries", href: here },
-        { id: "health", label: "Health", href: `${here}?tab=health` },
-        { id: "settings", label: "Settings", href: `${here}?tab=settings` },
+        { id: "", label: "Deliveries", href: link("subscribers", id) },
+        { id: "health", label: "Health", href: linkWithQuery({ tab: "health" }, "subscribers", id) },
+        { id: "settings", label: "Settings", href: linkWithQuery({ tab: "settings" }, "subscribers", id) },
       ]} />
       {tab === "health" ? <SubscriberHealthCards id={id} />
         : tab === "settings" ? <Loaded live={live}>{(subscriber) => <Settings subscriber={subscriber} />}</Loaded>

@@ -39,7 +39,7 @@ function TenantList({ search }: { search: string }) {
   // The API lets keys of operators act for a tenant, but no user.
   const mayAct = useStore(caller)?.kind === "key";
   const switchTo = (name: string) => async () => {
-    actForTenant(name === "main" ? "" : name);
+    actForTenant(name === caller.get()?.tenant ? "" : name);
     navigate(link());
   };
   return (

@@ -45,6 +45,22 @@ export async function signIn(page, url, bearer) {
   await page.getByRole("heading", { name: "Overview", exact: true, level: 1 }).waitFor();
 }
 
+export async function signInAsUser(page, url, { email, password }) {
+  await page.goto(`${url}/console/`);
+  await page.getByRole("button", { name: "Sign in with e-mail and password" }).click();
+  await page.getByLabel("E-mail").fill(email);
+  await page.getByLabel("Password").fill(password);
+  await page.getByRole("button", { name: "Sign in", exact: true }).click();
+  await page.getByRole("heading", { name: "Overview", exact: true, level: 1 }).waitFor();
+}
+
+/** Opens a link in a new tab, as Ctrl+click does. */
+export async function openInNewTab(context, locator) {
+  const [tab] = await Promise.all([context.waitForEvent("page"), locator.click({ modifiers: ["Control"] })]);
+  tab.setDefaultTimeout(15_000);
+  return tab;
+}
+
 /** Opens an address within the console, and waits until its data is shown. */
 export async function goTo(page, hash) {
   await page.evaluate((address) => new Promise((resolve) => {

@@ -33,6 +33,12 @@ export async function startPillarbox() {
     pid: child.pid,
     /** Runs a command of the same binary, such as `token`, and returns what it prints. */
     command: async (...args) => (await promisify(execFile)(BINARY, [...args, "--data-dir", dataDir], { env })).stdout.trim(),
+    /** Executes a statement with psql, as an application does, and returns the value that it selects. */
+    sql: async (statement) => {
+      const { stdout: status } = await promisify(execFile)(BINARY, ["status", "--data-dir", dataDir], { env });
+      const database = /^database\s+(\S+)/m.exec(status)[1];
+      return (await promisify(execFile)("psql", [database, "--no-psqlrc", "--tuples-only", "--no-align", "--command", statement])).stdout.trim();
+    },
     stop: async () => {
       const ended = new Promise((resolve) => child.once("exit", resolve));
       child.kill("SIGTERM");
@@ -44,11 +50,14 @@ export async function startPillarbox() {
   };
 }
 
-/** The settings of the tests only: the binary refuses variables with its prefix that it does not know. */
+/** What the binary, or a library in it, reads: the settings of the developer must not affect a test. */
+const OF_DEVELOPER = /^(PILLARBOX_|PG|REDIS_|XDG_|ENABLE_DUAL_PUBLISH$|SSL_CERT_|HOME$)/;
+
+/** The settings of the tests only, and a home in which nothing can be found or created. */
 function environment() {
-  const inherited = Object.entries(process.env).filter(([name]) => !name.startsWith("PILLARBOX_"));
+  const inherited = Object.entries(process.env).filter(([name]) => !OF_DEVELOPER.test(name));
   // The receivers of the tests are on loopback.
-  const settings = { PILLARBOX_ADMIN_KEY: ADMIN_KEY, PILLARBOX_HUB__ALLOWED_NETWORKS: '["127.0.0.0/8"]' };
+  const settings = { HOME: "/dev/null/home", PILLARBOX_LISTEN: "127.0.0.1:0", PILLARBOX_ADMIN_KEY: ADMIN_KEY, PILLARBOX_HUB__ALLOWED_NETWORKS: '["127.0.0.0/8"]' };
   return { ...Object.fromEntries(inherited), ...settings };
 }
 

@@ -9,7 +9,7 @@ export async function stopReceivers() {
   for (const stop of running) await stop();
 }
 
-export async function startReceiver({ status = 200, delayMs = 0 } = {}) {
+export async function startReceiver({ status = 200, delayMs = 0, text = "the receiver is broken" } = {}) {
   const received = [];
   const state = { status, delayMs };
   const server = createServer((request, response) => {
@@ -18,7 +18,7 @@ export async function startReceiver({ status = 200, delayMs = 0 } = {}) {
       const answer = typeof state.status === "function" ? state.status() : state.status;
       received.push({ id: request.headers["webhook-id"], type: request.headers["webhook-event-type"], status: answer });
       if (received.length > RECEIVED_MAX) received.shift();
-      setTimeout(() => response.writeHead(answer).end(answer < 300 ? "ok" : "the receiver is broken"), state.delayMs);
+      setTimeout(() => response.writeHead(answer).end(answer < 300 ? "ok" : text), state.delayMs);
     });
   });
   await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
