@@ -15,7 +15,9 @@ const PRIVATE: &str = "127.0.0.1";
 
 fn public_only() -> ClientSettings {
     ClientSettings {
-        allowed_networks: AllowedNetworks::new([PUBLIC, OTHER_PUBLIC].map(|address| address.parse::<IpAddr>().unwrap().into())),
+        allowed_networks: AllowedNetworks::new(
+            [PUBLIC, OTHER_PUBLIC].map(|address| address.parse::<IpAddr>().unwrap().into()),
+        ),
         ..ClientSettings::default()
     }
 }
