@@ -58,7 +58,7 @@ def before_call(context, case, kwargs):
         repair_query(case.query)
     if isinstance(case.body, dict):
         repair_body(case.body)
-    # Only the server can also make a cursor of a stream. Another operation may have created the stream since.
+    # A cursor of a stream can also be made by the server only. Another operation may have created the stream since.
     if case.operation.path.endswith("/acknowledge"):
         case.path_parameters["name"] = f"missing-{uuid.uuid4()}"
 
