@@ -33,19 +33,19 @@ export interface PageEntry {
   isFor: (caller: Caller) => boolean;
 }
 
-const everybody = () => true;
+const anyone = () => true;
 const operators = (caller: Caller) => caller.is_operator;
 const keysAndUsers = (caller: Caller) => caller.kind !== "portal_token";
 
 export const PAGES: PageEntry[] = [
-  { path: "", label: "Overview", group: "", icon: "gauge", component: OverviewPage, isFor: everybody },
-  { path: "events", label: "Events", group: "Webhooks", icon: "send", component: EventsPage, isFor: everybody },
-  { path: "subscribers", label: "Subscribers", group: "Webhooks", icon: "plug", component: SubscribersPage, isFor: everybody },
-  { path: "deliveries", label: "Deliveries", group: "Webhooks", icon: "list", component: DeliveriesPage, isFor: everybody },
-  { path: "dead-letters", label: "Dead letters", group: "Webhooks", icon: "skull", component: DeadLettersPage, isFor: everybody },
-  { path: "replays", label: "Replays", group: "Webhooks", icon: "replay", component: ReplaysPage, isFor: everybody },
-  { path: "streams", label: "Streams", group: "Webhooks", icon: "stream", component: StreamsPage, isFor: everybody },
-  { path: "event-types", label: "Event types", group: "Webhooks", icon: "tag", component: EventTypesPage, isFor: everybody },
+  { path: "", label: "Overview", group: "", icon: "gauge", component: OverviewPage, isFor: anyone },
+  { path: "events", label: "Events", group: "Webhooks", icon: "send", component: EventsPage, isFor: anyone },
+  { path: "subscribers", label: "Subscribers", group: "Webhooks", icon: "plug", component: SubscribersPage, isFor: anyone },
+  { path: "deliveries", label: "Deliveries", group: "Webhooks", icon: "list", component: DeliveriesPage, isFor: anyone },
+  { path: "dead-letters", label: "Dead letters", group: "Webhooks", icon: "skull", component: DeadLettersPage, isFor: anyone },
+  { path: "replays", label: "Replays", group: "Webhooks", icon: "replay", component: ReplaysPage, isFor: anyone },
+  { path: "streams", label: "Streams", group: "Webhooks", icon: "stream", component: StreamsPage, isFor: anyone },
+  { path: "event-types", label: "Event types", group: "Webhooks", icon: "tag", component: EventTypesPage, isFor: anyone },
   { path: "log", label: "Log and consumers", group: "Platform", icon: "layers", component: LogPage, isFor: operators },
   { path: "gatherings", label: "Gatherings", group: "Platform", icon: "people", component: GatheringsPage, isFor: operators },
   { path: "progress", label: "Progress", group: "Platform", icon: "progress", component: ProgressPage, isFor: keysAndUsers },

@@ -135,7 +135,7 @@ export function accessTests(world) {
     await acme.delete(`/hub/v1/portal-tokens/${portal.id}`);
     const { page, close } = await world.open({ expectedStatuses: [401] });
     await page.goto(`${world.console.url}/console/#token=${portal.token}`);
-    await page.getByText("This portal link has expired or was revoked. Ask whoever sent it for a new one.").waitFor();
+    await page.getByText("This portal link has expired or was revoked. Ask its sender for a new one.").waitFor();
     assert.equal(await page.evaluate(() => sessionStorage.getItem("pillarbox.credentials")), null);
     await close();
   });

@@ -46,7 +46,7 @@ export function crowdTests(world) {
     await choice.locator("option", { hasText: /^endpoint-1$/ }).waitFor({ state: "attached" });
     await choice.selectOption({ label: "endpoint-1" });
     await page.getByRole("row", { name: /first\.posted endpoint-1 delivered/ }).waitFor();
-    // A page that is opened by its address shows the name, too.
+    // A page that is opened by its address also shows the name.
     await page.reload();
     await waitFor("the name is shown", async () => (await choice.locator("option:checked").innerText()) === "endpoint-1");
 
@@ -76,7 +76,7 @@ export function crowdTests(world) {
     await close();
   });
 
-  test("a tenant with a stream alone is not told that nobody gets its events", async () => {
+  test("a tenant with a stream alone is not told that its events have no recipient", async () => {
     await world.api.post("/admin/v1/tenants", { name: "pulls" });
     const tenant = apiClient(world.pillarbox.url, world.adminKey, { "pillarbox-tenant": "pulls" });
     await tenant.post("/hub/v1/streams", { name: "all", event_types: ["*"] });

@@ -69,7 +69,7 @@ export function deliveryTests(world) {
     await page.getByRole("button", { name: "Send again" }).waitFor();
     assert.deepEqual(await open(), []);
 
-    // A replay of the event closes its dead letter, too.
+    // A replay of the event also closes its dead letter.
     receiver.answerWith(422);
     const second = await world.api.post("/hub/v1/events", { event_type: "one.dead", payload: {} });
     await waitFor("the second message dies", async () => (await open()).length === 1);
@@ -185,7 +185,7 @@ export function deliveryTests(world) {
 
     const { page, close } = await world.openSignedIn();
     await goTo(page, "#/replays/new");
-    assert.equal(await page.getByRole("button", { name: "Start the replay" }).isEnabled(), false, "nobody is chosen yet");
+    assert.equal(await page.getByRole("button", { name: "Start the replay" }).isEnabled(), false, "no subscriber is chosen yet");
     await page.getByLabel("Send to").selectOption({ label: "One subscriber" });
     await page.getByLabel("Subscriber", { exact: true }).selectOption({ label: "replayed" });
     await page.getByLabel("Messages per second").fill("20");

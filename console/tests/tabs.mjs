@@ -14,7 +14,7 @@ export function tabTests(world) {
     await tab.getByText("acme-subscriber").waitFor();
     assert.equal(await tab.getByLabel("Tenant").inputValue(), "acme");
 
-    // Without a tenant in the address, too.
+    // Also without a tenant in the address.
     const third = await context.newPage();
     await third.goto(`${world.console.url}/console/`);
     await waitFor("the third tab acts for acme", async () => (await third.getByLabel("Tenant").inputValue()) === "acme");
@@ -31,7 +31,7 @@ export function tabTests(world) {
     await close();
   });
 
-  test("a portal link in another tab is a session of its own", async () => {
+  test("a portal link in another tab is a separate session", async () => {
     const portal = await world.api.post("/hub/v1/portal-tokens", { access: "read" });
     const { page, context, close } = await world.openSignedIn({ expectedStatuses: [403] });
     const customer = await context.newPage();

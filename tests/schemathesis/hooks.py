@@ -58,7 +58,7 @@ def before_call(context, case, kwargs):
         repair_query(case.query)
     if isinstance(case.body, dict):
         repair_body(case.body)
-    # Only the server can make a cursor of a stream, too. Another operation may have created the stream meanwhile.
+    # A cursor of a stream can also be made by the server only. Another operation may have created the stream since.
     if case.operation.path.endswith("/acknowledge"):
         case.path_parameters["name"] = f"missing-{uuid.uuid4()}"
 
@@ -69,7 +69,7 @@ def repair_headers(headers):
         if name in headers:
             headers[name] = str(uuid.uuid4())
     for name in TAGS:
-        # The generator has values of its own for these headers, whatever their pattern is; a tag needs quotes.
+        # The generator has its own values for these headers, whatever their pattern is; a tag needs quotes.
         if name in headers and not re.fullmatch(r'(W/)?"[!-~]*"', headers[name]):
             headers[name] = '"1"'
 
@@ -97,7 +97,7 @@ def repair_body(body):
     for name in ("password", "current_password", "new_password"):
         if isinstance(body.get(name), str):
             body[name] = "a password for tests"
-    # Each type of credentials has fields of its own; a certificate is unlike any text that a schema describes.
+    # Each type of credentials has separate fields; a certificate is unlike any text that a schema describes.
     if isinstance(body.get("auth"), dict):
         secret = {"client_id": "hub", "client_secret": "a secret for tests"}
         body["auth"] = {"type": "oauth2", "token_url": RECEIVER, **secret}

@@ -19,8 +19,8 @@ export interface Credentials {
 const CREDENTIALS_KEY = "pillarbox.credentials";
 const TENANT_KEY = "pillarbox.tenant";
 
-const DAMAGED_LINK = "This portal link is not complete. Copy all of it, or ask whoever sent it for a new one.";
-const REFUSED_LINK = "This portal link has expired or was revoked. Ask whoever sent it for a new one.";
+const DAMAGED_LINK = "This portal link is not complete. Copy all of it, or ask its sender for a new one.";
+const REFUSED_LINK = "This portal link has expired or was revoked. Ask its sender for a new one.";
 /** Portal tokens begin with this. */
 const PORTAL_PREFIX = "pbxp_";
 
@@ -28,7 +28,7 @@ const PORTAL_PREFIX = "pbxp_";
 export const signOutReason = createStore("");
 export const credentials = createStore<Credentials | null>(readCredentials());
 export const caller = createStore<Caller | null>(null);
-/** The session that the user has ended last in this tab; the other tabs end it, too. */
+/** The session that the user has ended last in this tab; the other tabs also end it. */
 export const signedOut = createStore("");
 /** The tenant that an operator acts for; empty for the caller's own. */
 export const actingTenant = createStore(sessionStorage.getItem(TENANT_KEY) ?? "");
@@ -46,7 +46,7 @@ export function currentScope(): RequestScope {
   return { sessionEnded: sessionEnd.signal, tenant: actingTenant.get() };
 }
 
-/** Begins a session of its own in this tab. */
+/** Begins a separate session in this tab. */
 export function beginSession(found: Omit<Credentials, "session">): void {
   saveCredentials({ ...found, session: randomId() });
 }

@@ -6,7 +6,7 @@ import { Badge, StateBadge, Time, type Tone } from "./basics";
 const TONES: Partial<Record<HubAttempt["outcome"], Tone>> = { delivered: "good", failed: "warn", dead: "bad" };
 
 /**
- * The attempts of a message as entries of a timeline. Each time that the message was sent again begins with an entry of its own.
+ * The attempts of a message as entries of a timeline. Each time that the message was sent again begins with a separate entry.
  * `letter` is the dead letter that the page shows, which needs no link to itself.
  */
 export function AttemptEntries({ attempts, letter }: { attempts: HubAttempt[]; letter?: string }) {

@@ -4,17 +4,17 @@ import { caller } from "../api/session";
 import type { Finding } from "../api/types";
 import { link } from "../lib/router";
 
-/** What is wrong now, and what to do about it. `none`: what is known if there is nothing. It claims no more than was looked at. */
+/** The current findings with their next steps. `none`: the text without findings. It claims no more than was checked. */
 export function Findings({ findings, none }: { findings: Finding[]; none: ComponentChildren }) {
   if (findings.length === 0) return <Notice tone="good">{none}</Notice>;
   return (
-    <ul class="findings" aria-label="What is wrong now">
+    <ul class="findings" aria-label="Findings">
       {findings.map((finding) => (
         <li key={`${finding.title} ${finding.detail}`}>
           <Notice tone={finding.severity === "critical" ? "bad" : "warn"}>
             <strong>{finding.title}</strong>
             <div>{withCode(finding.detail)}</div>
-            <div><span class="muted">What to do: </span>{withCode(finding.what_to_do)}</div>
+            <div><span class="muted">Next step: </span>{withCode(finding.what_to_do)}</div>
             {finding.links.length > 0 && (
               <div class="row">
                 {finding.links.map((one) => <a key={`${one.label} ${one.tenant}`} href={consoleLink(one)}>{one.label}</a>)}
@@ -34,7 +34,7 @@ function withCode(text: string) {
 
 /**
  * The server gives an address within the console (`#/log`); others are not followed. A page of a tenant is opened as that
- * tenant. Only API keys may act for another tenant: everybody else gets to the page about it.
+ * tenant. Only API keys may act for another tenant: all others get to the page about it.
  */
 function consoleLink({ address, tenant }: Finding["links"][number]): string {
   const hash = address.indexOf("#/");

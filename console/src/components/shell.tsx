@@ -135,7 +135,7 @@ function Topbar({ onMenu, isMenuOpen, onSearch }: TopbarProps) {
   );
 }
 
-/** Only API keys of operators may act for another tenant; everybody else sees the name of their own. */
+/** Only API keys of operators may act for another tenant; all others see the name of theirs. */
 function TenantPicker() {
   const signedIn = useStore(caller);
   if (signedIn === null) return null;

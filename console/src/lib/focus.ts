@@ -1,6 +1,6 @@
 /**
  * Gives the focus back to an element that has lost it, such as a button that was disabled while a question was open. If the
- * element is gone, the heading of the page gets it. An element that has got the focus meanwhile keeps it.
+ * element is gone, the heading of the page gets it. An element that has got the focus since keeps it.
  */
 export function restoreFocus(element: Element | null | undefined): void {
   requestAnimationFrame(() => {

@@ -66,8 +66,8 @@ function UnknownTypes() {
   };
   const share = (isShared: boolean) => async () => {
     const body = isShared
-      ? "Events of tenants without event types of their own are no longer checked."
-      : "It applies to every tenant that has no event types of its own: their events are checked against these schemas.";
+      ? "Events of tenants without their own event types are no longer checked."
+      : "It applies to every tenant without its own event types: their events are checked against these schemas.";
     const title = isShared ? "Stop sharing the catalogue?" : "Share the catalogue with all tenants?";
     if (await ask({ title, body, confirm: isShared ? "Stop sharing" : "Share" }) === null) return;
     await change({ shared: !isShared })();
@@ -94,7 +94,7 @@ function UnknownTypes() {
             </div>
             {catalogue.tenant === "main" && (
               <div class="notice">
-                <div>{catalogue.shared ? <>Tenants without event types of their own <strong>use this catalogue</strong>.</> : <>This catalogue is used by <strong>main</strong> alone.</>}</div>
+                <div>{catalogue.shared ? <>Tenants without their own event types <strong>use this catalogue</strong>.</> : <>This catalogue is used by <strong>main</strong> alone.</>}</div>
                 {mayManage && <ActionButton class="small" label={catalogue.shared ? "Stop sharing it" : "Share it with all tenants"} onRun={share(catalogue.shared)} />}
               </div>
             )}

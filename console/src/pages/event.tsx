@@ -104,7 +104,7 @@ function EventHistory({ history: { event, attempts } }: { history: DeliveryHisto
           <Card title="Why it is rejected">
             <Table label="Errors" rows={event.rejection.errors} rowKey={(error) => error.pointer + error.detail} columns={[
               { header: "Where", primary: true, cell: (error) => <code>{error.pointer}</code> },
-              { header: "What is wrong", cell: (error) => error.detail },
+              { header: "Error", cell: (error) => error.detail },
             ]} />
           </Card>
         )}

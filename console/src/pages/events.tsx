@@ -33,7 +33,7 @@ function EventList({ query }: { query: URLSearchParams }) {
     return api.get("/hub/v1/events", { query: { event_type: type || undefined, from, status, ...page }, signal });
   }, POLL_MS);
   return (
-    <Page title="Events" description="What was posted, newest first. Open an event to see its delivery to every subscriber."
+    <Page title="Events" description="The posted events, newest first. Open an event to see its delivery to every subscriber."
       actions={mayPost && <button type="button" class="button primary" onClick={() => setPosting(true)}>Post an event</button>}>
       <Filters type={type} range={range} status={status ?? ""} />
       <Card flush>

@@ -37,7 +37,7 @@ export function GatheringPage({ id, tab }: { id: string; tab: string }) {
         { id: "bans", label: "Bans", href: link("gatherings", id, "bans") },
         { id: "history", label: "History", href: link("gatherings", id, "history") },
       ]} />
-      <Card flush title={tab === "history" ? "What happened, oldest first" : undefined}>
+      <Card flush title={tab === "history" ? "History, oldest first" : undefined}>
         {tab === "bans" ? <Bans id={id} /> : tab === "history" ? <History id={id} /> : <Registrations id={id} isWaitlist={tab === "waitlist"} />}
       </Card>
     </Page>
@@ -111,7 +111,7 @@ function Registrations({ id, isWaitlist }: { id: string; isWaitlist: boolean }) 
       ...(isWaitlist ? [{ header: "Position", align: "right" as const, cell: (row: Registration) => row.position ?? "–" }] : []),
       { header: "Joined", cell: (row) => <Time at={row.created_at} /> },
       { header: "Actions", actions: true, cell: (row) => <Moderation row={row} reload={list.reload} /> },
-    ]} empty={<Empty title={isWaitlist ? "Nobody waits" : "Nobody has joined yet"}>The list is updated while you look at it.</Empty>} />
+    ]} empty={<Empty title={isWaitlist ? "The waitlist is empty" : "There are no participants yet"}>The list updates while this page is open.</Empty>} />
   );
 }
 
@@ -149,7 +149,7 @@ function Bans({ id }: { id: string }) {
       { header: "Banned", cell: (row) => <Time at={row.created_at} /> },
       { header: "Until", cell: (row) => row.expires_at ? <Time at={row.expires_at} /> : "it is lifted" },
       { header: "Actions", actions: true, cell: (row) => <ActionButton class="small" label="Lift" onRun={lift(row.user_id)} /> },
-    ]} empty={<Empty title="Nobody is banned" />} />
+    ]} empty={<Empty title="No user is banned" />} />
   );
 }
 

@@ -109,7 +109,7 @@ function PortalTokens() {
     list.reload();
   };
   const revoke = (id: string) => async () => {
-    const body = "Whoever signed in with it is signed out. This cannot be undone.";
+    const body = "Users who signed in with it are signed out. This cannot be undone.";
     if (await ask({ title: "Revoke this token?", body, confirm: "Revoke", isDangerous: true }) === null) return;
     await api.delete("/hub/v1/portal-tokens/{id}", { path: { id } });
     showToast("The token was revoked.");

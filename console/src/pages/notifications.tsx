@@ -23,7 +23,7 @@ const MAIL_STATUSES: Mail["status"][] = ["queued", "sent", "captured", "dead", "
 export function NotificationsPage({ parts, query }: PageProps) {
   const [tab = ""] = parts;
   return (
-    <Page title="Notifications and mail" description="What people get. Without a mail server, e-mails are captured and shown here.">
+    <Page title="Notifications and mail" description="The messages that users get. Without a mail server, e-mails are captured and shown here.">
       <Tabs label="Parts" current={tab} tabs={[
         { id: "", label: "Notifications", href: link("notifications") },
         { id: "mail", label: "Mail", href: link("notifications", "mail") },

@@ -104,7 +104,7 @@ function State({ state, isCurrent }: StateProps) {
       {state.hasOthers && (
         <Notice tone="neutral">
           This page is about the {SUBSCRIBERS_SHOWN} newest subscribers and the first {STREAMS_SHOWN} streams only, except for the dead letters.
-          Look at <a href={link("subscribers")}>all subscribers</a> and <a href={link("streams")}>all streams</a> for the others.
+          The others are among <a href={link("subscribers")}>all subscribers</a> and <a href={link("streams")}>all streams</a>.
         </Notice>
       )}
       {isCurrent && <Findings findings={findProblems(state)} none={<>None of these subscribers fails or is disabled, and nothing that was given up waits for a retry.</>} />}
@@ -174,7 +174,7 @@ function findProblems({ rows, deadLetters, hasMoreDeadLetters }: TenantState): F
         severity: health.state === "breaker_open" ? "critical" : "warning",
         title: `${subscriber.name} fails`,
         detail: `${subscriber.url} does not accept webhooks. Messages wait and are retried.`,
-        what_to_do: "Look at the last attempts and repair the endpoint; then the retries deliver them.",
+        what_to_do: "Inspect the last attempts and repair the endpoint. The retries then deliver them.",
         links: [{ label: subscriber.name, address: where }],
       });
     } else if (health.state === "disabled") {
@@ -188,7 +188,7 @@ function findProblems({ rows, deadLetters, hasMoreDeadLetters }: TenantState): F
     findings.push({
       severity: "warning", title: capitalized(atLeast(deadLetters, hasMoreDeadLetters, "dead letter")),
       detail: "These messages were given up after their retries.",
-      what_to_do: "Repair the cause, then retry them; or discard those that nobody needs.", links: [{ label: "Dead letters", address: link("dead-letters") }],
+      what_to_do: "Repair the cause, then retry them; or discard those that are no longer needed.", links: [{ label: "Dead letters", address: link("dead-letters") }],
     });
   }
   return findings;

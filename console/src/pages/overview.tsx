@@ -3,7 +3,7 @@ import { useStore } from "../lib/store";
 import { OperatorOverview } from "./overview-operator";
 import { TenantOverview } from "./overview-tenant";
 
-/** Operators see the whole installation, unless they act for a tenant; everybody else sees their tenant. */
+/** Operators see the whole installation, unless they act for a tenant; all others see their tenant. */
 export function OverviewPage() {
   const signedIn = useStore(caller);
   const tenant = useStore(actingTenant);

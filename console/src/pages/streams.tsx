@@ -60,7 +60,7 @@ function StreamPage({ name }: { name: string }) {
   );
 }
 
-/** Those whose lease has not ended: the others are shown for a while, too. */
+/** Those whose lease has not ended: the others are also shown for a while. */
 export function activeReaders(readers: StreamWithState["readers"], now: number): StreamWithState["readers"] {
   return readers.filter((reader) => Date.parse(reader.lease_until) > now);
 }

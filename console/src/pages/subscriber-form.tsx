@@ -93,7 +93,7 @@ function SubscriberForm({ draft, onChange, action, onSubmit, submit, isEdit = fa
       <Card title="Batches">
         <div class="form-grid">
           <TextField label="Messages per request" type="number" value={draft.batchMax} onChange={set("batchMax")} error={error("/batch/max") ?? error("/batch")}
-            hint="Up to 100, in one JSON array. Empty: each message has a request of its own." />
+            hint="Up to 100, in one JSON array. Empty: each message has a separate request." />
           <TextField label="Wait for more messages (ms)" type="number" value={draft.batchWait} onChange={set("batchWait")} error={error("/batch/wait_ms")}
             hint="A request that is not full waits so long, up to 5,000." />
         </div>
@@ -116,7 +116,7 @@ function SubscriberForm({ draft, onChange, action, onSubmit, submit, isEdit = fa
           </div>
           <div class="form-grid">
             <TextField label="Retry rules" multiline value={draft.retryRules} onChange={set("retryRules")} error={error("/retry_rules")} placeholder={"404: retry\n422: dead_letter"}
-              hint={<>What happens after a status, one per line: <code>404</code> or <code>4xx</code>, and <code>retry</code>, <code>dead_letter</code> or <code>disable</code>. Empty: 429 and 5xx are retried.</>} />
+              hint={<>The action after a status, one per line: <code>404</code> or <code>4xx</code>, and <code>retry</code>, <code>dead_letter</code> or <code>disable</code>. Empty: 429 and 5xx are retried.</>} />
             <TextField label="Headers" multiline value={draft.headers} onChange={set("headers")} error={error("/headers")}
               hint={isEdit ? "One per line: Name: value. Empty keeps the stored ones, whose values are never shown." : "One per line: Name: value. Values are never shown again."} />
           </div>

@@ -11,7 +11,7 @@ export function startBrowser() {
 }
 
 /**
- * Opens a page in a session of its own. `close` fails if the browser's console had an error, a script failed, or the page
+ * Opens a page in a separate session. `close` fails if the browser's console had an error, a script failed, or the page
  * sent a request to another host.
  */
 export async function openPage(browser, served, options = {}) {

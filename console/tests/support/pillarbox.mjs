@@ -1,4 +1,4 @@
-// Starts a Pillarbox with a data folder of its own on a free port, and ends it.
+// Starts a Pillarbox with its own data folder on a free port, and ends it.
 import { spawn, execFile } from "node:child_process";
 import { chmod, mkdtemp, rm } from "node:fs/promises";
 import { createServer } from "node:net";
