@@ -54,6 +54,7 @@ mod fanout;
 mod health;
 mod http;
 mod replays;
+mod rows;
 mod settings;
 mod streams;
 mod subscribers;

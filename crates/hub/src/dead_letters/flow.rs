@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::dead_letters::store;
-use crate::dead_letters::store::{DeadLetter, DeadLetterFilter, Discarded, Snapshots};
+use crate::dead_letters::store::{DeadLetter, DeadLetterFilter, DeadLetterWithSnapshots, Discarded, Retryable};
 use crate::deliveries::command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest, RetryRequest, command_post};
 use crate::error::Error;
 use crate::{Hub, directory};
@@ -57,7 +57,7 @@ pub(crate) async fn list(
 }
 
 /// Returns a dead letter with the snapshots of its event and subscriber.
-pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<(DeadLetter, Snapshots), Error> {
+pub(crate) async fn show(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<DeadLetterWithSnapshots, Error> {
     store::find(&mut *hub.db.acquire().await?, tenant, id).await?.ok_or(Error::NoDeadLetter)
 }
 
@@ -74,7 +74,7 @@ pub(crate) async fn retry(
         Box::pin(async move {
             let dead = store::lock(tx, &tenant, id).await.map_err(Error::from)?.ok_or(Error::NoDeadLetter)?;
             check_retryable(tx, &tenant, &dead).await?;
-            post_retries(tx, &tenant, &[(id, dead.subscriber)], by, now).await?;
+            post_retries(tx, &tenant, &[Retryable { id, subscriber: dead.subscriber }], by, now).await?;
             tracing::info!(dead_letter = %id, %by, "retry of a dead letter requested");
             Ok(StoredResponse::empty(StatusCode::ACCEPTED))
         })
@@ -83,10 +83,10 @@ pub(crate) async fn retry(
 }
 
 async fn check_retryable(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant, dead: &DeadLetter) -> Result<(), Error> {
-    if dead.retried.is_some() {
+    if dead.manual_retry_at.is_some() {
         return Err(Error::AlreadyRetried);
     }
-    if dead.event.is_none() {
+    if dead.event_id.is_none() {
         return Err(Error::EventExpired);
     }
     if directory::store::exists(tx, tenant, dead.subscriber).await? { Ok(()) } else { Err(Error::SubscriberDeleted) }
@@ -108,7 +108,7 @@ pub(crate) async fn retry_many(
         post_retries(&mut tx, tenant, &step, by, now).await?;
         tx.commit().await?;
         retried += step.len() as u64;
-        after = step.last().map(|(id, _)| *id);
+        after = step.last().map(|dead| dead.id);
         if step.len() < STEP as usize {
             tracing::info!(retried, %by, "retry of dead letters requested");
             return Ok(Retried { retried, more: false });
@@ -118,18 +118,18 @@ pub(crate) async fn retry_many(
     Ok(Retried { retried, more: true })
 }
 
-/// Posts a retry command for each pair of a dead letter and its subscriber. The dead letters are locked.
+/// Posts a retry command for each dead letter. They are locked.
 async fn post_retries(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
-    dead: &[(Uuid, Uuid)],
+    dead: &[Retryable],
     by: Principal,
     now: DateTime<Utc>,
 ) -> Result<(), Error> {
-    let ids: Vec<Uuid> = dead.iter().map(|(id, _)| *id).collect();
+    let ids: Vec<Uuid> = dead.iter().map(|dead| dead.id).collect();
     store::mark_retried(tx, &ids, &by.to_string(), now).await?;
-    let command = |&(dead_letter, subscriber): &(Uuid, Uuid)| {
-        command_post(tenant, subscriber, &CommandRequest::Retry(RetryRequest { dead_letter }))
+    let command = |dead: &Retryable| {
+        command_post(tenant, dead.subscriber, &CommandRequest::Retry(RetryRequest { dead_letter: dead.id }))
     };
     let commands = dead.iter().map(command).collect::<Result<Vec<_>, Error>>()?;
     post_all(tx, &CONTROL_SOURCE, &commands).await?;

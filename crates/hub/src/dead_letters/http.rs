@@ -148,8 +148,7 @@ async fn show(
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
 ) -> Result<Json<DeadLetterView>, Problem> {
-    let (dead, snapshots) = flow::show(&hub, &caller.tenant, id).await?;
-    Ok(Json(DeadLetterView::with_snapshots(dead, snapshots)))
+    Ok(Json(DeadLetterView::with_snapshots(flow::show(&hub, &caller.tenant, id).await?)))
 }
 
 /// Retry a dead letter

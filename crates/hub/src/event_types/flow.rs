@@ -243,7 +243,7 @@ async fn view(db: &mut PgConnection, tenant: &Tenant) -> Result<CatalogueView, E
 /// The tenant whose catalogue applies to a tenant, with the settings of the catalogue.
 pub(crate) async fn applied(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<(Tenant, CatalogueSettings)> {
     let found = store::find_applied(db, tenant).await?;
-    Ok(found.unwrap_or_else(|| (tenant.clone(), CatalogueSettings::default())))
+    Ok(found.map_or_else(|| (tenant.clone(), CatalogueSettings::default()), |found| (found.tenant, found.settings)))
 }
 
 /// Returns types in the order of their names, those after `after`.

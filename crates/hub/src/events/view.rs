@@ -207,12 +207,18 @@ pub(crate) struct ProgressView {
 
 impl From<Progress> for ProgressView {
     fn from(progress: Progress) -> ProgressView {
+        let last_error = match (progress.last_status, progress.last_error, progress.last_detail) {
+            // The same text that a dead letter of this message would have.
+            (Some(status), Some(_), None) => Some(format!("answered {status}")),
+            (_, Some(error), Some(detail)) => Some(format!("{error}: {detail}")),
+            (_, error, detail) => error.or(detail),
+        };
         ProgressView {
             outcome: progress.outcome,
             attempts: progress.attempts,
             last_attempt_at: progress.last_attempt_at,
             last_status: progress.last_status,
-            last_error: progress.last_error,
+            last_error,
             next_attempt_at: progress.next_attempt_at,
             blocks_lane: progress.blocks_lane,
             dead_letter_id: progress.open_dead_letter,

@@ -47,7 +47,7 @@ use crate::deliveries::message::{FannedBatch, HubEvent, without_replay};
 use crate::directory::domain::{Backfill, DirectoryVersion, Interest};
 use crate::events::selection::EventSelection;
 use crate::events::store::deferred::NewDeferred;
-use crate::fanout::store::{DeadLetterToRetry, NewMessage};
+use crate::fanout::store::{DeadLetterToRetry, FanOutStart, NewMessage};
 use crate::replays::replay::{lane_of, parse_payload};
 use crate::streams::domain::part_of;
 use crate::streams::store::messages::NewStreamMessage;
@@ -175,7 +175,7 @@ impl FanOut {
     /// Loads the subscribers if they have changed, and the tenants with deferred events if they are not known. Drops cached
     /// sequence numbers that are no longer valid. Returns the version of the directory.
     async fn refresh(&mut self, tx: &mut PgConnection) -> Result<DirectoryVersion, ConsumerError> {
-        let (newest, version) = store::begin(tx).await?;
+        let FanOutStart { newest, version } = store::begin(tx).await?;
         self.sequences.validate(newest, version.incarnation);
         if self.directory.version != Some(version) {
             let mut interests = crate::directory::store::load_interests(tx, None).await?;

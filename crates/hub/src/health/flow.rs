@@ -24,7 +24,7 @@ pub(crate) async fn show(
     let state = store::find_state(&mut db, id).await?;
     let counts = store::counts(&mut db, id, (from, to), resolution.into()).await?;
     let mut totals = AttemptCounts::default();
-    counts.iter().for_each(|(_, counts)| totals.add(counts));
+    counts.iter().for_each(|since| totals.add(&since.counts));
     let failing_since = state.as_ref().and_then(|state| state.failing_since);
     let current = match &state {
         _ if !stored.settings.is_active => HealthState::Disabled,
@@ -33,7 +33,7 @@ pub(crate) async fn show(
         Some(state) if state.failing_since.is_some() => HealthState::Failing,
         Some(_) | None => HealthState::Healthy,
     };
-    let series = counts.iter().map(|(at, counts)| IntervalView::new(*at, counts)).collect();
+    let series = counts.iter().map(|since| IntervalView::new(since.start, &since.counts)).collect();
     Ok(HealthView {
         subscriber_id: id,
         state: current,

@@ -20,21 +20,24 @@ pub(crate) const READERS_MAX: usize = 64;
 const ENDED_READER_RETENTION: TimeDelta = TimeDelta::hours(1);
 
 /// A stream of a tenant: the events that it contains.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct Stream {
     pub(crate) id: Uuid,
+    #[sqlx(try_from = "String")]
     pub(crate) tenant: Tenant,
     pub(crate) name: String,
     pub(crate) version: i64,
+    #[sqlx(flatten)]
     pub(crate) settings: StreamSettings,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) updated_at: DateTime<Utc>,
 }
 
 /// The settings that the owner of a stream chooses.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct StreamSettings {
     pub(crate) event_types: Vec<EventTypes>,
+    #[sqlx(json(nullable))]
     pub(crate) filter: Option<Filter>,
     /// A JSON pointer into the payload: messages with the same value there form a lane.
     pub(crate) ordering_key: Option<String>,
@@ -50,7 +53,7 @@ pub(crate) fn part_of(lane: Option<&str>, event: Uuid) -> i16 {
 }
 
 /// One part of a stream and its reader.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Part {
     pub(crate) part: i16,
     /// Messages up to this number are processed.
@@ -65,8 +68,9 @@ pub(crate) struct Part {
 }
 
 /// A reader and the end of its lease, by the clock of the database.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Reader {
+    #[sqlx(rename = "reader")]
     pub(crate) name: String,
     pub(crate) lease_until: DateTime<Utc>,
 }

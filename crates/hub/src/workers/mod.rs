@@ -84,10 +84,8 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
 pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
     let sizes = async { store::sizes(&mut *db.acquire().await?).await };
     let sizes = step(db, "measure the hub", MEASURE_TIME_MAX, sizes).await;
-    let (pending, dead) =
-        sizes.as_ref().map_or((f64::NAN, f64::NAN), |(pending, dead)| (*pending as f64, *dead as f64));
-    metrics::gauge!("eventhub_pending_messages").set(pending);
-    metrics::gauge!("eventhub_dlq_size").set(dead);
+    metrics::gauge!("eventhub_pending_messages").set(sizes.as_ref().map_or(f64::NAN, |sizes| sizes.pending as f64));
+    metrics::gauge!("eventhub_dlq_size").set(sizes.as_ref().map_or(f64::NAN, |sizes| sizes.dead as f64));
     let stale = async { store::stale(&mut *db.acquire().await?, STALE_AFTER).await };
     let stale = step(db, "count stale messages", MEASURE_TIME_MAX, stale).await;
     metrics::gauge!("pillarbox_hub_stale_messages").set(stale.as_ref().map_or(f64::NAN, |stale| *stale as f64));

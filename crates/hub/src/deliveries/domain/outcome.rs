@@ -28,11 +28,6 @@ impl Outcome {
         self.into()
     }
 
-    /// None if the name is unknown.
-    pub(crate) fn named(name: &str) -> Option<Outcome> {
-        name.parse().ok()
-    }
-
     /// Whether the outcome stays unless an operator intervenes.
     pub(crate) fn is_final(self) -> bool {
         match self {
@@ -136,11 +131,6 @@ pub(crate) enum Reason {
 impl Reason {
     pub(crate) fn as_str(self) -> &'static str {
         self.into()
-    }
-
-    /// None if the name is unknown.
-    pub(crate) fn named(name: &str) -> Option<Reason> {
-        name.parse().ok()
     }
 }
 
