@@ -207,7 +207,7 @@ impl Service for Hub {
         ("pillarbox_hub_stream_lag_messages", "Unacknowledged messages of streams, up to 1,000 per part."),
         ("pillarbox_hub_stream_lag_seconds", "Age of the oldest unacknowledged message of a stream."),
         ("pillarbox_hub_streams_lapsed", "Streams of which retention has dropped unacknowledged messages."),
-        ("eventhub_dlq_size", "Hub dead letters that nobody has retried; at most 1,000 are counted per subscriber."),
+        ("eventhub_dlq_size", "Hub dead letters that were not retried; at most 1,000 are counted per subscriber."),
     ];
     const MIGRATIONS: SchemaMigrations = MIGRATIONS;
     type Settings = HubSettings;

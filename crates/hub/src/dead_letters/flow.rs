@@ -158,8 +158,8 @@ pub(crate) async fn discard(
     .await
 }
 
-/// Discards up to `limit` matching dead letters for which no retry was requested, oldest first, in steps of one transaction each. Those
-/// that are given up meanwhile stay: nobody has seen them.
+/// Discards up to `limit` matching dead letters for which no retry was requested, oldest first, in steps of one transaction each. Messages
+/// that are given up during the request stay: the caller cannot have seen them.
 pub(crate) async fn discard_many(
     hub: &Hub,
     tenant: &Tenant,

@@ -112,10 +112,13 @@ impl BulkSelection {
         let BulkSelection { subscriber_id, event_type, reason, from, to, all, limit: _ } = self;
         let event_type = type_prefix(event_type);
         let filter = DeadLetterFilter { subscriber: subscriber_id, event_type, reason, from, to, retried: None };
-        match (all, filter == DeadLetterFilter::default()) {
-            (false, true) => Err(Error::field("", "must contain at least one filter, or `all: true`")),
-            (true, false) => Err(Error::field("/all", "cannot be combined with filters: omit one of them")),
-            (true, true) | (false, false) => Ok(filter),
+        let is_empty = filter == DeadLetterFilter::default();
+        if is_empty && !all {
+            Err(Error::field("", "must contain at least one filter, or `all: true`"))
+        } else if all && !is_empty {
+            Err(Error::field("/all", "cannot be combined with filters: omit one of them"))
+        } else {
+            Ok(filter)
         }
     }
 }

@@ -320,7 +320,7 @@ impl SubscriberQueue {
         });
         match next_step {
             NextStep::Complete => self.lanes.complete_head(key),
-            // An operator has given the message up meanwhile: it is not retried, so it does not wait either.
+            // An operator has given the message up during the attempt: it is not retried, so it does not wait either.
             NextStep::RetryAfter(_) if self.commands.has_dead_letter_request(n) => self.lanes.schedule_at(key, n, now),
             NextStep::RetryAfter(pause) => self.lanes.schedule_at(key, n, now + pause),
             NextStep::DeadLetter(reason) => {

@@ -73,7 +73,7 @@ pub(crate) struct Loaded {
     checked_at: Option<BootTime>,
     stamp: Option<Uuid>,
     tenants: Arc<HashMap<Tenant, Arc<TenantCatalogue>>>,
-    /// The largest payloads of the tenants that have a limit of their own.
+    /// The largest payloads of the tenants that have a limit.
     payload_limits: Arc<HashMap<Tenant, usize>>,
 }
 
@@ -588,7 +588,7 @@ impl Compiled {
 /// A stored schema cannot be applied.
 struct NotApplied;
 
-/// Runs work that all requests need in a task of its own, which goes on if the request that starts it ends. It uses no caller's
+/// Runs work that all requests need in a separate task, which goes on if the request that starts it ends. It uses no caller's
 /// share of the connections, because requests of others wait for it, so the number of its connections is limited: there is one check
 /// at a time, and [`READS_MAX`] others.
 async fn for_all<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> sqlx::Result<T> {

@@ -174,10 +174,7 @@ async fn compared_with(
 ) -> Result<(EventType, Option<Box<RawValue>>), Error> {
     let mut db = hub.db.acquire().await?;
     let event_type = find(&mut db, tenant, name).await?;
-    let previous = match is_forced {
-        false => store::schema(&mut db, tenant, name, event_type.newest).await?,
-        true => None,
-    };
+    let previous = if is_forced { None } else { store::schema(&mut db, tenant, name, event_type.newest).await? };
     Ok((event_type, previous))
 }
 
@@ -264,7 +261,7 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, name: &str) -> Result<(Even
     Ok((find(&mut db, &tenant, name).await?, store::versions(&mut db, &tenant, name).await?))
 }
 
-/// The first example of an event type. Fails if there is no such type, or if it has none.
+/// The first example of an event type. Fails if the type does not exist, or if it has none.
 pub(crate) async fn example(hub: &Hub, tenant: &Tenant, name: &str) -> Result<Box<RawValue>, Error> {
     let mut db = hub.db.acquire().await?;
     let (tenant, _) = applied(&mut db, tenant).await?;

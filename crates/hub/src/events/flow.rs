@@ -128,10 +128,14 @@ async fn fan_out_progress(db: &mut PgConnection, events: &[LogRef]) -> Result<Ha
     let is_passed = |id: &i64| statuses.get(id).is_some_and(|status| status == PASSED);
     let passed: Vec<i64> = statuses.keys().copied().filter(is_passed).collect();
     let deferred = store::deferred::among(db, &passed).await?;
-    let progress = |id: &i64| match (is_passed(id), deferred.contains(id)) {
-        (false, _) => FanOutProgress::Waiting,
-        (true, true) => FanOutProgress::Deferred,
-        (true, false) => FanOutProgress::Done,
+    let progress = |id: &i64| {
+        if !is_passed(id) {
+            FanOutProgress::Waiting
+        } else if deferred.contains(id) {
+            FanOutProgress::Deferred
+        } else {
+            FanOutProgress::Done
+        }
     };
     Ok(statuses.keys().map(|id| (*id, progress(id))).collect())
 }

@@ -106,7 +106,7 @@ pub(crate) struct EventReference {
 }
 
 impl EventReference {
-    /// `event` is the event's id and type. None: they are no longer known.
+    /// `event` is the event's id and type. None: the log no longer has them.
     pub(crate) fn new(
         event: Option<(Uuid, String)>,
         ordering_key: Option<String>,

@@ -5,7 +5,7 @@
 //! created once, and hub messages are numbered without a gap.
 //!
 //! Events that were posted in SQL are checked first: [`checks`]. Events of a tenant that has more than its share of the work are
-//! deferred, and processed in turns with those of others: see [`shares`] and [`turns`]. In turns with them it advances replays,
+//! deferred, and processed alternately with those of others: see [`shares`] and [`turns`]. Between their turns it advances replays,
 //! which send events again: [`replays`].
 
 pub(crate) mod backlog;
@@ -93,7 +93,7 @@ struct LastTurns {
     is_replays_turn: bool,
 }
 
-/// What a transaction changes in memory when it commits.
+/// The changes in memory that a transaction makes when it commits.
 struct Uncommitted {
     batch: FannedBatch,
     /// Streams with new messages.
@@ -138,7 +138,7 @@ struct LaneSequences {
 /// Sentinel: the cached sequence numbers include a transaction that is not committed. If it fails, they must not be used.
 const UNCOMMITTED: i64 = -1;
 
-/// What a message of the log means to fan-out.
+/// The meaning of a message of the log to fan-out.
 enum Meaning {
     Event,
     Command(CommandRequest),
@@ -194,7 +194,7 @@ impl FanOut {
         Ok(version)
     }
 
-    /// What each message means. Commands are few, so the inbox ensures that each is executed once per run. Events are many:
+    /// The meaning of each message. Commands are few, so the inbox ensures that each is executed once per run. Events are many:
     /// whether a replayed event was fanned out before is derived from its hub messages.
     async fn meanings(
         &self,
@@ -211,10 +211,15 @@ impl FanOut {
         // A retry creates the messages of an event that was rejected.
         let repaired: Vec<i64> = repaired.iter().map(|message| message.id).collect();
         fanned_out.extend(events::store::rejected::among(tx, &repaired).await?.into_keys());
-        let meaning = |item: &&Delivery| match is_command(item) {
-            true if new_commands.contains(&(item.message.message_id, item.run)) => Meaning::of_command(&item.message),
-            false if self.events.is_event(&item.message) && !fanned_out.contains(&item.message.id) => Meaning::Event,
-            true | false => Meaning::Nothing,
+        let meaning = |item: &&Delivery| {
+            let message = &item.message;
+            if new_commands.contains(&(message.message_id, item.run)) {
+                Meaning::of_command(message)
+            } else if !is_command(item) && self.events.is_event(message) && !fanned_out.contains(&message.id) {
+                Meaning::Event
+            } else {
+                Meaning::Nothing
+            }
         };
         Ok(items.iter().map(meaning).collect())
     }
@@ -478,13 +483,13 @@ impl LaneSequences {
 }
 
 impl Meaning {
-    /// An unknown command is logged and skipped. If fan-out waited for a version that knows it, all events would wait, too.
+    /// An unknown command is logged and skipped. If fan-out waited for a version that knows it, all events would also wait.
     fn of_command(message: &Message) -> Meaning {
         match CommandRequest::decode(message) {
             Ok(request) => Meaning::Command(request),
             Err(error) => {
                 let (topic, message_id) = (&message.topic, message.message_id);
-                tracing::error!(topic, %message_id, error, "an operator command cannot be decoded and is skipped");
+                tracing::error!(topic, %message_id, %error, "an operator command cannot be decoded and is skipped");
                 Meaning::Nothing
             }
         }
@@ -551,7 +556,7 @@ fn add_messages<'a>(
         if is_excluded(interest, message, origin) {
             continue;
         }
-        // Otherwise a report about a failing subscriber would fail, too, and lead to the next report.
+        // Otherwise a report about a failing subscriber would also fail, and lead to the next report.
         if deliveries::system_event::is_about(message, interest.subscriber) {
             continue;
         }

@@ -4,8 +4,8 @@
 //! how far the replay has come. A replay never reads what fan-out has not read. In each part the events have the order of
 //! the log across all shards, because a lane can span them.
 //!
-//! A replay has lanes of its own and creates messages only while few of them wait at a subscriber. A backfill creates the
-//! messages of a new subscriber, for which fan-out itself creates none meanwhile; when it has read everything that fan-out
+//! A replay has separate lanes and creates messages only while few of them wait at a subscriber. A backfill creates the
+//! messages of a new subscriber, for which fan-out itself creates none until then; when it has read everything that fan-out
 //! has read, it ends, and in the same transaction the subscriber becomes live.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -37,8 +37,8 @@ const ROWS_PER_MESSAGE_MAX: u32 = 16;
 /// Rows that a turn reads at least, and at most.
 const ROWS_MIN: u32 = 128;
 const ROWS_MAX: u32 = 2_000;
-/// Rows that the turn of a backfill reads beyond the history: as many as fan-out reads at most meanwhile, so that it catches
-/// up.
+/// Rows that the turn of a backfill reads beyond the history: at least as many as fan-out reads in the same time, so that the backfill
+/// catches up.
 const FOLLOWING_ROWS: u32 = 5_000;
 /// Named events that a turn reads.
 const NAMED_EVENTS_MAX: usize = 100;
@@ -49,7 +49,7 @@ pub(super) struct Replays {
     waiting: VecDeque<ActiveReplay>,
 }
 
-/// What fan-out has in memory about a replay.
+/// The state of a replay in the memory of fan-out.
 #[derive(Debug)]
 struct ActiveReplay {
     id: Uuid,
@@ -70,7 +70,7 @@ pub(super) struct ReplayTurn {
     pub(super) started_at: Instant,
 }
 
-/// What a turn has read.
+/// The messages that a turn has read.
 struct Part {
     messages: Vec<Message>,
     /// Where the messages were read from; None for named events.
@@ -157,11 +157,11 @@ impl ActiveReplay {
 
     /// Reads more rows for each message if few have led to one, and fewer if some were read in vain.
     fn adapt_rows(&mut self, created: usize, share: usize, is_cut: bool) {
-        self.rows_per_message = match is_cut {
-            true => (self.rows_per_message / 2).max(1),
-            false if created < share / 4 => (self.rows_per_message * 2).min(ROWS_PER_MESSAGE_MAX),
-            false => self.rows_per_message,
-        };
+        if is_cut {
+            self.rows_per_message = (self.rows_per_message / 2).max(1);
+        } else if created < share / 4 {
+            self.rows_per_message = (self.rows_per_message * 2).min(ROWS_PER_MESSAGE_MAX);
+        }
     }
 
     /// Its rate allows the next message later.
@@ -421,7 +421,7 @@ async fn free_capacity(
     Ok(if room > waiting_max / 4 { room as usize } else { 0 })
 }
 
-/// What tells whether a turn has changed anything.
+/// Tells whether a turn has changed anything.
 fn saved_progress(replay: &Replay) -> (Option<Value>, Option<Uuid>, Option<Uuid>, usize, ReplayState) {
     let ReplayProgress { read_to, after, waits_for, events_done, .. } = &replay.progress;
     (read_to.clone(), *after, *waits_for, *events_done, replay.status.state)

@@ -49,7 +49,7 @@ pub(crate) enum ReplayMode {
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum ReplayKind {
-    /// It has lanes of its own, beside those of live events.
+    /// It has separate lanes, beside those of live events.
     Replay,
     /// It sends into the subscriber's own lanes, before live events.
     Backfill,

@@ -32,11 +32,11 @@ use crate::{FAN_OUT, Hub, directory};
 
 /// Active replays of a tenant.
 pub(crate) const ACTIVE_MAX: i64 = 10;
-/// A dry run counts at most so many rows of the log, for at most so long. With more it answers with a lower bound.
+/// Limits of the rows that a dry run counts, and of the time that it takes. Beyond them it answers with a lower bound.
 const COUNTED_ROWS_MAX: usize = 200_000;
 const COUNTED_TIME_MAX: Duration = Duration::from_secs(3);
 const COUNTED_ROWS: u32 = 2_000;
-/// A dry run matches events with subscribers for at most so long, in slices between which it lets other requests run.
+/// Limits the time in which a dry run matches events with subscribers, in slices between which it lets other requests run.
 const MATCHING_TIME_MAX: Duration = Duration::from_millis(250);
 const MATCHING_SLICE: Duration = Duration::from_millis(5);
 /// Messages whose existence is checked at once.

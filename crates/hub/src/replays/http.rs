@@ -63,7 +63,7 @@ async fn list(
 
 /// Send events again
 ///
-/// Creates a job that sends events again, in the order in which they were posted, in lanes of its own: it neither waits for
+/// Creates a job that sends events again, in the order in which they were posted, in separate lanes: it neither waits for
 /// live messages nor delays them. Its messages carry the header `webhook-replay` with the id of the job; `webhook-id` is that
 /// of the event. With `dry_run` nothing is created, and the response is the number of messages.
 #[utoipa::path(post, path = "/hub/v1/replays", operation_id = "createReplay", tag = "hub", request_body = ReplayFields,

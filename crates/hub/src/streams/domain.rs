@@ -43,7 +43,7 @@ pub(crate) struct StreamSettings {
     pub(crate) ordering_key: Option<String>,
 }
 
-/// The part of a message. A message without a lane is a key of its own.
+/// The part of a message. A message without a lane has its event as its key.
 pub(crate) fn part_of(lane: Option<&str>, event: Uuid) -> i16 {
     let digest = match lane {
         Some(lane) => Sha256::digest(lane.as_bytes()),
@@ -136,7 +136,7 @@ impl Part {
 
 impl Assignment {
     /// Acknowledges what a pull has returned: all parts of the cursor, or none. A cursor that was acknowledged before
-    /// changes nothing, whoever reads its parts now: the answer to the first acknowledgement may have been lost.
+    /// changes nothing, also if other readers have its parts now: the answer to the first acknowledgement may have been lost.
     pub(crate) fn acknowledge(&mut self, reader: &str, cursor: &StreamCursor) -> Result<(), LeaseLost> {
         if cursor.generation != self.generation || cursor.incarnation.is_none() {
             return Err(LeaseLost);
@@ -160,7 +160,7 @@ impl Assignment {
         Ok(())
     }
 
-    /// Renews the lease of a reader, and gives it parts that nobody reads up to its share. A reader with more than its share
+    /// Renews the lease of a reader, and gives it parts without a reader up to its share. A reader with more than its share
     /// gives up those of which it has acknowledged everything.
     pub(crate) fn join(&mut self, reader: &str, now: DateTime<Utc>, lease: TimeDelta) -> Result<(), TooManyReaders> {
         self.readers.retain(|known| known.name == reader || known.lease_until + ENDED_READER_RETENTION > now);
@@ -241,7 +241,7 @@ impl Assignment {
         Ok(())
     }
 
-    /// The first part of the reader of which retention has dropped messages that nobody has acknowledged.
+    /// The first part of the reader of which retention has dropped unacknowledged messages.
     pub(crate) fn lapsed_part(&self, reader: &str) -> Option<i16> {
         self.parts_of(reader).find(|part| part.acknowledged < part.dropped_to).map(|part| part.part)
     }
@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(all.acknowledge("a", &cursor), Err(LeaseLost));
         assert_eq!(all, before, "a refused cursor changes nothing");
         assert_eq!(all.readable("b", at(30))[0], ReadRange { part: 0, after: 0, up_to: None });
-        // Nor is it valid when the former reader has the part again: it may have dropped the messages meanwhile.
+        // Nor is it valid when the former reader has the part again: it may have dropped the messages since then.
         all.release_reader("b");
         all.join("a", at(31), lease(30)).unwrap();
         assert!(all.parts[0].is_of("a"));

@@ -205,7 +205,7 @@ async fn position_of(db: &mut PgConnection, locked: &LockedStream, target: SeekT
     }
 }
 
-/// The position before a message; the newest one if there is no message.
+/// The position before a message; the newest one without a message.
 async fn before(db: &mut PgConnection, message: Option<StreamMessage>) -> Result<i64, Error> {
     match message {
         Some(message) => Ok(message.n - 1),

@@ -121,18 +121,18 @@ async fn delete(
 
 /// Pull the next messages of a stream
 ///
-/// Returns messages that nobody has acknowledged, in order per lane, of the parts that this reader has. A pull without an
+/// Returns unacknowledged messages, in order per lane, of the parts that this reader has. A pull without an
 /// acknowledgement in between returns the same messages again. Several readers share the parts of a stream evenly, and a part
 /// has one reader at a time, until the reader releases it or its lease ends.
 ///
-/// If there is no message, the response waits for one, up to `wait_ms`.
+/// Without a message, the response waits for one, up to `wait_ms`.
 #[utoipa::path(post, path = "/hub/v1/streams/{name}/pull", operation_id = "pullStream", tag = "hub", request_body = PullFields,
     params(("name" = String, Path, pattern = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", max_length = 100)),
     security(("bearer" = [])),
     responses((status = 200, body = PulledView),
         (status = 404, description = "There is no such stream"),
         (status = 409, description = "The cursor in `acknowledge` is refused, or there are too many readers"),
-        (status = 410, description = "Messages that nobody had acknowledged are no longer retained")))]
+        (status = 410, description = "Unacknowledged messages are no longer retained")))]
 async fn pull(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,

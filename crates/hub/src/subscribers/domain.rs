@@ -58,7 +58,7 @@ pub(crate) struct SubscriberSettings {
     pub(crate) auth: Option<EndpointAuth>,
     #[sqlx(try_from = "&'a str")]
     pub(crate) format: Format,
-    /// None: each message is sent in a request of its own.
+    /// None: each message is sent in a separate request.
     #[sqlx(flatten, try_from = "BatchColumns")]
     pub(crate) batch: Option<Batch>,
     /// Whether each new origin of the URL has to answer a challenge.

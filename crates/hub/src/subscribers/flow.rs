@@ -27,6 +27,7 @@ use crate::deliveries::attempt::{attempt, attempt_batch};
 use crate::deliveries::attempt_result::AttemptResult;
 use crate::deliveries::domain::{Reason, Verdict};
 use crate::deliveries::message::{EVENT_SOURCE, HubEvent, HubMessage};
+use crate::deliveries::recipient::Recipient;
 use crate::deliveries::system_event::SYSTEM_SOURCE;
 use crate::error::Error;
 use crate::replays::flow::insert_backfill;
@@ -278,7 +279,7 @@ pub(crate) async fn test(
 ) -> Result<TestResult, Error> {
     // `show` returns its connection to the pool before the request is sent.
     let stored = check_decrypted(show(hub, tenant, id).await?)?;
-    let mut recipient = recipient_of(stored.subscriber, stored.secrets).map_err(Error::InvalidSubscriber)?;
+    let mut recipient = sendable(stored)?;
     recipient.timeout = recipient.timeout.min(TEST_TIME_MAX);
     let (event_id, now) = (Uuid::now_v7(), hub.clock.now());
     let (topic, payload) = match event_type {
@@ -380,6 +381,12 @@ async fn lock(
     let stored = store::lock(tx, &hub.cipher, tenant, id).await?.ok_or(Error::NoSubscriber)?;
     if_match.check(stored.subscriber.version, stored.subscriber.updated_at).map_err(Error::Stale)?;
     check_decrypted(stored)
+}
+
+/// The recipient of a stored subscriber, also if it is not active.
+fn sendable(stored: StoredSubscriber) -> Result<Recipient, Error> {
+    let recipient = recipient_of(stored.subscriber, stored.secrets);
+    recipient.map_err(|error| Error::InvalidSubscriber(error.to_string()))
 }
 
 /// Fails if the headers and secrets cannot be decrypted: saving the subscriber would lose them.

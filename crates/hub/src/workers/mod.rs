@@ -59,7 +59,7 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
     let read_until = unread.map_or(messages_until, |unread| unread.max(now - days(retention.log.behind_days)));
     streams::store::maintenance::drop_days(&mut db, messages_until.min(read_until)).await?;
     streams::store::maintenance::delete_batches(&mut db, now - BATCH_RETENTION).await?;
-    // The pending messages of a single paused subscriber must not retain a whole day of everybody's messages.
+    // The pending messages of a single paused subscriber must not retain a whole day of the messages of all subscribers.
     if store::move_pending(&mut db, messages_until, now).await? == store::MOVED_MAX {
         return Ok(Round::Busy);
     }

@@ -78,10 +78,10 @@ pub(crate) enum EventOutcome {
 impl EventOutcome {
     /// `is_matched`: fan-out has created a message of the event, has recorded why it did not, or has added it to a stream.
     pub(crate) fn of(fan_out: FanOutProgress, is_matched: bool) -> EventOutcome {
-        match (is_matched, fan_out) {
-            (true, _) => EventOutcome::Matched,
-            (false, FanOutProgress::Done) => EventOutcome::Unmatched,
-            (false, FanOutProgress::Waiting | FanOutProgress::Deferred) => EventOutcome::Pending,
+        match fan_out {
+            _ if is_matched => EventOutcome::Matched,
+            FanOutProgress::Done => EventOutcome::Unmatched,
+            FanOutProgress::Waiting | FanOutProgress::Deferred => EventOutcome::Pending,
         }
     }
 }

@@ -304,7 +304,7 @@ struct RetriedAttempts {
 }
 
 impl RetriedAttempts {
-    /// A message at the head of its lane that died has a dead letter of its own, whether it was a retry or not.
+    /// A message at the head of its lane that died always has a dead letter, whether it was a retry or not.
     fn of(&self, subscriber: Uuid, n: i64, dead_letter: Option<Uuid>) -> u16 {
         let own = self.by_message.get(&(subscriber, n));
         own.or_else(|| self.by_id.get(&dead_letter?)).copied().unwrap_or_default()

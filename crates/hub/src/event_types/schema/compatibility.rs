@@ -53,7 +53,7 @@ impl<'c> Comparer<'c> {
         }
     }
 
-    /// Whether a schema only adds to another, which is no part of the result.
+    /// Whether a schema only adds to another. The changes that it finds are not part of the result.
     fn is_addition(&mut self, old: Option<NodeId>, new: NodeId) -> Result<bool, Exhausted> {
         let found = std::mem::take(&mut self.found);
         let compared = self.compare(old, Some(new), "");

@@ -111,7 +111,7 @@ pub(super) fn compile(text: &RawValue) -> Result<Schema, Vec<FieldError>> {
         errors: BTreeMap::new(),
     };
     let root = compiler.schema(&document, "", 0);
-    // Definitions that nothing refers to are checked, too.
+    // Definitions that nothing refers to are also checked.
     for name in defs.keys() {
         compiler.definition(name, &below("/$defs", name), 1);
     }
@@ -493,9 +493,9 @@ impl<'d> Compiler<'d> {
                     self.patterns.insert(text.to_owned(), pattern.clone());
                     pattern
                 }
-                Err(detail) => {
+                Err(error) => {
                     self.refused_patterns += 1;
-                    self.refuse(pointer, detail);
+                    self.refuse(pointer, error.to_string());
                     return None;
                 }
             },

@@ -187,7 +187,7 @@ async fn accept(
     // Fan-out then reads all deferred events of the tenants again.
     let notice = CommandRequest::EventAccepted(AcceptedNotice { event: first.message_id });
     post(tx, &CONTROL_SOURCE, &command_post(tenant, first.message_id, &notice)?).await?;
-    // The last statement: fan-out waits for it, too.
+    // The last statement: fan-out also waits for it.
     if oldest < now - OLD_REFERENCE_AGE {
         store::retention_hold::extend(tx, oldest).await?;
     }
