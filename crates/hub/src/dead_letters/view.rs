@@ -89,3 +89,23 @@ impl DeadLetterView {
         DeadLetterView { event, subscriber: Some(subscriber_snapshot), ..DeadLetterView::summary(dead_letter) }
     }
 }
+
+/// The result of retrying many dead letters.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = RetriedDeadLetters)]
+pub(crate) struct Retried {
+    /// The number of dead letters that are sent again.
+    pub(crate) retried: u64,
+    /// Whether matching dead letters remain: repeat the request.
+    pub(crate) more: bool,
+}
+
+/// The result of discarding many dead letters.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = DiscardedDeadLetters)]
+pub(crate) struct DiscardedMany {
+    /// The number of dead letters that were discarded.
+    pub(crate) discarded: u64,
+    /// Whether matching dead letters remain: repeat the request.
+    pub(crate) more: bool,
+}

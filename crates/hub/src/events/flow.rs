@@ -3,19 +3,14 @@
 pub(crate) mod rejected;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use http::StatusCode;
 use http_kit::auth::Principal;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use pillarbox::log::Tenant;
 use pillarbox::log::{LogRef, Message as Logged, post};
 use pillarbox::operations::browse::{self, Selection};
 use pillarbox::operations::status::statuses_of;
-use service::idempotency::StoreResponse;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::deliveries::command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest, command_post};
@@ -185,26 +180,20 @@ pub(crate) async fn attempts(hub: &Hub, tenant: &Tenant, id: MessageId) -> Resul
 /// Commands the subscriber's dispatcher to give a message up. The dispatcher decides whether that is still possible.
 /// Fails if the message is already delivered, or a dead letter that does not block its lane.
 pub(crate) async fn give_up(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
     id: MessageId,
     by: Principal,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    hub.run_once(identity, StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            let (_, message) = find_message(tx, &tenant, id).await?;
-            if message.progress.outcome.is_final() && !message.progress.blocks_lane {
-                return Err(Error::AlreadyFinal(message.progress.outcome.as_str()).into());
-            }
-            let request = DeadLetterRequest { subscriber: id.subscriber, n: message.n, by: by.to_string() };
-            let command = command_post(&tenant, id.subscriber, &CommandRequest::DeadLetter(request))?;
-            post(tx, &CONTROL_SOURCE, &command).await.map_err(Error::from)?;
-            tracing::info!(message = %id, %by, "dead-lettering of a message requested");
-            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
-        })
-    })
-    .await
+) -> Result<(), Error> {
+    let (_, message) = find_message(tx, tenant, id).await?;
+    if message.progress.outcome.is_final() && !message.progress.blocks_lane {
+        return Err(Error::AlreadyFinal(message.progress.outcome.as_str()));
+    }
+    let request = DeadLetterRequest { subscriber: id.subscriber, n: message.n, by: by.to_string() };
+    let command = command_post(tenant, id.subscriber, &CommandRequest::DeadLetter(request))?;
+    post(tx, &CONTROL_SOURCE, &command).await?;
+    tracing::info!(message = %id, %by, "dead-lettering of a message requested");
+    Ok(())
 }
 
 pub(crate) async fn find_message(

@@ -257,3 +257,17 @@ impl From<Skipped> for OutcomeView {
         OutcomeView { subscriber_id: skipped.subscriber, name: skipped.name, message_id: None, progress }
     }
 }
+
+/// The result of retrying many rejected events.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RetriedEvents {
+    /// The number of events that are accepted now and are sent.
+    pub(crate) retried: u64,
+    /// The number of events that are still refused; each shows why.
+    pub(crate) refused: u64,
+    /// Whether later rejected events remain: repeat the request with `next_after` as `after`.
+    pub(crate) more: bool,
+    /// Where the next request continues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) next_after: Option<i64>,
+}

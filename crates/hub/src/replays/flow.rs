@@ -1,19 +1,14 @@
 //! Requesting, inspecting and controlling replays.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use http::StatusCode;
 use http_kit::auth::Principal;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use pillarbox::consumers::{FollowerPosition, LogFollower};
 use pillarbox::database::time;
 use pillarbox::log::Tenant;
 use pillarbox::log::{LogRef, Message, post};
-use service::idempotency::StoreResponse;
 use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
@@ -27,7 +22,7 @@ use crate::replays::domain::{ReplayAction, ReplayKind, ReplayMode, ReplaySelecti
 use crate::replays::fields::{BackfillFields, ReplayRequest};
 use crate::replays::replay::{Replay, ReplayOutcomes, SelectedEvent};
 use crate::replays::store;
-use crate::replays::view::{ReplayCount, ReplayView};
+use crate::replays::view::ReplayCount;
 use crate::{FAN_OUT, Hub, directory};
 
 /// Active replays of a tenant.
@@ -51,57 +46,29 @@ pub(crate) struct ReplayFilter {
 
 /// Creates a replay. Fails if its subscriber or one of its events does not exist, or if the tenant has too many.
 pub(crate) async fn create(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
     request: ReplayRequest,
     by: Principal,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    hub.run_once(identity, StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            let replay = insert(tx, &tenant, request, by.to_string(), now).await?;
-            Ok(accepted(replay, now))
-        })
-    })
-    .await
+    now: DateTime<Utc>,
+) -> Result<Replay, Error> {
+    let replay = new_replay(tx, tenant, request, by.to_string(), now).await?;
+    save_new(tx, tenant, &replay).await?;
+    Ok(replay)
 }
 
 /// Creates a replay of one message. Fails if it does not exist.
 pub(crate) async fn resend(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
-    id: MessageId,
-    by: Principal,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    hub.run_once(identity, StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            let (event, _) = find_message(tx, &tenant, id).await?;
-            let of_subscriber = (ReplayKind::Replay, Some(id.subscriber));
-            let mut replay = Replay::new(tenant.as_str(), of_subscriber, whole_log(), by.to_string(), now);
-            replay.events = Some(vec![event.log_ref()]);
-            save_new(tx, &tenant, &replay).await?;
-            Ok(accepted(replay, now))
-        })
-    })
-    .await
-}
-
-fn accepted(replay: Replay, now: DateTime<Utc>) -> StoredResponse {
-    StoredResponse::json(StatusCode::ACCEPTED, &ReplayView::new((replay, ReplayOutcomes::default()), now))
-}
-
-/// The same in the caller's transaction. Returns the replay.
-pub(crate) async fn insert(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
-    request: ReplayRequest,
-    by: String,
+    id: MessageId,
+    by: Principal,
     now: DateTime<Utc>,
 ) -> Result<Replay, Error> {
-    let replay = new_replay(tx, tenant, request, by, now).await?;
+    let (event, _) = find_message(tx, tenant, id).await?;
+    let of_subscriber = (ReplayKind::Replay, Some(id.subscriber));
+    let mut replay = Replay::new(tenant.as_str(), of_subscriber, whole_log(), by.to_string(), now);
+    replay.events = Some(vec![event.log_ref()]);
     save_new(tx, tenant, &replay).await?;
     Ok(replay)
 }
@@ -202,26 +169,17 @@ pub(crate) async fn subscriber_names(
 /// Pauses, resumes or cancels a replay. A turn of fan-out that is under way ends first: afterwards no message is created.
 /// Fails if the replay has ended.
 pub(crate) async fn change(
-    hub: &Arc<Hub>,
-    (tenant, id): (Tenant, Uuid),
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
+    id: Uuid,
     action: ReplayAction,
-    by: Principal,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    hub.run_once(identity, StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            change_in(tx, &tenant, id, action, now).await?;
-            tracing::info!(replay = %id, ?action, %by, "changed a replay");
-            let found = store::find(tx, &tenant, id).await.map_err(Error::from)?.ok_or(Error::NoReplay)?;
-            Ok(StoredResponse::json(StatusCode::OK, &ReplayView::new(found, now)))
-        })
-    })
-    .await
+    now: DateTime<Utc>,
+) -> Result<(Replay, ReplayOutcomes), Error> {
+    apply(tx, tenant, id, action, now).await?;
+    store::find(tx, tenant, id).await?.ok_or(Error::NoReplay)
 }
 
-/// The same in the caller's transaction.
-pub(crate) async fn change_in(
+async fn apply(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
     id: Uuid,

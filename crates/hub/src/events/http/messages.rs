@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use http::StatusCode;
 use http_kit::extract::{Json, Path};
 use http_kit::idempotency::{Mutation, StoredResponse};
 use http_kit::page::{Listing, Page};
 use http_kit::problem::Problem;
 use serde::{Deserialize, Serialize};
+use service::idempotency::StoreResponse;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -132,5 +134,11 @@ async fn dead_letter(
     Path(id): Path<MessageId>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::give_up(&hub, caller.tenant, id, caller.principal, identity.as_ref()).await
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, _| {
+        Box::pin(async move {
+            flow::give_up(tx, &caller.tenant, id, caller.principal).await?;
+            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
+        })
+    })
+    .await
 }

@@ -28,7 +28,7 @@ const WRONG_ANSWER: &str = "challenge";
 
 /// Sends the challenge in the background, so that the request that created or changed the subscriber does not wait for its
 /// endpoint: the caller may have to configure the secret of the response first.
-pub(super) fn start(hub: &Arc<Hub>, tenant: Tenant, id: Uuid) {
+pub(crate) fn start(hub: &Arc<Hub>, tenant: Tenant, id: Uuid) {
     let hub = Arc::clone(hub);
     tokio::spawn(request_caller().run(async move {
         match verify(&hub, &tenant, id).await {
