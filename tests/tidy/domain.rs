@@ -87,6 +87,8 @@ mod samples {
             #[derive(Debug, thiserror::Error)]
             #[error(\"std::fs in a string\")]
             pub struct Refused;
+            #[derive(sqlx::FromRow)]
+            pub struct Stored { #[sqlx(rename = \"at\")] since: DateTime<Utc> }
             mod status { pub fn of(x: u32) -> u32 { u32::max(x, 1) } }
             pub fn late(now: DateTime<Utc>, at: DateTime<Utc>) -> bool { status::of(1) > 0 && now > at }
             #[cfg(test)]\nmod tests { use tokio::time; }";

@@ -12,6 +12,7 @@
 //! | [`error`], [`access`] | errors of use cases; who may call which route |
 //! | [`directory`] | which events subscribers and streams match; answers a change when it holds everywhere |
 //! | [`deliveries`] | hub messages, recipients, one attempt to send; commands and system events about them |
+//! | [`rows`] | columns that become values |
 //! | [`event_types`] | the catalogue: event types with their schemas |
 //! | [`events`] | which messages of the log are hub events; ingest; events and messages in the API |
 //! | [`dead_letters`] | messages that were given up |

@@ -38,9 +38,10 @@ pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
     filter: &DeadLetterFilter,
-    (before, limit): (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> Result<Vec<DeadLetter>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, tenant, filter, (before, limit)).await?)
+    Ok(store::list(&mut *hub.db.acquire().await?, tenant, filter, before, limit).await?)
 }
 
 /// Returns a dead letter with the snapshots of its event and subscriber.
@@ -81,7 +82,8 @@ pub(crate) async fn change_many(
     hub: &Hub,
     tenant: &Tenant,
     action: BulkAction,
-    (mut filter, limit): (DeadLetterFilter, u64),
+    mut filter: DeadLetterFilter,
+    limit: u64,
     by: Principal,
 ) -> Result<Changed, Error> {
     let now = hub.clock.now();
@@ -93,12 +95,12 @@ pub(crate) async fn change_many(
         let mut tx = hub.db.begin().await?;
         let ids: Vec<Uuid> = match action {
             BulkAction::Retry => {
-                let step = store::lock_many(&mut tx, tenant, &filter, (after, STEP)).await?;
+                let step = store::lock_many(&mut tx, tenant, &filter, after, STEP).await?;
                 post_retries(&mut tx, tenant, &step, by, now).await?;
                 step.iter().map(|dead| dead.id).collect()
             }
             BulkAction::Discard => {
-                let step = store::delete_many(&mut tx, tenant, &filter, (after, STEP)).await?;
+                let step = store::delete_many(&mut tx, tenant, &filter, after, STEP).await?;
                 unblock_lanes(&mut tx, tenant, &step, by).await?;
                 step.iter().map(|dead| dead.id).collect()
             }

@@ -142,7 +142,7 @@ async fn list(
     let DeadLetterFilters { subscriber_id, event_type, reason, from, to, retried } = filters;
     let event_type = type_prefix(event_type);
     let filter = DeadLetterFilter { subscriber: subscriber_id, event_type, reason, from, to, retried };
-    let dead = flow::list(&hub, &caller.tenant, &filter, (before, limit + 1)).await?;
+    let dead = flow::list(&hub, &caller.tenant, &filter, before, limit + 1).await?;
     Ok(scope.cut(dead, limit, |dead| dead.id).map(DeadLetterView::summary))
 }
 
@@ -247,5 +247,5 @@ async fn change_many(
     selection: BulkSelection,
 ) -> Result<Changed, Error> {
     let limit = selection.limit()?;
-    flow::change_many(hub, &caller.tenant, action, (selection.into_filter()?, limit), caller.principal).await
+    flow::change_many(hub, &caller.tenant, action, selection.into_filter()?, limit, caller.principal).await
 }

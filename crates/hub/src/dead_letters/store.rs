@@ -91,7 +91,8 @@ pub(crate) async fn list(
     db: &mut PgConnection,
     tenant: &Tenant,
     filter: &DeadLetterFilter,
-    (before, limit): (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> sqlx::Result<Vec<DeadLetter>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.dead_letter
@@ -132,7 +133,8 @@ pub(crate) async fn lock_many(
     db: &mut PgConnection,
     tenant: &Tenant,
     filter: &DeadLetterFilter,
-    (after, limit): (Option<Uuid>, i64),
+    after: Option<Uuid>,
+    limit: i64,
 ) -> sqlx::Result<Vec<Retryable>> {
     let query = format!(
         "select dead_letter.id, dead_letter.subscriber from pillarbox_hub.dead_letter
@@ -170,7 +172,8 @@ pub(crate) async fn delete_many(
     db: &mut PgConnection,
     tenant: &Tenant,
     filter: &DeadLetterFilter,
-    (after, limit): (Option<Uuid>, i64),
+    after: Option<Uuid>,
+    limit: i64,
 ) -> sqlx::Result<Vec<Discarded>> {
     let query = format!(
         "delete from pillarbox_hub.dead_letter where id in (

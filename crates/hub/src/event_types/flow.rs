@@ -60,7 +60,8 @@ pub(crate) async fn check(
 pub(crate) async fn create(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
-    (name, fields): (String, TypeFields),
+    name: String,
+    fields: TypeFields,
     version: Option<CheckedVersion>,
     now: DateTime<Utc>,
 ) -> Result<EventTypeWithVersions, Error> {
@@ -100,7 +101,8 @@ async fn with_versions(
 pub(crate) async fn update(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
-    (name, fields): (String, TypeFields),
+    name: String,
+    fields: TypeFields,
     now: DateTime<Utc>,
 ) -> Result<EventTypeWithVersions, Error> {
     invalid(check_description(fields.description.as_deref(), ""))?;
@@ -126,7 +128,9 @@ pub(crate) struct CheckedAddition {
 pub(crate) async fn check_addition(
     hub: &Hub,
     tenant: &Tenant,
-    (name, new, is_forced): (&str, NewVersion, bool),
+    name: &str,
+    new: NewVersion,
+    is_forced: bool,
 ) -> Result<CheckedAddition, Error> {
     let (compared, previous) = compared_with(hub, tenant, name, is_forced).await?;
     let checker = VersionChecker { work: hub.catalogue.work(), tenant };
@@ -218,7 +222,8 @@ pub(crate) async fn applied(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Res
 pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
-    (after, limit): (Option<String>, u32),
+    after: Option<String>,
+    limit: u32,
 ) -> Result<Vec<EventType>, Error> {
     let mut db = hub.db.acquire().await?;
     let (tenant, _) = applied(&mut db, tenant).await?;
@@ -271,11 +276,7 @@ pub(crate) async fn save(
 ) -> Result<(), Error> {
     store::save(tx, tenant, event_type).await?;
     for (version, compiled_bytes) in new {
-        store::insert_version(tx, tenant, &event_type.name, (version, *compiled_bytes)).await?;
-    }
-    // A type that was too large before this limit existed can still be described.
-    if new.is_empty() {
-        return Ok(());
+        store::insert_version(tx, tenant, &event_type.name, version, *compiled_bytes).await?;
     }
     let bytes = store::type_bytes(tx, tenant, &event_type.name).await?;
     if bytes > TYPE_BYTES_MAX {
@@ -345,9 +346,4 @@ pub(crate) fn breaking(errors: Vec<FieldError>) -> Result<(), Error> {
 /// The errors with their pointers below another one.
 pub(crate) fn under(errors: Vec<FieldError>, pointer: &str) -> Vec<FieldError> {
     errors.into_iter().map(|error| FieldError::body(format!("{pointer}{}", error.pointer), error.detail)).collect()
-}
-
-/// When a version was created: the time in the file, or the time of the import.
-pub(crate) fn created_at(given: Option<DateTime<Utc>>, now: DateTime<Utc>) -> DateTime<Utc> {
-    given.unwrap_or(now)
 }

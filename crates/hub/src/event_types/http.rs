@@ -104,7 +104,7 @@ async fn list(
 ) -> Result<Page<EventTypeView>, Problem> {
     let scope = page_scope(&hub, "event-types", &caller, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let types = flow::list(&hub, &caller.tenant, (after, limit + 1)).await?;
+    let types = flow::list(&hub, &caller.tenant, after, limit + 1).await?;
     Ok(scope.cut(types, limit, |event_type| event_type.name.clone()).map(EventTypeView::from))
 }
 
@@ -137,7 +137,7 @@ async fn create(
     let version = flow::check(&hub, &caller.tenant, &body.name, &fields, version).await?;
     change(&hub, identity.as_ref(), |tx, hub| {
         Box::pin(async move {
-            let created = flow::create(tx, &caller.tenant, (body.name, fields), version, hub.clock.now()).await?;
+            let created = flow::create(tx, &caller.tenant, body.name, fields, version, hub.clock.now()).await?;
             let location = HeaderValue::try_from(path).map_err(|error| Problem::internal(&error))?;
             Ok(StoredResponse::json(StatusCode::CREATED, &created).with_header(LOCATION, location))
         })
@@ -179,7 +179,7 @@ async fn update(
     };
     change(&hub, identity.as_ref(), |tx, hub| {
         Box::pin(async move {
-            let updated = flow::update(tx, &caller.tenant, (name, fields), hub.clock.now()).await?;
+            let updated = flow::update(tx, &caller.tenant, name, fields, hub.clock.now()).await?;
             Ok(StoredResponse::json(StatusCode::OK, &updated))
         })
     })
@@ -215,7 +215,7 @@ async fn add_version(
     if let Some(repeated) = find_response(&hub.db, identity.as_ref()).await? {
         return Ok(repeated);
     }
-    let checked = flow::check_addition(&hub, &caller.tenant, (&name, version, body.force)).await?;
+    let checked = flow::check_addition(&hub, &caller.tenant, &name, version, body.force).await?;
     change(&hub, identity.as_ref(), |tx, hub| {
         Box::pin(async move {
             let changed = flow::add_version(tx, &caller.tenant, checked, hub.clock.now()).await?;

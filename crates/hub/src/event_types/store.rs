@@ -213,7 +213,8 @@ pub(crate) async fn insert_version(
     db: &mut PgConnection,
     tenant: &Tenant,
     name: &str,
-    (new, compiled_bytes): (&TypeVersion, usize),
+    new: &TypeVersion,
+    compiled_bytes: usize,
 ) -> sqlx::Result<()> {
     let query = "insert into pillarbox_hub.event_type_version
                      (tenant, name, version, schema, examples, created_at, compiled_bytes)

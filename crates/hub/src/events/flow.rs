@@ -4,7 +4,6 @@ pub(crate) mod rejected;
 
 use std::collections::{HashMap, HashSet};
 
-use chrono::{DateTime, Utc};
 use http_kit::auth::Principal;
 use pillarbox::log::Tenant;
 use pillarbox::log::{LogRef, Message as Logged, post};
@@ -18,7 +17,7 @@ use crate::deliveries::domain::{EventOutcome, EventStatus, FanOutProgress, Outco
 use crate::error::Error;
 use crate::events::selection::is_event_source;
 use crate::events::store;
-use crate::events::store::{Attempt, Message, MessageScope};
+use crate::events::store::{Attempt, EventFilter, Message, MessageScope};
 use crate::events::view::message::{MessageId, MessageView};
 use crate::events::view::{EventView, EventWithOutcomes, ListedEvent, OutcomeView, RejectionView};
 use crate::{FAN_OUT, Hub, directory};
@@ -26,21 +25,13 @@ use crate::{FAN_OUT, Hub, directory};
 /// The status of a log message that a consumer has processed.
 const PASSED: &str = "sent";
 
-/// Selects events. None matches any.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct EventFilter {
-    /// This type and all types below it.
-    pub(crate) event_type: Option<String>,
-    pub(crate) from: Option<DateTime<Utc>>,
-    pub(crate) to: Option<DateTime<Utc>>,
-}
-
 /// Returns the events of a bounded part of the log, newest first, and where the next part starts.
 pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
     filter: EventFilter,
-    (before, limit): (Option<i64>, u32),
+    before: Option<i64>,
+    limit: u32,
 ) -> Result<(Vec<ListedEvent>, Option<i64>), Error> {
     let selected =
         Selection { topic: filter.event_type, from: filter.from, to: filter.to, ..events_of_tenant(hub, tenant) };
@@ -139,8 +130,10 @@ async fn fan_out_progress(db: &mut PgConnection, events: &[LogRef]) -> Result<Ha
 pub(crate) async fn messages(
     hub: &Hub,
     tenant: &Tenant,
-    (subscriber, outcome): (Option<Uuid>, Option<Outcome>),
-    (before, limit): (Option<i64>, u32),
+    subscriber: Option<Uuid>,
+    outcome: Option<Outcome>,
+    before: Option<i64>,
+    limit: u32,
 ) -> Result<(Vec<MessageView>, Option<i64>), Error> {
     let mut db = hub.db.acquire().await?;
     let scope = match subscriber {
@@ -150,7 +143,7 @@ pub(crate) async fn messages(
         Some(subscriber) => MessageScope::Subscriber(subscriber),
         None => MessageScope::Tenant(tenant),
     };
-    let page = store::list(&mut db, scope, outcome, (before, limit)).await?;
+    let page = store::list(&mut db, scope, outcome, before, limit).await?;
     let log_refs: Vec<LogRef> = page.messages.iter().map(|message| message.log_ref).collect();
     let names = browse::load_names(&mut db, &log_refs).await?;
     let names: HashMap<i64, (Uuid, String, Option<String>)> =

@@ -22,8 +22,8 @@ use crate::Hub;
 use crate::access::{Manager, page_scope, type_prefix};
 use crate::error::Error;
 use crate::events::flow;
-use crate::events::flow::EventFilter;
 use crate::events::flow::rejected::CheckedEvents;
+use crate::events::store::EventFilter;
 use crate::events::view::message::EventIdParam;
 use crate::events::view::{EventWithOutcomes, ListedEvent, RetriedEvents};
 
@@ -82,8 +82,8 @@ async fn list(
     let before = scope.position(cursor.as_deref())?;
     let filter = EventFilter { event_type: type_prefix(filters.event_type), from: filters.from, to: filters.to };
     let (items, before) = match filters.status {
-        Some(ListedStatus::Rejected) => flow::rejected::list(&hub, &caller.tenant, &filter, (before, limit)).await?,
-        None => flow::list(&hub, &caller.tenant, filter, (before, limit)).await?,
+        Some(ListedStatus::Rejected) => flow::rejected::list(&hub, &caller.tenant, &filter, before, limit).await?,
+        None => flow::list(&hub, &caller.tenant, filter, before, limit).await?,
     };
     Ok(Page { items, next_cursor: before.map(|before| scope.cursor(&before)) })
 }

@@ -29,6 +29,15 @@ const WINDOWS: [i64; 2] = [2_000, 20_000];
 /// Attempts that a list contains at most: the newest.
 const ATTEMPTS_MAX: i64 = 1_000;
 
+/// Selects events. None matches any.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EventFilter {
+    /// This type and all types below it.
+    pub(crate) event_type: Option<String>,
+    pub(crate) from: Option<DateTime<Utc>>,
+    pub(crate) to: Option<DateTime<Utc>>,
+}
+
 /// A hub message and its progress.
 #[derive(Debug, Clone, FromRow)]
 pub(crate) struct Message {
@@ -246,7 +255,8 @@ pub(crate) async fn list(
     db: &mut PgConnection,
     scope: MessageScope<'_>,
     wanted: Option<Outcome>,
-    (before, limit): (Option<i64>, u32),
+    before: Option<i64>,
+    limit: u32,
 ) -> sqlx::Result<MessagePage> {
     let mut unexamined = match scope {
         MessageScope::Subscriber(_) => EXAMINED_MAX,
@@ -258,7 +268,7 @@ pub(crate) async fn list(
     let mut part_max = if wanted.is_some() { unexamined } else { limit };
     loop {
         let missing = limit - page.messages.len() as i64;
-        let part = examine(db, scope, wanted, (page.before, part_max, missing)).await?;
+        let part = examine(db, scope, wanted, page.before, part_max, missing).await?;
         page.messages.extend(part.messages);
         unexamined -= part.examined;
         page.before = match page.messages.last() {
@@ -286,7 +296,9 @@ async fn examine(
     db: &mut PgConnection,
     scope: MessageScope<'_>,
     wanted: Option<Outcome>,
-    (before, examined_max, limit): (Option<i64>, i64, i64),
+    before: Option<i64>,
+    examined_max: i64,
+    limit: i64,
 ) -> sqlx::Result<ExaminedPart> {
     let window = match scope {
         MessageScope::Subscriber(_) => None,

@@ -55,7 +55,8 @@ impl Batch {
     pub(super) fn add_replayed(
         &mut self,
         replay: Uuid,
-        (subscriber, lane): (Uuid, Option<String>),
+        subscriber: Uuid,
+        lane: Option<String>,
         log_ref: LogRef,
         event: Arc<HubEvent>,
     ) {

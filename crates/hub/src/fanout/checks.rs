@@ -13,7 +13,7 @@ use pillarbox::database::Database;
 use pillarbox::log::Tenant;
 use pillarbox::log::{LogRef, Message, load_messages};
 
-use super::is_command;
+use super::meaning::is_command;
 use crate::error::NoVerdict;
 use crate::event_types::cache::{CatalogueCache, CheckError, Checked, Loaded, Refusal};
 use crate::event_types::schema::steps::Steps;

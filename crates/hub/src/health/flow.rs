@@ -15,14 +15,15 @@ pub(crate) async fn show(
     hub: &Hub,
     tenant: &Tenant,
     id: Uuid,
-    (from, to): (DateTime<Utc>, DateTime<Utc>),
+    from: DateTime<Utc>,
+    to: DateTime<Utc>,
     resolution: Resolution,
 ) -> Result<HealthView, Error> {
     let mut db = hub.db.acquire().await?;
     let stored =
         subscribers::store::find(&mut db, &hub.cipher, tenant, id).await?.ok_or(Error::NoSubscriber)?.subscriber;
     let state = store::find_state(&mut db, id).await?;
-    let counts = store::counts(&mut db, id, (from, to), resolution.into()).await?;
+    let counts = store::counts(&mut db, id, from, to, resolution.into()).await?;
     let mut totals = AttemptCounts::default();
     counts.iter().for_each(|since| totals.add(&since.counts));
     let failing_since = state.as_ref().and_then(|state| state.failing_since);

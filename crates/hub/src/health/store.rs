@@ -89,7 +89,8 @@ pub(crate) struct CountsSince {
 pub(crate) async fn counts(
     db: &mut PgConnection,
     subscriber: Uuid,
-    (from, to): (DateTime<Utc>, DateTime<Utc>),
+    from: DateTime<Utc>,
+    to: DateTime<Utc>,
     unit: &str,
 ) -> sqlx::Result<Vec<CountsSince>> {
     let ranges: Vec<String> = (1..=RANGES).map(|at| format!("sum(latency[{at}])")).collect();

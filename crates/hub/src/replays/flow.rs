@@ -66,8 +66,8 @@ pub(crate) async fn resend(
     now: DateTime<Utc>,
 ) -> Result<Replay, Error> {
     let (event, _) = find_message(tx, tenant, id).await?;
-    let of_subscriber = (ReplayKind::Replay, Some(id.subscriber));
-    let mut replay = Replay::new(tenant.as_str(), of_subscriber, whole_log(), by.to_string(), now);
+    let mut replay =
+        Replay::new(tenant.as_str(), ReplayKind::Replay, Some(id.subscriber), whole_log(), by.to_string(), now);
     replay.events = Some(vec![event.log_ref()]);
     save_new(tx, tenant, &replay).await?;
     Ok(replay)
@@ -86,7 +86,7 @@ async fn new_replay(
     {
         return Err(Error::NoSubscriber);
     }
-    let mut replay = Replay::new(tenant.as_str(), (ReplayKind::Replay, subscriber), selection, by, now);
+    let mut replay = Replay::new(tenant.as_str(), ReplayKind::Replay, subscriber, selection, by, now);
     replay.rate = rate;
     if let Some(event_ids) = event_ids {
         let mut events = Vec::with_capacity(event_ids.len());
@@ -105,12 +105,13 @@ async fn new_replay(
 pub(crate) async fn insert_backfill(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
-    (subscriber, fields): (Uuid, &BackfillFields),
+    subscriber: Uuid,
+    fields: &BackfillFields,
     by: String,
     now: DateTime<Utc>,
 ) -> Result<Uuid, Error> {
     let selection = ReplaySelection { mode: ReplayMode::Missed, from: fields.from, ..whole_log() };
-    let replay = Replay::new(tenant.as_str(), (ReplayKind::Backfill, Some(subscriber)), selection, by, now);
+    let replay = Replay::new(tenant.as_str(), ReplayKind::Backfill, Some(subscriber), selection, by, now);
     save_new(tx, tenant, &replay).await?;
     Ok(replay.id)
 }
@@ -147,9 +148,10 @@ pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
     filter: ReplayFilter,
-    page: (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> Result<Vec<(Replay, ReplayOutcomes)>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, tenant, (filter.subscriber, filter.state), page).await?)
+    Ok(store::list(&mut *hub.db.acquire().await?, tenant, filter.subscriber, filter.state, before, limit).await?)
 }
 
 /// Returns a replay.

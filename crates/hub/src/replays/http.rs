@@ -59,7 +59,7 @@ async fn list(
     let scope = page_scope(&hub, "replays", &caller, &filters);
     let before = scope.position(cursor.as_deref())?;
     let filter = ReplayFilter { subscriber: filters.subscriber_id, state: filters.state };
-    let replays = flow::list(&hub, &caller.tenant, filter, (before, limit + 1)).await?;
+    let replays = flow::list(&hub, &caller.tenant, filter, before, limit + 1).await?;
     let now = hub.clock.now();
     let names = flow::subscriber_names(&hub, &replays).await?;
     Ok(scope.cut(replays, limit, |(replay, _)| replay.id).map(|found| ReplayView::new(found, now).named(&names)))

@@ -118,7 +118,8 @@ impl Replay {
     /// A replay that fan-out has not begun.
     pub(crate) fn new(
         tenant: &str,
-        (kind, subscriber): (ReplayKind, Option<Uuid>),
+        kind: ReplayKind,
+        subscriber: Option<Uuid>,
         selection: ReplaySelection,
         requested_by: String,
         now: DateTime<Utc>,

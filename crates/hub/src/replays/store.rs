@@ -220,8 +220,10 @@ pub(crate) async fn find(
 pub(crate) async fn list(
     db: &mut PgConnection,
     tenant: &Tenant,
-    (subscriber, state): (Option<Uuid>, Option<ReplayState>),
-    (before, limit): (Option<Uuid>, u32),
+    subscriber: Option<Uuid>,
+    state: Option<ReplayState>,
+    before: Option<Uuid>,
+    limit: u32,
 ) -> sqlx::Result<Vec<(Replay, ReplayOutcomes)>> {
     let query = "select * from pillarbox_hub.replay
                  where tenant = $1 and ($2::uuid is null or subscriber = $2) and ($3::text is null or state = $3)

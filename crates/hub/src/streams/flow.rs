@@ -52,12 +52,8 @@ pub(crate) async fn create(
 }
 
 /// Returns the streams of a tenant in the order of their names, those after `after`.
-pub(crate) async fn list(
-    hub: &Hub,
-    tenant: &Tenant,
-    (after, limit): (Option<String>, u32),
-) -> Result<Vec<Stream>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, tenant, (after, limit)).await?)
+pub(crate) async fn list(hub: &Hub, tenant: &Tenant, after: Option<String>, limit: u32) -> Result<Vec<Stream>, Error> {
+    Ok(store::list(&mut *hub.db.acquire().await?, tenant, after, limit).await?)
 }
 
 /// Returns a stream with its positions, its lag and its readers.
@@ -98,8 +94,10 @@ pub(crate) async fn delete(tx: &mut PgConnection, target: &StreamTarget) -> Resu
 /// stream and its new state.
 pub(crate) async fn seek(
     tx: &mut PgConnection,
-    (tenant, name): (&Tenant, &StreamName),
-    (target, force): (SeekTarget, bool),
+    tenant: &Tenant,
+    name: &StreamName,
+    target: SeekTarget,
+    force: bool,
 ) -> Result<(Uuid, StreamWithState), Error> {
     let locked = store::lock_parts(tx, tenant, &name.0).await?.ok_or(Error::NoStream)?;
     let (stream, n) = (locked.stream.id, position_of(tx, &locked, target).await?);

@@ -45,7 +45,7 @@ async fn list(
 ) -> Result<Page<StreamView>, Problem> {
     let scope = page_scope(&hub, "streams", &caller, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let streams = flow::list(&hub, &caller.tenant, (after, limit + 1)).await?;
+    let streams = flow::list(&hub, &caller.tenant, after, limit + 1).await?;
     Ok(scope.cut(streams, limit, |stream| stream.name.clone()).map(StreamView::from))
 }
 
@@ -229,7 +229,7 @@ async fn seek(
     let target = fields.target().map_err(Error::Invalid)?;
     hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
         Box::pin(async move {
-            let (stream, state) = flow::seek(tx, (&caller.tenant, &name), (target, fields.force)).await?;
+            let (stream, state) = flow::seek(tx, &caller.tenant, &name, target, fields.force).await?;
             hub.stream_waiters.wake(&[stream]);
             Ok(StoredResponse::json(StatusCode::OK, &state))
         })

@@ -102,7 +102,8 @@ pub(crate) async fn count(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Resul
 pub(crate) async fn list(
     db: &mut PgConnection,
     tenant: &Tenant,
-    (after, limit): (Option<String>, u32),
+    after: Option<String>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Stream>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.stream where tenant = $1 and ($2::text is null or name > $2)

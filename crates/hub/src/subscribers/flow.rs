@@ -51,14 +51,15 @@ pub(crate) struct SubscriberTarget {
 pub(crate) async fn create(
     tx: &mut Transaction<'_, Postgres>,
     hub: &Hub,
-    (tenant, by): (&Tenant, Principal),
+    tenant: &Tenant,
+    by: Principal,
     mut fields: SubscriberFields,
     now: DateTime<Utc>,
 ) -> Result<(StoredSubscriber, SigningSecret), Error> {
     let backfill = fields.extract_backfill();
     let (stored, secret) = insert(tx, hub, tenant, fields, now).await?;
     if let Some(backfill) = &backfill {
-        insert_backfill(tx, tenant, (stored.subscriber.id, backfill), by.to_string(), now).await?;
+        insert_backfill(tx, tenant, stored.subscriber.id, backfill, by.to_string(), now).await?;
     }
     Ok((stored, secret))
 }
@@ -114,9 +115,10 @@ pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
     filter: &SubscriberFilter,
-    (before, limit): (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> Result<Vec<StoredSubscriber>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, &hub.cipher, tenant, filter, (before, limit)).await?)
+    Ok(store::list(&mut *hub.db.acquire().await?, &hub.cipher, tenant, filter, before, limit).await?)
 }
 
 /// A subscriber after a change.
@@ -206,7 +208,7 @@ pub(crate) async fn rotate_secret(
     now: DateTime<Utc>,
 ) -> Result<(StoredSubscriber, SigningSecret), Error> {
     let stored = lock(tx, hub, target).await?;
-    let rotated = add_secret(tx, hub, stored, (overlap, now)).await?;
+    let rotated = add_secret(tx, hub, stored, overlap, now).await?;
     tracing::info!(subscriber = %target.id, "rotated a subscriber's secret");
     Ok(rotated)
 }
@@ -215,7 +217,8 @@ async fn add_secret(
     tx: &mut PgConnection,
     hub: &Hub,
     mut stored: StoredSubscriber,
-    (overlap, now): (TimeDelta, DateTime<Utc>),
+    overlap: TimeDelta,
+    now: DateTime<Utc>,
 ) -> Result<(StoredSubscriber, SigningSecret), Error> {
     let active = stored.active_secrets(now);
     if overlap > TimeDelta::zero() && active >= SECRETS_MAX {

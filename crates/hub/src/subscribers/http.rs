@@ -97,7 +97,7 @@ async fn list(
     let scope = page_scope(&hub, "subscribers", &caller, &filters);
     let before = scope.position(cursor.as_deref())?;
     let filter = SubscriberFilter { is_active: filters.is_active, event_type: filters.event_type, name: filters.q };
-    let subscribers = flow::list(&hub, &caller.tenant, &filter, (before, limit + 1)).await?;
+    let subscribers = flow::list(&hub, &caller.tenant, &filter, before, limit + 1).await?;
     let page = scope.cut(subscribers, limit, |stored| stored.subscriber.id);
     Ok(page.map(|stored| SubscriberWithSecrets::from(&stored)))
 }
@@ -124,7 +124,7 @@ async fn create(
         .run_once(identity.as_ref(), StoreResponse::WithoutBody, |tx, hub| {
             Box::pin(async move {
                 let (tenant, by) = (&caller.tenant, caller.principal);
-                let (stored, secret) = flow::create(tx, &hub, (tenant, by), fields, hub.clock.now()).await?;
+                let (stored, secret) = flow::create(tx, &hub, tenant, by, fields, hub.clock.now()).await?;
                 let id = stored.subscriber.id;
                 if stored.subscriber.unverified_since.is_some() {
                     let _ = created.set(id);

@@ -132,7 +132,8 @@ pub(crate) async fn list(
     cipher: &Cipher,
     tenant: &Tenant,
     filter: &SubscriberFilter,
-    (before, limit): (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StoredSubscriber>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.subscriber
@@ -238,7 +239,8 @@ pub(crate) async fn set_verified(
     db: &mut PgConnection,
     tenant: &Tenant,
     id: Uuid,
-    (url, since): (&str, DateTime<Utc>),
+    url: &str,
+    since: DateTime<Utc>,
     now: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
     let query = "update pillarbox_hub.subscriber set unverified_since = null, version = version + 1, updated_at = $5

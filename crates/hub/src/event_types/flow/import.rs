@@ -19,8 +19,7 @@ use crate::error::{Error, NoVerdict};
 use crate::event_types::domain::{CatalogueSettings, EventType, TypeVersion, UnknownTypes};
 use crate::event_types::flow::version::{CheckedVersion, NewVersion, VersionChecker};
 use crate::event_types::flow::{
-    TYPES_MAX, VERSIONS_MAX, breaking, check_description, check_name, created_at, finish, finish_removal, invalid,
-    remove, save,
+    TYPES_MAX, VERSIONS_MAX, breaking, check_description, check_name, finish, finish_removal, invalid, remove, save,
 };
 use crate::event_types::store;
 use crate::event_types::view::{CatalogueFile, FileType, FileVersion, ImportResult};
@@ -55,7 +54,7 @@ pub(crate) async fn check(
     let stamp = stamp.await.map_err(Error::from)?;
     // No connection is held while the file is checked.
     let stored = async |name: String| store::versions(&mut *hub.db.acquire().await?, tenant, &name).await;
-    Ok(within(CHECK_TIME_MAX, check_against(checker, (file, stamp), now, stored)).await?)
+    Ok(within(CHECK_TIME_MAX, check_against(checker, file, stamp, now, stored)).await?)
 }
 
 /// Finds out what an import would do.
@@ -92,7 +91,8 @@ struct CheckedType {
 /// and [`apply`] fails.
 async fn check_against<F: Future<Output = sqlx::Result<Vec<TypeVersion>>>>(
     checker: VersionChecker<'_>,
-    (file, stamp): (CatalogueFile, Option<Uuid>),
+    file: CatalogueFile,
+    stamp: Option<Uuid>,
     now: DateTime<Utc>,
     stored: impl Fn(String) -> F,
 ) -> Result<CheckedFile, Error> {
@@ -133,7 +133,7 @@ async fn check_type(
     let mut new = Vec::new();
     for (at, version) in (stored_versions..).zip(added) {
         let (schema, pointer) = (version.schema.clone(), format!("{pointer}/versions/{at}"));
-        let created_at = created_at(version.created_at, now);
+        let created_at = version.created_at.unwrap_or(now);
         let version = NewVersion { schema: version.schema, examples: version.examples };
         let checked = checker.check(version, previous.replace(schema), &pointer).await?;
         new.push((checked, created_at));
@@ -267,7 +267,7 @@ mod tests {
         };
         let (work, tenant) = (SchemaWork::start().unwrap(), Tenant::try_from("acme".to_owned()).unwrap());
         let checker = VersionChecker { work: &work, tenant: &tenant };
-        let refused = check_against(checker, (file, None), now, stored).await.unwrap_err();
+        let refused = check_against(checker, file, None, now, stored).await.unwrap_err();
         assert!(matches!(&refused, Error::Invalid(errors) if errors[0].pointer == "/event_types/1/versions"));
         assert_eq!(*read.borrow(), ["a", "b"], "those of c were not needed yet");
     }

@@ -17,8 +17,9 @@ use crate::deliveries::command::{AcceptedNotice, CONTROL_SOURCE, CommandRequest,
 use crate::deliveries::domain::EventOutcome;
 use crate::error::Error;
 use crate::event_types::cache::{Checked, Refusal};
-use crate::events::flow::{EventFilter, find_candidate};
+use crate::events::flow::find_candidate;
 use crate::events::store;
+use crate::events::store::EventFilter;
 use crate::events::store::rejected::Rejection;
 use crate::events::store::retention_hold::OLD_REFERENCE_AGE;
 use crate::events::view::{EventView, ListedEvent, RejectionView};
@@ -46,11 +47,11 @@ pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
     filter: &EventFilter,
-    (before, limit): (Option<i64>, u32),
+    before: Option<i64>,
+    limit: u32,
 ) -> Result<(Vec<ListedEvent>, Option<i64>), Error> {
     let mut db = hub.db.acquire().await?;
-    let selected = (filter.event_type.as_deref(), filter.from, filter.to);
-    let found = store::rejected::list(&mut db, tenant, selected, (before, i64::from(limit))).await?;
+    let found = store::rejected::list(&mut db, tenant, filter, before, i64::from(limit)).await?;
     let next = found.last().filter(|_| found.len() == limit as usize).map(|last| last.log_ref.id);
     let refs: Vec<LogRef> = found.iter().map(|rejection| rejection.log_ref).collect();
     let names = browse::load_names(&mut db, &refs).await?;
@@ -133,7 +134,7 @@ async fn load(
     after: Option<i64>,
 ) -> Result<(Vec<LogRef>, Vec<Option<Logged>>), Error> {
     let mut db = hub.db.acquire().await?;
-    let refs = store::rejected::oldest(&mut db, tenant, event_type, (after, RETRIED_MAX)).await?;
+    let refs = store::rejected::oldest(&mut db, tenant, event_type, after, RETRIED_MAX).await?;
     let events = load_up_to(&mut db, &refs, PAGE_BYTES_MAX).await?;
     Ok((refs, events))
 }

@@ -84,8 +84,8 @@ async fn list(
 ) -> Result<Page<MessageView>, Problem> {
     let scope = page_scope(&hub, "messages", &caller, &filters);
     let before = scope.position(cursor.as_deref())?;
-    let filter = (filters.subscriber_id, filters.outcome.map(Outcome::from));
-    let (items, before) = flow::messages(&hub, &caller.tenant, filter, (before, limit)).await?;
+    let outcome = filters.outcome.map(Outcome::from);
+    let (items, before) = flow::messages(&hub, &caller.tenant, filters.subscriber_id, outcome, before, limit).await?;
     Ok(Page { items, next_cursor: before.map(|before| scope.cursor(&before)) })
 }
 

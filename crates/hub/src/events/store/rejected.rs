@@ -11,6 +11,7 @@ use sqlx::PgConnection;
 use sqlx::types::Json;
 use uuid::Uuid;
 
+use crate::events::store::EventFilter;
 use crate::rows::LogColumns;
 
 /// An event to reject.
@@ -80,12 +81,13 @@ pub(crate) async fn insert(tx: &mut PgConnection, new: &[NewRejection], now: Dat
 
 const COLUMNS: &str = "log_id, log_shard, log_at, message_id, event_type, version, errors, rejected_at";
 
-/// The rejected events of a tenant with an id in the log below `before`, newest first. `event_type`: this type and all below it.
+/// The rejected events of a tenant with an id in the log below `before`, newest first.
 pub(crate) async fn list(
     db: &mut PgConnection,
     tenant: &Tenant,
-    (event_type, from, to): (Option<&str>, Option<DateTime<Utc>>, Option<DateTime<Utc>>),
-    (before, limit): (Option<i64>, i64),
+    filter: &EventFilter,
+    before: Option<i64>,
+    limit: i64,
 ) -> sqlx::Result<Vec<Rejection>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.rejected_event
@@ -95,7 +97,7 @@ pub(crate) async fn list(
          order by log_id desc limit $6"
     );
     let query = sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(before.unwrap_or(i64::MAX));
-    query.bind(event_type).bind(from).bind(to).bind(limit).fetch_all(db).await
+    query.bind(&filter.event_type).bind(filter.from).bind(filter.to).bind(limit).fetch_all(db).await
 }
 
 /// The rejected events of a type, and of all types below it, with an id in the log above `after`, oldest first.
@@ -103,7 +105,8 @@ pub(crate) async fn oldest(
     db: &mut PgConnection,
     tenant: &Tenant,
     event_type: &str,
-    (after, limit): (Option<i64>, i64),
+    after: Option<i64>,
+    limit: i64,
 ) -> sqlx::Result<Vec<LogRef>> {
     let query = "select log_id, log_shard, log_at from pillarbox_hub.rejected_event
                  where tenant = $1 and accepted_at is null and log_id > $2

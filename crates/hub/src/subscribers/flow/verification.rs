@@ -67,7 +67,7 @@ pub(crate) async fn verify(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<Verif
         return Ok(VerificationResult::failed(AttemptResult { error, detail, ..result }));
     }
     let mut db = hub.db.acquire().await?;
-    let is_current = store::set_verified(&mut db, tenant, id, (&url, since), hub.clock.now()).await?;
+    let is_current = store::set_verified(&mut db, tenant, id, &url, since, hub.clock.now()).await?;
     drop(db);
     if !is_current {
         // The endpoint may have answered another challenge in the meantime.
