@@ -41,6 +41,9 @@ const MAY_NOT_USE: [&str; 13] = [
 /// Plain values of the library, which is the log and its database.
 const OF_THE_LIBRARY: [&str; 2] = ["pillarbox::database::Incarnation", "pillarbox::log::Tenant"];
 
+/// Says how the columns of a row become a value.
+const ROWS: &str = "sqlx::FromRow";
+
 const PRINTING: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
 
 pub(crate) fn impure_code(text: &str) -> Vec<String> {
@@ -50,7 +53,7 @@ pub(crate) fn impure_code(text: &str) -> Vec<String> {
     for path in paths(text) {
         let root = path.split("::").next().unwrap();
         let is_refused = |refused: &&str| path == **refused || path.starts_with(&format!("{refused}::"));
-        if !MAY_USE.contains(&root) && !OF_THE_LIBRARY.contains(&path.as_str()) {
+        if !MAY_USE.contains(&root) && !OF_THE_LIBRARY.contains(&path.as_str()) && path != ROWS {
             violations.push(format!("a domain must not use `{root}` (`{path}`)"));
         } else if MAY_NOT_USE.iter().any(is_refused) || path == "std::*" || path == "std::time::*" {
             violations.push(format!("a domain must not use `{path}`"));
@@ -84,6 +87,8 @@ mod samples {
             #[derive(Debug, thiserror::Error)]
             #[error(\"std::fs in a string\")]
             pub struct Refused;
+            #[derive(sqlx::FromRow)]
+            pub struct Stored { #[sqlx(rename = \"at\")] since: DateTime<Utc> }
             mod status { pub fn of(x: u32) -> u32 { u32::max(x, 1) } }
             pub fn late(now: DateTime<Utc>, at: DateTime<Utc>) -> bool { status::of(1) > 0 && now > at }
             #[cfg(test)]\nmod tests { use tokio::time; }";

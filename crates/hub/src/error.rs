@@ -115,7 +115,7 @@ pub(crate) enum Error {
     )]
     TooManyReaders(usize),
     #[error(
-        "nothing was acknowledged: the lease of this reader ended and another reader has some of its parts, or a seek or a failover has ended all leases. Drop what you have not finished, and pull again: what nobody has acknowledged comes again"
+        "nothing was acknowledged: the lease of this reader ended and another reader has some of its parts, or a seek or a failover has ended all leases. Drop what you have not finished, and pull again: messages that are not acknowledged come again"
     )]
     LeaseLost,
     #[error(
@@ -123,7 +123,7 @@ pub(crate) enum Error {
     )]
     StreamInUse(String),
     #[error(
-        "messages that nobody had acknowledged are no longer retained{0}. To continue with the oldest that is, send POST /hub/v1/streams/{{name}}/seek with {{\"position\": \"oldest\", \"force\": true}}"
+        "unacknowledged messages are no longer retained{0}. To continue with the oldest that is, send POST /hub/v1/streams/{{name}}/seek with {{\"position\": \"oldest\", \"force\": true}}"
     )]
     PositionLapsed(String),
     #[error(

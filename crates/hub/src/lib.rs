@@ -12,6 +12,7 @@
 //! | [`error`], [`access`] | errors of use cases; who may call which route |
 //! | [`directory`] | which events subscribers and streams match; answers a change when it holds everywhere |
 //! | [`deliveries`] | hub messages, recipients, one attempt to send; commands and system events about them |
+//! | [`rows`] | columns that become values |
 //! | [`event_types`] | the catalogue: event types with their schemas |
 //! | [`events`] | which messages of the log are hub events; ingest; events and messages in the API |
 //! | [`dead_letters`] | messages that were given up |
@@ -54,6 +55,7 @@ mod fanout;
 mod health;
 mod http;
 mod replays;
+mod rows;
 mod settings;
 mod streams;
 mod subscribers;
@@ -206,7 +208,7 @@ impl Service for Hub {
         ("pillarbox_hub_stream_lag_messages", "Unacknowledged messages of streams, up to 1,000 per part."),
         ("pillarbox_hub_stream_lag_seconds", "Age of the oldest unacknowledged message of a stream."),
         ("pillarbox_hub_streams_lapsed", "Streams of which retention has dropped unacknowledged messages."),
-        ("eventhub_dlq_size", "Hub dead letters that nobody has retried; at most 1,000 are counted per subscriber."),
+        ("eventhub_dlq_size", "Hub dead letters that were not retried; at most 1,000 are counted per subscriber."),
     ];
     const MIGRATIONS: SchemaMigrations = MIGRATIONS;
     type Settings = HubSettings;

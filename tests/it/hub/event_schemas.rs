@@ -197,7 +197,7 @@ fn the_validator_agrees_with_another_one_about_random_schemas_and_payloads() {
     let mut different: Option<(usize, String)> = None;
     for ((schema, payloads), verdicts) in cases.iter().zip(verdicts) {
         let text = RawValue::from_string(schema.to_string()).unwrap();
-        let applied = AppliedSchema::parse(&text).unwrap_or_else(|error| panic!("{schema} is not accepted: {error}"));
+        let applied = AppliedSchema::parse(&text).unwrap_or_else(|error| panic!("{schema} is not accepted: {error:?}"));
         for (payload, expected) in payloads.iter().zip(verdicts) {
             let accepts = applied.accepts(payload).unwrap();
             (accepted, checked) = (accepted + usize::from(accepts), checked + 1);

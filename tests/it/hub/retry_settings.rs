@@ -17,17 +17,17 @@ async fn a_retry_schedule_is_given_by_its_name_or_as_a_list_and_shown_as_both() 
     let schedule = |shown: &Value| (shown["retry_schedule"].clone(), shown["retry_backoff_seconds"].clone());
     let mut fields = subscriber_fields("a");
     let made = acme.post("/hub/v1/subscribers", fields.clone()).await.json();
-    assert_eq!(schedule(&made), (json!("seed"), json!([5, 30, 300])), "the default");
+    assert_eq!(schedule(&made), (json!("short"), json!([5, 30, 300])), "the default");
     let id = uuid_of(&made["id"]);
     for (change, name, seconds) in [
         (json!({"retry_schedule": "patient"}), json!("patient"), patient.clone()),
         (json!({"name": "b"}), json!("patient"), patient.clone()),
         (json!({"retry_backoff_seconds": [1]}), Value::Null, json!([1])),
         (json!({"retry_backoff_seconds": patient.clone()}), json!("patient"), patient.clone()),
-        (json!({"retry_schedule": null}), json!("seed"), json!([5, 30, 300])),
+        (json!({"retry_schedule": null}), json!("short"), json!([5, 30, 300])),
         (json!({"retry_backoff_seconds": [2], "retry_schedule": null}), Value::Null, json!([2])),
         (json!({"retry_backoff_seconds": null, "retry_schedule": "patient"}), json!("patient"), patient),
-        (json!({"retry_backoff_seconds": null}), json!("seed"), json!([5, 30, 300])),
+        (json!({"retry_backoff_seconds": null}), json!("short"), json!([5, 30, 300])),
     ] {
         let changed = patch_subscriber(&acme, id, change.clone()).await;
         assert_eq!((changed.status, schedule(&changed.json())), (200, (name, seconds)), "{change}");

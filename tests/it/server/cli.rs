@@ -203,7 +203,7 @@ fn an_invalid_setting_stops_the_start_with_its_name() {
         "setting `hub.export` (set with --set): `*` would export e-mails",
     );
     refused(&["up", "--set", "hub.export=event.*,*"], &[], "hub.export");
-    refused(&["up"], &[("PILLARBOX_HUB__EXPORT", r#"["event*"]"#)], "`event*` is no event type");
+    refused(&["up"], &[("PILLARBOX_HUB__EXPORT", r#"["event*"]"#)], "`event*` is not a valid event type");
     refused(
         &["up", "--set", r#"hub.sql_events=["order.*", "email.*"]"#],
         &[],

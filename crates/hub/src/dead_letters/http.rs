@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use chrono::{DateTime, Utc};
+use http::StatusCode;
+use http_kit::auth::Caller;
 use http_kit::extract::{Json, Path};
 use http_kit::field::Whole;
 use http_kit::idempotency::{Mutation, StoredResponse};
@@ -11,6 +13,7 @@ use http_kit::page::{Listing, Page};
 use http_kit::problem::Problem;
 use serde::Deserialize;
 use serde_json::json;
+use service::idempotency::StoreResponse;
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{IntoParams, PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -20,9 +23,9 @@ use uuid::Uuid;
 use crate::Hub;
 use crate::access::{Manager, page_scope, type_prefix};
 use crate::dead_letters::flow;
-use crate::dead_letters::flow::{CHANGED_MAX, DiscardedMany, Retried};
+use crate::dead_letters::flow::{BulkAction, CHANGED_MAX, Changed};
 use crate::dead_letters::store::DeadLetterFilter;
-use crate::dead_letters::view::DeadLetterView;
+use crate::dead_letters::view::{DeadLetterView, DiscardedMany, Retried};
 use crate::deliveries::domain::Reason;
 use crate::error::Error;
 
@@ -112,10 +115,13 @@ impl BulkSelection {
         let BulkSelection { subscriber_id, event_type, reason, from, to, all, limit: _ } = self;
         let event_type = type_prefix(event_type);
         let filter = DeadLetterFilter { subscriber: subscriber_id, event_type, reason, from, to, retried: None };
-        match (all, filter == DeadLetterFilter::default()) {
-            (false, true) => Err(Error::field("", "must contain at least one filter, or `all: true`")),
-            (true, false) => Err(Error::field("/all", "cannot be combined with filters: omit one of them")),
-            (true, true) | (false, false) => Ok(filter),
+        let is_empty = filter == DeadLetterFilter::default();
+        if is_empty && !all {
+            Err(Error::field("", "must contain at least one filter, or `all: true`"))
+        } else if all && !is_empty {
+            Err(Error::field("/all", "cannot be combined with filters: omit one of them"))
+        } else {
+            Ok(filter)
         }
     }
 }
@@ -136,7 +142,7 @@ async fn list(
     let DeadLetterFilters { subscriber_id, event_type, reason, from, to, retried } = filters;
     let event_type = type_prefix(event_type);
     let filter = DeadLetterFilter { subscriber: subscriber_id, event_type, reason, from, to, retried };
-    let dead = flow::list(&hub, &caller.tenant, &filter, (before, limit + 1)).await?;
+    let dead = flow::list(&hub, &caller.tenant, &filter, before, limit + 1).await?;
     Ok(scope.cut(dead, limit, |dead| dead.id).map(DeadLetterView::summary))
 }
 
@@ -148,8 +154,7 @@ async fn show(
     Manager(caller): Manager,
     Path(id): Path<Uuid>,
 ) -> Result<Json<DeadLetterView>, Problem> {
-    let (dead, snapshots) = flow::show(&hub, &caller.tenant, id).await?;
-    Ok(Json(DeadLetterView::with_snapshots(dead, snapshots)))
+    Ok(Json(DeadLetterView::with_snapshots(flow::show(&hub, &caller.tenant, id).await?)))
 }
 
 /// Retry a dead letter
@@ -170,7 +175,13 @@ async fn retry(
     Path(id): Path<Uuid>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::retry(&hub, (caller.tenant, id), caller.principal, identity.as_ref()).await
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            flow::retry(tx, &caller.tenant, id, caller.principal, hub.clock.now()).await?;
+            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
+        })
+    })
+    .await
 }
 
 /// Retry many dead letters, oldest first
@@ -185,10 +196,8 @@ async fn retry_many(
     Manager(caller): Manager,
     Json(selection): Json<BulkSelection>,
 ) -> Result<Json<Retried>, Problem> {
-    let limit = selection.limit()?;
-    let filter = selection.into_filter()?;
-    let now = hub.clock.now();
-    Ok(Json(flow::retry_many(&hub, &caller.tenant, (&filter, limit), caller.principal, now).await?))
+    let Changed { count, more } = change_many(&hub, caller, BulkAction::Retry, selection).await?;
+    Ok(Json(Retried { retried: count, more }))
 }
 
 /// Discard a dead letter
@@ -207,7 +216,13 @@ async fn discard(
     Path(id): Path<Uuid>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::discard(&hub, (caller.tenant, id), caller.principal, identity.as_ref()).await
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, _| {
+        Box::pin(async move {
+            flow::discard(tx, &caller.tenant, id, caller.principal).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    })
+    .await
 }
 
 /// Discard many dead letters, oldest first
@@ -221,7 +236,16 @@ async fn discard_many(
     Manager(caller): Manager,
     Json(selection): Json<BulkSelection>,
 ) -> Result<Json<DiscardedMany>, Problem> {
+    let Changed { count, more } = change_many(&hub, caller, BulkAction::Discard, selection).await?;
+    Ok(Json(DiscardedMany { discarded: count, more }))
+}
+
+async fn change_many(
+    hub: &Hub,
+    caller: Caller,
+    action: BulkAction,
+    selection: BulkSelection,
+) -> Result<Changed, Error> {
     let limit = selection.limit()?;
-    let filter = selection.into_filter()?;
-    Ok(Json(flow::discard_many(&hub, &caller.tenant, (filter, limit), caller.principal).await?))
+    flow::change_many(hub, &caller.tenant, action, selection.into_filter()?, limit, caller.principal).await
 }

@@ -3,9 +3,7 @@
 use chrono::{DateTime, Utc};
 use pillarbox::log::Tenant;
 use serde_json::value::RawValue;
-use sqlx::postgres::PgRow;
-use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::deliveries::attempt_result::Attempt;
@@ -13,7 +11,7 @@ use crate::deliveries::domain::Reason;
 use crate::deliveries::message::EventSnapshot;
 
 /// A message that was given up.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct DeadLetter {
     pub(crate) id: Uuid,
     pub(crate) subscriber: Uuid,
@@ -22,23 +20,31 @@ pub(crate) struct DeadLetter {
     pub(crate) lane: Option<String>,
     /// The replay that has created the message.
     pub(crate) replay: Option<Uuid>,
-    /// The event's id and type. None: the log no longer had the event when the message was given up.
-    pub(crate) event: Option<(Uuid, String)>,
+    /// None: the log no longer had the event when the message was given up. The same applies to its type.
+    pub(crate) event_id: Option<Uuid>,
+    pub(crate) event_type: Option<String>,
     pub(crate) ordering_key: Option<String>,
+    #[sqlx(rename = "log_at")]
     pub(crate) received_at: DateTime<Utc>,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) reason: Reason,
     pub(crate) detail: String,
     pub(crate) attempts: i16,
     pub(crate) moved_to_dlq_at: DateTime<Utc>,
-    /// Who requested a retry, and when.
-    pub(crate) retried: Option<(String, DateTime<Utc>)>,
+    /// Who requested a retry.
+    pub(crate) manual_retry_by: Option<String>,
+    pub(crate) manual_retry_at: Option<DateTime<Utc>>,
 }
 
-/// The event and the subscriber as they were when the message was given up.
-#[derive(Debug)]
-pub(crate) struct Snapshots {
-    pub(crate) event: Option<EventSnapshot>,
-    pub(crate) subscriber: Box<RawValue>,
+/// A dead letter with its event and its subscriber as they were when the message was given up.
+#[derive(Debug, sqlx::FromRow)]
+pub(crate) struct DeadLetterWithSnapshots {
+    #[sqlx(flatten)]
+    pub(crate) dead_letter: DeadLetter,
+    #[sqlx(json(nullable))]
+    pub(crate) event_snapshot: Option<EventSnapshot>,
+    #[sqlx(json)]
+    pub(crate) subscriber_snapshot: Box<RawValue>,
 }
 
 /// Selects dead letters of a tenant. None matches any.
@@ -69,7 +75,7 @@ const CONDITIONS: &str = "dead_letter.tenant = $1 and ($2::uuid is null or dead_
 /// A query whose first parameters are those of [`CONDITIONS`].
 macro_rules! filtered_query {
     ($query:expr, $tenant:expr, $filter:expr) => {
-        sqlx::query(sqlx::AssertSqlSafe($query))
+        sqlx::query_as(sqlx::AssertSqlSafe($query))
             .bind($tenant.as_str())
             .bind($filter.subscriber)
             .bind(&$filter.event_type)
@@ -85,14 +91,14 @@ pub(crate) async fn list(
     db: &mut PgConnection,
     tenant: &Tenant,
     filter: &DeadLetterFilter,
-    (before, limit): (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> sqlx::Result<Vec<DeadLetter>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.dead_letter
          where {CONDITIONS} and ($8::uuid is null or id < $8) order by id desc limit $9"
     );
-    let rows = filtered_query!(query, tenant, filter).bind(before).bind(i64::from(limit)).fetch_all(db).await?;
-    rows.iter().map(dead_letter).collect()
+    filtered_query!(query, tenant, filter).bind(before).bind(i64::from(limit)).fetch_all(db).await
 }
 
 /// Returns a dead letter with its snapshots.
@@ -100,33 +106,36 @@ pub(crate) async fn find(
     db: &mut PgConnection,
     tenant: &Tenant,
     id: Uuid,
-) -> sqlx::Result<Option<(DeadLetter, Snapshots)>> {
+) -> sqlx::Result<Option<DeadLetterWithSnapshots>> {
     let query = format!(
         "select {COLUMNS}, event_snapshot, subscriber_snapshot from pillarbox_hub.dead_letter
          where id = $1 and tenant = $2"
     );
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await?;
-    let Some(row) = row else { return Ok(None) };
-    let event: Option<Json<EventSnapshot>> = row.try_get("event_snapshot")?;
-    let Json(subscriber) = row.try_get("subscriber_snapshot")?;
-    Ok(Some((dead_letter(&row)?, Snapshots { event: event.map(|Json(event)| event), subscriber })))
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await
 }
 
 /// Returns a dead letter and locks its row until the end of the transaction.
 pub(crate) async fn lock(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<DeadLetter>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.dead_letter where id = $1 and tenant = $2 for update");
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await?;
-    row.as_ref().map(dead_letter).transpose()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await
+}
+
+/// A dead letter to retry.
+#[derive(Debug, Clone, Copy, sqlx::FromRow)]
+pub(crate) struct Retryable {
+    pub(crate) id: Uuid,
+    pub(crate) subscriber: Uuid,
 }
 
 /// Locks the oldest dead letters after `after` that can be retried: not retried yet, and with a subscriber and an
-/// event. Returns their ids and subscribers. Rows that another transaction has locked are skipped.
+/// event. Rows that another transaction has locked are skipped.
 pub(crate) async fn lock_many(
     db: &mut PgConnection,
     tenant: &Tenant,
     filter: &DeadLetterFilter,
-    (after, limit): (Option<Uuid>, i64),
-) -> sqlx::Result<Vec<(Uuid, Uuid)>> {
+    after: Option<Uuid>,
+    limit: i64,
+) -> sqlx::Result<Vec<Retryable>> {
     let query = format!(
         "select dead_letter.id, dead_letter.subscriber from pillarbox_hub.dead_letter
          where {CONDITIONS} and ($8::uuid is null or dead_letter.id > $8) and manual_retry_at is null
@@ -134,12 +143,11 @@ pub(crate) async fn lock_many(
            and exists (select from pillarbox_hub.subscriber where subscriber.id = dead_letter.subscriber)
          order by dead_letter.id limit $9 for update of dead_letter skip locked"
     );
-    let rows = filtered_query!(query, tenant, filter).bind(after).bind(limit).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    filtered_query!(query, tenant, filter).bind(after).bind(limit).fetch_all(db).await
 }
 
 /// A dead letter to discard.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, sqlx::FromRow)]
 pub(crate) struct Discarded {
     pub(crate) id: Uuid,
     pub(crate) subscriber: Uuid,
@@ -155,8 +163,7 @@ pub(crate) async fn delete(db: &mut PgConnection, tenant: &Tenant, id: Uuid) -> 
         "delete from pillarbox_hub.dead_letter where id = $1 and tenant = $2 and manual_retry_at is null
          returning {DISCARDED}"
     );
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await?;
-    row.as_ref().map(discarded).transpose()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await
 }
 
 /// Deletes the oldest matching dead letters for which no retry was requested. Rows that another transaction has locked are
@@ -165,7 +172,8 @@ pub(crate) async fn delete_many(
     db: &mut PgConnection,
     tenant: &Tenant,
     filter: &DeadLetterFilter,
-    (after, limit): (Option<Uuid>, i64),
+    after: Option<Uuid>,
+    limit: i64,
 ) -> sqlx::Result<Vec<Discarded>> {
     let query = format!(
         "delete from pillarbox_hub.dead_letter where id in (
@@ -174,8 +182,7 @@ pub(crate) async fn delete_many(
              order by id limit $9 for update skip locked)
          returning {DISCARDED}"
     );
-    let rows = filtered_query!(query, tenant, filter).bind(after).bind(limit).fetch_all(db).await?;
-    rows.iter().map(discarded).collect()
+    filtered_query!(query, tenant, filter).bind(after).bind(limit).fetch_all(db).await
 }
 
 /// Records who requested the retry of these dead letters.
@@ -241,34 +248,4 @@ pub(crate) async fn close_replayed(
     .execute(db)
     .await
     .map(drop)
-}
-
-fn discarded(row: &PgRow) -> sqlx::Result<Discarded> {
-    Ok(Discarded {
-        id: row.try_get("id")?,
-        subscriber: row.try_get("subscriber")?,
-        n: row.try_get("n")?,
-        blocks_lane: row.try_get("blocks_lane")?,
-    })
-}
-
-fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
-    let reason: &str = row.try_get("reason")?;
-    let event_id: Option<Uuid> = row.try_get("event_id")?;
-    let by: Option<String> = row.try_get("manual_retry_by")?;
-    Ok(DeadLetter {
-        id: row.try_get("id")?,
-        subscriber: row.try_get("subscriber")?,
-        subscriber_name: row.try_get("subscriber_name")?,
-        lane: row.try_get("lane")?,
-        replay: row.try_get("replay")?,
-        event: event_id.zip(row.try_get("event_type")?),
-        ordering_key: row.try_get("ordering_key")?,
-        received_at: row.try_get("log_at")?,
-        reason: Reason::named(reason).ok_or_else(|| sqlx::Error::Decode(format!("unknown reason: {reason}").into()))?,
-        detail: row.try_get("detail")?,
-        attempts: row.try_get("attempts")?,
-        moved_to_dlq_at: row.try_get("moved_to_dlq_at")?,
-        retried: by.zip(row.try_get("manual_retry_at")?),
-    })
 }

@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::dead_letters::store::{DeadLetter, Snapshots};
+use crate::dead_letters::store::{DeadLetter, DeadLetterWithSnapshots};
 use crate::deliveries::domain::Reason;
 use crate::deliveries::message::public_lane;
 use crate::events::view::message::MessageId;
@@ -40,7 +40,7 @@ pub(crate) struct DeadLetterView {
     attempts: i16,
     /// When the message was given up.
     moved_to_dlq_at: DateTime<Utc>,
-    /// Who requested the retry, or the replay that has sent the event to the subscriber again. Absent: nobody has.
+    /// Who requested the retry, or the replay that has sent the event to the subscriber again. Absent if the event was not sent again.
     #[serde(skip_serializing_if = "Option::is_none")]
     manual_retry_by: Option<String>,
     /// When the retry was requested, or the replay has sent the event again.
@@ -58,12 +58,15 @@ pub(crate) struct DeadLetterView {
 impl DeadLetterView {
     /// The view for lists, without snapshots.
     pub(crate) fn summary(dead: DeadLetter) -> DeadLetterView {
-        let (manual_retry_by, manual_retry_at) = dead.retried.unzip();
         let subscriber = dead.subscriber;
         DeadLetterView {
             id: dead.id,
-            message_id: dead.event.as_ref().map(|(event, _)| MessageId { event: *event, subscriber }),
-            event_reference: EventReference::new(dead.event, dead.ordering_key, dead.received_at),
+            message_id: dead.event_id.map(|event| MessageId { event, subscriber }),
+            event_reference: EventReference::new(
+                dead.event_id.zip(dead.event_type),
+                dead.ordering_key,
+                dead.received_at,
+            ),
             subscriber_id: dead.subscriber,
             subscriber_name: dead.subscriber_name,
             lane: dead.lane.map(|lane| public_lane(&lane, dead.replay).to_owned()),
@@ -72,17 +75,37 @@ impl DeadLetterView {
             detail: dead.detail,
             attempts: dead.attempts,
             moved_to_dlq_at: dead.moved_to_dlq_at,
-            manual_retry_by,
-            manual_retry_at,
+            manual_retry_by: dead.manual_retry_by,
+            manual_retry_at: dead.manual_retry_at,
             event: None,
             subscriber: None,
         }
     }
 
     /// The view of a single dead letter, with snapshots.
-    pub(crate) fn with_snapshots(dead: DeadLetter, snapshots: Snapshots) -> DeadLetterView {
-        let Snapshots { event, subscriber } = snapshots;
-        let event = event.map(|event| EventView::of_snapshot(event, dead.ordering_key.clone()));
-        DeadLetterView { event, subscriber: Some(subscriber), ..DeadLetterView::summary(dead) }
+    pub(crate) fn with_snapshots(found: DeadLetterWithSnapshots) -> DeadLetterView {
+        let DeadLetterWithSnapshots { dead_letter, event_snapshot, subscriber_snapshot } = found;
+        let event = event_snapshot.map(|event| EventView::of_snapshot(event, dead_letter.ordering_key.clone()));
+        DeadLetterView { event, subscriber: Some(subscriber_snapshot), ..DeadLetterView::summary(dead_letter) }
     }
+}
+
+/// The result of retrying many dead letters.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = RetriedDeadLetters)]
+pub(crate) struct Retried {
+    /// The number of dead letters that are sent again.
+    pub(crate) retried: u64,
+    /// Whether matching dead letters remain: repeat the request.
+    pub(crate) more: bool,
+}
+
+/// The result of discarding many dead letters.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = DiscardedDeadLetters)]
+pub(crate) struct DiscardedMany {
+    /// The number of dead letters that were discarded.
+    pub(crate) discarded: u64,
+    /// Whether matching dead letters remain: repeat the request.
+    pub(crate) more: bool,
 }

@@ -15,7 +15,7 @@ use crate::deliveries::domain::{Reason, Verdict, verdict};
 use crate::deliveries::message::{HubEvent, HubMessage};
 use crate::deliveries::recipient::Recipient;
 
-/// Sends the message once and returns the result. A failure to send is a result, too. Returns None if the permit
+/// Sends the message once and returns the result. A failure to send is also a result. Returns None if the permit
 /// had ended before the first bytes were written, so that nothing was sent.
 pub(crate) async fn attempt(
     client: &Client,

@@ -6,8 +6,8 @@
 
 use pillarbox::log::Tenant;
 use pillarbox::log::{Message, Post, Source};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::from_str;
 use serde_json::value::{RawValue, to_raw_value};
 use strum::{EnumString, IntoStaticStr};
 use uuid::Uuid;
@@ -22,7 +22,7 @@ const DEAD_LETTER_TOPIC: &str = "hub.message.dead_letter";
 const REPLAY_TOPIC: &str = "hub.replay.changed";
 const ACCEPTED_TOPIC: &str = "hub.event.accepted";
 
-/// What the dispatcher has to do with a hub message. The names are the values of the column `command.action`.
+/// The work of the dispatcher on a hub message. The names are the values of the column `command.action`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumString, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum OperatorCommand {
@@ -94,26 +94,31 @@ impl CommandRequest {
         Ok(Post { tenant: tenant.clone(), ..Post::new(topic, payload) }.with_key(key.to_string()))
     }
 
-    /// Fails with the reason if the topic is unknown or the payload does not fit the topic.
-    pub(crate) fn decode(message: &Message) -> Result<CommandRequest, String> {
+    /// Fails if the topic is unknown or the payload does not fit the topic.
+    pub(crate) fn decode(message: &Message) -> Result<CommandRequest, UnknownCommand> {
         decode(&message.topic, message.payload.get())
     }
 }
 
-fn decode(topic: &str, payload: &str) -> Result<CommandRequest, String> {
-    match topic {
-        RETRY_TOPIC => parse(payload).map(CommandRequest::Retry),
-        DEAD_LETTER_TOPIC => parse(payload).map(CommandRequest::DeadLetter),
-        REPLAY_TOPIC => parse(payload).map(CommandRequest::ReplayChanged),
-        ACCEPTED_TOPIC => parse(payload).map(CommandRequest::EventAccepted),
-        _ => Err(format!(
-            "unknown topic; this version knows `{RETRY_TOPIC}`, `{DEAD_LETTER_TOPIC}`, `{REPLAY_TOPIC}` and `{ACCEPTED_TOPIC}`"
-        )),
-    }
+/// Why a command request cannot be decoded.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UnknownCommand {
+    #[error(
+        "unknown topic; this version knows `{RETRY_TOPIC}`, `{DEAD_LETTER_TOPIC}`, `{REPLAY_TOPIC}` and `{ACCEPTED_TOPIC}`"
+    )]
+    Topic,
+    #[error(transparent)]
+    Payload(#[from] serde_json::Error),
 }
 
-fn parse<T: DeserializeOwned>(payload: &str) -> Result<T, String> {
-    serde_json::from_str(payload).map_err(|error| error.to_string())
+fn decode(topic: &str, payload: &str) -> Result<CommandRequest, UnknownCommand> {
+    Ok(match topic {
+        RETRY_TOPIC => CommandRequest::Retry(from_str(payload)?),
+        DEAD_LETTER_TOPIC => CommandRequest::DeadLetter(from_str(payload)?),
+        REPLAY_TOPIC => CommandRequest::ReplayChanged(from_str(payload)?),
+        ACCEPTED_TOPIC => CommandRequest::EventAccepted(from_str(payload)?),
+        _ => return Err(UnknownCommand::Topic),
+    })
 }
 
 /// The log message that carries an operator command to fan-out.
@@ -144,7 +149,7 @@ mod tests {
         let id = Uuid::nil();
         let retry = format!(r#"{{"dead_letter":"{id}"}}"#);
         let expected = CommandRequest::Retry(RetryRequest { dead_letter: id });
-        assert_eq!(decode("hub.dead_letter.retry", &retry), Ok(expected));
+        assert_eq!(decode("hub.dead_letter.retry", &retry).unwrap(), expected);
         assert!(decode("hub.message.discard", &retry).is_err());
         assert!(decode("hub.message.dead_letter", &retry).is_err(), "the payload of another command");
     }
@@ -156,6 +161,6 @@ mod tests {
         let post = CommandRequest::DeadLetter(request.clone()).to_post(&tenant, id).unwrap();
         assert_eq!(post.topic, "hub.message.dead_letter");
         assert_eq!(post.payload.get(), format!(r#"{{"subscriber":"{id}","n":7,"by":"key ops"}}"#));
-        assert_eq!(decode(&post.topic, post.payload.get()), Ok(CommandRequest::DeadLetter(request)));
+        assert_eq!(decode(&post.topic, post.payload.get()).unwrap(), CommandRequest::DeadLetter(request));
     }
 }

@@ -51,20 +51,10 @@ impl OnExhausted {
     pub(crate) fn as_str(self) -> &'static str {
         self.into()
     }
-
-    /// None if the name is unknown.
-    pub(crate) fn named(name: &str) -> Option<OnExhausted> {
-        name.parse().ok()
-    }
 }
 
 impl Format {
     pub(crate) fn as_str(self) -> &'static str {
         self.into()
-    }
-
-    /// None if the name is unknown.
-    pub(crate) fn named(name: &str) -> Option<Format> {
-        name.parse().ok()
     }
 }

@@ -68,7 +68,7 @@ pub(crate) struct HubMessage {
     pub(crate) event: Option<Arc<HubEvent>>,
 }
 
-/// Identifies a lane of a subscriber. A message without an ordering key is a lane of its own.
+/// Identifies a lane of a subscriber. A message without an ordering key is the only one of its lane.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum LaneKey {
     Named(Arc<str>),
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lane_of_a_replay_is_no_lane_of_live_messages() {
+    fn the_lane_of_a_replay_differs_from_those_of_live_messages() {
         let replay = Uuid::now_v7();
         let lane = replay_lane(replay, "order:5");
         assert_eq!(without_replay(&lane, Some(replay)), Some("order:5"));

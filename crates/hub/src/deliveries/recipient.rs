@@ -28,7 +28,7 @@ pub(crate) struct Recipient {
     pub(crate) secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
     pub(crate) format: Format,
     pub(crate) timeout: Duration,
-    /// None: each message has a request of its own.
+    /// None: each message has a separate request.
     pub(crate) batch: Option<RecipientBatch>,
     pub(crate) limits: RecipientLimits,
     pub(crate) retry: RecipientRetry,

@@ -169,7 +169,7 @@ pub(super) fn batch_headers(
     if let Some((message, _)) = items.first() {
         insert_replay(&mut headers, message);
     }
-    // A batch of several types has no type of its own.
+    // A batch of several types has no type.
     if let Some((_, first)) = items.first()
         && items.iter().all(|(_, event)| event.topic == first.topic)
     {

@@ -13,7 +13,7 @@ pub(crate) fn check_event_types(patterns: Vec<String>) -> Result<Vec<EventTypes>
     if !(1..=EVENT_TYPES_MAX).contains(&patterns.len()) {
         return Err(error(format!("must be a list of 1 to {EVENT_TYPES_MAX} types")));
     }
-    check_each(patterns, EventTypes::try_from)
+    check_each(patterns, |pattern| EventTypes::try_from(pattern).map_err(|error| error.to_string()))
 }
 
 pub(crate) fn check_filter(filter: Filter) -> Result<Option<Filter>, FieldErrors> {
@@ -26,6 +26,6 @@ pub(crate) fn check_filter(filter: Filter) -> Result<Option<Filter>, FieldErrors
 }
 
 pub(crate) fn check_ordering_key(pointer: String) -> Result<Option<String>, FieldErrors> {
-    check_pointer(&pointer).map_err(error)?;
+    check_pointer(&pointer).map_err(|invalid| error(invalid.to_string()))?;
     Ok(Some(pointer))
 }

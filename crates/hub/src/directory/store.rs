@@ -4,11 +4,12 @@ pub(crate) mod dispatchers;
 
 use std::collections::HashMap;
 
+use chrono::{DateTime, Utc};
 use pillarbox::database::Incarnation;
 use pillarbox::log::Tenant;
-use sqlx::postgres::PgRow;
-use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgHasArrayType, PgTypeInfo, PgValueRef};
+use sqlx::{Decode, PgConnection, Postgres, Type};
 use uuid::Uuid;
 
 use crate::directory::domain::{Backfill, DirectoryVersion, EventTypes, Filter, Interest};
@@ -17,22 +18,57 @@ use crate::directory::domain::{Backfill, DirectoryVersion, EventTypes, Filter, I
 /// change in between then causes another load.
 pub(crate) async fn directory_version(db: &mut PgConnection) -> sqlx::Result<DirectoryVersion> {
     let query = "select version, (select id from pillarbox.incarnation) as incarnation from pillarbox_hub.directory";
-    version_of(&sqlx::query(query).fetch_one(db).await?)
+    sqlx::query_as(query).fetch_one(db).await.map(VersionColumns::into)
 }
 
-/// The version of the directory in a row with the columns `version` and `incarnation`.
-pub(crate) fn version_of(row: &PgRow) -> sqlx::Result<DirectoryVersion> {
-    let incarnation: Option<Uuid> = row.try_get("incarnation")?;
-    Ok(DirectoryVersion { incarnation: incarnation.map(Incarnation::from), count: row.try_get("version")? })
+/// The columns of the version of the directory.
+#[derive(sqlx::FromRow)]
+pub(crate) struct VersionColumns {
+    version: i64,
+    incarnation: Option<Uuid>,
+}
+
+impl From<VersionColumns> for DirectoryVersion {
+    fn from(row: VersionColumns) -> DirectoryVersion {
+        DirectoryVersion { incarnation: row.incarnation.map(Incarnation::from), count: row.version }
+    }
+}
+
+/// An [`Interest`] as its query returns it.
+#[derive(sqlx::FromRow)]
+pub(crate) struct InterestRow {
+    subscriber: Uuid,
+    is_stream: bool,
+    #[sqlx(try_from = "String")]
+    tenant: Tenant,
+    event_types: Vec<EventTypes>,
+    #[sqlx(json(nullable))]
+    filter: Option<Filter>,
+    ordering_key: Option<String>,
+    is_active: bool,
+    since: DateTime<Utc>,
+    /// -1 while the backfill is active.
+    backfill: Option<i64>,
+}
+
+impl From<InterestRow> for Interest {
+    fn from(row: InterestRow) -> Interest {
+        let backfill = row.backfill.map(|deferred_to| match deferred_to {
+            -1 => Backfill::Active,
+            deferred_to => Backfill::Ended { deferred_to },
+        });
+        let InterestRow { subscriber, is_stream, tenant, event_types, filter, ordering_key, is_active, since, .. } =
+            row;
+        Interest { subscriber, is_stream, tenant, event_types, filter, ordering_key, is_active, since, backfill }
+    }
 }
 
 /// Returns the matching rules of all subscribers, or of those of a tenant. It decrypts nothing, so that a subscriber that cannot be decrypted
 /// still gets messages, which wait for it.
 pub(crate) async fn load_interests(db: &mut PgConnection, of: Option<&Tenant>) -> sqlx::Result<Vec<Interest>> {
-    // `backfill` is -1 while the backfill is active.
     let query =
-        "select subscriber.id, subscriber.tenant, subscriber.event_types, subscriber.filter, ordering_key, is_active,
-                        subscriber.created_at,
+        "select subscriber.id as subscriber, false as is_stream, subscriber.tenant, subscriber.event_types, subscriber.filter, ordering_key, is_active,
+                        subscriber.created_at as since,
                         case when backfill.id is null then null when backfill.ended_at is null then -1
                              else coalesce(backfill.deferred_to, 0) end as backfill
                  from pillarbox_hub.subscriber
@@ -40,24 +76,8 @@ pub(crate) async fn load_interests(db: &mut PgConnection, of: Option<&Tenant>) -
                       on backfill.subscriber = subscriber.id and backfill.kind = 'backfill'
                  where $1::text is null or subscriber.tenant = $1
                  order by subscriber.id";
-    let rows = sqlx::query(query).bind(of.map(Tenant::as_str)).fetch_all(db).await?;
-    let interest = |row: &PgRow| {
-        Ok(Interest {
-            subscriber: row.try_get("id")?,
-            is_stream: false,
-            tenant: tenant(row)?,
-            event_types: event_types(row)?,
-            filter: filter(row)?,
-            ordering_key: row.try_get("ordering_key")?,
-            is_active: row.try_get("is_active")?,
-            since: row.try_get("created_at")?,
-            backfill: row.try_get::<Option<i64>, _>("backfill")?.map(|deferred_to| match deferred_to {
-                -1 => Backfill::Active,
-                deferred_to => Backfill::Ended { deferred_to },
-            }),
-        })
-    };
-    rows.iter().map(interest).collect()
+    let rows: Vec<InterestRow> = sqlx::query_as(query).bind(of.map(Tenant::as_str)).fetch_all(db).await?;
+    Ok(rows.into_iter().map(Interest::from).collect())
 }
 
 /// Returns whether the tenant has this subscriber.
@@ -79,17 +99,26 @@ pub(crate) async fn names(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<H
     Ok(rows.into_iter().collect())
 }
 
-pub(crate) fn tenant(row: &PgRow) -> sqlx::Result<Tenant> {
-    row.try_get::<&str, _>("tenant")?.parse().map_err(unreadable)
+impl Type<Postgres> for EventTypes {
+    fn type_info() -> PgTypeInfo {
+        <String as Type<Postgres>>::type_info()
+    }
+
+    fn compatible(ty: &PgTypeInfo) -> bool {
+        <String as Type<Postgres>>::compatible(ty)
+    }
 }
 
-pub(crate) fn event_types(row: &PgRow) -> sqlx::Result<Vec<EventTypes>> {
-    let event_types: Vec<String> = row.try_get("event_types")?;
-    event_types.into_iter().map(EventTypes::try_from).collect::<Result<_, _>>().map_err(unreadable)
+impl PgHasArrayType for EventTypes {
+    fn array_type_info() -> PgTypeInfo {
+        String::array_type_info()
+    }
 }
 
-pub(crate) fn filter(row: &PgRow) -> sqlx::Result<Option<Filter>> {
-    Ok(row.try_get::<Option<Json<Filter>>, _>("filter")?.map(|Json(filter)| filter))
+impl Decode<'_, Postgres> for EventTypes {
+    fn decode(value: PgValueRef<'_>) -> Result<EventTypes, BoxDynError> {
+        Ok(EventTypes::try_from(<String as Decode<Postgres>>::decode(value)?)?)
+    }
 }
 
 /// The error for a row that another version wrote, or that is encrypted with an unknown key.

@@ -95,7 +95,7 @@ impl Dispatcher {
                 Some(Arc::new(recipient))
             }
             Err(error) => {
-                tracing::error!(error, "a subscriber has invalid settings; nothing is sent to it until they are fixed");
+                tracing::error!(%error, "a subscriber has invalid settings; nothing is sent to it until they are fixed");
                 None
             }
         };

@@ -88,7 +88,7 @@ impl Ownership {
         incarnation.is_some() && incarnation == self.incarnation
     }
 
-    /// Reports a database error, so that nobody follows a snapshot from before it.
+    /// Reports a database error, so that no process follows a snapshot from before it.
     pub(super) fn report_error(&self, error: &DispatchError) {
         if let DispatchError::Database(error) = error {
             self.assignment.report_error(error);

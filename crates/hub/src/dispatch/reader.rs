@@ -2,7 +2,7 @@
 //!
 //! At most one poll and one read are in flight at a time; each serves many subscribers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -201,9 +201,10 @@ impl Reader {
             return Ok(Next::Continue);
         }
         self.advanced_at = Instant::now();
+        let commanded: HashSet<_> = new.commanded.into_iter().collect();
         for subscriber in new.subscribers {
             let Some(queue) = queues.get_mut(subscriber) else { continue };
-            let has_commands = new.commanded.contains(&subscriber);
+            let has_commands = commanded.contains(&subscriber);
             queue.mark_has_more();
             if has_commands {
                 queue.mark_has_commands();

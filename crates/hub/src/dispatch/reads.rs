@@ -9,6 +9,7 @@ use super::changes::LaneRow;
 use crate::deliveries::command::PendingCommand;
 use crate::deliveries::message::{HubMessage, LaneKey};
 use crate::directory::domain::DirectoryVersion;
+use crate::directory::store::VersionColumns;
 
 /// The stored state of one subscriber's deliveries, from which a subscriber queue starts.
 #[derive(Debug, Default)]
@@ -21,14 +22,15 @@ pub(crate) struct StoredState {
 }
 
 /// The result of a poll for new messages.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct NewMessages {
+    #[sqlx(flatten, try_from = "VersionColumns")]
     pub(crate) directory_version: DirectoryVersion,
     pub(crate) newest: i64,
     /// Subscribers with new messages or new commands.
-    pub(crate) subscribers: HashSet<Uuid>,
+    pub(crate) subscribers: Vec<Uuid>,
     /// Those of them that may have new commands.
-    pub(crate) commanded: HashSet<Uuid>,
+    pub(crate) commanded: Vec<Uuid>,
 }
 
 /// What the dispatcher reads in one round trip for many subscriber queues.

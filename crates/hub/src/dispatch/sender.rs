@@ -1,4 +1,4 @@
-//! Sending: the attempts in flight, each in a task of its own.
+//! Sending: the attempts in flight, each in a separate task.
 
 use std::sync::Arc;
 

@@ -129,10 +129,12 @@ impl Slots {
     pub(super) fn next_turn(&mut self) -> Option<Uuid> {
         let (name, free) = (self.turns.pop_front()?, self.free());
         let tenant = self.tenants.get_mut(&name)?;
-        let next = match tenant.waiting.is_empty() || !tenant.allows(false, free) {
-            false => tenant.waiting.pop_front(),
-            true if tenant.allows(true, free) => tenant.slow_waiting.pop_front(),
-            true => None,
+        let next = if !tenant.waiting.is_empty() && tenant.allows(false, free) {
+            tenant.waiting.pop_front()
+        } else if tenant.allows(true, free) {
+            tenant.slow_waiting.pop_front()
+        } else {
+            None
         };
         if !tenant.is_idle() {
             self.turns.push_back(name);

@@ -285,7 +285,7 @@ impl SubscriberQueue {
     /// Applies the result of the attempt at the head of this lane. `jitter`, from 0 to 1, spreads the retries of messages
     /// that failed together.
     pub(super) fn finish_attempt(&mut self, key: &LaneKey, result: AttemptResult, now: DateTime<Utc>, jitter: f64) {
-        let before = (self.health.failing_since(), self.limits.is_breaker_open());
+        let (failing_since, was_open) = (self.health.failing_since(), self.limits.is_breaker_open());
         let is_replay = self.replays.finish(key);
         let pause = self.record_result(&result, is_replay, now);
         let Some(lane) = self.lanes.get_mut(key) else { return };
@@ -303,7 +303,7 @@ impl SubscriberQueue {
         };
         self.health.record(outcome, &result, self.limits.is_breaker_open(), now);
         if !is_report(&message) {
-            self.report_recovery(&result, before, now);
+            self.report_recovery(&result, failing_since, was_open, now);
         }
         let detail = result.dead_letter_detail();
         let (n, subscriber) = (message.n, self.recipient.id);
@@ -320,7 +320,7 @@ impl SubscriberQueue {
         });
         match next_step {
             NextStep::Complete => self.lanes.complete_head(key),
-            // An operator has given the message up meanwhile: it is not retried, so it does not wait either.
+            // An operator has given the message up during the attempt: it is not retried, so it does not wait either.
             NextStep::RetryAfter(_) if self.commands.has_dead_letter_request(n) => self.lanes.schedule_at(key, n, now),
             NextStep::RetryAfter(pause) => self.lanes.schedule_at(key, n, now + pause),
             NextStep::DeadLetter(reason) => {
@@ -351,12 +351,13 @@ impl SubscriberQueue {
         pause
     }
 
-    /// Reports that the subscriber has recovered if this result has closed its breaker. `before`: since when attempts failed, and
-    /// whether the breaker was open.
+    /// Reports that the subscriber has recovered if this result has closed its breaker. The attempts failed since
+    /// `failing_since`, and the breaker `was_open` before it.
     fn report_recovery(
         &mut self,
         result: &AttemptResult,
-        (failing_since, was_open): (Option<DateTime<Utc>>, bool),
+        failing_since: Option<DateTime<Utc>>,
+        was_open: bool,
         now: DateTime<Utc>,
     ) {
         if was_open && result.verdict == Verdict::Delivered {

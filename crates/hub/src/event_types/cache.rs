@@ -29,6 +29,7 @@ use crate::event_types::domain::{CatalogueSettings, UnknownTypes};
 use crate::event_types::schema::steps::{Exhausted, Steps};
 use crate::event_types::schema::work::{CHECK_STEPS, INLINE_STEPS, REQUEST_STEPS, SchemaWork, VERDICT_TIME_MAX};
 use crate::event_types::store;
+use crate::event_types::store::Catalogue;
 
 /// How long a process may use the catalogues without asking whether they have changed.
 pub(crate) const VALID_TIME: Duration = Duration::from_millis(300);
@@ -72,7 +73,7 @@ pub(crate) struct Loaded {
     checked_at: Option<BootTime>,
     stamp: Option<Uuid>,
     tenants: Arc<HashMap<Tenant, Arc<TenantCatalogue>>>,
-    /// The largest payloads of the tenants that have a limit of their own.
+    /// The largest payloads of the tenants that have a limit.
     payload_limits: Arc<HashMap<Tenant, usize>>,
 }
 
@@ -245,7 +246,7 @@ impl CatalogueCache {
                 drop(known.compiling.lock().await);
                 continue;
             };
-            // Another request may have compiled it meanwhile.
+            // Another request may have compiled it in the meantime.
             if let Some(compiled) = known.compiled.get() {
                 return Ok(compiled.schema().cloned());
             }
@@ -280,7 +281,7 @@ impl CatalogueCache {
         Ok(schema)
     }
 
-    /// Compiles a stored version in the turn of a tenant. None if it was deleted meanwhile.
+    /// Compiles a stored version in the turn of a tenant. None if it no longer exists.
     async fn compile(
         &self,
         owner: &Tenant,
@@ -335,7 +336,7 @@ impl CatalogueCache {
                 drop(self.check.lock().await);
                 continue;
             };
-            // Another request may have made the check meanwhile.
+            // Another request may have made the check in the meantime.
             let loaded = self.loaded();
             if is_recent(&loaded) {
                 return Ok(loaded);
@@ -454,16 +455,13 @@ impl CatalogueCache {
         let mut db = self.db.acquire().await?;
         let stamp = store::stamp(&mut db).await?;
         if loaded.stamp != Some(stamp) {
-            let unchanged = |tenant: &Tenant, stamp: Uuid| {
-                loaded.tenants.get(tenant).filter(|catalogue| catalogue.stamp == stamp).cloned()
-            };
-            let catalogues = store::catalogues(&mut db).await?.into_iter();
-            let tenants = catalogues.map(|(tenant, settings, stamp)| {
-                let new = || TenantCatalogue::new(tenant.clone(), stamp, settings);
-                let catalogue = unchanged(&tenant, stamp).unwrap_or_else(|| Arc::new(new()));
-                (tenant, catalogue)
+            let tenants = store::catalogues(&mut db).await?.into_iter().map(|Catalogue { tenant, settings, stamp }| {
+                let unchanged = loaded.tenants.get(&tenant).filter(|known| known.stamp == stamp).cloned();
+                let new = || Arc::new(TenantCatalogue::new(tenant.clone(), stamp, settings));
+                (tenant.clone(), unchanged.unwrap_or_else(new))
             });
-            (loaded.tenants, loaded.stamp) = (Arc::new(tenants.collect()), Some(stamp));
+            let tenants = tenants.collect();
+            (loaded.tenants, loaded.stamp) = (Arc::new(tenants), Some(stamp));
             loaded.payload_limits = Arc::new(payload_limits(&mut db).await?.into_iter().collect());
         }
         *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = loaded.clone();
@@ -590,7 +588,7 @@ impl Compiled {
 /// A stored schema cannot be applied.
 struct NotApplied;
 
-/// Runs work that all requests need in a task of its own, which goes on if the request that starts it ends. It uses no caller's
+/// Runs work that all requests need in a separate task, which goes on if the request that starts it ends. It uses no caller's
 /// share of the connections, because requests of others wait for it, so the number of its connections is limited: there is one check
 /// at a time, and [`READS_MAX`] others.
 async fn for_all<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> sqlx::Result<T> {

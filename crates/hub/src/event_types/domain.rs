@@ -17,15 +17,16 @@ pub(crate) enum UnknownTypes {
 }
 
 /// The settings of a catalogue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, sqlx::FromRow)]
 pub(crate) struct CatalogueSettings {
+    #[sqlx(try_from = "&'a str")]
     pub(crate) unknown_types: UnknownTypes,
     /// Tenants without a catalogue use it.
     pub(crate) is_shared: bool,
 }
 
 /// An entry of the catalogue, without its versions.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct EventType {
     pub(crate) name: String,
     pub(crate) description: String,
@@ -40,11 +41,13 @@ pub(crate) struct EventType {
 }
 
 /// A version of an event type.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct TypeVersion {
     pub(crate) version: i32,
     /// As it was posted, byte for byte.
+    #[sqlx(json)]
     pub(crate) schema: Box<RawValue>,
+    #[sqlx(json)]
     pub(crate) examples: Vec<Box<RawValue>>,
     pub(crate) created_at: DateTime<Utc>,
 }

@@ -1,28 +1,21 @@
-//! Managing the catalogue of event types. A change is answered when it holds for every event that is posted afterwards.
+//! Managing the catalogue of event types.
 
 pub(crate) mod document;
 pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod version;
 
-use std::sync::Arc;
-
 use chrono::{DateTime, Utc};
-use http::header::LOCATION;
-use http::{HeaderValue, StatusCode};
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::{FieldError, Problem};
+use http_kit::problem::FieldError;
 use pillarbox::log::Tenant;
 use serde_json::value::RawValue;
-use service::idempotency::{StoreResponse, find_response};
 use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::Hub;
 use crate::directory::domain::is_reserved;
 use crate::error::Error;
-use crate::event_types::cache::VALID_TIME;
 use crate::event_types::domain::{CatalogueSettings, EventType, TypeVersion, UnknownTypes};
-use crate::event_types::flow::version::{NewVersion, VersionChecker};
+use crate::event_types::flow::version::{CheckedVersion, NewVersion, VersionChecker};
 use crate::event_types::store;
 use crate::event_types::view::{CatalogueView, EventTypeWithVersions};
 
@@ -47,122 +40,125 @@ pub(crate) struct TypeFields {
     pub(crate) is_enforced: Option<bool>,
 }
 
-/// Creates an event type, with its first version if one is given.
-pub(crate) async fn create(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
-    (name, fields, version): (String, TypeFields, Option<NewVersion>),
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    let mut errors = check_name(&name, "/name");
+/// Checks a new event type, and its first version if one is given, before the transaction that saves it.
+pub(crate) async fn check(
+    hub: &Hub,
+    tenant: &Tenant,
+    name: &str,
+    fields: &TypeFields,
+    version: Option<NewVersion>,
+) -> Result<Option<CheckedVersion>, Error> {
+    let mut errors = check_name(name, "/name");
     errors.extend(check_description(fields.description.as_deref(), ""));
     invalid(errors)?;
-    let checker = VersionChecker { work: hub.catalogue.work(), tenant: &tenant };
-    let version = match version {
-        Some(new) => Some(checker.check(new, None, "").await?),
-        None => None,
+    let Some(version) = version else { return Ok(None) };
+    let checker = VersionChecker { work: hub.catalogue.work(), tenant };
+    checker.check(version, None, "").await.map(Some)
+}
+
+/// Creates an event type, with its first version if one is given.
+pub(crate) async fn create(
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
+    name: String,
+    fields: TypeFields,
+    version: Option<CheckedVersion>,
+    now: DateTime<Utc>,
+) -> Result<EventTypeWithVersions, Error> {
+    store::lock(tx, tenant).await?;
+    if store::find(tx, tenant, &name).await?.is_some() {
+        return Err(Error::EventTypeExists(name));
+    }
+    if store::count(tx, tenant).await? >= TYPES_MAX {
+        return Err(Error::TooManyEventTypes(TYPES_MAX));
+    }
+    let event_type = EventType {
+        name,
+        description: fields.description.unwrap_or_default(),
+        is_deprecated: fields.is_deprecated.unwrap_or_default(),
+        is_enforced: fields.is_enforced.unwrap_or(true),
+        newest: i32::from(version.is_some()),
+        version: 1,
+        created_at: now,
+        updated_at: now,
     };
-    let created = hub
-        .run_once(identity, StoreResponse::WithBody, |tx, _| {
-            Box::pin(async move {
-                store::lock(tx, &tenant).await.map_err(Error::from)?;
-                if store::find(tx, &tenant, &name).await.map_err(Error::from)?.is_some() {
-                    return Err(Error::EventTypeExists(name).into());
-                }
-                if store::count(tx, &tenant).await.map_err(Error::from)? >= TYPES_MAX {
-                    return Err(Error::TooManyEventTypes(TYPES_MAX).into());
-                }
-                let mut event_type = EventType {
-                    name,
-                    description: fields.description.unwrap_or_default(),
-                    is_deprecated: fields.is_deprecated.unwrap_or_default(),
-                    is_enforced: fields.is_enforced.unwrap_or(true),
-                    newest: 0,
-                    version: 1,
-                    created_at: now,
-                    updated_at: now,
-                };
-                let versions: Vec<(TypeVersion, usize)> =
-                    version.into_iter().map(|version| version.numbered(1, now)).collect();
-                event_type.newest = versions.len() as i32;
-                save(tx, &tenant, &event_type, &versions).await?;
-                finish(tx, &tenant).await?;
-                let path = format!("/hub/v1/event-types/{}", event_type.name);
-                let location = HeaderValue::try_from(path).map_err(|error| Problem::internal(&error))?;
-                let view =
-                    EventTypeWithVersions::new(event_type, versions.into_iter().map(|(version, _)| version).collect());
-                Ok(StoredResponse::json(StatusCode::CREATED, &view).with_header(LOCATION, location))
-            })
-        })
-        .await;
-    when_effective(created).await
+    let versions: Vec<_> = version.into_iter().map(|version| version.numbered(1, now)).collect();
+    save(tx, tenant, &event_type, &versions).await?;
+    finish(tx, tenant).await?;
+    with_versions(tx, tenant, event_type).await
+}
+
+async fn with_versions(
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
+    event_type: EventType,
+) -> Result<EventTypeWithVersions, Error> {
+    let versions = store::versions(tx, tenant, &event_type.name).await?;
+    Ok(EventTypeWithVersions::new(event_type, versions))
 }
 
 /// Changes the given fields.
 pub(crate) async fn update(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
-    (name, fields): (String, TypeFields),
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    let updated = hub
-        .run_once(identity, StoreResponse::WithBody, |tx, _| {
-            Box::pin(async move {
-                invalid(check_description(fields.description.as_deref(), ""))?;
-                store::lock(tx, &tenant).await.map_err(Error::from)?;
-                let mut event_type = find(tx, &tenant, &name).await?;
-                event_type.description = fields.description.unwrap_or(event_type.description);
-                event_type.is_deprecated = fields.is_deprecated.unwrap_or(event_type.is_deprecated);
-                event_type.is_enforced = fields.is_enforced.unwrap_or(event_type.is_enforced);
-                (event_type.version, event_type.updated_at) = (event_type.version + 1, now);
-                save(tx, &tenant, &event_type, &[]).await?;
-                finish(tx, &tenant).await?;
-                let versions = store::versions(tx, &tenant, &name).await.map_err(Error::from)?;
-                Ok(StoredResponse::json(StatusCode::OK, &EventTypeWithVersions::new(event_type, versions)))
-            })
-        })
-        .await;
-    when_effective(updated).await
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
+    name: String,
+    fields: TypeFields,
+    now: DateTime<Utc>,
+) -> Result<EventTypeWithVersions, Error> {
+    invalid(check_description(fields.description.as_deref(), ""))?;
+    store::lock(tx, tenant).await?;
+    let mut event_type = find(tx, tenant, &name).await?;
+    event_type.description = fields.description.unwrap_or(event_type.description);
+    event_type.is_deprecated = fields.is_deprecated.unwrap_or(event_type.is_deprecated);
+    event_type.is_enforced = fields.is_enforced.unwrap_or(event_type.is_enforced);
+    (event_type.version, event_type.updated_at) = (event_type.version + 1, now);
+    save(tx, tenant, &event_type, &[]).await?;
+    finish(tx, tenant).await?;
+    with_versions(tx, tenant, event_type).await
 }
 
-/// Adds a version. Fails if it may break what the previous one accepted, unless `is_forced`.
+/// A version that was checked against an event type as it was.
+#[derive(Debug)]
+pub(crate) struct CheckedAddition {
+    compared: EventType,
+    version: CheckedVersion,
+}
+
+/// Checks a version, before the transaction that adds it. It is compared with the newest one unless `is_forced`.
+pub(crate) async fn check_addition(
+    hub: &Hub,
+    tenant: &Tenant,
+    name: &str,
+    new: NewVersion,
+    is_forced: bool,
+) -> Result<CheckedAddition, Error> {
+    let (compared, previous) = compared_with(hub, tenant, name, is_forced).await?;
+    let checker = VersionChecker { work: hub.catalogue.work(), tenant };
+    Ok(CheckedAddition { compared, version: checker.check(new, previous, "").await? })
+}
+
+/// Adds a version. Fails if it may break what the previous one accepted, or if the event type has changed since the check.
 pub(crate) async fn add_version(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
-    (name, new, is_forced): (String, NewVersion, bool),
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    if let Some(repeated) = find_response(&hub.db, identity).await? {
-        return Ok(repeated);
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
+    CheckedAddition { compared, version }: CheckedAddition,
+    now: DateTime<Utc>,
+) -> Result<EventTypeWithVersions, Error> {
+    store::lock(tx, tenant).await?;
+    let mut event_type = find(tx, tenant, &compared.name).await?;
+    if event_type.newest >= VERSIONS_MAX {
+        return Err(Error::TooManyVersions(VERSIONS_MAX));
     }
-    let now = hub.clock.now();
-    let (compared, previous) = compared_with(hub, &tenant, &name, is_forced).await?;
-    let checked = VersionChecker { work: hub.catalogue.work(), tenant: &tenant }.check(new, previous, "").await?;
-    let added = hub
-        .run_once(identity, StoreResponse::WithBody, |tx, _| {
-            Box::pin(async move {
-                store::lock(tx, &tenant).await.map_err(Error::from)?;
-                let mut event_type = find(tx, &tenant, &name).await?;
-                if event_type.newest >= VERSIONS_MAX {
-                    return Err(Error::TooManyVersions(VERSIONS_MAX).into());
-                }
-                if (event_type.newest, event_type.created_at) != (compared.newest, compared.created_at) {
-                    return Err(Error::CatalogueChanged.into());
-                }
-                breaking(checked.changes.clone())?;
-                event_type.newest += 1;
-                (event_type.version, event_type.updated_at) = (event_type.version + 1, now);
-                let version = checked.numbered(event_type.newest, now);
-                save(tx, &tenant, &event_type, &[version]).await?;
-                finish(tx, &tenant).await?;
-                let versions = store::versions(tx, &tenant, &name).await.map_err(Error::from)?;
-                Ok(StoredResponse::json(StatusCode::CREATED, &EventTypeWithVersions::new(event_type, versions)))
-            })
-        })
-        .await;
-    when_effective(added).await
+    if (event_type.newest, event_type.created_at) != (compared.newest, compared.created_at) {
+        return Err(Error::CatalogueChanged);
+    }
+    breaking(version.changes.clone())?;
+    event_type.newest += 1;
+    (event_type.version, event_type.updated_at) = (event_type.version + 1, now);
+    let version = version.numbered(event_type.newest, now);
+    save(tx, tenant, &event_type, &[version]).await?;
+    finish(tx, tenant).await?;
+    with_versions(tx, tenant, event_type).await
 }
 
 /// An event type as it is now, and its newest schema unless a new one is not compared with it.
@@ -174,59 +170,35 @@ async fn compared_with(
 ) -> Result<(EventType, Option<Box<RawValue>>), Error> {
     let mut db = hub.db.acquire().await?;
     let event_type = find(&mut db, tenant, name).await?;
-    let previous = match is_forced {
-        false => store::schema(&mut db, tenant, name, event_type.newest).await?,
-        true => None,
-    };
+    let previous = if is_forced { None } else { store::schema(&mut db, tenant, name, event_type.newest).await? };
     Ok((event_type, previous))
 }
 
 /// Deletes an event type with its versions.
-pub(crate) async fn delete(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
-    name: String,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let deleted = hub
-        .run_once(identity, StoreResponse::WithBody, |tx, _| {
-            Box::pin(async move {
-                store::lock(tx, &tenant).await.map_err(Error::from)?;
-                remove(tx, &tenant, &name).await?;
-                finish_removal(tx, &tenant).await?;
-                Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
-            })
-        })
-        .await;
-    when_effective(deleted).await
+pub(crate) async fn delete(tx: &mut Transaction<'_, Postgres>, tenant: &Tenant, name: &str) -> Result<(), Error> {
+    store::lock(tx, tenant).await?;
+    remove(tx, tenant, name).await?;
+    finish_removal(tx, tenant).await
 }
 
 /// Changes what happens to events whose type is not in the catalogue, and whether the catalogue is shared. None: not given.
 pub(crate) async fn change_settings(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
-    (unknown_types, is_shared): (Option<UnknownTypes>, Option<bool>),
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let changed = hub
-        .run_once(identity, StoreResponse::WithBody, |tx, _| {
-            Box::pin(async move {
-                if is_shared == Some(true) && tenant != Tenant::main() {
-                    let detail = "must be false: only the catalogue of the tenant main can be shared";
-                    return Err(Error::field("/shared", detail).into());
-                }
-                let settings = store::lock(tx, &tenant).await.map_err(Error::from)?;
-                let settings = CatalogueSettings {
-                    unknown_types: unknown_types.unwrap_or(settings.unknown_types),
-                    is_shared: is_shared.unwrap_or(settings.is_shared),
-                };
-                store::save_settings(tx, &tenant, settings).await.map_err(Error::from)?;
-                finish(tx, &tenant).await?;
-                Ok(StoredResponse::json(StatusCode::OK, &view(tx, &tenant).await?))
-            })
-        })
-        .await;
-    when_effective(changed).await
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
+    unknown_types: Option<UnknownTypes>,
+    is_shared: Option<bool>,
+) -> Result<CatalogueView, Error> {
+    if is_shared == Some(true) && *tenant != Tenant::main() {
+        return Err(Error::field("/shared", "must be false: only the catalogue of the tenant main can be shared"));
+    }
+    let settings = store::lock(tx, tenant).await?;
+    let settings = CatalogueSettings {
+        unknown_types: unknown_types.unwrap_or(settings.unknown_types),
+        is_shared: is_shared.unwrap_or(settings.is_shared),
+    };
+    store::save_settings(tx, tenant, settings).await?;
+    finish(tx, tenant).await?;
+    view(tx, tenant).await
 }
 
 /// The settings of the catalogue that applies to a tenant.
@@ -243,14 +215,15 @@ async fn view(db: &mut PgConnection, tenant: &Tenant) -> Result<CatalogueView, E
 /// The tenant whose catalogue applies to a tenant, with the settings of the catalogue.
 pub(crate) async fn applied(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<(Tenant, CatalogueSettings)> {
     let found = store::find_applied(db, tenant).await?;
-    Ok(found.unwrap_or_else(|| (tenant.clone(), CatalogueSettings::default())))
+    Ok(found.map_or_else(|| (tenant.clone(), CatalogueSettings::default()), |found| (found.tenant, found.settings)))
 }
 
 /// Returns types in the order of their names, those after `after`.
 pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
-    (after, limit): (Option<String>, u32),
+    after: Option<String>,
+    limit: u32,
 ) -> Result<Vec<EventType>, Error> {
     let mut db = hub.db.acquire().await?;
     let (tenant, _) = applied(&mut db, tenant).await?;
@@ -264,7 +237,7 @@ pub(crate) async fn show(hub: &Hub, tenant: &Tenant, name: &str) -> Result<(Even
     Ok((find(&mut db, &tenant, name).await?, store::versions(&mut db, &tenant, name).await?))
 }
 
-/// The first example of an event type. Fails if there is no such type, or if it has none.
+/// The first example of an event type. Fails if the type does not exist, or if it has none.
 pub(crate) async fn example(hub: &Hub, tenant: &Tenant, name: &str) -> Result<Box<RawValue>, Error> {
     let mut db = hub.db.acquire().await?;
     let (tenant, _) = applied(&mut db, tenant).await?;
@@ -303,11 +276,7 @@ pub(crate) async fn save(
 ) -> Result<(), Error> {
     store::save(tx, tenant, event_type).await?;
     for (version, compiled_bytes) in new {
-        store::insert_version(tx, tenant, &event_type.name, (version, *compiled_bytes)).await?;
-    }
-    // A type that was too large before this limit existed can still be described.
-    if new.is_empty() {
-        return Ok(());
+        store::insert_version(tx, tenant, &event_type.name, version, *compiled_bytes).await?;
     }
     let bytes = store::type_bytes(tx, tenant, &event_type.name).await?;
     if bytes > TYPE_BYTES_MAX {
@@ -341,14 +310,6 @@ pub(crate) async fn finish_removal(tx: &mut Transaction<'_, Postgres>, tenant: &
     }
     store::delete_settings(tx, tenant).await?;
     Ok(store::set_stamp(tx).await?)
-}
-
-/// Waits until no process uses the catalogue as it was before the commit.
-pub(crate) async fn when_effective(response: Result<StoredResponse, Problem>) -> Result<StoredResponse, Problem> {
-    if response.as_ref().is_ok_and(|response| response.status().is_success()) {
-        tokio::time::sleep(VALID_TIME).await;
-    }
-    response
 }
 
 pub(crate) fn check_name(name: &str, pointer: &str) -> Vec<FieldError> {
@@ -385,9 +346,4 @@ pub(crate) fn breaking(errors: Vec<FieldError>) -> Result<(), Error> {
 /// The errors with their pointers below another one.
 pub(crate) fn under(errors: Vec<FieldError>, pointer: &str) -> Vec<FieldError> {
     errors.into_iter().map(|error| FieldError::body(format!("{pointer}{}", error.pointer), error.detail)).collect()
-}
-
-/// When a version was created: the time in the file, or the time of the import.
-pub(crate) fn created_at(given: Option<DateTime<Utc>>, now: DateTime<Utc>) -> DateTime<Utc> {
-    given.unwrap_or(now)
 }

@@ -5,19 +5,24 @@ pub(crate) mod catalogue;
 use std::sync::Arc;
 
 use axum::extract::State;
+use http::header::LOCATION;
+use http::{HeaderValue, StatusCode};
 use http_kit::extract::{Json, Path};
 use http_kit::field::Field;
-use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
 use http_kit::page::{Listing, NoFilters, Page};
 use http_kit::problem::Problem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use service::idempotency::{Effect, StoreResponse, find_response};
+use sqlx::{Postgres, Transaction};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::Hub;
 use crate::access::{CatalogueManager, CatalogueReader, page_scope};
+use crate::event_types::cache::VALID_TIME;
 use crate::event_types::flow;
 use crate::event_types::flow::TypeFields;
 use crate::event_types::flow::version::NewVersion;
@@ -99,7 +104,7 @@ async fn list(
 ) -> Result<Page<EventTypeView>, Problem> {
     let scope = page_scope(&hub, "event-types", &caller, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let types = flow::list(&hub, &caller.tenant, (after, limit + 1)).await?;
+    let types = flow::list(&hub, &caller.tenant, after, limit + 1).await?;
     Ok(scope.cut(types, limit, |event_type| event_type.name.clone()).map(EventTypeView::from))
 }
 
@@ -128,7 +133,16 @@ async fn create(
             Some(NewVersion { schema: schema.unwrap_or_else(|| RawValue::TRUE.to_owned()), examples })
         }
     };
-    flow::create(&hub, caller.tenant, (body.name, fields, version), identity.as_ref()).await
+    let path = format!("/hub/v1/event-types/{}", body.name);
+    let version = flow::check(&hub, &caller.tenant, &body.name, &fields, version).await?;
+    change(&hub, identity.as_ref(), |tx, hub| {
+        Box::pin(async move {
+            let created = flow::create(tx, &caller.tenant, body.name, fields, version, hub.clock.now()).await?;
+            let location = HeaderValue::try_from(path).map_err(|error| Problem::internal(&error))?;
+            Ok(StoredResponse::json(StatusCode::CREATED, &created).with_header(LOCATION, location))
+        })
+    })
+    .await
 }
 
 /// Show an event type with its versions
@@ -163,7 +177,13 @@ async fn update(
         is_deprecated: given(body.deprecated, false),
         is_enforced: given(body.enforce, true),
     };
-    flow::update(&hub, caller.tenant, (name, fields), identity.as_ref()).await
+    change(&hub, identity.as_ref(), |tx, hub| {
+        Box::pin(async move {
+            let updated = flow::update(tx, &caller.tenant, name, fields, hub.clock.now()).await?;
+            Ok(StoredResponse::json(StatusCode::OK, &updated))
+        })
+    })
+    .await
 }
 
 /// The value of a field; null stands for the default.
@@ -192,7 +212,17 @@ async fn add_version(
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<NewTypeVersion>>,
 ) -> Result<StoredResponse, Problem> {
     let version = NewVersion { schema: body.schema, examples: body.examples };
-    flow::add_version(&hub, caller.tenant, (name, version, body.force), identity.as_ref()).await
+    if let Some(repeated) = find_response(&hub.db, identity.as_ref()).await? {
+        return Ok(repeated);
+    }
+    let checked = flow::check_addition(&hub, &caller.tenant, &name, version, body.force).await?;
+    change(&hub, identity.as_ref(), |tx, hub| {
+        Box::pin(async move {
+            let changed = flow::add_version(tx, &caller.tenant, checked, hub.clock.now()).await?;
+            Ok(StoredResponse::json(StatusCode::CREATED, &changed))
+        })
+    })
+    .await
 }
 
 /// Delete an event type with its versions
@@ -207,5 +237,28 @@ async fn delete(
     Path(name): Path<String>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::delete(&hub, caller.tenant, name, identity.as_ref()).await
+    change(&hub, identity.as_ref(), |tx, _| {
+        Box::pin(async move {
+            flow::delete(tx, &caller.tenant, &name).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    })
+    .await
+}
+
+/// Makes a change in one transaction, once per `Idempotency-Key`. The response holds for every event that is posted afterwards: it
+/// waits until no process uses the catalogue as it was before the commit.
+pub(super) async fn change<F>(
+    hub: &Arc<Hub>,
+    identity: Option<&RequestIdentity>,
+    effect: F,
+) -> Result<StoredResponse, Problem>
+where
+    F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>, Arc<Hub>) -> Effect<'t> + Send,
+{
+    let response = hub.run_once(identity, StoreResponse::WithBody, effect).await?;
+    if response.status().is_success() {
+        tokio::time::sleep(VALID_TIME).await;
+    }
+    Ok(response)
 }

@@ -3,9 +3,8 @@
 use chrono::{DateTime, Utc};
 use pillarbox::log::Tenant;
 use serde_json::value::RawValue;
-use sqlx::postgres::PgRow;
+use sqlx::PgConnection;
 use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use crate::event_types::cache::AppliedVersion;
@@ -16,22 +15,27 @@ pub(crate) async fn stamp(db: &mut PgConnection) -> sqlx::Result<Uuid> {
     sqlx::query_scalar("select stamp from pillarbox_hub.catalogue_stamp").fetch_one(db).await
 }
 
-/// All tenants with a catalogue, with its settings and its stamp.
-pub(crate) async fn catalogues(db: &mut PgConnection) -> sqlx::Result<Vec<(Tenant, CatalogueSettings, Uuid)>> {
-    let query = "select tenant, unknown_types, is_shared, stamp from pillarbox_hub.catalogue";
-    let rows = sqlx::query(query).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((tenant_of(row)?, settings(row)?, row.try_get("stamp")?))).collect()
+/// A catalogue without its types.
+#[derive(Debug, sqlx::FromRow)]
+pub(crate) struct Catalogue {
+    #[sqlx(try_from = "String")]
+    pub(crate) tenant: Tenant,
+    #[sqlx(flatten)]
+    pub(crate) settings: CatalogueSettings,
+    pub(crate) stamp: Uuid,
 }
 
-/// The tenant whose catalogue applies to a tenant, with its settings: its own, or else the shared one. None: neither exists.
-pub(crate) async fn find_applied(
-    db: &mut PgConnection,
-    tenant: &Tenant,
-) -> sqlx::Result<Option<(Tenant, CatalogueSettings)>> {
-    let query = "select tenant, unknown_types, is_shared from pillarbox_hub.catalogue
+/// The catalogues of all tenants.
+pub(crate) async fn catalogues(db: &mut PgConnection) -> sqlx::Result<Vec<Catalogue>> {
+    let query = "select tenant, unknown_types, is_shared, stamp from pillarbox_hub.catalogue";
+    sqlx::query_as(query).fetch_all(db).await
+}
+
+/// The catalogue that applies to a tenant: its own, or else the shared one. None: neither exists.
+pub(crate) async fn find_applied(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<Option<Catalogue>> {
+    let query = "select tenant, unknown_types, is_shared, stamp from pillarbox_hub.catalogue
                  where tenant = $1 or is_shared order by tenant = $1 desc limit 1";
-    let row = sqlx::query(query).bind(tenant.as_str()).fetch_optional(db).await?;
-    row.map(|row| Ok((tenant_of(&row)?, settings(&row)?))).transpose()
+    sqlx::query_as(query).bind(tenant.as_str()).fetch_optional(db).await
 }
 
 /// The stamp of a tenant's catalogue. None: it has none.
@@ -50,8 +54,7 @@ pub(crate) async fn lock_stamp(db: &mut PgConnection, tenant: &Tenant) -> sqlx::
 pub(crate) async fn lock(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<CatalogueSettings> {
     let query = "insert into pillarbox_hub.catalogue (tenant, stamp) values ($1, $2)
                  on conflict (tenant) do update set stamp = excluded.stamp returning unknown_types, is_shared";
-    let row = sqlx::query(query).bind(tenant.as_str()).bind(Uuid::new_v4()).fetch_one(db).await?;
-    settings(&row)
+    sqlx::query_as(query).bind(tenant.as_str()).bind(Uuid::new_v4()).fetch_one(db).await
 }
 
 pub(crate) async fn save_settings(
@@ -87,14 +90,12 @@ pub(crate) async fn known_types(
                      on newest.tenant = event_type.tenant and newest.name = event_type.name
                         and newest.version = event_type.newest and event_type.is_enforced
                  where event_type.tenant = $1";
-    let rows = sqlx::query(query).bind(tenant.as_str()).fetch_all(db).await?;
-    let known = |row: &PgRow| {
-        let (version, since): (Option<i32>, Option<DateTime<Utc>>) =
-            (row.try_get("version")?, row.try_get("created_at")?);
-        let applied = version.zip(since).map(|(version, since)| AppliedVersion { version, since });
-        Ok((row.try_get("name")?, applied))
+    let rows: Vec<(String, Option<i32>, Option<DateTime<Utc>>)> =
+        sqlx::query_as(query).bind(tenant.as_str()).fetch_all(db).await?;
+    let known = |(name, version, since): (_, Option<i32>, Option<_>)| {
+        (name, version.zip(since).map(|(version, since)| AppliedVersion { version, since }))
     };
-    rows.iter().map(known).collect()
+    Ok(rows.into_iter().map(known).collect())
 }
 
 /// The newest version of a type that existed at some time. None: there was none.
@@ -122,7 +123,7 @@ pub(crate) async fn schema(
 }
 
 /// What the versions of a tenant occupy.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, sqlx::FromRow)]
 pub(crate) struct CatalogueSize {
     /// The schemas and examples of all versions.
     pub(crate) stored_bytes: i64,
@@ -136,8 +137,7 @@ pub(crate) async fn size(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result
                          as compiled_bytes
                  from pillarbox_hub.event_type_version as stored join pillarbox_hub.event_type using (tenant, name)
                  where tenant = $1";
-    let row = sqlx::query(query).bind(tenant.as_str()).fetch_one(db).await?;
-    Ok(CatalogueSize { stored_bytes: row.try_get("stored_bytes")?, compiled_bytes: row.try_get("compiled_bytes")? })
+    sqlx::query_as(query).bind(tenant.as_str()).fetch_one(db).await
 }
 
 /// Bytes of the schemas and examples of all versions of a type.
@@ -160,8 +160,7 @@ pub(crate) async fn list(
         "select {COLUMNS} from pillarbox_hub.event_type where tenant = $1 and ($2::text is null or name > $2)
          order by name limit $3"
     );
-    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(after).bind(limit);
-    query.fetch_all(db).await?.iter().map(event_type).collect()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(after).bind(limit).fetch_all(db).await
 }
 
 /// The names of all types of a tenant, in their order.
@@ -172,8 +171,7 @@ pub(crate) async fn names(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Resul
 
 pub(crate) async fn find(db: &mut PgConnection, tenant: &Tenant, name: &str) -> sqlx::Result<Option<EventType>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.event_type where tenant = $1 and name = $2");
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).fetch_optional(db).await?;
-    row.as_ref().map(event_type).transpose()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).fetch_optional(db).await
 }
 
 pub(crate) async fn count(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Result<i64> {
@@ -215,7 +213,8 @@ pub(crate) async fn insert_version(
     db: &mut PgConnection,
     tenant: &Tenant,
     name: &str,
-    (new, compiled_bytes): (&TypeVersion, usize),
+    new: &TypeVersion,
+    compiled_bytes: usize,
 ) -> sqlx::Result<()> {
     let query = "insert into pillarbox_hub.event_type_version
                      (tenant, name, version, schema, examples, created_at, compiled_bytes)
@@ -242,8 +241,7 @@ pub(crate) async fn versions(db: &mut PgConnection, tenant: &Tenant, name: &str)
     let query = format!(
         "select {VERSION_COLUMNS} from pillarbox_hub.event_type_version where tenant = $1 and name = $2 order by version"
     );
-    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name);
-    query.fetch_all(db).await?.iter().map(type_version).collect()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).fetch_all(db).await
 }
 
 /// One version of a type.
@@ -256,35 +254,6 @@ pub(crate) async fn find_version(
     let query = format!(
         "select {VERSION_COLUMNS} from pillarbox_hub.event_type_version where tenant = $1 and name = $2 and version = $3"
     );
-    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).bind(version);
-    query.fetch_optional(db).await?.as_ref().map(type_version).transpose()
-}
-
-fn event_type(row: &PgRow) -> sqlx::Result<EventType> {
-    Ok(EventType {
-        name: row.try_get("name")?,
-        description: row.try_get("description")?,
-        is_deprecated: row.try_get("is_deprecated")?,
-        is_enforced: row.try_get("is_enforced")?,
-        newest: row.try_get("newest")?,
-        version: row.try_get("version")?,
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
-    })
-}
-
-fn type_version(row: &PgRow) -> sqlx::Result<TypeVersion> {
-    let (Json(schema), Json(examples)) = (row.try_get("schema")?, row.try_get("examples")?);
-    Ok(TypeVersion { version: row.try_get("version")?, schema, examples, created_at: row.try_get("created_at")? })
-}
-
-fn settings(row: &PgRow) -> sqlx::Result<CatalogueSettings> {
-    let name: &str = row.try_get("unknown_types")?;
-    let unknown_types = name.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))?;
-    Ok(CatalogueSettings { unknown_types, is_shared: row.try_get("is_shared")? })
-}
-
-fn tenant_of(row: &PgRow) -> sqlx::Result<Tenant> {
-    let name: String = row.try_get("tenant")?;
-    Tenant::try_from(name).map_err(|error| sqlx::Error::Decode(error.into()))
+    let query = sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).bind(version);
+    query.fetch_optional(db).await
 }

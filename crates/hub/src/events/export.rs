@@ -1,4 +1,4 @@
-//! The setting `hub.export`: which messages of the services are hub events, too.
+//! The setting `hub.export`: which messages of the services are also hub events.
 
 use std::sync::Arc;
 
@@ -18,12 +18,25 @@ pub(crate) const TOPICS_MAX: usize = 100;
 #[serde(try_from = "List<EventTypes>", into = "Vec<EventTypes>")]
 pub struct Export(Arc<[EventTypes]>);
 
-impl TryFrom<List<EventTypes>> for Export {
-    type Error = String;
+/// Why the setting is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidExport {
+    #[error("must have at most {TOPICS_MAX} topics")]
+    TooMany,
+    #[error("`*` would export e-mails as well; list the topics by name, such as `event.*` and `join.*`")]
+    All,
+    #[error("`{0}` matches e-mails, which are never exported; list other topics, such as `event.*`")]
+    Emails(String),
+    #[error("`{0}` is internal to the services and never exported; remove it")]
+    Internal(String),
+}
 
-    fn try_from(List(types): List<EventTypes>) -> Result<Export, String> {
+impl TryFrom<List<EventTypes>> for Export {
+    type Error = InvalidExport;
+
+    fn try_from(List(types): List<EventTypes>) -> Result<Export, InvalidExport> {
         if types.len() > TOPICS_MAX {
-            return Err(format!("must have at most {TOPICS_MAX} topics"));
+            return Err(InvalidExport::TooMany);
         }
         types.iter().map(EventTypes::as_str).try_for_each(check)?;
         Ok(Export(types.into()))
@@ -36,17 +49,13 @@ impl From<Export> for Vec<EventTypes> {
     }
 }
 
-fn check(topics: &str) -> Result<(), String> {
+fn check(topics: &str) -> Result<(), InvalidExport> {
     if topics == "*" {
-        return Err("`*` would export e-mails, too; list the topics by name, such as `event.*` and `join.*`".to_owned());
-    }
-    if topics.split('.').next() == Some(EMAIL_PREFIX) {
-        return Err(format!(
-            "`{topics}` matches e-mails, which are never exported; list other topics, such as `event.*`"
-        ));
-    }
-    if INTERNAL_TOPICS.contains(&topics) {
-        Err(format!("`{topics}` is internal to the services and never exported; remove it"))
+        Err(InvalidExport::All)
+    } else if topics.split('.').next() == Some(EMAIL_PREFIX) {
+        Err(InvalidExport::Emails(topics.to_owned()))
+    } else if INTERNAL_TOPICS.contains(&topics) {
+        Err(InvalidExport::Internal(topics.to_owned()))
     } else {
         Ok(())
     }
@@ -94,7 +103,7 @@ mod tests {
         }
         for bad in ["event.", "event*", "event.#", "", "a b"] {
             let error = export(&[bad]).unwrap_err();
-            assert!(error.contains(&format!("`{bad}` is no event type")), "{error}");
+            assert!(error.contains(&format!("`{bad}` is not a valid event type")), "{error}");
         }
         assert!(export(&["a"; 101]).unwrap_err().contains("at most 100"));
         export(&["event.*", "emails.sent", "mod.kicked"]).unwrap();

@@ -3,19 +3,13 @@
 pub(crate) mod rejected;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
-use chrono::{DateTime, Utc};
-use http::StatusCode;
 use http_kit::auth::Principal;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use pillarbox::log::Tenant;
 use pillarbox::log::{LogRef, Message as Logged, post};
 use pillarbox::operations::browse::{self, Selection};
 use pillarbox::operations::status::statuses_of;
-use service::idempotency::StoreResponse;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::deliveries::command::{CONTROL_SOURCE, CommandRequest, DeadLetterRequest, command_post};
@@ -23,7 +17,7 @@ use crate::deliveries::domain::{EventOutcome, EventStatus, FanOutProgress, Outco
 use crate::error::Error;
 use crate::events::selection::is_event_source;
 use crate::events::store;
-use crate::events::store::{Attempt, Message, MessageScope};
+use crate::events::store::{Attempt, EventFilter, Message, MessageScope};
 use crate::events::view::message::{MessageId, MessageView};
 use crate::events::view::{EventView, EventWithOutcomes, ListedEvent, OutcomeView, RejectionView};
 use crate::{FAN_OUT, Hub, directory};
@@ -31,21 +25,13 @@ use crate::{FAN_OUT, Hub, directory};
 /// The status of a log message that a consumer has processed.
 const PASSED: &str = "sent";
 
-/// Selects events. None matches any.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct EventFilter {
-    /// This type and all types below it.
-    pub(crate) event_type: Option<String>,
-    pub(crate) from: Option<DateTime<Utc>>,
-    pub(crate) to: Option<DateTime<Utc>>,
-}
-
 /// Returns the events of a bounded part of the log, newest first, and where the next part starts.
 pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
     filter: EventFilter,
-    (before, limit): (Option<i64>, u32),
+    before: Option<i64>,
+    limit: u32,
 ) -> Result<(Vec<ListedEvent>, Option<i64>), Error> {
     let selected =
         Selection { topic: filter.event_type, from: filter.from, to: filter.to, ..events_of_tenant(hub, tenant) };
@@ -128,10 +114,14 @@ async fn fan_out_progress(db: &mut PgConnection, events: &[LogRef]) -> Result<Ha
     let is_passed = |id: &i64| statuses.get(id).is_some_and(|status| status == PASSED);
     let passed: Vec<i64> = statuses.keys().copied().filter(is_passed).collect();
     let deferred = store::deferred::among(db, &passed).await?;
-    let progress = |id: &i64| match (is_passed(id), deferred.contains(id)) {
-        (false, _) => FanOutProgress::Waiting,
-        (true, true) => FanOutProgress::Deferred,
-        (true, false) => FanOutProgress::Done,
+    let progress = |id: &i64| {
+        if !is_passed(id) {
+            FanOutProgress::Waiting
+        } else if deferred.contains(id) {
+            FanOutProgress::Deferred
+        } else {
+            FanOutProgress::Done
+        }
     };
     Ok(statuses.keys().map(|id| (*id, progress(id))).collect())
 }
@@ -140,8 +130,10 @@ async fn fan_out_progress(db: &mut PgConnection, events: &[LogRef]) -> Result<Ha
 pub(crate) async fn messages(
     hub: &Hub,
     tenant: &Tenant,
-    (subscriber, outcome): (Option<Uuid>, Option<Outcome>),
-    (before, limit): (Option<i64>, u32),
+    subscriber: Option<Uuid>,
+    outcome: Option<Outcome>,
+    before: Option<i64>,
+    limit: u32,
 ) -> Result<(Vec<MessageView>, Option<i64>), Error> {
     let mut db = hub.db.acquire().await?;
     let scope = match subscriber {
@@ -151,7 +143,7 @@ pub(crate) async fn messages(
         Some(subscriber) => MessageScope::Subscriber(subscriber),
         None => MessageScope::Tenant(tenant),
     };
-    let page = store::list(&mut db, scope, outcome, (before, limit)).await?;
+    let page = store::list(&mut db, scope, outcome, before, limit).await?;
     let log_refs: Vec<LogRef> = page.messages.iter().map(|message| message.log_ref).collect();
     let names = browse::load_names(&mut db, &log_refs).await?;
     let names: HashMap<i64, (Uuid, String, Option<String>)> =
@@ -181,26 +173,20 @@ pub(crate) async fn attempts(hub: &Hub, tenant: &Tenant, id: MessageId) -> Resul
 /// Commands the subscriber's dispatcher to give a message up. The dispatcher decides whether that is still possible.
 /// Fails if the message is already delivered, or a dead letter that does not block its lane.
 pub(crate) async fn give_up(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
     id: MessageId,
     by: Principal,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    hub.run_once(identity, StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            let (_, message) = find_message(tx, &tenant, id).await?;
-            if message.progress.outcome.is_final() && !message.progress.blocks_lane {
-                return Err(Error::AlreadyFinal(message.progress.outcome.as_str()).into());
-            }
-            let request = DeadLetterRequest { subscriber: id.subscriber, n: message.n, by: by.to_string() };
-            let command = command_post(&tenant, id.subscriber, &CommandRequest::DeadLetter(request))?;
-            post(tx, &CONTROL_SOURCE, &command).await.map_err(Error::from)?;
-            tracing::info!(message = %id, %by, "dead-lettering of a message requested");
-            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
-        })
-    })
-    .await
+) -> Result<(), Error> {
+    let (_, message) = find_message(tx, tenant, id).await?;
+    if message.progress.outcome.is_final() && !message.progress.blocks_lane {
+        return Err(Error::AlreadyFinal(message.progress.outcome.as_str()));
+    }
+    let request = DeadLetterRequest { subscriber: id.subscriber, n: message.n, by: by.to_string() };
+    let command = command_post(tenant, id.subscriber, &CommandRequest::DeadLetter(request))?;
+    post(tx, &CONTROL_SOURCE, &command).await?;
+    tracing::info!(message = %id, %by, "dead-lettering of a message requested");
+    Ok(())
 }
 
 pub(crate) async fn find_message(

@@ -7,22 +7,25 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use chrono::{DateTime, Utc};
+use http::StatusCode;
 use http_kit::extract::{Json, Path};
 use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use http_kit::page::{Listing, Page};
 use http_kit::problem::Problem;
 use serde::{Deserialize, Serialize};
+use service::idempotency::{StoreResponse, find_response};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::Hub;
 use crate::access::{Manager, page_scope, type_prefix};
+use crate::error::Error;
 use crate::events::flow;
-use crate::events::flow::EventFilter;
-use crate::events::flow::rejected::RetriedEvents;
+use crate::events::flow::rejected::CheckedEvents;
+use crate::events::store::EventFilter;
 use crate::events::view::message::EventIdParam;
-use crate::events::view::{EventWithOutcomes, ListedEvent};
+use crate::events::view::{EventWithOutcomes, ListedEvent, RetriedEvents};
 
 pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
     OpenApiRouter::new().routes(routes!(list)).routes(routes!(show)).routes(routes!(retry)).routes(routes!(retry_many))
@@ -79,8 +82,8 @@ async fn list(
     let before = scope.position(cursor.as_deref())?;
     let filter = EventFilter { event_type: type_prefix(filters.event_type), from: filters.from, to: filters.to };
     let (items, before) = match filters.status {
-        Some(ListedStatus::Rejected) => flow::rejected::list(&hub, &caller.tenant, &filter, (before, limit)).await?,
-        None => flow::list(&hub, &caller.tenant, filter, (before, limit)).await?,
+        Some(ListedStatus::Rejected) => flow::rejected::list(&hub, &caller.tenant, &filter, before, limit).await?,
+        None => flow::list(&hub, &caller.tenant, filter, before, limit).await?,
     };
     Ok(Page { items, next_cursor: before.map(|before| scope.cursor(&before)) })
 }
@@ -112,7 +115,19 @@ async fn retry(
     Path(EventIdParam(id)): Path<EventIdParam>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::rejected::retry(&hub, caller.tenant, id, identity.as_ref()).await
+    if let Some(repeated) = find_response(&hub.db, identity.as_ref()).await? {
+        return Ok(repeated);
+    }
+    let event = flow::rejected::check(&hub, &caller.tenant, id).await?;
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            if flow::rejected::accept(tx, &caller.tenant, &[event], hub.clock.now()).await? == 0 {
+                return Err(Error::NotRejected.into());
+            }
+            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
+        })
+    })
+    .await
 }
 
 /// Send the rejected events of a type after all
@@ -128,5 +143,16 @@ async fn retry_many(
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<RetryEvents>>,
 ) -> Result<StoredResponse, Problem> {
     let event_type = type_prefix(Some(body.event_type)).unwrap_or_default();
-    flow::rejected::retry_many(&hub, caller.tenant, (event_type, body.after), identity.as_ref()).await
+    if let Some(repeated) = find_response(&hub.db, identity.as_ref()).await? {
+        return Ok(repeated);
+    }
+    let checked = flow::rejected::check_many(&hub, &caller.tenant, &event_type, body.after).await?;
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let CheckedEvents { acceptable, refused, more, next_after } = checked;
+            let retried = flow::rejected::accept(tx, &caller.tenant, &acceptable, hub.clock.now()).await?;
+            Ok(StoredResponse::json(StatusCode::OK, &RetriedEvents { retried, refused, more, next_after }))
+        })
+    })
+    .await
 }

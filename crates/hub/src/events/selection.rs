@@ -15,7 +15,7 @@ use crate::events::sql_events::{SQL_SOURCE, SqlEvents, of_sql};
 #[derive(Debug, Clone)]
 pub(crate) struct EventSelection {
     export: Export,
-    /// What fan-out reads: the events of all tenants, and operator commands.
+    /// The messages that fan-out reads: the events of all tenants, and operator commands.
     fan_out: Filter,
     of_main: Filter,
     of_other_tenants: Filter,
@@ -34,7 +34,7 @@ impl EventSelection {
         }
     }
 
-    /// The filter of fan-out. Some of the messages that it matches are no events: see [`EventSelection::is_event`].
+    /// The filter of fan-out. Not all messages that it matches are events: see [`EventSelection::is_event`].
     pub(crate) fn fan_out(&self) -> Filter {
         self.fan_out.clone()
     }
@@ -47,7 +47,7 @@ impl EventSelection {
         }
     }
 
-    /// Whether a message that the filter of fan-out matches, and that is no command, is an event of its tenant.
+    /// Whether a message that the filter of fan-out matches is an event of its tenant. The message must not be a command.
     pub(crate) fn is_event(&self, message: &Message) -> bool {
         let is_main = message.tenant == Tenant::MAIN;
         match message.source.as_str() {

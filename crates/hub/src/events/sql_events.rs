@@ -24,20 +24,28 @@ impl Default for SqlEvents {
     }
 }
 
-impl TryFrom<List<EventTypes>> for SqlEvents {
-    type Error = String;
+/// Why the setting is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidSqlEvents {
+    #[error("must have at most {TOPICS_MAX} topics")]
+    TooMany,
+    #[error(
+        "`{0}` matches e-mails, which are never sent as webhooks; list other topics, such as `order.*`, or `*` for all but \
+         e-mails"
+    )]
+    Emails(String),
+}
 
-    fn try_from(List(types): List<EventTypes>) -> Result<SqlEvents, String> {
+impl TryFrom<List<EventTypes>> for SqlEvents {
+    type Error = InvalidSqlEvents;
+
+    fn try_from(List(types): List<EventTypes>) -> Result<SqlEvents, InvalidSqlEvents> {
         if types.len() > TOPICS_MAX {
-            return Err(format!("must have at most {TOPICS_MAX} topics"));
+            return Err(InvalidSqlEvents::TooMany);
         }
         let is_email = |types: &&EventTypes| types.as_str().split('.').next() == Some(EMAIL_PREFIX);
         match types.iter().find(is_email) {
-            Some(email) => Err(format!(
-                "`{}` matches e-mails, which are never sent as webhooks; list other topics, such as `order.*`, or `*` for \
-                 all but e-mails",
-                email.as_str()
-            )),
+            Some(email) => Err(InvalidSqlEvents::Emails(email.as_str().to_owned())),
             None => Ok(SqlEvents(types.into())),
         }
     }
@@ -64,7 +72,7 @@ impl SqlEvents {
         of_sql(self.0.iter().map(binding_key).collect())
     }
 
-    /// Matches e-mails, which other patterns may match, too.
+    /// Matches e-mails, which other patterns may also match.
     pub(crate) fn emails() -> MessagePattern {
         of_sql(vec![format!("{EMAIL_PREFIX}.#")])
     }
@@ -89,7 +97,7 @@ mod tests {
             let error = parse(&["order.*", bad]).unwrap_err();
             assert!(error.contains(&format!("`{bad}`")) && error.contains("`order.*`"), "{error}");
         }
-        assert!(parse(&["order.#"]).unwrap_err().contains("`order.#` is no event type"));
+        assert!(parse(&["order.#"]).unwrap_err().contains("`order.#` is not a valid event type"));
         assert!(parse(&["a"; 101]).unwrap_err().contains("at most 100"));
         assert!(parse(&[]).unwrap().is_empty());
         assert!(parse(&["order.*", "*"]).unwrap().matches_all() && SqlEvents::default().matches_all());

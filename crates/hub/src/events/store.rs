@@ -9,11 +9,11 @@ use std::collections::HashSet;
 use chrono::{DateTime, Duration, Utc};
 use pillarbox::log::LogRef;
 use pillarbox::log::Tenant;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::{FromRow, PgConnection, Row};
 use uuid::Uuid;
 
 use crate::deliveries::domain::Outcome;
+use crate::rows::LogColumns;
 
 /// Allowance for clock skew between replicas. A message and its attempts are younger than its event; relative to each other
 /// they have no order, because maintenance may have moved the message to a later day.
@@ -29,8 +29,17 @@ const WINDOWS: [i64; 2] = [2_000, 20_000];
 /// Attempts that a list contains at most: the newest.
 const ATTEMPTS_MAX: i64 = 1_000;
 
+/// Selects events. None matches any.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EventFilter {
+    /// This type and all types below it.
+    pub(crate) event_type: Option<String>,
+    pub(crate) from: Option<DateTime<Utc>>,
+    pub(crate) to: Option<DateTime<Utc>>,
+}
+
 /// A hub message and its progress.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, FromRow)]
 pub(crate) struct Message {
     pub(crate) n: i64,
     pub(crate) at: DateTime<Utc>,
@@ -39,22 +48,27 @@ pub(crate) struct Message {
     pub(crate) name: String,
     pub(crate) lane: Option<String>,
     pub(crate) seq: Option<i64>,
+    #[sqlx(flatten, try_from = "LogColumns")]
     pub(crate) log_ref: LogRef,
     /// The dead letter that this message retries.
+    #[sqlx(rename = "dead_letter")]
     pub(crate) retry_of: Option<Uuid>,
     /// The replay that has created it.
     pub(crate) replay: Option<Uuid>,
+    #[sqlx(flatten)]
     pub(crate) progress: Progress,
 }
 
 /// How far the delivery of a message is, by its last attempt.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, FromRow)]
 pub(crate) struct Progress {
+    #[sqlx(try_from = "&'a str")]
     pub(crate) outcome: Outcome,
     pub(crate) attempts: i16,
     pub(crate) last_attempt_at: Option<DateTime<Utc>>,
     pub(crate) last_status: Option<i16>,
     pub(crate) last_error: Option<String>,
+    pub(crate) last_detail: Option<String>,
     pub(crate) next_attempt_at: Option<DateTime<Utc>>,
     /// It is a dead letter, and the later messages of its lane wait until an operator retries or dead-letters it.
     pub(crate) blocks_lane: bool,
@@ -62,10 +76,11 @@ pub(crate) struct Progress {
     pub(crate) open_dead_letter: Option<Uuid>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, FromRow)]
 pub(crate) struct Attempt {
     pub(crate) at: DateTime<Utc>,
     pub(crate) attempt: i16,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) outcome: Outcome,
     pub(crate) status: Option<i16>,
     pub(crate) latency_ms: i32,
@@ -73,16 +88,19 @@ pub(crate) struct Attempt {
     pub(crate) detail: Option<String>,
     pub(crate) excerpt: Option<String>,
     /// The dead letter that the message of this attempt retries.
+    #[sqlx(rename = "dead_letter")]
     pub(crate) retry_of: Option<Uuid>,
     /// The replay that has created the message of this attempt.
     pub(crate) replay: Option<Uuid>,
 }
 
 /// A subscriber that an event matched by its type, but that got no message; `outcome` says why.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, FromRow)]
 pub(crate) struct Skipped {
+    #[sqlx(rename = "id")]
     pub(crate) subscriber: Uuid,
     pub(crate) name: String,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) outcome: Outcome,
 }
 
@@ -124,7 +142,7 @@ pub(crate) async fn of_event(
     subscriber: Option<Uuid>,
 ) -> sqlx::Result<Vec<Message>> {
     // Materialized, so that the index on log_id is used: an index on subscribers would visit all their messages.
-    let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+    sqlx::query_as(sqlx::AssertSqlSafe(format!(
         "with found as materialized (
              select distinct on (subscriber) * from pillarbox_hub.message
              where log_id = $2 and at >= $3::timestamptz - $1::interval
@@ -141,13 +159,12 @@ pub(crate) async fn of_event(
     .bind(subscriber)
     .bind(tenant.as_str())
     .fetch_all(db)
-    .await?;
-    rows.iter().map(message).collect()
+    .await
 }
 
 /// The subscribers of a tenant that an event matched by its type, but that got no message.
 pub(crate) async fn skipped(db: &mut PgConnection, tenant: &Tenant, log_ref: LogRef) -> sqlx::Result<Vec<Skipped>> {
-    let rows = sqlx::query(
+    sqlx::query_as(
         "with skipped as materialized (
              select filtered, inactive from pillarbox_hub.skipped where log_id = $1 and at >= $2::timestamptz - $3::interval
          ), named as (
@@ -163,18 +180,10 @@ pub(crate) async fn skipped(db: &mut PgConnection, tenant: &Tenant, log_ref: Log
     .bind(CLOCK_SKEW)
     .bind(tenant.as_str())
     .fetch_all(db)
-    .await?;
-    let skipped = |row: &PgRow| {
-        Ok(Skipped {
-            subscriber: row.try_get("id")?,
-            name: row.try_get("name")?,
-            outcome: outcome(row.try_get("outcome")?)?,
-        })
-    };
-    rows.iter().map(skipped).collect()
+    .await
 }
 
-/// Which of these events, by their ids in the log, somebody wanted: fan-out has created a message, has recorded that a
+/// Those of these events, by their ids in the log, that matched a subscriber or a stream: fan-out has created a message, has recorded that a
 /// subscriber got none, or has added the event to a stream. Also subscribers and streams that were deleted since.
 pub(crate) async fn matched(db: &mut PgConnection, events: &[LogRef]) -> sqlx::Result<HashSet<i64>> {
     // One search for each event, which ends with the first row: an event may have messages for thousands of subscribers.
@@ -246,7 +255,8 @@ pub(crate) async fn list(
     db: &mut PgConnection,
     scope: MessageScope<'_>,
     wanted: Option<Outcome>,
-    (before, limit): (Option<i64>, u32),
+    before: Option<i64>,
+    limit: u32,
 ) -> sqlx::Result<MessagePage> {
     let mut unexamined = match scope {
         MessageScope::Subscriber(_) => EXAMINED_MAX,
@@ -258,7 +268,7 @@ pub(crate) async fn list(
     let mut part_max = if wanted.is_some() { unexamined } else { limit };
     loop {
         let missing = limit - page.messages.len() as i64;
-        let part = examine(db, scope, wanted, (page.before, part_max, missing)).await?;
+        let part = examine(db, scope, wanted, page.before, part_max, missing).await?;
         page.messages.extend(part.messages);
         unexamined -= part.examined;
         page.before = match page.messages.last() {
@@ -274,6 +284,7 @@ pub(crate) async fn list(
 }
 
 /// The messages that a part of a list has, of those that were examined for it.
+#[derive(Default)]
 struct ExaminedPart {
     messages: Vec<Message>,
     examined: i64,
@@ -285,7 +296,9 @@ async fn examine(
     db: &mut PgConnection,
     scope: MessageScope<'_>,
     wanted: Option<Outcome>,
-    (before, examined_max, limit): (Option<i64>, i64, i64),
+    before: Option<i64>,
+    examined_max: i64,
+    limit: i64,
 ) -> sqlx::Result<ExaminedPart> {
     let window = match scope {
         MessageScope::Subscriber(_) => None,
@@ -321,12 +334,11 @@ async fn examine(
         query = query.bind(first);
     }
     let rows = query.fetch_all(db).await?;
-    let is_found = |row: &&PgRow| row.try_get::<Option<i64>, _>("n").ok().flatten().is_some();
-    let messages = rows.iter().filter(is_found).map(message).collect::<sqlx::Result<Vec<_>>>()?;
-    let (examined, lowest) = match rows.first() {
-        Some(row) => (row.try_get("examined")?, row.try_get("lowest")?),
-        None => (0, None),
-    };
+    let Some(first) = rows.first() else { return Ok(ExaminedPart::default()) };
+    let (examined, lowest) = (first.try_get("examined")?, first.try_get("lowest")?);
+    // Without a message on the page, there is one row with the columns of what was examined only.
+    let has_messages = first.try_get::<Option<i64>, _>("n")?.is_some();
+    let messages = rows.iter().filter(|_| has_messages).map(Message::from_row).collect::<sqlx::Result<_>>()?;
     Ok(ExaminedPart { messages, examined, lowest })
 }
 
@@ -363,7 +375,7 @@ async fn find_window(
 
 /// The attempts to send an event to a subscriber, in their order, including those of retried dead letters and replays.
 pub(crate) async fn attempts(db: &mut PgConnection, subscriber: Uuid, log_ref: LogRef) -> sqlx::Result<Vec<Attempt>> {
-    let rows = sqlx::query(
+    let mut newest: Vec<Attempt> = sqlx::query_as(
         "with found as materialized (
              select n, log_at, subscriber, dead_letter, replay from pillarbox_hub.message
              where log_id = $2 and at >= $3::timestamptz - $1::interval
@@ -382,56 +394,6 @@ pub(crate) async fn attempts(db: &mut PgConnection, subscriber: Uuid, log_ref: L
     .bind(ATTEMPTS_MAX)
     .fetch_all(db)
     .await?;
-    rows.iter().rev().map(attempt).collect()
-}
-
-fn message(row: &PgRow) -> sqlx::Result<Message> {
-    let (error, detail): (Option<String>, Option<String>) = (row.try_get("last_error")?, row.try_get("last_detail")?);
-    let last_status: Option<i16> = row.try_get("last_status")?;
-    let progress = Progress {
-        outcome: outcome(row.try_get("outcome")?)?,
-        attempts: row.try_get("attempts")?,
-        last_attempt_at: row.try_get("last_attempt_at")?,
-        last_status,
-        last_error: match (last_status, error, detail) {
-            // The same text that a dead letter of this message would have.
-            (Some(status), Some(_), None) => Some(format!("answered {status}")),
-            (_, Some(error), Some(detail)) => Some(format!("{error}: {detail}")),
-            (_, error, detail) => error.or(detail),
-        },
-        next_attempt_at: row.try_get("next_attempt_at")?,
-        blocks_lane: row.try_get("blocks_lane")?,
-        open_dead_letter: row.try_get("open_dead_letter")?,
-    };
-    Ok(Message {
-        n: row.try_get("n")?,
-        at: row.try_get("at")?,
-        subscriber: row.try_get("subscriber")?,
-        name: row.try_get("name")?,
-        lane: row.try_get("lane")?,
-        seq: row.try_get("seq")?,
-        log_ref: LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? },
-        retry_of: row.try_get("dead_letter")?,
-        replay: row.try_get("replay")?,
-        progress,
-    })
-}
-
-fn attempt(row: &PgRow) -> sqlx::Result<Attempt> {
-    Ok(Attempt {
-        at: row.try_get("at")?,
-        attempt: row.try_get("attempt")?,
-        outcome: outcome(row.try_get("outcome")?)?,
-        status: row.try_get("status")?,
-        latency_ms: row.try_get("latency_ms")?,
-        error: row.try_get("error")?,
-        detail: row.try_get("detail")?,
-        excerpt: row.try_get("excerpt")?,
-        retry_of: row.try_get("dead_letter")?,
-        replay: row.try_get("replay")?,
-    })
-}
-
-fn outcome(name: &str) -> sqlx::Result<Outcome> {
-    Outcome::named(name).ok_or_else(|| sqlx::Error::Decode(format!("unknown outcome `{name}`").into()))
+    newest.reverse();
+    Ok(newest)
 }

@@ -106,7 +106,7 @@ pub(crate) struct EventReference {
 }
 
 impl EventReference {
-    /// `event` is the event's id and type. None: they are no longer known.
+    /// `event` is the event's id and type. None: the log no longer has them.
     pub(crate) fn new(
         event: Option<(Uuid, String)>,
         ordering_key: Option<String>,
@@ -207,12 +207,18 @@ pub(crate) struct ProgressView {
 
 impl From<Progress> for ProgressView {
     fn from(progress: Progress) -> ProgressView {
+        let last_error = match (progress.last_status, progress.last_error, progress.last_detail) {
+            // The same text that a dead letter of this message would have.
+            (Some(status), Some(_), None) => Some(format!("answered {status}")),
+            (_, Some(error), Some(detail)) => Some(format!("{error}: {detail}")),
+            (_, error, detail) => error.or(detail),
+        };
         ProgressView {
             outcome: progress.outcome,
             attempts: progress.attempts,
             last_attempt_at: progress.last_attempt_at,
             last_status: progress.last_status,
-            last_error: progress.last_error,
+            last_error,
             next_attempt_at: progress.next_attempt_at,
             blocks_lane: progress.blocks_lane,
             dead_letter_id: progress.open_dead_letter,
@@ -250,4 +256,18 @@ impl From<Skipped> for OutcomeView {
         };
         OutcomeView { subscriber_id: skipped.subscriber, name: skipped.name, message_id: None, progress }
     }
+}
+
+/// The result of retrying many rejected events.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RetriedEvents {
+    /// The number of events that are accepted now and are sent.
+    pub(crate) retried: u64,
+    /// The number of events that are still refused; each shows why.
+    pub(crate) refused: u64,
+    /// Whether later rejected events remain: repeat the request with `next_after` as `after`.
+    pub(crate) more: bool,
+    /// Where the next request continues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) next_after: Option<i64>,
 }

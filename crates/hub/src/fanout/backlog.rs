@@ -13,7 +13,7 @@ use crate::{events, subscribers};
 const CHUNK: usize = 500;
 
 /// Makes a dead letter of every message without a final outcome, and moves every subscriber's position after the newest
-/// message. Returns how many dead letters it made. No dispatcher may run meanwhile.
+/// message. Returns how many dead letters it made. No dispatcher may run at the same time.
 pub async fn dead_letter_backlog(tx: &mut PgConnection, now: DateTime<Utc>) -> sqlx::Result<u64> {
     store::recovery::disable_statement_timeout(tx).await?;
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! What one batch of log messages leads to: hub messages, stream messages, skipped subscribers and operator commands.
+//! The results of one batch of log messages: hub messages, stream messages, skipped subscribers and operator commands.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -55,7 +55,8 @@ impl Batch {
     pub(super) fn add_replayed(
         &mut self,
         replay: Uuid,
-        (subscriber, lane): (Uuid, Option<String>),
+        subscriber: Uuid,
+        lane: Option<String>,
         log_ref: LogRef,
         event: Arc<HubEvent>,
     ) {
@@ -126,11 +127,9 @@ impl Batch {
 
     /// The batch for a dispatcher in this process; `after` is the newest number before it.
     pub(super) fn into_fanned(self, after: i64, directory_version: DirectoryVersion) -> FannedBatch {
-        let used_numbers = match (self.messages.len(), self.commands.is_empty()) {
-            (0, true) => 0,
-            (count, _) => (count as i64).max(1),
-        };
-        let to = after + used_numbers;
+        // Commands alone use up a number.
+        let used_numbers = self.messages.len().max(usize::from(!self.commands.is_empty()));
+        let to = after + used_numbers as i64;
         let mut messages: HashMap<Uuid, Vec<HubMessage>> = HashMap::new();
         let mut is_complete = self.commands.is_empty();
         for ((n, message), event) in (after + 1..).zip(self.messages).zip(self.events) {

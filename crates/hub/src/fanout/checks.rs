@@ -2,7 +2,7 @@
 //!
 //! A post in SQL never waits for a check and never fails because of one, so the events are checked here, before the transaction
 //! that fans them out begins. Most checks are cheap and made at once. An event whose check may cost more, or whose schema is not
-//! compiled yet, is deferred, and with it the later events of its tenant; other threads check it meanwhile.
+//! compiled yet, is deferred, and with it the later events of its tenant; another thread checks it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use pillarbox::database::Database;
 use pillarbox::log::Tenant;
 use pillarbox::log::{LogRef, Message, load_messages};
 
-use super::is_command;
+use super::meaning::is_command;
 use crate::error::NoVerdict;
 use crate::event_types::cache::{CatalogueCache, CheckError, Checked, Loaded, Refusal};
 use crate::event_types::schema::steps::Steps;

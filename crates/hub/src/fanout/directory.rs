@@ -53,7 +53,7 @@ impl Directory {
         }
         let matches = |interest: &Interest| interest.event_types.iter().any(|types| types.include(topic));
         let matching: Arc<[usize]> = (0..interests.len()).filter(|at| matches(&interests[*at])).collect();
-        // Plus one, because an entry without matches needs memory, too.
+        // Plus one, because an entry without matches also needs memory.
         let size = matching.len() + 1;
         if self.cached + size > CACHED_MAX {
             self.cache.clear();

@@ -5,63 +5,57 @@
 //! created once, and hub messages are numbered without a gap.
 //!
 //! Events that were posted in SQL are checked first: [`checks`]. Events of a tenant that has more than its share of the work are
-//! deferred, and processed in turns with those of others: see [`shares`] and [`turns`]. In turns with them it advances replays,
+//! deferred, and processed alternately with those of others: see [`shares`] and [`turns`]. Between their turns it advances replays,
 //! which send events again: [`replays`].
 
 pub(crate) mod backlog;
 pub(crate) mod batch;
 pub(crate) mod checks;
 mod directory;
+mod matching;
+mod meaning;
 mod replays;
+mod sequences;
 mod shares;
 mod store;
 mod streams;
 mod turns;
 
-use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, TimeDelta, Utc};
 use pillarbox::consumers::{BatchResult, ConsumerError, Delivery, Outcome, Processor, WorkerContext, inbox};
-use pillarbox::database::Incarnation;
 use pillarbox::log::{Message, SHARDS};
 use runtime::clock::Clock;
 use sqlx::{PgConnection, Postgres, Transaction};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use crate::{deliveries, events};
+use crate::events;
 
 pub(crate) use self::checks::SqlChecks;
 
 use self::batch::Batch;
 use self::checks::{NotAccepted, Verdicts};
 use self::directory::Directory;
+use self::matching::{Origin, add_messages};
+use self::meaning::{Meaning, is_command, is_repair};
 use self::replays::{ReplayTurn, Replays};
+use self::sequences::LaneSequences;
 use self::shares::{Backlog, NARROW, Pace, Shares, Turn};
 use self::streams::StreamSequences;
-use crate::deliveries::command::{CONTROL_SOURCE, CommandRequest};
-use crate::deliveries::message::{FannedBatch, HubEvent, without_replay};
-use crate::directory::domain::{Backfill, DirectoryVersion, Interest};
+use crate::deliveries::message::FannedBatch;
+use crate::directory::domain::DirectoryVersion;
 use crate::events::selection::EventSelection;
 use crate::events::store::deferred::NewDeferred;
-use crate::fanout::store::{DeadLetterToRetry, NewMessage};
-use crate::replays::replay::{lane_of, parse_payload};
-use crate::streams::domain::part_of;
-use crate::streams::store::messages::NewStreamMessage;
+use crate::fanout::store::{DeadLetterToRetry, FanOutStart};
 use crate::streams::waiters::StreamWaiters;
 
-/// Bounds the lanes whose newest sequence number is cached.
-const CACHED_LANES_MAX: usize = 100_000;
 /// Hub messages that one transaction creates. A batch that would create more is split, unless it is already as small as one
 /// event of each shard. A transaction of this size takes some ten milliseconds, for which later events wait.
 const BATCH_MESSAGES_MAX: usize = 5_000;
 /// The pause before fan-out looks again whether a check has ended.
 const CHECK_PAUSE: Duration = Duration::from_millis(5);
-/// Allowance for clock skew between replicas.
-const CLOCK_SKEW: TimeDelta = TimeDelta::minutes(1);
 
 pub(crate) struct FanOut {
     clock: Clock,
@@ -93,7 +87,7 @@ struct LastTurns {
     is_replays_turn: bool,
 }
 
-/// What a transaction changes in memory when it commits.
+/// The changes in memory that a transaction makes when it commits.
 struct Uncommitted {
     batch: FannedBatch,
     /// Streams with new messages.
@@ -111,39 +105,6 @@ struct Uncommitted {
 enum DeferredTurn {
     Tenant(Turn),
     Replay(Box<ReplayTurn>),
-}
-
-/// How an event reaches fan-out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
-    Live,
-    /// A replay of the log repairs what the live run has missed.
-    Repair,
-    /// It was deferred, with this id.
-    Deferred(i64),
-    /// It was rejected, and retried at this time: it counts as posted then.
-    Accepted(DateTime<Utc>),
-}
-
-/// The newest sequence number of each lane, valid as long as `newest` is the newest hub message of the same incarnation of
-/// the database.
-#[derive(Default)]
-struct LaneSequences {
-    by_lane: HashMap<(Uuid, String), i64>,
-    incarnation: Option<Incarnation>,
-    /// [`UNCOMMITTED`] while a transaction is open.
-    newest: i64,
-}
-
-/// Sentinel: the cached sequence numbers include a transaction that is not committed. If it fails, they must not be used.
-const UNCOMMITTED: i64 = -1;
-
-/// What a message of the log means to fan-out.
-enum Meaning {
-    Event,
-    Command(CommandRequest),
-    /// It was processed before, or this version does not know it.
-    Nothing,
 }
 
 impl FanOut {
@@ -175,7 +136,7 @@ impl FanOut {
     /// Loads the subscribers if they have changed, and the tenants with deferred events if they are not known. Drops cached
     /// sequence numbers that are no longer valid. Returns the version of the directory.
     async fn refresh(&mut self, tx: &mut PgConnection) -> Result<DirectoryVersion, ConsumerError> {
-        let (newest, version) = store::begin(tx).await?;
+        let FanOutStart { newest, version } = store::begin(tx).await?;
         self.sequences.validate(newest, version.incarnation);
         if self.directory.version != Some(version) {
             let mut interests = crate::directory::store::load_interests(tx, None).await?;
@@ -194,7 +155,7 @@ impl FanOut {
         Ok(version)
     }
 
-    /// What each message means. Commands are few, so the inbox ensures that each is executed once per run. Events are many:
+    /// The meaning of each message. Commands are few, so the inbox ensures that each is executed once per run. Events are many:
     /// whether a replayed event was fanned out before is derived from its hub messages.
     async fn meanings(
         &self,
@@ -211,10 +172,15 @@ impl FanOut {
         // A retry creates the messages of an event that was rejected.
         let repaired: Vec<i64> = repaired.iter().map(|message| message.id).collect();
         fanned_out.extend(events::store::rejected::among(tx, &repaired).await?.into_keys());
-        let meaning = |item: &&Delivery| match is_command(item) {
-            true if new_commands.contains(&(item.message.message_id, item.run)) => Meaning::of_command(&item.message),
-            false if self.events.is_event(&item.message) && !fanned_out.contains(&item.message.id) => Meaning::Event,
-            true | false => Meaning::Nothing,
+        let meaning = |item: &&Delivery| {
+            let message = &item.message;
+            if new_commands.contains(&(message.message_id, item.run)) {
+                Meaning::of_command(message)
+            } else if !is_command(item) && self.events.is_event(message) && !fanned_out.contains(&message.id) {
+                Meaning::Event
+            } else {
+                Meaning::Nothing
+            }
         };
         Ok(items.iter().map(meaning).collect())
     }
@@ -396,7 +362,8 @@ impl Processor for FanOut {
         let Some(uncommitted) = self.uncommitted.take() else { return };
         let Uncommitted { batch, streams, batch_limit, deferred, turn, .. } = uncommitted;
         metrics::counter!("pillarbox_hub_rejected_events_total").increment(uncommitted.rejected as u64);
-        (self.sequences.newest, self.batch_limit) = (batch.to, batch_limit);
+        self.batch_limit = batch_limit;
+        self.sequences.commit(batch.to);
         self.stream_sequences.commit();
         self.stream_waiters.wake(&streams);
         if let Some(backlog) = &mut self.backlog {
@@ -437,147 +404,6 @@ impl Processor for FanOut {
     fn batch_limit(&self) -> u32 {
         self.batch_limit
     }
-}
-
-impl LaneSequences {
-    /// Drops the cache if another process has created hub messages, if the numbers may be those of lost messages, or if
-    /// the cache is too large.
-    fn validate(&mut self, newest: i64, incarnation: Option<Incarnation>) {
-        let is_current = newest == self.newest && incarnation == self.incarnation;
-        if !is_current || self.by_lane.len() > CACHED_LANES_MAX {
-            self.by_lane.clear();
-            (self.newest, self.incarnation) = (newest, incarnation);
-        }
-    }
-
-    /// Gives each message of a lane the next sequence number there. Returns the number of the newest hub message before
-    /// this batch.
-    async fn assign(&mut self, tx: &mut PgConnection, messages: &mut [NewMessage]) -> sqlx::Result<i64> {
-        let after = std::mem::replace(&mut self.newest, UNCOMMITTED);
-        // The lanes of a replay have no numbers.
-        let lane_of = |message: &NewMessage| {
-            let lane = message.lane.as_ref().filter(|lane| without_replay(lane, message.replay).is_none())?;
-            Some((message.subscriber, lane.clone()))
-        };
-        let mut unknown: Vec<(Uuid, String)> =
-            messages.iter().filter_map(lane_of).filter(|lane| !self.by_lane.contains_key(lane)).collect();
-        unknown.sort_unstable();
-        unknown.dedup();
-        if !unknown.is_empty() {
-            let newest = store::newest_sequences(tx, &unknown).await?;
-            self.by_lane.extend(unknown.into_iter().zip(newest));
-        }
-        for message in messages {
-            if let Some(seq) = lane_of(message).and_then(|lane| self.by_lane.get_mut(&lane)) {
-                *seq += 1;
-                message.seq = Some(*seq);
-            }
-        }
-        Ok(after)
-    }
-}
-
-impl Meaning {
-    /// An unknown command is logged and skipped. If fan-out waited for a version that knows it, all events would wait, too.
-    fn of_command(message: &Message) -> Meaning {
-        match CommandRequest::decode(message) {
-            Ok(request) => Meaning::Command(request),
-            Err(error) => {
-                let (topic, message_id) = (&message.topic, message.message_id);
-                tracing::error!(topic, %message_id, error, "an operator command cannot be decoded and is skipped");
-                Meaning::Nothing
-            }
-        }
-    }
-
-    fn dead_letter(&self) -> Option<Uuid> {
-        match self {
-            Meaning::Command(CommandRequest::Retry(request)) => Some(request.dead_letter),
-            Meaning::Command(
-                CommandRequest::DeadLetter(_) | CommandRequest::ReplayChanged(_) | CommandRequest::EventAccepted(_),
-            )
-            | Meaning::Event
-            | Meaning::Nothing => None,
-        }
-    }
-}
-
-fn is_command(item: &Delivery) -> bool {
-    item.message.source == CONTROL_SOURCE.as_str()
-}
-
-/// Whether the message is replayed in run 0: the replay repairs what the live run has missed.
-fn is_repair(item: &Delivery) -> bool {
-    item.is_replayed && item.run == 0
-}
-
-/// Whether an event creates nothing for a subscriber that it matches.
-fn is_excluded(interest: &Interest, message: &Message, origin: Origin) -> bool {
-    if let Origin::Accepted(accepted_at) = origin {
-        // A backfill leaves it out unless it was accepted before the backfill was requested: see `LeftOut`.
-        return accepted_at < interest.since;
-    }
-    let is_covered = match (interest.backfill, origin) {
-        // The backfill reads what fan-out has read: it creates the message.
-        (Some(Backfill::Active), _) => true,
-        (Some(Backfill::Ended { deferred_to }), Origin::Deferred(id)) => id <= deferred_to,
-        (Some(Backfill::Ended { .. }), Origin::Live | Origin::Repair | Origin::Accepted(_)) | (None, _) => false,
-    };
-    // A repair, or a deferred event, creates nothing for a subscriber that did not exist when the event was posted.
-    is_covered || (origin != Origin::Live && interest.since > message.at + CLOCK_SKEW)
-}
-
-/// Adds a hub message, or the record that it is skipped, for each of the subscribers; after `end` for no more of them than the
-/// first. Returns for how many.
-fn add_messages<'a>(
-    message: &Message,
-    origin: Origin,
-    matching: impl ExactSizeIterator<Item = &'a Interest>,
-    end: Option<Instant>,
-    batch: &mut Batch,
-) -> usize {
-    if matching.len() == 0 {
-        return 0;
-    }
-    let event = Arc::new(HubEvent::from_log(message));
-    let payload = OnceCell::new();
-    let value = || payload.get_or_init(|| parse_payload(message));
-    let (mut filtered, mut inactive, mut done) = (Vec::new(), Vec::new(), 0);
-    for interest in matching {
-        if done > 0 && end.is_some_and(|end| Instant::now() >= end) {
-            break;
-        }
-        done += 1;
-        if is_excluded(interest, message, origin) {
-            continue;
-        }
-        // Otherwise a report about a failing subscriber would fail, too, and lead to the next report.
-        if deliveries::system_event::is_about(message, interest.subscriber) {
-            continue;
-        }
-        if !interest.is_active {
-            inactive.push(interest.subscriber);
-            continue;
-        }
-        if interest.filter.as_ref().is_some_and(|filter| !filter.matches(value())) {
-            // The outcomes of an event are those of subscribers.
-            if !interest.is_stream {
-                filtered.push(interest.subscriber);
-            }
-            continue;
-        }
-        let lane = lane_of(interest, message, value);
-        if interest.is_stream {
-            let part = part_of(lane.as_deref(), message.message_id);
-            let (stream, log_ref) = (interest.subscriber, message.log_ref());
-            batch.stream_messages.push(NewStreamMessage { stream, part, lane, seq: None, log_ref });
-            continue;
-        }
-        batch.add_message(interest.subscriber, lane, message.log_ref(), event.clone());
-    }
-    batch.size += done;
-    batch.add_skipped(message.id, filtered, inactive);
-    done
 }
 
 /// How many events lead to half of [`BATCH_MESSAGES_MAX`], if they match as many subscribers as these did.

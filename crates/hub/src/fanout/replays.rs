@@ -4,13 +4,15 @@
 //! how far the replay has come. A replay never reads what fan-out has not read. In each part the events have the order of
 //! the log across all shards, because a lane can span them.
 //!
-//! A replay has lanes of its own and creates messages only while few of them wait at a subscriber. A backfill creates the
-//! messages of a new subscriber, for which fan-out itself creates none meanwhile; when it has read everything that fan-out
+//! A replay has separate lanes and creates messages only while few of them wait at a subscriber. A backfill creates the
+//! messages of a new subscriber, for which fan-out itself creates none until then; when it has read everything that fan-out
 //! has read, it ends, and in the same transaction the subscriber becomes live.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+mod queue;
+
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use chrono::{DateTime, Utc};
 use pillarbox::consumers::{ConsumerError, FollowerPosition, LogFollower};
@@ -19,6 +21,9 @@ use serde_json::Value;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+pub(super) use self::queue::{ReplayTurn, Replays};
+
+use self::queue::ActiveReplay;
 use super::FanOut;
 use super::batch::Batch;
 use super::shares::MATCHING_TIME_MAX;
@@ -28,49 +33,16 @@ use crate::replays::domain::{ReplayKind, ReplayMode, ReplayState};
 use crate::replays::replay::{Replay, ReplayProgress, SelectedEvent};
 use crate::{FAN_OUT, events, replays};
 
-/// The time until a replay that has to wait is tried again: longer each time it cannot continue, up to the maximum.
-const WAIT_MIN: Duration = Duration::from_millis(5);
-const WAIT_MAX: Duration = Duration::from_secs(2);
-/// Rows of the log that a turn reads for each message that it may create: more if most rows lead to none, because they
-/// belong to other tenants for example.
-const ROWS_PER_MESSAGE_MAX: u32 = 16;
 /// Rows that a turn reads at least, and at most.
 const ROWS_MIN: u32 = 128;
 const ROWS_MAX: u32 = 2_000;
-/// Rows that the turn of a backfill reads beyond the history: as many as fan-out reads at most meanwhile, so that it catches
-/// up.
+/// Rows that the turn of a backfill reads beyond the history: at least as many as fan-out reads in the same time, so that the backfill
+/// catches up.
 const FOLLOWING_ROWS: u32 = 5_000;
 /// Named events that a turn reads.
 const NAMED_EVENTS_MAX: usize = 100;
 
-/// The replays that fan-out advances, in turn.
-#[derive(Debug, Default)]
-pub(super) struct Replays {
-    waiting: VecDeque<ActiveReplay>,
-}
-
-/// What fan-out has in memory about a replay.
-#[derive(Debug)]
-struct ActiveReplay {
-    id: Uuid,
-    due: Instant,
-    wait: Duration,
-    follower: Option<LogFollower>,
-    rows_per_message: u32,
-    /// Messages that its rate allows now, and when that was.
-    allowed: (f64, Instant),
-}
-
-/// How far a turn has come, once it is committed.
-#[derive(Debug)]
-pub(super) struct ReplayTurn {
-    replay: ActiveReplay,
-    is_ended: bool,
-    created: usize,
-    pub(super) started_at: Instant,
-}
-
-/// What a turn has read.
+/// The messages that a turn has read.
 struct Part {
     messages: Vec<Message>,
     /// Where the messages were read from; None for named events.
@@ -108,75 +80,6 @@ struct Cut {
     waits_for: Option<Uuid>,
 }
 
-impl Replays {
-    /// The replays take turns in the order of their ids. The first turn belongs to the one after `last_turn`: if it always
-    /// began with the first id, a turn that fails would delay all others for ever.
-    pub(super) fn new(mut ids: Vec<Uuid>, last_turn: Option<Uuid>) -> Replays {
-        let now = Instant::now();
-        let first = ids.partition_point(|id| last_turn.is_some_and(|last| *id <= last));
-        ids.rotate_left(first);
-        let active = |id| ActiveReplay {
-            id,
-            due: now,
-            wait: WAIT_MIN,
-            follower: None,
-            rows_per_message: 1,
-            allowed: (1.0, now),
-        };
-        Replays { waiting: ids.into_iter().map(active).collect() }
-    }
-
-    /// When the next replay can continue. None if there is none.
-    pub(super) fn next_due(&self) -> Option<Instant> {
-        self.waiting.iter().map(|replay| replay.due).min()
-    }
-
-    fn pop_due(&mut self, now: Instant) -> Option<ActiveReplay> {
-        let at = self.waiting.iter().position(|replay| replay.due <= now)?;
-        self.waiting.remove(at)
-    }
-
-    /// The turn is committed; the next replay follows.
-    pub(super) fn finish(&mut self, turn: ReplayTurn) {
-        metrics::counter!("pillarbox_hub_replayed_messages_total").increment(turn.created as u64);
-        if !turn.is_ended {
-            self.waiting.push_back(turn.replay);
-        }
-    }
-}
-
-impl ActiveReplay {
-    /// The number of messages that a rate allows now, at most a tenth of a second's.
-    fn allowance(&mut self, rate: Option<u32>, now: Instant) -> usize {
-        let Some(rate) = rate.map(f64::from) else { return usize::MAX };
-        let (allowed, since) = self.allowed;
-        let size = (rate / 10.0).max(1.0);
-        self.allowed = ((allowed + now.saturating_duration_since(since).as_secs_f64() * rate).min(size), now);
-        self.allowed.0 as usize
-    }
-
-    /// Reads more rows for each message if few have led to one, and fewer if some were read in vain.
-    fn adapt_rows(&mut self, created: usize, share: usize, is_cut: bool) {
-        self.rows_per_message = match is_cut {
-            true => (self.rows_per_message / 2).max(1),
-            false if created < share / 4 => (self.rows_per_message * 2).min(ROWS_PER_MESSAGE_MAX),
-            false => self.rows_per_message,
-        };
-    }
-
-    /// Its rate allows the next message later.
-    fn wait_for_rate(&mut self, rate: Option<u32>, now: Instant) {
-        let missing = (1.0 - self.allowed.0).max(0.0) / f64::from(rate.unwrap_or(1).max(1));
-        self.due = now + Duration::from_secs_f64(missing).max(WAIT_MIN);
-    }
-
-    /// It cannot continue now.
-    fn wait_longer(&mut self, now: Instant) {
-        self.due = now + self.wait;
-        self.wait = (self.wait * 3 / 2).min(WAIT_MAX);
-    }
-}
-
 impl FanOut {
     /// Creates the next messages of the replay whose turn it is. None if no replay can continue now.
     pub(super) async fn run_replay(
@@ -193,7 +96,7 @@ impl FanOut {
         let leader = FollowerPosition::of_consumer(tx, FAN_OUT).await?;
         let before = saved_progress(&replay);
         let turn = match leader.filter(|_| share > 0) {
-            Some(leader) => self.advance(tx, (&mut active, &mut replay), &leader, share).await?,
+            Some(leader) => self.advance(tx, &mut active, &mut replay, &leader, share).await?,
             None => None,
         };
         let has_advanced = before != saved_progress(&replay);
@@ -203,7 +106,7 @@ impl FanOut {
                 0 => active.wait_for_rate(replay.rate, Instant::now()),
                 _ => active.wait_longer(Instant::now()),
             }
-            self.replays.get_or_insert_default().waiting.push_back(active);
+            self.replays.get_or_insert_default().put_back(active);
             return Ok(None);
         };
         replays::store::save(tx, &replay).await?;
@@ -212,28 +115,16 @@ impl FanOut {
             replays::store::end_backfill(tx, replay.id).await?;
         }
         let created = batch.messages.len();
-        active.allowed.0 -= created as f64;
-        if created == 0 && replay.progress.waits_for.is_some() {
-            active.wait_longer(Instant::now())
-        } else {
-            (active.due, active.wait) = (self.next_replay_due(&replay), WAIT_MIN)
-        }
+        active.schedule(&replay, created, Instant::now());
         Ok(Some((batch, ReplayTurn { replay: active, is_ended, created, started_at })))
-    }
-
-    /// At once, or when its rate or its subscriber may allow the next messages.
-    fn next_replay_due(&self, replay: &Replay) -> Instant {
-        let now = Instant::now();
-        let for_rate = replay.rate.map(|rate| Duration::from_secs_f64(1.0 / f64::from(rate)).max(WAIT_MIN));
-        let for_subscriber = replay.progress.waits_for.map(|_| WAIT_MIN);
-        now + for_rate.into_iter().chain(for_subscriber).max().unwrap_or_default()
     }
 
     /// Adds the next messages, at most `share`, and advances the replay. None if it cannot be continued now.
     async fn advance(
         &mut self,
         tx: &mut PgConnection,
-        (active, replay): (&mut ActiveReplay, &mut Replay),
+        active: &mut ActiveReplay,
+        replay: &mut Replay,
         leader: &FollowerPosition,
         share: usize,
     ) -> Result<Option<Batch>, ConsumerError> {
@@ -260,7 +151,7 @@ impl FanOut {
             replay.progress.waits_for = replay.subscriber;
             return Ok(Some(Batch::default()));
         }
-        let part = self.read_part(tx, (active, replay), leader, share).await?;
+        let part = self.read_part(tx, active, replay, leader, share).await?;
         let (mut candidates, mut cut) = self.candidates(replay, &part, share);
         if replay.selection.mode == ReplayMode::Missed && replay.kind == ReplayKind::Replay {
             drop_existing(tx, &part.messages, &mut candidates).await?;
@@ -278,7 +169,8 @@ impl FanOut {
     async fn read_part(
         &self,
         tx: &mut PgConnection,
-        (active, replay): (&mut ActiveReplay, &Replay),
+        active: &mut ActiveReplay,
+        replay: &Replay,
         leader: &FollowerPosition,
         share: usize,
     ) -> Result<Part, ConsumerError> {
@@ -380,7 +272,7 @@ impl FanOut {
                 ReplayKind::Replay => lane.map(|lane| replay_lane(replay.id, &lane)),
                 ReplayKind::Backfill => lane,
             };
-            batch.add_replayed(replay.id, (subscriber, lane), message.log_ref(), content);
+            batch.add_replayed(replay.id, subscriber, lane, message.log_ref(), content);
             *created.entry(subscriber).or_default() += 1;
         }
         replay.progress.matched += batch.messages.len() as i64;
@@ -421,7 +313,7 @@ async fn free_capacity(
     Ok(if room > waiting_max / 4 { room as usize } else { 0 })
 }
 
-/// What tells whether a turn has changed anything.
+/// Tells whether a turn has changed anything.
 fn saved_progress(replay: &Replay) -> (Option<Value>, Option<Uuid>, Option<Uuid>, usize, ReplayState) {
     let ReplayProgress { read_to, after, waits_for, events_done, .. } = &replay.progress;
     (read_to.clone(), *after, *waits_for, *events_done, replay.status.state)
@@ -520,46 +412,5 @@ fn advance_to(active: &mut ActiveReplay, replay: &mut Replay, part: &Part, cut: 
     }
     if cut.is_none() && part.is_last {
         replay.end(ReplayState::Finished, now);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn replays_alternate_and_one_that_waits_delays_no_other() {
-        let ids = [Uuid::now_v7(), Uuid::now_v7()];
-        let (mut replays, now) = (Replays::new(ids.to_vec(), None), Instant::now());
-        let mut first = replays.pop_due(now).unwrap();
-        assert_eq!(first.id, ids[0]);
-        first.wait_longer(now);
-        replays.waiting.push_back(first);
-        for _ in 0..2 {
-            let second = replays.pop_due(now).unwrap();
-            assert_eq!(second.id, ids[1], "the first one waits");
-            replays.finish(ReplayTurn { replay: second, is_ended: false, created: 0, started_at: now });
-        }
-        assert_eq!(replays.pop_due(now + WAIT_MIN).unwrap().id, ids[0]);
-        let second = replays.pop_due(now).unwrap();
-        replays.finish(ReplayTurn { replay: second, is_ended: true, created: 0, started_at: now });
-        assert!(replays.next_due().is_none());
-        let after = |last| Replays::new(ids.to_vec(), last).pop_due(Instant::now()).unwrap().id;
-        assert_eq!([None, Some(ids[0]), Some(ids[1])].map(after), [ids[0], ids[1], ids[0]], "after a turn that failed");
-    }
-
-    #[test]
-    fn a_rate_allows_its_messages_and_no_more() {
-        let (mut replays, start) = (Replays::new(vec![Uuid::now_v7()], None), Instant::now());
-        let mut active = replays.pop_due(start + WAIT_MIN).unwrap();
-        assert_eq!(active.allowance(None, start), usize::MAX);
-        let mut sent = 0;
-        for step in 0..=1_000 {
-            let allowed = active.allowance(Some(100), start + Duration::from_millis(step * 10)).min(500);
-            active.allowed.0 -= allowed as f64;
-            sent += allowed;
-        }
-        assert!((999..=1_012).contains(&sent), "100 per second for ten seconds: {sent}");
-        assert_eq!(active.allowance(Some(100), start + Duration::from_secs(60)), 10, "a tenth of a second at once");
     }
 }

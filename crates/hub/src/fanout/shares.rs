@@ -21,7 +21,7 @@ pub(super) const NARROW: usize = 20;
 pub(super) const MATCHING_TIME_MAX: Duration = Duration::from_millis(20);
 /// How long other tenants count as active after an event.
 const OTHERS_ACTIVE_TIME: Duration = Duration::from_secs(1);
-/// While other tenants are active, the pause after a turn is so many times as long as the turn: the tenants with a backlog
+/// While other tenants are active, the pause after a turn is the turn multiplied by this factor: the tenants with a backlog
 /// have a quarter of the time.
 const PAUSE_FACTOR: u32 = 3;
 
@@ -48,7 +48,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Reports the events that cannot be sent. Without their content, nobody knows to whom: there is no dead letter.
+    /// Reports the events that cannot be sent. Without their content their subscribers are unknown, so they have no dead letters.
     pub(super) fn report_lost(&self) {
         for log_id in &self.lost {
             let tenant = &self.tenant;
@@ -156,16 +156,15 @@ impl Pace {
         let took = now.saturating_duration_since(started_at);
         let is_shared = self.others_at.is_some_and(|at| now.saturating_duration_since(at) < OTHERS_ACTIVE_TIME);
         self.next_turn_at = is_shared.then(|| now + took * PAUSE_FACTOR);
-        self.share = match is_shared {
-            false => (self.share * 2).min(SHARE_MAX),
-            true if took > TURN_TIME_MAX => (self.share / 2).max(SHARE_MIN.min(self.share)),
-            true if took < TURN_TIME_MAX / 2 => (self.share * 2).min(SHARE_MAX),
-            true => self.share,
-        };
+        if !is_shared || took < TURN_TIME_MAX / 2 {
+            self.share = (self.share * 2).min(SHARE_MAX);
+        } else if took > TURN_TIME_MAX {
+            self.share = (self.share / 2).max(SHARE_MIN.min(self.share));
+        }
     }
 }
 
-/// What the tenants have used of their shares in one batch.
+/// How much of their shares the tenants have used in one batch.
 #[derive(Debug)]
 pub(super) struct Shares<'a> {
     share: usize,
@@ -247,7 +246,7 @@ mod tests {
         assert!(!shares.exceeds("a", SHARE_MAX));
         assert!(shares.exceeds("a", NARROW + 1));
         assert!(!shares.exceeds("a", NARROW));
-        assert!(!shares.exceeds("b", SHARE_MAX), "every tenant has a share of its own");
+        assert!(!shares.exceeds("b", SHARE_MAX), "every tenant has a separate share");
         assert!(shares.exceeds("c", SHARE_MAX + 1), "an event for more subscribers than a share is split");
     }
 
@@ -279,7 +278,7 @@ mod tests {
         let (mut pace, start) = (Pace::default(), Instant::now());
         let slow = start + TURN_TIME_MAX * 2;
         pace.finish_turn(start, slow);
-        assert_eq!(pace.share(), SHARE_MAX, "nobody waits");
+        assert_eq!(pace.share(), SHARE_MAX, "no other tenant waits");
         pace.notice_others(start);
         pace.finish_turn(start, slow);
         assert_eq!(pace.share(), SHARE_MAX / 2);

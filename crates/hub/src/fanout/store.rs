@@ -6,13 +6,13 @@ use std::collections::HashSet;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use pillarbox::log::{LogRef, Message};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::deliveries::command::OperatorCommand;
 use crate::directory::domain::DirectoryVersion;
-use crate::directory::store::version_of;
+use crate::directory::store::VersionColumns;
+use crate::rows::LogColumns;
 
 /// Rows that one statement processes, so that a large batch does not exceed the statement timeout.
 const ROWS_MAX: usize = 10_000;
@@ -38,18 +38,26 @@ pub(crate) struct NewSkipped {
     pub(crate) inactive: Vec<Uuid>,
 }
 
-/// Returns the number of the newest hub message and the version of the directory. Turns off synchronous commit for this
+/// What a transaction of fan-out starts from.
+#[derive(sqlx::FromRow)]
+pub(crate) struct FanOutStart {
+    /// The number of the newest hub message.
+    pub(crate) newest: i64,
+    #[sqlx(flatten, try_from = "VersionColumns")]
+    pub(crate) version: DirectoryVersion,
+}
+
+/// Returns what the transaction starts from. Turns off synchronous commit for this
 /// transaction: if a crash loses its commit, fan-out creates the same rows from the log again.
-pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<(i64, DirectoryVersion)> {
-    let row = sqlx::query(
+pub(crate) async fn begin(tx: &mut PgConnection) -> sqlx::Result<FanOutStart> {
+    sqlx::query_as(
         "select set_config('synchronous_commit', 'off', true),
-                coalesce((select n_to from pillarbox_hub.fanout_batch order by n_to desc limit 1), 0) as n,
+                coalesce((select n_to from pillarbox_hub.fanout_batch order by n_to desc limit 1), 0) as newest,
                 (select version from pillarbox_hub.directory) as version,
                 (select id from pillarbox.incarnation) as incarnation",
     )
     .fetch_one(tx)
-    .await?;
-    Ok((row.try_get("n")?, version_of(&row)?))
+    .await
 }
 
 /// The log ids of those messages that were fanned out before: they have a hub message, a stream message or a skipped
@@ -130,7 +138,7 @@ async fn append_chunk(
     if subscribers.is_empty() {
         return Ok(());
     }
-    // A batch with commands and without messages uses up a number, too: dispatchers poll for numbers.
+    // A batch with commands and without messages also uses up a number: dispatchers poll for numbers.
     let to = after + (messages.len() as i64).max(1);
     sqlx::query(
         "with appended as (
@@ -184,13 +192,16 @@ pub(crate) async fn insert_skipped(
 }
 
 /// A dead letter with what its retry needs.
+#[derive(sqlx::FromRow)]
 pub(crate) struct DeadLetterToRetry {
+    #[sqlx(rename = "id")]
     pub(crate) dead_letter: Uuid,
     pub(crate) subscriber: Uuid,
     pub(crate) n: i64,
     pub(crate) lane: Option<String>,
     /// The replay that has created the message. Its retry belongs to the same one.
     pub(crate) replay: Option<Uuid>,
+    #[sqlx(flatten, try_from = "LogColumns")]
     pub(crate) log_ref: LogRef,
     /// It is the head of a blocked lane.
     pub(crate) blocks_lane: bool,
@@ -204,7 +215,7 @@ pub(crate) async fn dead_letters_to_retry(
     if dead_letters.is_empty() {
         return Ok(Vec::new());
     }
-    let rows = sqlx::query(
+    sqlx::query_as(
         "select id, subscriber, n, lane, replay, log_shard, log_id, log_at,
                 exists (select from pillarbox_hub.lane
                         where lane.subscriber = dead_letter.subscriber and head = n and next_at is null) as blocks_lane
@@ -213,23 +224,7 @@ pub(crate) async fn dead_letters_to_retry(
     )
     .bind(dead_letters)
     .fetch_all(tx)
-    .await?;
-    let dead_letter = |row: &PgRow| {
-        Ok(DeadLetterToRetry {
-            dead_letter: row.try_get("id")?,
-            subscriber: row.try_get("subscriber")?,
-            n: row.try_get("n")?,
-            lane: row.try_get("lane")?,
-            replay: row.try_get("replay")?,
-            log_ref: LogRef {
-                shard: row.try_get("log_shard")?,
-                id: row.try_get("log_id")?,
-                at: row.try_get("log_at")?,
-            },
-            blocks_lane: row.try_get("blocks_lane")?,
-        })
-    };
-    rows.iter().map(dead_letter).collect()
+    .await
 }
 
 /// An operator command for the dispatcher that owns the subscriber.

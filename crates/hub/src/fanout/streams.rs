@@ -7,7 +7,7 @@ use pillarbox::database::Incarnation;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::CACHED_LANES_MAX;
+use super::sequences::CACHED_LANES_MAX;
 use crate::streams;
 use crate::streams::store::messages::NewStreamMessage;
 

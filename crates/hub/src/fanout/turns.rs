@@ -8,10 +8,11 @@ use pillarbox::log::{LogRef, Message, load_messages};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::FanOut;
 use super::batch::Batch;
 use super::checks::CHECKED_TOGETHER_MAX;
+use super::matching::{Origin, add_messages};
 use super::shares::{MATCHING_TIME_MAX, Turn};
-use super::{FanOut, Origin, add_messages};
 use crate::events;
 use crate::events::store::deferred::DeferredEvent;
 
@@ -25,7 +26,8 @@ impl FanOut {
         &mut self,
         message: &Message,
         event: &DeferredEvent,
-        (room, end): (usize, Instant),
+        room: usize,
+        end: Instant,
         batch: &mut Batch,
     ) -> Option<Uuid> {
         let (interests, matching) = self.directory.matching(message);
@@ -73,7 +75,7 @@ impl FanOut {
             match (messages.get(&event.log_ref), refusal) {
                 (Some(message), Some(refusal)) => batch.reject(message, refusal),
                 (Some(message), None) => {
-                    let last = self.match_part(message, event, (share - batch.size, end), &mut batch);
+                    let last = self.match_part(message, event, share - batch.size, end, &mut batch);
                     partial = last.map(|last| (event.id, last));
                 }
                 (None, _) => lost.push(event.log_ref.id),

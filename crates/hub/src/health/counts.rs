@@ -33,7 +33,7 @@ const STATE_PAUSE: TimeDelta = TimeDelta::seconds(1);
 const MINUTE: TimeDelta = TimeDelta::minutes(1);
 
 /// The attempts of one subscriber in some time.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct AttemptCounts {
     pub(crate) delivered: i64,
     /// Failed, and retried.
@@ -41,6 +41,7 @@ pub(crate) struct AttemptCounts {
     /// Failed, and given up.
     pub(crate) dead: i64,
     /// Requests per range of response times.
+    #[sqlx(try_from = "Vec<i64>")]
     pub(crate) latency: Histogram,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct HealthMinute {
 }
 
 /// Whether the last attempts of a subscriber failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct SubscriberState {
     pub(crate) subscriber: Uuid,
     pub(crate) failing_since: Option<DateTime<Utc>>,

@@ -15,16 +15,17 @@ pub(crate) async fn show(
     hub: &Hub,
     tenant: &Tenant,
     id: Uuid,
-    (from, to): (DateTime<Utc>, DateTime<Utc>),
+    from: DateTime<Utc>,
+    to: DateTime<Utc>,
     resolution: Resolution,
 ) -> Result<HealthView, Error> {
     let mut db = hub.db.acquire().await?;
     let stored =
         subscribers::store::find(&mut db, &hub.cipher, tenant, id).await?.ok_or(Error::NoSubscriber)?.subscriber;
     let state = store::find_state(&mut db, id).await?;
-    let counts = store::counts(&mut db, id, (from, to), resolution.into()).await?;
+    let counts = store::counts(&mut db, id, from, to, resolution.into()).await?;
     let mut totals = AttemptCounts::default();
-    counts.iter().for_each(|(_, counts)| totals.add(counts));
+    counts.iter().for_each(|since| totals.add(&since.counts));
     let failing_since = state.as_ref().and_then(|state| state.failing_since);
     let current = match &state {
         _ if !stored.settings.is_active => HealthState::Disabled,
@@ -33,7 +34,7 @@ pub(crate) async fn show(
         Some(state) if state.failing_since.is_some() => HealthState::Failing,
         Some(_) | None => HealthState::Healthy,
     };
-    let series = counts.iter().map(|(at, counts)| IntervalView::new(*at, counts)).collect();
+    let series = counts.iter().map(|since| IntervalView::new(since.start, &since.counts)).collect();
     Ok(HealthView {
         subscriber_id: id,
         state: current,

@@ -53,8 +53,8 @@ async fn show(
     Path(id): Path<Uuid>,
     Query(query): Query<HealthQuery>,
 ) -> Result<Json<HealthView>, Problem> {
-    let range = range(&query, hub.clock.now())?;
-    Ok(Json(flow::show(&hub, &caller.tenant, id, range, query.resolution).await?))
+    let (from, to) = range(&query, hub.clock.now())?;
+    Ok(Json(flow::show(&hub, &caller.tenant, id, from, to, query.resolution).await?))
 }
 
 /// Returns the time that is asked for. Fails if it is longer than the resolution allows.

@@ -3,8 +3,7 @@
 pub(crate) mod overview;
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::health::counts::{AttemptCounts, HealthMinute, RANGES, SubscriberState};
@@ -70,25 +69,30 @@ pub(crate) async fn save_states(
     .map(drop)
 }
 
-/// The state of a subscriber; None if it has had no attempt.
+/// The state of a subscriber. None: no attempt was made.
 pub(crate) async fn find_state(db: &mut PgConnection, subscriber: Uuid) -> sqlx::Result<Option<SubscriberState>> {
-    let query = "select failing_since, is_breaker_open from pillarbox_hub.subscriber_state where subscriber = $1";
-    let row = sqlx::query(query).bind(subscriber).fetch_optional(db).await?;
-    let state = |row: PgRow| {
-        let (failing_since, is_breaker_open) = (row.try_get("failing_since")?, row.try_get("is_breaker_open")?);
-        Ok(SubscriberState { subscriber, failing_since, is_breaker_open })
-    };
-    row.map(state).transpose()
+    let query =
+        "select subscriber, failing_since, is_breaker_open from pillarbox_hub.subscriber_state where subscriber = $1";
+    sqlx::query_as(query).bind(subscriber).fetch_optional(db).await
 }
 
-/// The counts of a subscriber from `from` to `to`, summed up by `unit` (minute, hour or day, in UTC), oldest first. Without
-/// attempts there is no row.
+/// The attempts of a subscriber in the unit of time that begins at `start`.
+#[derive(sqlx::FromRow)]
+pub(crate) struct CountsSince {
+    pub(crate) start: DateTime<Utc>,
+    #[sqlx(flatten)]
+    pub(crate) counts: AttemptCounts,
+}
+
+/// The counts of a subscriber from `from` to `to`, summed up by `unit` (minute, hour or day, in UTC), oldest first. A
+/// time without attempts is left out.
 pub(crate) async fn counts(
     db: &mut PgConnection,
     subscriber: Uuid,
-    (from, to): (DateTime<Utc>, DateTime<Utc>),
+    from: DateTime<Utc>,
+    to: DateTime<Utc>,
     unit: &str,
-) -> sqlx::Result<Vec<(DateTime<Utc>, AttemptCounts)>> {
+) -> sqlx::Result<Vec<CountsSince>> {
     let ranges: Vec<String> = (1..=RANGES).map(|at| format!("sum(latency[{at}])")).collect();
     let query = format!(
         "select date_trunc($4, at, 'UTC') as start, sum(delivered) as delivered, sum(failed) as failed, sum(dead) as dead,
@@ -96,16 +100,6 @@ pub(crate) async fn counts(
          from pillarbox_hub.health where subscriber = $1 and at >= $2 and at < $3 group by start order by start",
         ranges.join(", ")
     );
-    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(subscriber).bind(from).bind(to).bind(unit);
-    let counts = |row: &PgRow| {
-        let latency: Vec<i64> = row.try_get("latency")?;
-        let counts = AttemptCounts {
-            delivered: row.try_get("delivered")?,
-            failed: row.try_get("failed")?,
-            dead: row.try_get("dead")?,
-            latency: latency.try_into().map_err(|_| sqlx::Error::Decode("latency".into()))?,
-        };
-        Ok((row.try_get("start")?, counts))
-    };
-    query.fetch_all(db).await?.iter().map(counts).collect()
+    let query = sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(subscriber).bind(from).bind(to).bind(unit);
+    query.fetch_all(db).await
 }

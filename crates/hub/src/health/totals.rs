@@ -31,10 +31,12 @@ impl Default for AttemptTotals {
 }
 
 /// The attempts of all subscribers.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, sqlx::FromRow)]
 pub(crate) struct TotalCounts {
+    #[sqlx(flatten)]
     pub(crate) attempts: AttemptCounts,
     /// Deliveries per range of the time since the event was posted.
+    #[sqlx(try_from = "Vec<i64>")]
     pub(crate) end_to_end: Histogram,
 }
 

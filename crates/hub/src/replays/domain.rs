@@ -49,20 +49,24 @@ pub(crate) enum ReplayMode {
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub(crate) enum ReplayKind {
-    /// It has lanes of its own, beside those of live events.
+    /// It has separate lanes, beside those of live events.
     Replay,
     /// It sends into the subscriber's own lanes, before live events.
     Backfill,
 }
 
 /// The events that a replay sends, in addition to what each subscriber selects itself.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct ReplaySelection {
+    #[sqlx(try_from = "&'a str")]
     pub(crate) mode: ReplayMode,
+    #[sqlx(rename = "from_at")]
     pub(crate) from: DateTime<Utc>,
+    #[sqlx(rename = "to_at")]
     pub(crate) to: Option<DateTime<Utc>>,
     /// Empty: all types.
     pub(crate) event_types: Vec<EventTypes>,
+    #[sqlx(json(nullable))]
     pub(crate) filter: Option<Filter>,
 }
 

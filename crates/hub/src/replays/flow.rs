@@ -1,19 +1,14 @@
 //! Requesting, inspecting and controlling replays.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use http::StatusCode;
 use http_kit::auth::Principal;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use pillarbox::consumers::{FollowerPosition, LogFollower};
 use pillarbox::database::time;
 use pillarbox::log::Tenant;
 use pillarbox::log::{LogRef, Message, post};
-use service::idempotency::StoreResponse;
 use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
@@ -27,16 +22,16 @@ use crate::replays::domain::{ReplayAction, ReplayKind, ReplayMode, ReplaySelecti
 use crate::replays::fields::{BackfillFields, ReplayRequest};
 use crate::replays::replay::{Replay, ReplayOutcomes, SelectedEvent};
 use crate::replays::store;
-use crate::replays::view::{ReplayCount, ReplayView};
+use crate::replays::view::ReplayCount;
 use crate::{FAN_OUT, Hub, directory};
 
 /// Active replays of a tenant.
 pub(crate) const ACTIVE_MAX: i64 = 10;
-/// A dry run counts at most so many rows of the log, for at most so long. With more it answers with a lower bound.
+/// Limits of the rows that a dry run counts, and of the time that it takes. Beyond them it answers with a lower bound.
 const COUNTED_ROWS_MAX: usize = 200_000;
 const COUNTED_TIME_MAX: Duration = Duration::from_secs(3);
 const COUNTED_ROWS: u32 = 2_000;
-/// A dry run matches events with subscribers for at most so long, in slices between which it lets other requests run.
+/// Limits the time in which a dry run matches events with subscribers, in slices between which it lets other requests run.
 const MATCHING_TIME_MAX: Duration = Duration::from_millis(250);
 const MATCHING_SLICE: Duration = Duration::from_millis(5);
 /// Messages whose existence is checked at once.
@@ -51,57 +46,29 @@ pub(crate) struct ReplayFilter {
 
 /// Creates a replay. Fails if its subscriber or one of its events does not exist, or if the tenant has too many.
 pub(crate) async fn create(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
     request: ReplayRequest,
     by: Principal,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    hub.run_once(identity, StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            let replay = insert(tx, &tenant, request, by.to_string(), now).await?;
-            Ok(accepted(replay, now))
-        })
-    })
-    .await
+    now: DateTime<Utc>,
+) -> Result<Replay, Error> {
+    let replay = new_replay(tx, tenant, request, by.to_string(), now).await?;
+    save_new(tx, tenant, &replay).await?;
+    Ok(replay)
 }
 
 /// Creates a replay of one message. Fails if it does not exist.
 pub(crate) async fn resend(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
-    id: MessageId,
-    by: Principal,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    hub.run_once(identity, StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            let (event, _) = find_message(tx, &tenant, id).await?;
-            let of_subscriber = (ReplayKind::Replay, Some(id.subscriber));
-            let mut replay = Replay::new(tenant.as_str(), of_subscriber, whole_log(), by.to_string(), now);
-            replay.events = Some(vec![event.log_ref()]);
-            save_new(tx, &tenant, &replay).await?;
-            Ok(accepted(replay, now))
-        })
-    })
-    .await
-}
-
-fn accepted(replay: Replay, now: DateTime<Utc>) -> StoredResponse {
-    StoredResponse::json(StatusCode::ACCEPTED, &ReplayView::new((replay, ReplayOutcomes::default()), now))
-}
-
-/// The same in the caller's transaction. Returns the replay.
-pub(crate) async fn insert(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
-    request: ReplayRequest,
-    by: String,
+    id: MessageId,
+    by: Principal,
     now: DateTime<Utc>,
 ) -> Result<Replay, Error> {
-    let replay = new_replay(tx, tenant, request, by, now).await?;
+    let (event, _) = find_message(tx, tenant, id).await?;
+    let mut replay =
+        Replay::new(tenant.as_str(), ReplayKind::Replay, Some(id.subscriber), whole_log(), by.to_string(), now);
+    replay.events = Some(vec![event.log_ref()]);
     save_new(tx, tenant, &replay).await?;
     Ok(replay)
 }
@@ -119,7 +86,7 @@ async fn new_replay(
     {
         return Err(Error::NoSubscriber);
     }
-    let mut replay = Replay::new(tenant.as_str(), (ReplayKind::Replay, subscriber), selection, by, now);
+    let mut replay = Replay::new(tenant.as_str(), ReplayKind::Replay, subscriber, selection, by, now);
     replay.rate = rate;
     if let Some(event_ids) = event_ids {
         let mut events = Vec::with_capacity(event_ids.len());
@@ -138,12 +105,13 @@ async fn new_replay(
 pub(crate) async fn insert_backfill(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
-    (subscriber, fields): (Uuid, &BackfillFields),
+    subscriber: Uuid,
+    fields: &BackfillFields,
     by: String,
     now: DateTime<Utc>,
 ) -> Result<Uuid, Error> {
     let selection = ReplaySelection { mode: ReplayMode::Missed, from: fields.from, ..whole_log() };
-    let replay = Replay::new(tenant.as_str(), (ReplayKind::Backfill, Some(subscriber)), selection, by, now);
+    let replay = Replay::new(tenant.as_str(), ReplayKind::Backfill, Some(subscriber), selection, by, now);
     save_new(tx, tenant, &replay).await?;
     Ok(replay.id)
 }
@@ -180,9 +148,10 @@ pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
     filter: ReplayFilter,
-    page: (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> Result<Vec<(Replay, ReplayOutcomes)>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, tenant, (filter.subscriber, filter.state), page).await?)
+    Ok(store::list(&mut *hub.db.acquire().await?, tenant, filter.subscriber, filter.state, before, limit).await?)
 }
 
 /// Returns a replay.
@@ -202,26 +171,17 @@ pub(crate) async fn subscriber_names(
 /// Pauses, resumes or cancels a replay. A turn of fan-out that is under way ends first: afterwards no message is created.
 /// Fails if the replay has ended.
 pub(crate) async fn change(
-    hub: &Arc<Hub>,
-    (tenant, id): (Tenant, Uuid),
+    tx: &mut Transaction<'_, Postgres>,
+    tenant: &Tenant,
+    id: Uuid,
     action: ReplayAction,
-    by: Principal,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    hub.run_once(identity, StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            change_in(tx, &tenant, id, action, now).await?;
-            tracing::info!(replay = %id, ?action, %by, "changed a replay");
-            let found = store::find(tx, &tenant, id).await.map_err(Error::from)?.ok_or(Error::NoReplay)?;
-            Ok(StoredResponse::json(StatusCode::OK, &ReplayView::new(found, now)))
-        })
-    })
-    .await
+    now: DateTime<Utc>,
+) -> Result<(Replay, ReplayOutcomes), Error> {
+    apply(tx, tenant, id, action, now).await?;
+    store::find(tx, tenant, id).await?.ok_or(Error::NoReplay)
 }
 
-/// The same in the caller's transaction.
-pub(crate) async fn change_in(
+async fn apply(
     tx: &mut Transaction<'_, Postgres>,
     tenant: &Tenant,
     id: Uuid,

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use chrono::{DateTime, Utc};
 use http::StatusCode;
+use http_kit::auth::Caller;
 use http_kit::extract::{Json, Path};
-use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
 use http_kit::page::{Listing, Page};
 use http_kit::problem::Problem;
 use serde::Deserialize;
+use service::idempotency::StoreResponse;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -22,6 +25,7 @@ use crate::replays::domain::{ReplayAction, ReplayState};
 use crate::replays::fields::ReplayFields;
 use crate::replays::flow;
 use crate::replays::flow::ReplayFilter;
+use crate::replays::replay::{Replay, ReplayOutcomes};
 use crate::replays::view::{ReplayCount, ReplayView};
 
 pub(crate) fn router() -> OpenApiRouter<Arc<Hub>> {
@@ -55,7 +59,7 @@ async fn list(
     let scope = page_scope(&hub, "replays", &caller, &filters);
     let before = scope.position(cursor.as_deref())?;
     let filter = ReplayFilter { subscriber: filters.subscriber_id, state: filters.state };
-    let replays = flow::list(&hub, &caller.tenant, filter, (before, limit + 1)).await?;
+    let replays = flow::list(&hub, &caller.tenant, filter, before, limit + 1).await?;
     let now = hub.clock.now();
     let names = flow::subscriber_names(&hub, &replays).await?;
     Ok(scope.cut(replays, limit, |(replay, _)| replay.id).map(|found| ReplayView::new(found, now).named(&names)))
@@ -63,7 +67,7 @@ async fn list(
 
 /// Send events again
 ///
-/// Creates a job that sends events again, in the order in which they were posted, in lanes of its own: it neither waits for
+/// Creates a job that sends events again, in the order in which they were posted, in separate lanes: it neither waits for
 /// live messages nor delays them. Its messages carry the header `webhook-replay` with the id of the job; `webhook-id` is that
 /// of the event. With `dry_run` nothing is created, and the response is the number of messages.
 #[utoipa::path(post, path = "/hub/v1/replays", operation_id = "createReplay", tag = "hub", request_body = ReplayFields,
@@ -85,7 +89,13 @@ async fn create(
         let count = flow::dry_run(&mut tx, &hub.events, &caller.tenant, request, hub.clock.now()).await?;
         return Ok(StoredResponse::json(StatusCode::OK, &count));
     }
-    flow::create(&hub, caller.tenant, request, caller.principal, identity.as_ref()).await
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let now = hub.clock.now();
+            Ok(accepted(flow::create(tx, &caller.tenant, request, caller.principal, now).await?, now))
+        })
+    })
+    .await
 }
 
 /// Show a replay and its progress
@@ -117,7 +127,7 @@ async fn pause(
     Path(id): Path<Uuid>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::change(&hub, (caller.tenant, id), ReplayAction::Pause, caller.principal, identity.as_ref()).await
+    change(&hub, caller, id, ReplayAction::Pause, identity).await
 }
 
 /// Resume a paused replay
@@ -133,7 +143,7 @@ async fn resume(
     Path(id): Path<Uuid>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::change(&hub, (caller.tenant, id), ReplayAction::Resume, caller.principal, identity.as_ref()).await
+    change(&hub, caller, id, ReplayAction::Resume, identity).await
 }
 
 /// Cancel a replay
@@ -152,7 +162,7 @@ async fn cancel(
     Path(id): Path<Uuid>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::change(&hub, (caller.tenant, id), ReplayAction::Cancel, caller.principal, identity.as_ref()).await
+    change(&hub, caller, id, ReplayAction::Cancel, identity).await
 }
 
 /// Send a message again
@@ -172,5 +182,33 @@ async fn resend(
     Path(id): Path<MessageId>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::resend(&hub, caller.tenant, id, caller.principal, identity.as_ref()).await
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let now = hub.clock.now();
+            Ok(accepted(flow::resend(tx, &caller.tenant, id, caller.principal, now).await?, now))
+        })
+    })
+    .await
+}
+
+fn accepted(replay: Replay, now: DateTime<Utc>) -> StoredResponse {
+    StoredResponse::json(StatusCode::ACCEPTED, &ReplayView::new((replay, ReplayOutcomes::default()), now))
+}
+
+async fn change(
+    hub: &Arc<Hub>,
+    caller: Caller,
+    id: Uuid,
+    action: ReplayAction,
+    identity: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let now = hub.clock.now();
+            let changed = flow::change(tx, &caller.tenant, id, action, now).await?;
+            tracing::info!(replay = %id, ?action, by = %caller.principal, "changed a replay");
+            Ok(StoredResponse::json(StatusCode::OK, &ReplayView::new(changed, now)))
+        })
+    })
+    .await
 }

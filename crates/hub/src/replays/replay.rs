@@ -12,6 +12,7 @@ use crate::deliveries::command::CONTROL_SOURCE;
 use crate::directory::domain::{Interest, lane_at};
 use crate::events::selection::EventSelection;
 use crate::replays::domain::{ReplayKind, ReplaySelection, ReplayState};
+use crate::rows::Unsigned;
 
 /// Messages of replays that wait at one subscriber. Three quarters of what a subscriber queue has in memory, so that live
 /// messages have room beside them. Fewer would be sent before the next outcomes are saved, for which a replay waits.
@@ -22,27 +23,50 @@ pub(crate) const BACKFILL_WAITING_MAX: i64 = 5_000;
 pub(crate) const WAITING_BYTES_MAX: usize = 1024 * 1024;
 
 /// A job that sends events again.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct Replay {
     pub(crate) id: Uuid,
     pub(crate) tenant: String,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) kind: ReplayKind,
     /// None: all subscribers of the tenant.
     pub(crate) subscriber: Option<Uuid>,
+    #[sqlx(flatten)]
     pub(crate) selection: ReplaySelection,
     /// The events to send, in the order of the log. None: those of the time range.
+    #[sqlx(flatten, try_from = "EventColumns")]
     pub(crate) events: Option<Vec<LogRef>>,
     /// Messages per second.
+    #[sqlx(rename = "rate_per_second", try_from = "Unsigned")]
     pub(crate) rate: Option<u32>,
     pub(crate) requested_by: String,
     pub(crate) created_at: DateTime<Utc>,
+    #[sqlx(flatten)]
     pub(crate) status: ReplayStatus,
+    #[sqlx(flatten)]
     pub(crate) progress: ReplayProgress,
 }
 
+/// The columns of the events that a replay sends. All are null, or none is.
+#[derive(sqlx::FromRow)]
+struct EventColumns {
+    event_log_shards: Option<Vec<i16>>,
+    event_log_ids: Option<Vec<i64>>,
+    event_log_ats: Option<Vec<DateTime<Utc>>>,
+}
+
+impl From<EventColumns> for Option<Vec<LogRef>> {
+    fn from(row: EventColumns) -> Option<Vec<LogRef>> {
+        let ids = row.event_log_ids?.into_iter().zip(row.event_log_ats?);
+        let events = row.event_log_shards?.into_iter().zip(ids).map(|(shard, (id, at))| LogRef { shard, id, at });
+        Some(events.collect())
+    }
+}
+
 /// The state of a replay, and since when.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct ReplayStatus {
+    #[sqlx(try_from = "&'a str")]
     pub(crate) state: ReplayState,
     /// Why it has failed.
     pub(crate) error: Option<String>,
@@ -54,7 +78,7 @@ pub(crate) struct ReplayStatus {
 }
 
 /// How far a replay has come.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, sqlx::FromRow)]
 pub(crate) struct ReplayProgress {
     /// What it has read, and what a replay reads; positions of a `LogFollower`.
     pub(crate) read_to: Option<Value>,
@@ -66,6 +90,7 @@ pub(crate) struct ReplayProgress {
     /// No event of the time range has this id or a higher one.
     pub(crate) until_id: Option<i64>,
     /// How many of the named events are done.
+    #[sqlx(try_from = "i32")]
     pub(crate) events_done: usize,
     /// The matching subscribers of the next event up to this one have their message.
     pub(crate) after: Option<Uuid>,
@@ -79,21 +104,22 @@ pub(crate) struct ReplayProgress {
 }
 
 /// What has become of the messages of a replay.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, sqlx::FromRow)]
 pub(crate) struct ReplayOutcomes {
     /// All messages. Counted at the same time as the others, so that none seems to be missing.
     pub(crate) created: i64,
     pub(crate) delivered: i64,
     pub(crate) dead: i64,
-    /// Messages without an outcome whose subscriber was deleted: nobody sends them.
+    /// Messages without an outcome whose subscriber was deleted: they are not sent.
     pub(crate) dropped: i64,
 }
 
 impl Replay {
-    /// A replay that nobody has begun.
+    /// A replay that fan-out has not begun.
     pub(crate) fn new(
         tenant: &str,
-        (kind, subscriber): (ReplayKind, Option<Uuid>),
+        kind: ReplayKind,
+        subscriber: Option<Uuid>,
         selection: ReplaySelection,
         requested_by: String,
         now: DateTime<Utc>,
@@ -133,7 +159,7 @@ impl Replay {
         (self.status.state, self.status.ended_at, self.progress.waits_for) = (state, Some(now), None);
     }
 
-    /// The part that is done, from 0 to 1. None if nobody knows yet.
+    /// The part that is done, from 0 to 1. None if it is not known yet.
     pub(crate) fn share_done(&self) -> Option<f64> {
         let ReplayProgress { first_id, last_id, position_id, events_done, .. } = &self.progress;
         if self.status.state == ReplayState::Finished {
@@ -175,7 +201,7 @@ impl<'a> SelectedEvent<'a> {
         // A replay for one subscriber waits until it is active.
         let is_chosen =
             self.replay.subscriber.map_or(interest.is_active, |subscriber| subscriber == interest.subscriber);
-        // A stream has its own way to read events again: a seek. And nobody gets reports about itself.
+        // A stream has a different way to read events again: a seek. And a subscriber gets no reports about itself.
         let is_excluded = interest.is_stream || deliveries::system_event::is_about(self.message, interest.subscriber);
         is_chosen && !is_excluded && interest.filter.as_ref().is_none_or(|filter| filter.matches(self.payload()))
     }

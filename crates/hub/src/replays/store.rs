@@ -4,16 +4,14 @@ use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use pillarbox::database::work_lock;
-use pillarbox::log::LogRef;
 use pillarbox::log::Tenant;
-use sqlx::postgres::PgRow;
+use sqlx::PgConnection;
 use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use crate::directory::domain::{EventTypes, Filter};
-use crate::replays::domain::{ReplaySelection, ReplayState};
-use crate::replays::replay::{Replay, ReplayOutcomes, ReplayProgress, ReplayStatus};
+use crate::directory::domain::EventTypes;
+use crate::replays::domain::ReplayState;
+use crate::replays::replay::{Replay, ReplayOutcomes};
 
 /// The number of locks that the tenants share. A tenant keeps one for the short transaction that creates a replay.
 const LOCK_SLOTS: u8 = 64;
@@ -70,13 +68,13 @@ pub(crate) async fn runnable(db: &mut PgConnection) -> sqlx::Result<Vec<Uuid>> {
 /// The replay, locked until the transaction ends; None if fan-out must not advance it now.
 pub(crate) async fn lock_runnable(tx: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Replay>> {
     let query = "select * from pillarbox_hub.replay where id = $1 and state in ('pending', 'running') for update";
-    sqlx::query(query).bind(id).fetch_optional(tx).await?.as_ref().map(replay).transpose()
+    sqlx::query_as(query).bind(id).fetch_optional(tx).await
 }
 
 /// A replay of the tenant, locked until the transaction ends.
 pub(crate) async fn lock(tx: &mut PgConnection, tenant: &Tenant, id: Uuid) -> sqlx::Result<Option<Replay>> {
     let query = "select * from pillarbox_hub.replay where id = $1 and tenant = $2 for update";
-    sqlx::query(query).bind(id).bind(tenant.as_str()).fetch_optional(tx).await?.as_ref().map(replay).transpose()
+    sqlx::query_as(query).bind(id).bind(tenant.as_str()).fetch_optional(tx).await
 }
 
 /// Saves state and progress.
@@ -180,8 +178,8 @@ pub(crate) async fn waiting(
                       on outcome.replay = created.replay and outcome.subscriber = created.subscriber
                  where tenant = $1 and (ended_at is null or ended_at > $3)
                  group by created.subscriber";
-    let rows = sqlx::query(query).bind(tenant).bind(subscribers).bind(now - ENDED_COUNTS).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get("subscriber")?, row.try_get("waiting")?))).collect()
+    let query = sqlx::query_as(query).bind(tenant).bind(subscribers).bind(now - ENDED_COUNTS);
+    Ok(query.fetch_all(db).await?.into_iter().collect())
 }
 
 /// Those pairs of a subscriber and a log id for which there is a message. `from` is the time of the oldest event.
@@ -196,7 +194,7 @@ pub(crate) async fn with_message(
     // The range is for the BRIN indexes, which support ranges only.
     let query = "select subscriber, log_id from pillarbox_hub.message
                  where log_id between $1 and $2 and log_id = any ($3) and subscriber = any ($4) and at >= $5";
-    let rows = sqlx::query(query)
+    let found = sqlx::query_as(query)
         .bind(first)
         .bind(last)
         .bind(&ids)
@@ -204,7 +202,7 @@ pub(crate) async fn with_message(
         .bind(from - CLOCK_SKEW)
         .fetch_all(db)
         .await?;
-    rows.iter().map(|row| Ok((row.try_get("subscriber")?, row.try_get("log_id")?))).collect()
+    Ok(found.into_iter().collect())
 }
 
 /// A replay of the tenant, with its outcomes.
@@ -214,23 +212,24 @@ pub(crate) async fn find(
     id: Uuid,
 ) -> sqlx::Result<Option<(Replay, ReplayOutcomes)>> {
     let query = "select * from pillarbox_hub.replay where id = $1 and tenant = $2";
-    let row = sqlx::query(query).bind(id).bind(tenant.as_str()).fetch_optional(&mut *db).await?;
-    let Some(row) = row else { return Ok(None) };
-    Ok(with_outcomes(db, vec![replay(&row)?]).await?.pop())
+    let replays = sqlx::query_as(query).bind(id).bind(tenant.as_str()).fetch_all(&mut *db).await?;
+    Ok(with_outcomes(db, replays).await?.pop())
 }
 
 /// Replays of the tenant, newest first, those with ids below `before`.
 pub(crate) async fn list(
     db: &mut PgConnection,
     tenant: &Tenant,
-    (subscriber, state): (Option<Uuid>, Option<ReplayState>),
-    (before, limit): (Option<Uuid>, u32),
+    subscriber: Option<Uuid>,
+    state: Option<ReplayState>,
+    before: Option<Uuid>,
+    limit: u32,
 ) -> sqlx::Result<Vec<(Replay, ReplayOutcomes)>> {
     let query = "select * from pillarbox_hub.replay
                  where tenant = $1 and ($2::uuid is null or subscriber = $2) and ($3::text is null or state = $3)
                    and ($4::uuid is null or id < $4)
                  order by id desc limit $5";
-    let rows = sqlx::query(query)
+    let replays = sqlx::query_as(query)
         .bind(tenant.as_str())
         .bind(subscriber)
         .bind(state.map(ReplayState::as_str))
@@ -238,7 +237,14 @@ pub(crate) async fn list(
         .bind(i64::from(limit))
         .fetch_all(&mut *db)
         .await?;
-    with_outcomes(db, rows.iter().map(replay).collect::<sqlx::Result<Vec<_>>>()?).await
+    with_outcomes(db, replays).await
+}
+
+#[derive(sqlx::FromRow)]
+struct CountedOutcomes {
+    replay: Uuid,
+    #[sqlx(flatten)]
+    outcomes: ReplayOutcomes,
 }
 
 async fn with_outcomes(db: &mut PgConnection, replays: Vec<Replay>) -> sqlx::Result<Vec<(Replay, ReplayOutcomes)>> {
@@ -250,24 +256,20 @@ async fn with_outcomes(db: &mut PgConnection, replays: Vec<Replay>) -> sqlx::Res
                  left join pillarbox_hub.replay_outcome as outcome using (replay, subscriber)
                  where replay = any ($1) group by replay";
     let ids: Vec<Uuid> = replays.iter().map(|replay| replay.id).collect();
-    let mut outcomes = HashMap::new();
-    for row in sqlx::query(query).bind(ids).fetch_all(db).await? {
-        let (delivered, dead, dropped) = (row.try_get("delivered")?, row.try_get("dead")?, row.try_get("dropped")?);
-        let counted = ReplayOutcomes { created: row.try_get("created")?, delivered, dead, dropped };
-        outcomes.insert(row.try_get::<Uuid, _>("replay")?, counted);
-    }
-    Ok(replays.into_iter().map(|replay| (outcomes.remove(&replay.id).unwrap_or_default(), replay)).map(swap).collect())
-}
-
-fn swap((outcomes, replay): (ReplayOutcomes, Replay)) -> (Replay, ReplayOutcomes) {
-    (replay, outcomes)
+    let counted: Vec<CountedOutcomes> = sqlx::query_as(query).bind(ids).fetch_all(db).await?;
+    let mut outcomes: HashMap<Uuid, ReplayOutcomes> =
+        counted.into_iter().map(|counted| (counted.replay, counted.outcomes)).collect();
+    let with_outcomes = |replay: Replay| {
+        let outcomes = outcomes.remove(&replay.id).unwrap_or_default();
+        (replay, outcomes)
+    };
+    Ok(replays.into_iter().map(with_outcomes).collect())
 }
 
 /// The number of active replays by state.
 pub(crate) async fn count_by_state(db: &mut PgConnection) -> sqlx::Result<HashMap<String, i64>> {
     let query = "select state, count(*) as count from pillarbox_hub.replay where ended_at is null group by state";
-    let rows = sqlx::query(query).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get("state")?, row.try_get("count")?))).collect()
+    Ok(sqlx::query_as(query).fetch_all(db).await?.into_iter().collect())
 }
 
 /// Ends all active replays as failed: what they have read means nothing in a restored database. Their subscribers are live.
@@ -301,69 +303,4 @@ pub(crate) async fn delete_ended(db: &mut PgConnection, before: DateTime<Utc>) -
         sqlx::query(sqlx::AssertSqlSafe(query)).execute(&mut *db).await?;
     }
     Ok(())
-}
-
-fn replay(row: &PgRow) -> sqlx::Result<Replay> {
-    Ok(Replay {
-        id: row.try_get("id")?,
-        tenant: row.try_get("tenant")?,
-        kind: named(row, "kind")?,
-        subscriber: row.try_get("subscriber")?,
-        selection: ReplaySelection {
-            mode: named(row, "mode")?,
-            from: row.try_get("from_at")?,
-            to: row.try_get("to_at")?,
-            event_types: event_types(row)?,
-            filter: row.try_get::<Option<Json<Filter>>, _>("filter")?.map(|Json(filter)| filter),
-        },
-        events: events(row)?,
-        rate: row.try_get::<Option<i32>, _>("rate_per_second")?.map(i32::unsigned_abs),
-        requested_by: row.try_get("requested_by")?,
-        created_at: row.try_get("created_at")?,
-        status: ReplayStatus {
-            state: named(row, "state")?,
-            error: row.try_get("error")?,
-            started_at: row.try_get("started_at")?,
-            ended_at: row.try_get("ended_at")?,
-            paused_at: row.try_get("paused_at")?,
-            timed_from: row.try_get("timed_from")?,
-        },
-        progress: progress(row)?,
-    })
-}
-
-fn progress(row: &PgRow) -> sqlx::Result<ReplayProgress> {
-    Ok(ReplayProgress {
-        read_to: row.try_get("read_to")?,
-        read_until: row.try_get("read_until")?,
-        first_id: row.try_get("first_id")?,
-        last_id: row.try_get("last_id")?,
-        position_id: row.try_get("position_id")?,
-        until_id: row.try_get("until_id")?,
-        events_done: row.try_get::<i32, _>("events_done")?.unsigned_abs() as usize,
-        after: row.try_get("after")?,
-        position_at: row.try_get("position_at")?,
-        matched: row.try_get("matched")?,
-        created: row.try_get("created")?,
-        waits_for: row.try_get("waits_for")?,
-    })
-}
-
-fn named<T: std::str::FromStr>(row: &PgRow, column: &str) -> sqlx::Result<T> {
-    let name: &str = row.try_get(column)?;
-    name.parse().map_err(|_| sqlx::Error::Decode(format!("unknown {column} `{name}` of a replay").into()))
-}
-
-fn event_types(row: &PgRow) -> sqlx::Result<Vec<EventTypes>> {
-    let types: Vec<String> = row.try_get("event_types")?;
-    let parsed = types.into_iter().map(EventTypes::try_from).collect::<Result<Vec<_>, String>>();
-    parsed.map_err(|error| sqlx::Error::Decode(error.into()))
-}
-
-fn events(row: &PgRow) -> sqlx::Result<Option<Vec<LogRef>>> {
-    let Some(ids) = row.try_get::<Option<Vec<i64>>, _>("event_log_ids")? else { return Ok(None) };
-    let shards: Vec<i16> = row.try_get("event_log_shards")?;
-    let times: Vec<DateTime<Utc>> = row.try_get("event_log_ats")?;
-    let events = shards.into_iter().zip(ids).zip(times).map(|((shard, id), at)| LogRef { shard, id, at });
-    Ok(Some(events.collect()))
 }

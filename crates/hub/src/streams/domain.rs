@@ -20,27 +20,30 @@ pub(crate) const READERS_MAX: usize = 64;
 const ENDED_READER_RETENTION: TimeDelta = TimeDelta::hours(1);
 
 /// A stream of a tenant: the events that it contains.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct Stream {
     pub(crate) id: Uuid,
+    #[sqlx(try_from = "String")]
     pub(crate) tenant: Tenant,
     pub(crate) name: String,
     pub(crate) version: i64,
+    #[sqlx(flatten)]
     pub(crate) settings: StreamSettings,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) updated_at: DateTime<Utc>,
 }
 
 /// The settings that the owner of a stream chooses.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct StreamSettings {
     pub(crate) event_types: Vec<EventTypes>,
+    #[sqlx(json(nullable))]
     pub(crate) filter: Option<Filter>,
     /// A JSON pointer into the payload: messages with the same value there form a lane.
     pub(crate) ordering_key: Option<String>,
 }
 
-/// The part of a message. A message without a lane is a key of its own.
+/// The part of a message. A message without a lane has its event as its key.
 pub(crate) fn part_of(lane: Option<&str>, event: Uuid) -> i16 {
     let digest = match lane {
         Some(lane) => Sha256::digest(lane.as_bytes()),
@@ -50,7 +53,7 @@ pub(crate) fn part_of(lane: Option<&str>, event: Uuid) -> i16 {
 }
 
 /// One part of a stream and its reader.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Part {
     pub(crate) part: i16,
     /// Messages up to this number are processed.
@@ -65,8 +68,9 @@ pub(crate) struct Part {
 }
 
 /// A reader and the end of its lease, by the clock of the database.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Reader {
+    #[sqlx(rename = "reader")]
     pub(crate) name: String,
     pub(crate) lease_until: DateTime<Utc>,
 }
@@ -132,7 +136,7 @@ impl Part {
 
 impl Assignment {
     /// Acknowledges what a pull has returned: all parts of the cursor, or none. A cursor that was acknowledged before
-    /// changes nothing, whoever reads its parts now: the answer to the first acknowledgement may have been lost.
+    /// changes nothing, also if other readers have its parts now: the answer to the first acknowledgement may have been lost.
     pub(crate) fn acknowledge(&mut self, reader: &str, cursor: &StreamCursor) -> Result<(), LeaseLost> {
         if cursor.generation != self.generation || cursor.incarnation.is_none() {
             return Err(LeaseLost);
@@ -156,7 +160,7 @@ impl Assignment {
         Ok(())
     }
 
-    /// Renews the lease of a reader, and gives it parts that nobody reads up to its share. A reader with more than its share
+    /// Renews the lease of a reader, and gives it parts without a reader up to its share. A reader with more than its share
     /// gives up those of which it has acknowledged everything.
     pub(crate) fn join(&mut self, reader: &str, now: DateTime<Utc>, lease: TimeDelta) -> Result<(), TooManyReaders> {
         self.readers.retain(|known| known.name == reader || known.lease_until + ENDED_READER_RETENTION > now);
@@ -237,7 +241,7 @@ impl Assignment {
         Ok(())
     }
 
-    /// The first part of the reader of which retention has dropped messages that nobody has acknowledged.
+    /// The first part of the reader of which retention has dropped unacknowledged messages.
     pub(crate) fn lapsed_part(&self, reader: &str) -> Option<i16> {
         self.parts_of(reader).find(|part| part.acknowledged < part.dropped_to).map(|part| part.part)
     }
@@ -343,7 +347,7 @@ mod tests {
         assert_eq!(all.acknowledge("a", &cursor), Err(LeaseLost));
         assert_eq!(all, before, "a refused cursor changes nothing");
         assert_eq!(all.readable("b", at(30))[0], ReadRange { part: 0, after: 0, up_to: None });
-        // Nor is it valid when the former reader has the part again: it may have dropped the messages meanwhile.
+        // Nor is it valid when the former reader has the part again: it may have dropped the messages since then.
         all.release_reader("b");
         all.join("a", at(31), lease(30)).unwrap();
         assert!(all.parts[0].is_of("a"));

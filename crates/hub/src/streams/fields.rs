@@ -31,21 +31,20 @@ pub(crate) const NAME_PATTERN: &str = "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$";
 #[serde(try_from = "String")]
 pub(crate) struct StreamName(pub(crate) String);
 
-impl TryFrom<String> for StreamName {
-    type Error = String;
+/// A name that is not valid.
+#[derive(Debug, thiserror::Error)]
+#[error("must have 1 to {NAME_CHARS_MAX} letters, digits, `.`, `_` and `-`, and start with a letter or digit")]
+pub(crate) struct InvalidStreamName;
 
-    fn try_from(name: String) -> Result<StreamName, String> {
+impl TryFrom<String> for StreamName {
+    type Error = InvalidStreamName;
+
+    fn try_from(name: String) -> Result<StreamName, InvalidStreamName> {
         let is_alphanumeric = |byte: u8| byte.is_ascii_alphanumeric();
         let is_valid = name.len() <= NAME_CHARS_MAX
             && name.bytes().next().is_some_and(is_alphanumeric)
             && name.bytes().all(|byte| is_alphanumeric(byte) || matches!(byte, b'.' | b'_' | b'-'));
-        if is_valid {
-            Ok(StreamName(name))
-        } else {
-            Err(format!(
-                "must have 1 to {NAME_CHARS_MAX} letters, digits, `.`, `_` and `-`, and start with a letter or digit"
-            ))
-        }
+        if is_valid { Ok(StreamName(name)) } else { Err(InvalidStreamName) }
     }
 }
 

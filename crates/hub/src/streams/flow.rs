@@ -2,17 +2,10 @@
 
 pub(crate) mod pull;
 
-use std::sync::Arc;
-
 use chrono::{DateTime, Days, NaiveTime, Utc};
-use http::header::LOCATION;
-use http::{HeaderValue, StatusCode};
 use http_kit::etag::IfMatch;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use pillarbox::log::Tenant;
 use pillarbox::operations::browse;
-use service::idempotency::StoreResponse;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -23,70 +16,49 @@ use crate::streams::fields::{SeekTarget, StreamEnd, StreamFields, StreamName};
 use crate::streams::store;
 use crate::streams::store::LockedStream;
 use crate::streams::store::messages::StreamMessage;
-use crate::streams::view::{StreamView, StreamWithState};
+use crate::streams::view::StreamWithState;
 
 /// Streams of a tenant. Fan-out adds a row for each stream that an event matches.
 pub(crate) const STREAMS_MAX: i64 = 100;
 /// Days without content that a seek to the oldest message passes over.
 const EMPTY_DAYS_MAX: u32 = 400;
 
-/// A request to change one stream.
-pub(crate) struct StreamChange {
+/// The stream to change, and the version that it must have.
+pub(crate) struct StreamTarget {
     pub(crate) tenant: Tenant,
     pub(crate) name: StreamName,
     pub(crate) if_match: IfMatch,
-    pub(crate) identity: Option<RequestIdentity>,
 }
 
 /// Creates a stream. It contains the events that are posted from now on.
 pub(crate) async fn create(
-    hub: &Arc<Hub>,
+    tx: &mut PgConnection,
     tenant: Tenant,
     (StreamName(name), fields): (StreamName, StreamFields),
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    hub.run_once(identity, StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            let settings = fields.into_settings(None).map_err(Error::Invalid)?;
-            let id = Uuid::now_v7();
-            let stream = Stream { id, tenant, name, version: 1, settings, created_at: now, updated_at: now };
-            if !store::insert(tx, &stream).await.map_err(Error::from)? {
-                return Err(Error::StreamExists.into());
-            }
-            // Counted after the insert, which locks the row of the directory.
-            if store::count(tx, &stream.tenant).await.map_err(Error::from)? > STREAMS_MAX {
-                return Err(Error::TooManyStreams(STREAMS_MAX).into());
-            }
-            tracing::info!(stream = %id, name = stream.name, tenant = stream.tenant.as_str(), "created a stream");
-            let location = HeaderValue::try_from(format!("/hub/v1/streams/{}", stream.name))
-                .map_err(|error| Problem::internal(&error))?;
-            Ok(StreamView::response(StatusCode::CREATED, stream).with_header(LOCATION, location))
-        })
-    })
-    .await
+    now: DateTime<Utc>,
+) -> Result<Stream, Error> {
+    let settings = fields.into_settings(None).map_err(Error::Invalid)?;
+    let id = Uuid::now_v7();
+    let stream = Stream { id, tenant, name, version: 1, settings, created_at: now, updated_at: now };
+    if !store::insert(tx, &stream).await? {
+        return Err(Error::StreamExists);
+    }
+    // Counted after the insert, which locks the row of the directory.
+    if store::count(tx, &stream.tenant).await? > STREAMS_MAX {
+        return Err(Error::TooManyStreams(STREAMS_MAX));
+    }
+    tracing::info!(stream = %id, name = stream.name, tenant = stream.tenant.as_str(), "created a stream");
+    Ok(stream)
 }
 
 /// Returns the streams of a tenant in the order of their names, those after `after`.
-pub(crate) async fn list(
-    hub: &Hub,
-    tenant: &Tenant,
-    (after, limit): (Option<String>, u32),
-) -> Result<Vec<Stream>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, tenant, (after, limit)).await?)
+pub(crate) async fn list(hub: &Hub, tenant: &Tenant, after: Option<String>, limit: u32) -> Result<Vec<Stream>, Error> {
+    Ok(store::list(&mut *hub.db.acquire().await?, tenant, after, limit).await?)
 }
 
 /// Returns a stream with its positions, its lag and its readers.
 pub(crate) async fn show(hub: &Hub, tenant: &Tenant, name: &StreamName) -> Result<StreamWithState, Error> {
-    show_in(&mut *hub.db.acquire().await?, tenant, name).await
-}
-
-/// Like [`show`], with a connection.
-pub(crate) async fn show_in(
-    db: &mut PgConnection,
-    tenant: &Tenant,
-    name: &StreamName,
-) -> Result<StreamWithState, Error> {
+    let db = &mut *hub.db.acquire().await?;
     let found = store::show_parts(db, tenant, &name.0).await?.ok_or(Error::NoStream)?;
     let lag = store::lag(db, found.stream.id).await?;
     Ok(StreamWithState::new(found, &lag))
@@ -94,75 +66,38 @@ pub(crate) async fn show_in(
 
 /// Changes which events the stream contains from now on. Its messages stay.
 pub(crate) async fn update(
-    hub: &Arc<Hub>,
-    change: StreamChange,
+    tx: &mut PgConnection,
+    target: &StreamTarget,
     fields: StreamFields,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    let StreamChange { tenant, name, if_match, identity } = change;
-    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            let mut stream = lock(tx, &tenant, &name, &if_match).await?;
-            let settings = fields.into_settings(Some(&stream.settings)).map_err(Error::Invalid)?;
-            if settings != stream.settings {
-                (stream.settings, stream.version, stream.updated_at) = (settings, stream.version + 1, now);
-                store::update(tx, &stream).await.map_err(Error::from)?;
-            }
-            Ok(StreamView::response(StatusCode::OK, stream))
-        })
-    })
-    .await
+    now: DateTime<Utc>,
+) -> Result<Stream, Error> {
+    let mut stream = lock(tx, target).await?;
+    let settings = fields.into_settings(Some(&stream.settings)).map_err(Error::Invalid)?;
+    if settings != stream.settings {
+        (stream.settings, stream.version, stream.updated_at) = (settings, stream.version + 1, now);
+        store::update(tx, &stream).await?;
+    }
+    Ok(stream)
 }
 
 /// Deletes a stream with its positions and readers.
-pub(crate) async fn delete(hub: &Arc<Hub>, change: StreamChange) -> Result<StoredResponse, Problem> {
-    let StreamChange { tenant, name, if_match, identity } = change;
-    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, _| {
-        Box::pin(async move {
-            delete_in(tx, &tenant, &name, &if_match).await?;
-            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
-        })
-    })
-    .await
-}
-
-/// Like [`delete`], in the caller's transaction.
-pub(crate) async fn delete_in(
-    tx: &mut PgConnection,
-    tenant: &Tenant,
-    name: &StreamName,
-    if_match: &IfMatch,
-) -> Result<(), Error> {
+pub(crate) async fn delete(tx: &mut PgConnection, target: &StreamTarget) -> Result<(), Error> {
     // Before the row of the stream, as pulls do.
-    store::lock_parts(tx, tenant, &name.0).await?;
-    let stream = lock(tx, tenant, name, if_match).await?;
+    store::lock_parts(tx, &target.tenant, &target.name.0).await?;
+    let stream = lock(tx, target).await?;
     store::delete(tx, stream.id).await?;
-    tracing::info!(stream = %stream.id, name = stream.name, tenant = tenant.as_str(), "deleted a stream");
+    tracing::info!(stream = %stream.id, name = stream.name, tenant = stream.tenant.as_str(), "deleted a stream");
     Ok(())
 }
 
-/// Moves the positions of all parts. Fails while readers have leases, unless `force`, which ends them.
+/// Moves the positions of all parts. Fails while readers have leases, unless `force`, which ends them. Returns the id of the
+/// stream and its new state.
 pub(crate) async fn seek(
-    hub: &Arc<Hub>,
-    (tenant, name): (Tenant, StreamName),
-    (target, force): (SeekTarget, bool),
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    hub.run_once(identity, StoreResponse::WithBody, |tx, hub| {
-        Box::pin(async move {
-            let (stream, state) = seek_in(tx, (&tenant, &name), (target, force)).await?;
-            hub.stream_waiters.wake(&[stream]);
-            Ok(StoredResponse::json(StatusCode::OK, &state))
-        })
-    })
-    .await
-}
-
-/// Like [`seek`], in the caller's transaction. Returns the id of the stream and its new state.
-pub(crate) async fn seek_in(
     tx: &mut PgConnection,
-    (tenant, name): (&Tenant, &StreamName),
-    (target, force): (SeekTarget, bool),
+    tenant: &Tenant,
+    name: &StreamName,
+    target: SeekTarget,
+    force: bool,
 ) -> Result<(Uuid, StreamWithState), Error> {
     let locked = store::lock_parts(tx, tenant, &name.0).await?.ok_or(Error::NoStream)?;
     let (stream, n) = (locked.stream.id, position_of(tx, &locked, target).await?);
@@ -205,7 +140,7 @@ async fn position_of(db: &mut PgConnection, locked: &LockedStream, target: SeekT
     }
 }
 
-/// The position before a message; the newest one if there is no message.
+/// The position before a message; the newest one without a message.
 async fn before(db: &mut PgConnection, message: Option<StreamMessage>) -> Result<i64, Error> {
     match message {
         Some(message) => Ok(message.n - 1),
@@ -226,9 +161,10 @@ async fn oldest(db: &mut PgConnection, stream: Uuid) -> Result<Option<StreamMess
     Ok(None)
 }
 
-/// Returns the stream with its row locked. Fails if it does not exist or has another version than `if_match`.
-async fn lock(tx: &mut PgConnection, tenant: &Tenant, name: &StreamName, if_match: &IfMatch) -> Result<Stream, Error> {
-    let stream = store::lock_settings(tx, tenant, &name.0).await?.ok_or(Error::NoStream)?;
-    if_match.check(stream.version, stream.updated_at).map_err(Error::Stale)?;
+/// Returns the stream with its row locked. Fails if it does not exist or has another version than
+/// the request demands.
+async fn lock(tx: &mut PgConnection, target: &StreamTarget) -> Result<Stream, Error> {
+    let stream = store::lock_settings(tx, &target.tenant, &target.name.0).await?.ok_or(Error::NoStream)?;
+    target.if_match.check(stream.version, stream.updated_at).map_err(Error::Stale)?;
     Ok(stream)
 }

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::header::LOCATION;
+use axum::http::{HeaderValue, StatusCode};
 use http_kit::etag::IfMatch;
 use http_kit::extract::{Json, Path};
 use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use http_kit::page::{Listing, NoFilters, Page};
 use http_kit::problem::Problem;
+use service::idempotency::StoreResponse;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -19,7 +21,7 @@ use crate::streams::fields::{
     AcknowledgeFields, NewStreamFields, PullFields, ReleaseFields, SeekFields, StreamFields, StreamName,
 };
 use crate::streams::flow;
-use crate::streams::flow::StreamChange;
+use crate::streams::flow::StreamTarget;
 use crate::streams::flow::pull::ReaderOf;
 use crate::streams::view::{PulledView, StreamView, StreamWithState};
 
@@ -43,7 +45,7 @@ async fn list(
 ) -> Result<Page<StreamView>, Problem> {
     let scope = page_scope(&hub, "streams", &caller, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let streams = flow::list(&hub, &caller.tenant, (after, limit + 1)).await?;
+    let streams = flow::list(&hub, &caller.tenant, after, limit + 1).await?;
     Ok(scope.cut(streams, limit, |stream| stream.name.clone()).map(StreamView::from))
 }
 
@@ -61,7 +63,15 @@ async fn create(
     Manager(caller): Manager,
     Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<NewStreamFields>>,
 ) -> Result<StoredResponse, Problem> {
-    flow::create(&hub, caller.tenant, fields.into_parts(), identity.as_ref()).await
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let stream = flow::create(tx, caller.tenant, fields.into_parts(), hub.clock.now()).await?;
+            let location = HeaderValue::try_from(format!("/hub/v1/streams/{}", stream.name))
+                .map_err(|error| Problem::internal(&error))?;
+            Ok(StreamView::response(StatusCode::CREATED, stream).with_header(LOCATION, location))
+        })
+    })
+    .await
 }
 
 /// Show a stream with its positions, its lag and its readers
@@ -95,7 +105,14 @@ async fn update(
     if_match: IfMatch,
     Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<StreamFields>>,
 ) -> Result<StoredResponse, Problem> {
-    flow::update(&hub, StreamChange { tenant: caller.tenant, name, if_match, identity }, fields).await
+    let target = StreamTarget { tenant: caller.tenant, name, if_match };
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let stream = flow::update(tx, &target, fields, hub.clock.now()).await?;
+            Ok(StreamView::response(StatusCode::OK, stream))
+        })
+    })
+    .await
 }
 
 /// Delete a stream
@@ -116,23 +133,30 @@ async fn delete(
     if_match: IfMatch,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::delete(&hub, StreamChange { tenant: caller.tenant, name, if_match, identity }).await
+    let target = StreamTarget { tenant: caller.tenant, name, if_match };
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, _| {
+        Box::pin(async move {
+            flow::delete(tx, &target).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    })
+    .await
 }
 
 /// Pull the next messages of a stream
 ///
-/// Returns messages that nobody has acknowledged, in order per lane, of the parts that this reader has. A pull without an
+/// Returns unacknowledged messages, in order per lane, of the parts that this reader has. A pull without an
 /// acknowledgement in between returns the same messages again. Several readers share the parts of a stream evenly, and a part
 /// has one reader at a time, until the reader releases it or its lease ends.
 ///
-/// If there is no message, the response waits for one, up to `wait_ms`.
+/// Without a message, the response waits for one, up to `wait_ms`.
 #[utoipa::path(post, path = "/hub/v1/streams/{name}/pull", operation_id = "pullStream", tag = "hub", request_body = PullFields,
     params(("name" = String, Path, pattern = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", max_length = 100)),
     security(("bearer" = [])),
     responses((status = 200, body = PulledView),
         (status = 404, description = "There is no such stream"),
         (status = 409, description = "The cursor in `acknowledge` is refused, or there are too many readers"),
-        (status = 410, description = "Messages that nobody had acknowledged are no longer retained")))]
+        (status = 410, description = "Unacknowledged messages are no longer retained")))]
 async fn pull(
     State(hub): State<Arc<Hub>>,
     Manager(caller): Manager,
@@ -203,5 +227,12 @@ async fn seek(
     Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<SeekFields>>,
 ) -> Result<StoredResponse, Problem> {
     let target = fields.target().map_err(Error::Invalid)?;
-    flow::seek(&hub, (caller.tenant, name), (target, fields.force), identity.as_ref()).await
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let (stream, state) = flow::seek(tx, &caller.tenant, &name, target, fields.force).await?;
+            hub.stream_waiters.wake(&[stream]);
+            Ok(StoredResponse::json(StatusCode::OK, &state))
+        })
+    })
+    .await
 }

@@ -5,14 +5,13 @@ pub(crate) mod messages;
 
 use chrono::{DateTime, Utc};
 use pillarbox::log::Tenant;
-use sqlx::postgres::PgRow;
+use sqlx::PgConnection;
 use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
 use crate::directory::domain::{EventTypes, Interest};
-use crate::directory::store::{event_types, filter, tenant};
-use crate::streams::domain::{Assignment, PARTS, Part, Reader, Stream, StreamSettings};
+use crate::directory::store::InterestRow;
+use crate::streams::domain::{Assignment, PARTS, Part, Stream};
 
 const COLUMNS: &str = "id, tenant, name, event_types, filter, ordering_key, version, created_at, updated_at";
 /// Messages that are counted at most, for each part.
@@ -30,7 +29,7 @@ pub(crate) struct LockedStream {
 }
 
 /// What waits in a part of a stream.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct PartLag {
     pub(crate) part: i16,
     /// At most [`COUNTED_MAX`].
@@ -41,22 +40,12 @@ pub(crate) struct PartLag {
 
 /// Returns the matching rules of all streams.
 pub(crate) async fn load_interests(db: &mut PgConnection) -> sqlx::Result<Vec<Interest>> {
-    let query = "select id, tenant, event_types, filter, ordering_key, created_at from pillarbox_hub.stream";
-    let rows = sqlx::query(query).fetch_all(db).await?;
-    let interest = |row: &PgRow| {
-        Ok(Interest {
-            subscriber: row.try_get("id")?,
-            is_stream: true,
-            backfill: None,
-            tenant: tenant(row)?,
-            event_types: event_types(row)?,
-            filter: filter(row)?,
-            ordering_key: row.try_get("ordering_key")?,
-            is_active: true,
-            since: row.try_get("created_at")?,
-        })
-    };
-    rows.iter().map(interest).collect()
+    let query =
+        "select id as subscriber, true as is_stream, tenant, event_types, filter, ordering_key, true as is_active,
+                        created_at as since, null::bigint as backfill
+                 from pillarbox_hub.stream";
+    let rows: Vec<InterestRow> = sqlx::query_as(query).fetch_all(db).await?;
+    Ok(rows.into_iter().map(Interest::from).collect())
 }
 
 /// Inserts a stream with its parts. Returns false if the tenant has a stream of this name.
@@ -113,27 +102,26 @@ pub(crate) async fn count(db: &mut PgConnection, tenant: &Tenant) -> sqlx::Resul
 pub(crate) async fn list(
     db: &mut PgConnection,
     tenant: &Tenant,
-    (after, limit): (Option<String>, u32),
+    after: Option<String>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Stream>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.stream where tenant = $1 and ($2::text is null or name > $2)
          order by name limit $3"
     );
-    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(after).bind(i64::from(limit));
-    query.fetch_all(db).await?.iter().map(stream).collect()
+    let query = sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(after).bind(i64::from(limit));
+    query.fetch_all(db).await
 }
 
 pub(crate) async fn find(db: &mut PgConnection, tenant: &Tenant, name: &str) -> sqlx::Result<Option<Stream>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.stream where tenant = $1 and name = $2");
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).fetch_optional(db).await?;
-    row.as_ref().map(stream).transpose()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).fetch_optional(db).await
 }
 
 /// Returns the stream and locks its row until the end of the transaction.
 pub(crate) async fn lock_settings(db: &mut PgConnection, tenant: &Tenant, name: &str) -> sqlx::Result<Option<Stream>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.stream where tenant = $1 and name = $2 for no key update");
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).fetch_optional(db).await?;
-    row.as_ref().map(stream).transpose()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(name).fetch_optional(db).await
 }
 
 /// Returns the stream and locks its parts until the end of the transaction.
@@ -163,24 +151,33 @@ pub(crate) async fn show_parts(
     }
 }
 
-/// Statements of their own after the lock: one that waits for a lock would read readers and time as of its start.
+/// A part of a stream, with what all its parts share.
+#[derive(sqlx::FromRow)]
+struct PartRow {
+    #[sqlx(flatten)]
+    part: Part,
+    dropped_before: Option<DateTime<Utc>>,
+    generation: i64,
+    incarnation: Option<Uuid>,
+    now: DateTime<Utc>,
+    is_tenant_suspended: bool,
+}
+
+/// Separate statements after the lock: one that waits for a lock would read readers and time as of its start.
 async fn load(db: &mut PgConnection, stream: Stream) -> sqlx::Result<LockedStream> {
     let query = "select part, acknowledged, handed_out, reader, epoch, generation, dropped_to, dropped_before,
                         clock_timestamp() as now, (select id from pillarbox.incarnation) as incarnation,
                         exists (select from pillarbox.tenant where name = $2 and suspended_at is not null)
                             as is_tenant_suspended
                  from pillarbox_hub.stream_part where stream = $1 order by part";
-    let rows = sqlx::query(query).bind(stream.id).bind(stream.tenant.as_str()).fetch_all(&mut *db).await?;
+    let rows: Vec<PartRow> =
+        sqlx::query_as(query).bind(stream.id).bind(stream.tenant.as_str()).fetch_all(&mut *db).await?;
     let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-    let (generation, incarnation) = (first.try_get("generation")?, first.try_get("incarnation")?);
-    let (now, is_tenant_suspended) = (first.try_get("now")?, first.try_get("is_tenant_suspended")?);
-    let dropped_before = |row: &PgRow| row.try_get::<Option<DateTime<Utc>>, _>("dropped_before");
-    let dropped_before = rows.iter().map(dropped_before).collect::<sqlx::Result<Vec<_>>>()?.into_iter().flatten().max();
-    let parts = rows.iter().map(part).collect::<sqlx::Result<_>>()?;
+    let PartRow { generation, incarnation, now, is_tenant_suspended, .. } = *first;
+    let dropped_before = rows.iter().filter_map(|row| row.dropped_before).max();
+    let parts = rows.into_iter().map(|row| row.part).collect();
     let query = "select reader, lease_until from pillarbox_hub.stream_reader where stream = $1 order by reader";
-    let rows = sqlx::query(query).bind(stream.id).fetch_all(db).await?;
-    let reader = |row: &PgRow| Ok(Reader { name: row.try_get("reader")?, lease_until: row.try_get("lease_until")? });
-    let readers = rows.iter().map(reader).collect::<sqlx::Result<_>>()?;
+    let readers = sqlx::query_as(query).bind(stream.id).fetch_all(db).await?;
     let assignment = Assignment { parts, readers, generation, incarnation };
     Ok(LockedStream { stream, assignment, dropped_before, is_tenant_suspended, now })
 }
@@ -243,7 +240,7 @@ async fn save_readers(
 
 /// Returns what waits in each part of a stream.
 pub(crate) async fn lag(db: &mut PgConnection, stream: Uuid) -> sqlx::Result<Vec<PartLag>> {
-    let rows = sqlx::query(
+    sqlx::query_as(
         "select part.part, waiting.messages, waiting.oldest_at from pillarbox_hub.stream_part as part
          cross join lateral (
              select count(*) as messages, min(at) as oldest_at from (
@@ -256,40 +253,5 @@ pub(crate) async fn lag(db: &mut PgConnection, stream: Uuid) -> sqlx::Result<Vec
     .bind(stream)
     .bind(COUNTED_MAX)
     .fetch_all(db)
-    .await?;
-    let lag = |row: &PgRow| {
-        Ok(PartLag {
-            part: row.try_get("part")?,
-            messages: row.try_get("messages")?,
-            oldest_at: row.try_get("oldest_at")?,
-        })
-    };
-    rows.iter().map(lag).collect()
-}
-
-fn part(row: &PgRow) -> sqlx::Result<Part> {
-    Ok(Part {
-        part: row.try_get("part")?,
-        acknowledged: row.try_get("acknowledged")?,
-        handed_out: row.try_get("handed_out")?,
-        reader: row.try_get("reader")?,
-        epoch: row.try_get("epoch")?,
-        dropped_to: row.try_get("dropped_to")?,
-    })
-}
-
-fn stream(row: &PgRow) -> sqlx::Result<Stream> {
-    Ok(Stream {
-        id: row.try_get("id")?,
-        tenant: tenant(row)?,
-        name: row.try_get("name")?,
-        version: row.try_get("version")?,
-        settings: StreamSettings {
-            event_types: event_types(row)?,
-            filter: filter(row)?,
-            ordering_key: row.try_get("ordering_key")?,
-        },
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
-    })
+    .await
 }

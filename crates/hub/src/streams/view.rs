@@ -49,7 +49,7 @@ pub(crate) struct StreamWithState {
     readers: Vec<ReaderView>,
 }
 
-/// What nobody has acknowledged yet.
+/// The messages that are not acknowledged yet.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = StreamLag)]
 pub(crate) struct LagView {
@@ -114,7 +114,7 @@ pub(crate) struct StreamItem {
     /// The ordering key with which the event was posted.
     #[serde(skip_serializing_if = "Option::is_none")]
     ordering_key: Option<String>,
-    /// Messages of one lane come in order. Absent: the message is a lane of its own.
+    /// Messages of one lane come in order. Absent: the message waits for no other.
     #[serde(skip_serializing_if = "Option::is_none")]
     lane: Option<String>,
     /// The number of the message in its lane of this stream, from 1 and without a gap.

@@ -1,6 +1,6 @@
 //! Pulls that wait for messages of their stream (long poll). A pull that waits has neither a connection nor a transaction.
 //!
-//! Fan-out wakes the pulls of its own process when it has committed. For messages of another process, one worker polls the
+//! Fan-out wakes the pulls of its process when it has committed. For messages of another process, one worker polls the
 //! batches of fan-out, for all streams together, and only while a pull waits.
 
 use std::collections::HashMap;
@@ -129,7 +129,7 @@ impl StreamWaiters {
                 }
                 None => known,
             },
-            // Nobody knows what was appended before, so all pulls read again.
+            // It is not known what was appended before, so all pulls read again.
             None => {
                 let newest = store::messages::newest(&mut db).await?;
                 self.wake_all();

@@ -7,13 +7,16 @@ use uuid::Uuid;
 
 use crate::deliveries::domain::{Batch, EndpointAuth, Format, OnExhausted, RetryRules};
 use crate::directory::domain::{EventTypes, Filter};
+use crate::rows::{BatchColumns, Unsigned, UnsignedList};
 
 /// A webhook endpoint of a tenant, and how to send to it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct Subscriber {
     pub(crate) id: Uuid,
+    #[sqlx(try_from = "String")]
     pub(crate) tenant: Tenant,
     pub(crate) version: i64,
+    #[sqlx(flatten)]
     pub(crate) settings: SubscriberSettings,
     /// Set while the subscriber is paused: its messages are stored and not sent.
     pub(crate) paused_at: Option<DateTime<Utc>>,
@@ -26,25 +29,37 @@ pub(crate) struct Subscriber {
 }
 
 /// The settings that the owner of a subscriber chooses.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct SubscriberSettings {
     pub(crate) name: String,
     pub(crate) url: String,
     pub(crate) event_types: Vec<EventTypes>,
+    #[sqlx(json(nullable))]
     pub(crate) filter: Option<Filter>,
     /// A JSON pointer into the payload: messages with the same value there form a lane.
     pub(crate) ordering_key: Option<String>,
+    #[sqlx(try_from = "UnsignedList")]
     pub(crate) retry_backoff_seconds: Vec<u32>,
+    #[sqlx(json)]
     pub(crate) retry_rules: RetryRules,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) on_exhausted: OnExhausted,
+    #[sqlx(try_from = "i32")]
     pub(crate) timeout_ms: u32,
+    #[sqlx(try_from = "i32")]
     pub(crate) max_in_flight: u32,
+    #[sqlx(try_from = "Unsigned")]
     pub(crate) rate_limit_per_second: Option<u32>,
+    /// Encrypted in the database, as is `auth`: the store fills both.
+    #[sqlx(skip)]
     pub(crate) headers: Vec<(String, String)>,
     /// What the endpoint requires besides the signature.
+    #[sqlx(skip)]
     pub(crate) auth: Option<EndpointAuth>,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) format: Format,
-    /// None: each message is sent in a request of its own.
+    /// None: each message is sent in a separate request.
+    #[sqlx(flatten, try_from = "BatchColumns")]
     pub(crate) batch: Option<Batch>,
     /// Whether each new origin of the URL has to answer a challenge.
     pub(crate) verify_endpoint: bool,

@@ -75,10 +75,10 @@ pub(crate) struct SubscriberFields {
     #[serde(default)]
     #[schema(value_type = Option<Vec<BackoffSeconds>>, max_items = 20, default = json!([5, 30, 300]))]
     retry_backoff_seconds: Field<Vec<Whole>>,
-    /// The name of a list of pauses, instead of `retry_backoff_seconds`: `seed` is 5 s, 30 s, 5 min; `patient` is 5 s, 5 min,
+    /// The name of a list of pauses, instead of `retry_backoff_seconds`: `short` is 5 s, 30 s, 5 min; `patient` is 5 s, 5 min,
     /// 30 min, 2 h, 5 h, 10 h, 10 h.
     #[serde(default)]
-    #[schema(value_type = Option<RetrySchedule>, default = "seed")]
+    #[schema(value_type = Option<RetrySchedule>, default = "short")]
     retry_schedule: Field<RetrySchedule>,
     /// What happens after a status, or after each status of a class: `retry`, `dead_letter` or, for a single 4xx status,
     /// `disable` (dead letter, and the subscriber is switched off). The rule of a status precedes that of its class. Without
@@ -99,7 +99,7 @@ pub(crate) struct SubscriberFields {
     #[serde(default)]
     #[schema(value_type = Option<i64>, minimum = 1, maximum = 1000, default = 50)]
     max_in_flight: Field<Whole>,
-    /// Sends several messages in one request, whose body is a JSON array. Null: each message has a request of its own.
+    /// Sends several messages in one request, whose body is a JSON array. Null: each message has a separate request.
     #[serde(default)]
     #[schema(value_type = Option<BatchFields>)]
     batch: Field<BatchFields>,

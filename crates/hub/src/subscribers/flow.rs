@@ -3,23 +3,17 @@
 pub(crate) mod verification;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::EventId;
-use http::header::LOCATION;
-use http::{HeaderValue, StatusCode};
 use http_kit::auth::Principal;
 use http_kit::etag::IfMatch;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use pillarbox::log::Tenant;
 use pillarbox::log::{lock_tenant, post};
 use serde_json::json;
-use service::idempotency::StoreResponse;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 use webhook_client::signature::{SecretKind, SigningSecret};
 
@@ -27,6 +21,7 @@ use crate::deliveries::attempt::{attempt, attempt_batch};
 use crate::deliveries::attempt_result::AttemptResult;
 use crate::deliveries::domain::{Reason, Verdict};
 use crate::deliveries::message::{EVENT_SOURCE, HubEvent, HubMessage};
+use crate::deliveries::recipient::Recipient;
 use crate::deliveries::system_event::SYSTEM_SOURCE;
 use crate::error::Error;
 use crate::replays::flow::insert_backfill;
@@ -35,7 +30,7 @@ use crate::subscribers::fields::{SubscriberFields, has_same_origin};
 use crate::subscribers::recipient::recipient_of;
 use crate::subscribers::store;
 use crate::subscribers::store::{StoredSubscriber, SubscriberFilter};
-use crate::subscribers::view::{SubscriberWithSecret, SubscriberWithSecrets, TestResult, not_yet_effective};
+use crate::subscribers::view::TestResult;
 use crate::{Hub, deliveries};
 
 /// Active secrets per subscriber, and so signatures per delivery.
@@ -44,55 +39,29 @@ const SECRETS_MAX: usize = 5;
 pub(super) const TEST_TIME_MAX: Duration = Duration::from_secs(20);
 const TEST_TYPE: &str = "hub.test";
 
-/// A request to change one subscriber.
-pub(crate) struct ChangeRequest {
+/// The subscriber to change, and the version that it must have.
+pub(crate) struct SubscriberTarget {
     pub(crate) tenant: Tenant,
     pub(crate) id: Uuid,
     pub(crate) if_match: IfMatch,
-    pub(crate) identity: Option<RequestIdentity>,
 }
 
-/// Creates a subscriber, and its backfill if one is requested. The response contains its secret. Fails if a field is invalid or
-/// the tenant has too many subscribers.
+/// Creates a subscriber, and its backfill if one is requested. Returns it with its secret. Fails if a field is invalid or the
+/// tenant has too many subscribers.
 pub(crate) async fn create(
-    hub: &Arc<Hub>,
-    (tenant, by): (Tenant, Principal),
+    tx: &mut Transaction<'_, Postgres>,
+    hub: &Hub,
+    tenant: &Tenant,
+    by: Principal,
     mut fields: SubscriberFields,
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    let (owner, unverified) = (tenant.clone(), Arc::new(OnceLock::new()));
-    let created = unverified.clone();
-    let response = hub
-        .run_once(identity, StoreResponse::WithoutBody, |tx, hub| {
-            Box::pin(async move {
-                let backfill = fields.extract_backfill();
-                let (stored, secret) = insert(tx, &hub, &tenant, fields, now).await?;
-                if let Some(backfill) = &backfill {
-                    insert_backfill(tx, &tenant, (stored.subscriber.id, backfill), by.to_string(), now).await?;
-                }
-                if stored.subscriber.unverified_since.is_some() {
-                    let _ = created.set(stored.subscriber.id);
-                }
-                let location = HeaderValue::try_from(format!("/hub/v1/subscribers/{}", stored.subscriber.id))
-                    .map_err(|error| Problem::internal(&error))?;
-                let response = SubscriberWithSecret::response(StatusCode::CREATED, &stored, &secret);
-                Ok(response.with_header(LOCATION, location).shown_once(next_step(stored.subscriber.id)))
-            })
-        })
-        .await?;
-    if let Some(id) = unverified.get() {
-        verification::start(hub, owner, *id);
+    now: DateTime<Utc>,
+) -> Result<(StoredSubscriber, SigningSecret), Error> {
+    let backfill = fields.extract_backfill();
+    let (stored, secret) = insert(tx, hub, tenant, fields, now).await?;
+    if let Some(backfill) = &backfill {
+        insert_backfill(tx, tenant, stored.subscriber.id, backfill, by.to_string(), now).await?;
     }
-    Ok(response)
-}
-
-/// How a caller continues who has lost a response with a secret.
-fn next_step(subscriber: Uuid) -> String {
-    format!(
-        "subscriber {subscriber} exists; for a new secret, send POST /hub/v1/subscribers/{subscriber}/rotate-secret with a \
-         new Idempotency-Key"
-    )
+    Ok((stored, secret))
 }
 
 async fn insert(
@@ -146,114 +115,110 @@ pub(crate) async fn list(
     hub: &Hub,
     tenant: &Tenant,
     filter: &SubscriberFilter,
-    (before, limit): (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> Result<Vec<StoredSubscriber>, Error> {
-    Ok(store::list(&mut *hub.db.acquire().await?, &hub.cipher, tenant, filter, (before, limit)).await?)
+    Ok(store::list(&mut *hub.db.acquire().await?, &hub.cipher, tenant, filter, before, limit).await?)
+}
+
+/// A subscriber after a change.
+pub(crate) struct UpdatedSubscriber {
+    pub(crate) stored: StoredSubscriber,
+    /// The change demands that the endpoint is verified.
+    pub(crate) needs_verification: bool,
 }
 
 /// Changes the given fields. Fails if one of them is invalid, or if the URL gets another origin and the headers are not sent
-/// anew. An endpoint that has to be verified gets a challenge.
+/// anew.
 pub(crate) async fn update(
-    hub: &Arc<Hub>,
-    request: ChangeRequest,
+    tx: &mut Transaction<'_, Postgres>,
+    hub: &Hub,
+    target: &SubscriberTarget,
     fields: SubscriberFields,
-) -> Result<StoredResponse, Problem> {
-    let (tenant, id, is_asked) = (request.tenant.clone(), request.id, Arc::new(AtomicBool::new(false)));
-    let asks = is_asked.clone();
-    let response = change(hub, request, move |subscriber, hub, now| {
-        let mut errors = fields.creation_only_errors();
-        let (old, client) = (&subscriber.settings, hub.clients.of(subscriber.tenant.as_str()));
-        let settings = match fields.into_settings(Some(old), client, now) {
-            Ok(settings) if errors.is_empty() => settings,
-            settings => {
-                errors.extend(settings.err().into_iter().flatten());
-                return Err(Error::Invalid(errors));
-            }
-        };
-        if settings == *old {
-            return Ok(false);
+    now: DateTime<Utc>,
+) -> Result<UpdatedSubscriber, Error> {
+    let mut stored = lock(tx, hub, target).await?;
+    let mut errors = fields.creation_only_errors();
+    let (old, client) = (&stored.subscriber.settings, hub.clients.of(target.tenant.as_str()));
+    let settings = match fields.into_settings(Some(old), client, now) {
+        Ok(settings) if errors.is_empty() => settings,
+        settings => {
+            errors.extend(settings.err().into_iter().flatten());
+            return Err(Error::Invalid(errors));
         }
-        if settings.is_active != old.is_active {
-            // The owner decides from now on, so the hub's reason no longer applies.
-            subscriber.inactive_reason = None;
-        }
-        if !(settings.verify_endpoint || hub.verify_endpoints) {
-            subscriber.unverified_since = None;
-        } else if !has_same_origin(&settings.url, &old.url) || (settings.verify_endpoint && !old.verify_endpoint) {
-            subscriber.unverified_since = Some(now);
-            asks.store(true, Ordering::Relaxed);
-        }
-        subscriber.settings = settings;
-        Ok(true)
-    })
-    .await?;
-    if is_asked.load(Ordering::Relaxed) {
-        verification::start(hub, tenant, id);
+    };
+    if settings == *old {
+        return Ok(UpdatedSubscriber { stored, needs_verification: false });
     }
-    Ok(response)
+    let has_other_endpoint = !has_same_origin(&settings.url, &old.url);
+    let must_verify = settings.verify_endpoint || hub.verify_endpoints;
+    let needs_verification = must_verify && (has_other_endpoint || (settings.verify_endpoint && !old.verify_endpoint));
+    let is_switched = settings.is_active != old.is_active;
+    let subscriber = &mut stored.subscriber;
+    if needs_verification {
+        subscriber.unverified_since = Some(now);
+    } else if !must_verify {
+        subscriber.unverified_since = None;
+    }
+    subscriber.settings = settings;
+    // The owner decides from now on, so the hub's reason no longer applies.
+    let was_disabled = is_switched && subscriber.inactive_reason.take().is_some();
+    save(tx, hub, &mut stored, now).await?;
+    if was_disabled && stored.subscriber.settings.is_active {
+        let Subscriber { tenant, id, settings, .. } = &stored.subscriber;
+        let report = deliveries::system_event::enabled(tenant, *id, &settings.name, now);
+        post(tx, &SYSTEM_SOURCE, &report).await?;
+    }
+    Ok(UpdatedSubscriber { stored, needs_verification })
 }
 
-/// Pauses a subscriber: its messages wait. A paused subscriber stays unchanged.
-pub(crate) async fn pause(hub: &Arc<Hub>, request: ChangeRequest) -> Result<StoredResponse, Problem> {
-    change(hub, request, |subscriber, _, now| {
-        let is_new = subscriber.paused_at.is_none();
-        subscriber.paused_at.get_or_insert(now);
-        Ok(is_new)
-    })
-    .await
-}
-
-/// Ends a pause: the messages that wait are sent. It does not activate an inactive subscriber, which is a matter of
-/// `update`.
-pub(crate) async fn resume(hub: &Arc<Hub>, request: ChangeRequest) -> Result<StoredResponse, Problem> {
-    change(hub, request, |subscriber, _, _| Ok(subscriber.paused_at.take().is_some())).await
+/// Pauses a subscriber, so that its messages wait, or ends its pause. It does not activate an inactive subscriber, which is a
+/// matter of [`update`].
+pub(crate) async fn set_paused(
+    tx: &mut Transaction<'_, Postgres>,
+    hub: &Hub,
+    target: &SubscriberTarget,
+    is_paused: bool,
+    now: DateTime<Utc>,
+) -> Result<StoredSubscriber, Error> {
+    let mut stored = lock(tx, hub, target).await?;
+    if stored.subscriber.paused_at.is_some() != is_paused {
+        stored.subscriber.paused_at = is_paused.then_some(now);
+        save(tx, hub, &mut stored, now).await?;
+    }
+    Ok(stored)
 }
 
 /// Deletes a subscriber. Messages that wait for it are not sent.
-pub(crate) async fn delete(hub: &Arc<Hub>, request: ChangeRequest) -> Result<StoredResponse, Problem> {
-    let ChangeRequest { tenant, id, if_match, identity } = request;
-    let deleted = hub
-        .run_once(identity.as_ref(), StoreResponse::WithBody, |tx, _| {
-            Box::pin(async move {
-                let version = store::lock_version(tx, &tenant, id).await.map_err(Error::from)?;
-                let (version, updated_at) = version.ok_or(Error::NoSubscriber)?;
-                if_match.check(version, updated_at)?;
-                store::delete(tx, &tenant, id).await.map_err(Error::from)?;
-                tracing::info!(subscriber = %id, tenant = tenant.as_str(), "deleted a subscriber");
-                Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
-            })
-        })
-        .await;
-    Ok(when_effective(hub, deleted?).await)
+pub(crate) async fn delete(tx: &mut PgConnection, target: &SubscriberTarget) -> Result<(), Error> {
+    let SubscriberTarget { tenant, id, if_match } = target;
+    let (version, updated_at) = store::lock_version(tx, tenant, *id).await?.ok_or(Error::NoSubscriber)?;
+    if_match.check(version, updated_at).map_err(Error::Stale)?;
+    store::delete(tx, tenant, *id).await?;
+    tracing::info!(subscriber = %id, tenant = tenant.as_str(), "deleted a subscriber");
+    Ok(())
 }
 
-/// Generates a new secret. The response contains it. Earlier secrets expire after `overlap`, or earlier if they already
-/// expire.
+/// Generates a new secret and returns it. Earlier secrets expire after `overlap`, or earlier if they already expire.
 pub(crate) async fn rotate_secret(
-    hub: &Arc<Hub>,
-    request: ChangeRequest,
+    tx: &mut PgConnection,
+    hub: &Hub,
+    target: &SubscriberTarget,
     overlap: TimeDelta,
-) -> Result<StoredResponse, Problem> {
-    let now = hub.clock.now();
-    let ChangeRequest { tenant, id, if_match, identity } = request;
-    let rotated = hub
-        .run_once(identity.as_ref(), StoreResponse::WithoutBody, |tx, hub| {
-            Box::pin(async move {
-                let stored = lock(tx, &hub, &tenant, id, &if_match).await?;
-                let (stored, secret) = add_secret(tx, &hub, stored, (overlap, now)).await?;
-                tracing::info!(subscriber = %id, "rotated a subscriber's secret");
-                Ok(SubscriberWithSecret::response(StatusCode::OK, &stored, &secret).shown_once(next_step(id)))
-            })
-        })
-        .await;
-    Ok(when_effective(hub, rotated?).await)
+    now: DateTime<Utc>,
+) -> Result<(StoredSubscriber, SigningSecret), Error> {
+    let stored = lock(tx, hub, target).await?;
+    let rotated = add_secret(tx, hub, stored, overlap, now).await?;
+    tracing::info!(subscriber = %target.id, "rotated a subscriber's secret");
+    Ok(rotated)
 }
 
 async fn add_secret(
     tx: &mut PgConnection,
     hub: &Hub,
     mut stored: StoredSubscriber,
-    (overlap, now): (TimeDelta, DateTime<Utc>),
+    overlap: TimeDelta,
+    now: DateTime<Utc>,
 ) -> Result<(StoredSubscriber, SigningSecret), Error> {
     let active = stored.active_secrets(now);
     if overlap > TimeDelta::zero() && active >= SECRETS_MAX {
@@ -278,7 +243,7 @@ pub(crate) async fn test(
 ) -> Result<TestResult, Error> {
     // `show` returns its connection to the pool before the request is sent.
     let stored = check_decrypted(show(hub, tenant, id).await?)?;
-    let mut recipient = recipient_of(stored.subscriber, stored.secrets).map_err(Error::InvalidSubscriber)?;
+    let mut recipient = sendable(stored)?;
     recipient.timeout = recipient.timeout.min(TEST_TIME_MAX);
     let (event_id, now) = (Uuid::now_v7(), hub.clock.now());
     let (topic, payload) = match event_type {
@@ -321,65 +286,22 @@ pub(crate) async fn test(
     })
 }
 
-/// Locks the subscriber, applies `change` to it, and saves it if `change` returns true. Waits until the change is effective.
-async fn change<C>(hub: &Arc<Hub>, request: ChangeRequest, change: C) -> Result<StoredResponse, Problem>
-where
-    C: FnOnce(&mut Subscriber, &Hub, DateTime<Utc>) -> Result<bool, Error> + Send + 'static,
-{
-    let now = hub.clock.now();
-    let ChangeRequest { tenant, id, if_match, identity } = request;
-    let changed = hub
-        .run_once(identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
-            Box::pin(async move {
-                let mut stored = lock(tx, &hub, &tenant, id, &if_match).await?;
-                let was_disabled = stored.subscriber.inactive_reason.is_some();
-                if change(&mut stored.subscriber, &hub, now)? {
-                    save(tx, &hub, &mut stored, now).await?;
-                    if was_disabled && stored.subscriber.settings.is_active {
-                        let report = {
-                            let subscriber = &stored.subscriber;
-                            deliveries::system_event::enabled(
-                                &subscriber.tenant,
-                                subscriber.id,
-                                &subscriber.settings.name,
-                                now,
-                            )
-                        };
-                        post(tx, &SYSTEM_SOURCE, &report).await.map_err(Error::from)?;
-                    }
-                }
-                Ok(SubscriberWithSecrets::response(&stored))
-            })
-        })
-        .await;
-    Ok(when_effective(hub, changed?).await)
-}
-
-/// Waits until no dispatcher uses an older version of any subscriber, also if this request has changed nothing or is a
-/// repeat: the request that made the change may not have waited for its end. After `hub.change_wait_ms` the response says
-/// that the change is not effective yet.
-async fn when_effective(hub: &Hub, response: StoredResponse) -> StoredResponse {
-    let is_effective =
-        !response.status().is_success() || hub.directory.wait_until_applied(&hub.db, hub.change_time_max).await;
-    if is_effective { response } else { not_yet_effective(response) }
-}
-
 async fn find(db: &mut PgConnection, hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<StoredSubscriber, Error> {
     store::find(db, &hub.cipher, tenant, id).await?.ok_or(Error::NoSubscriber)
 }
 
-/// Returns the subscriber with its row locked. Fails if it does not exist, has another version than `if_match`, or
+/// Returns the subscriber with its row locked. Fails if it does not exist, has another version than the request demands, or
 /// cannot be decrypted.
-async fn lock(
-    tx: &mut PgConnection,
-    hub: &Hub,
-    tenant: &Tenant,
-    id: Uuid,
-    if_match: &IfMatch,
-) -> Result<StoredSubscriber, Error> {
-    let stored = store::lock(tx, &hub.cipher, tenant, id).await?.ok_or(Error::NoSubscriber)?;
-    if_match.check(stored.subscriber.version, stored.subscriber.updated_at).map_err(Error::Stale)?;
+async fn lock(tx: &mut PgConnection, hub: &Hub, target: &SubscriberTarget) -> Result<StoredSubscriber, Error> {
+    let stored = store::lock(tx, &hub.cipher, &target.tenant, target.id).await?.ok_or(Error::NoSubscriber)?;
+    target.if_match.check(stored.subscriber.version, stored.subscriber.updated_at).map_err(Error::Stale)?;
     check_decrypted(stored)
+}
+
+/// The recipient of a stored subscriber, also if it is not active.
+fn sendable(stored: StoredSubscriber) -> Result<Recipient, Error> {
+    let recipient = recipient_of(stored.subscriber, stored.secrets);
+    recipient.map_err(|error| Error::InvalidSubscriber(error.to_string()))
 }
 
 /// Fails if the headers and secrets cannot be decrypted: saving the subscriber would lose them.

@@ -1,19 +1,23 @@
 //! Subscribers: managing them and their secrets, and test deliveries.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use axum::extract::State;
-use axum::http::StatusCode;
-use axum::http::header::ETAG;
+use axum::extract::{FromRequestParts, State};
+use axum::http::header::{ETAG, LOCATION};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use chrono::TimeDelta;
 use http_kit::etag::{self, IfMatch, IfNoneMatch};
 use http_kit::extract::{Json, Path};
 use http_kit::field::Whole;
-use http_kit::idempotency::{JsonBody, Mutation, OptionalJsonBody, StoredResponse};
+use http_kit::idempotency::{JsonBody, Mutation, OptionalJsonBody, RequestIdentity, StoredResponse};
 use http_kit::page::{Listing, Page};
 use http_kit::problem::Problem;
 use serde::Deserialize;
+use service::idempotency::{Effect, StoreResponse};
+use sqlx::{Postgres, Transaction};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -24,10 +28,10 @@ use crate::access::{Manager, page_scope};
 use crate::error::Error;
 use crate::subscribers::fields::{ChangedSubscriberFields, NewSubscriberFields, SubscriberFields};
 use crate::subscribers::flow;
-use crate::subscribers::flow::ChangeRequest;
+use crate::subscribers::flow::SubscriberTarget;
 use crate::subscribers::store::SubscriberFilter;
 use crate::subscribers::view::{
-    ChangeView, SubscriberWithSecret, SubscriberWithSecrets, TestResult, VerificationResult,
+    ChangeView, SubscriberWithSecret, SubscriberWithSecrets, TestResult, VerificationResult, not_yet_effective,
 };
 
 /// How long earlier secrets still sign after a rotation.
@@ -93,7 +97,7 @@ async fn list(
     let scope = page_scope(&hub, "subscribers", &caller, &filters);
     let before = scope.position(cursor.as_deref())?;
     let filter = SubscriberFilter { is_active: filters.is_active, event_type: filters.event_type, name: filters.q };
-    let subscribers = flow::list(&hub, &caller.tenant, &filter, (before, limit + 1)).await?;
+    let subscribers = flow::list(&hub, &caller.tenant, &filter, before, limit + 1).await?;
     let page = scope.cut(subscribers, limit, |stored| stored.subscriber.id);
     Ok(page.map(|stored| SubscriberWithSecrets::from(&stored)))
 }
@@ -114,7 +118,29 @@ async fn create(
     Manager(caller): Manager,
     Mutation { body: JsonBody(NewSubscriberFields(fields)), identity }: Mutation<JsonBody<NewSubscriberFields>>,
 ) -> Result<StoredResponse, Problem> {
-    flow::create(&hub, (caller.tenant, caller.principal), fields, identity.as_ref()).await
+    let (tenant, unverified) = (caller.tenant.clone(), Arc::new(OnceLock::new()));
+    let created = unverified.clone();
+    let response = hub
+        .run_once(identity.as_ref(), StoreResponse::WithoutBody, |tx, hub| {
+            Box::pin(async move {
+                let (tenant, by) = (&caller.tenant, caller.principal);
+                let (stored, secret) = flow::create(tx, &hub, tenant, by, fields, hub.clock.now()).await?;
+                let id = stored.subscriber.id;
+                if stored.subscriber.unverified_since.is_some() {
+                    let _ = created.set(id);
+                }
+                let location = HeaderValue::try_from(format!("/hub/v1/subscribers/{id}"))
+                    .map_err(|error| Problem::internal(&error))?;
+                let response = SubscriberWithSecret::response(StatusCode::CREATED, &stored, &secret);
+                Ok(response.with_header(LOCATION, location).shown_once(next_step(id)))
+            })
+        })
+        .await?;
+    // After the commit: the challenge is sent by a task that reads the subscriber.
+    if let Some(id) = unverified.get() {
+        flow::verification::start(&hub, tenant, *id);
+    }
+    Ok(response)
 }
 
 /// Show a subscriber
@@ -163,12 +189,23 @@ async fn show(
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn update(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
-    Path(id): Path<Uuid>,
-    if_match: IfMatch,
+    target: SubscriberTarget,
     Mutation { body: JsonBody(fields), identity }: Mutation<JsonBody<SubscriberFields>>,
 ) -> Result<StoredResponse, Problem> {
-    flow::update(&hub, ChangeRequest { tenant: caller.tenant, id, if_match, identity }, fields).await
+    let (tenant, id, is_unverified) = (target.tenant.clone(), target.id, Arc::new(AtomicBool::new(false)));
+    let needs_verification = is_unverified.clone();
+    let response = change(&hub, identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let updated = flow::update(tx, &hub, &target, fields, hub.clock.now()).await?;
+            needs_verification.store(updated.needs_verification, Ordering::Relaxed);
+            Ok(SubscriberWithSecrets::response(&updated.stored))
+        })
+    })
+    .await?;
+    if is_unverified.load(Ordering::Relaxed) {
+        flow::verification::start(&hub, tenant, id);
+    }
+    Ok(response)
 }
 
 /// Delete a subscriber
@@ -187,12 +224,16 @@ async fn update(
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn delete(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
-    Path(id): Path<Uuid>,
-    if_match: IfMatch,
+    target: SubscriberTarget,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::delete(&hub, ChangeRequest { tenant: caller.tenant, id, if_match, identity }).await
+    change(&hub, identity.as_ref(), StoreResponse::WithBody, |tx, _| {
+        Box::pin(async move {
+            flow::delete(tx, &target).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    })
+    .await
 }
 
 /// Rotate the signing secret
@@ -216,17 +257,21 @@ async fn delete(
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn rotate_secret(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
-    Path(id): Path<Uuid>,
-    if_match: IfMatch,
+    target: SubscriberTarget,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<RotateSecret>>,
 ) -> Result<StoredResponse, Problem> {
     let hours = body.overlap_hours.map_or(OVERLAP_HOURS_DEFAULT, |Whole(hours)| hours);
     if !(0..=OVERLAP_HOURS_MAX).contains(&hours) {
         return Err(Error::field("/overlap_hours", format!("must be a number from 0 to {OVERLAP_HOURS_MAX}")).into());
     }
-    let request = ChangeRequest { tenant: caller.tenant, id, if_match, identity };
-    flow::rotate_secret(&hub, request, TimeDelta::hours(hours)).await
+    change(&hub, identity.as_ref(), StoreResponse::WithoutBody, |tx, hub| {
+        Box::pin(async move {
+            let (overlap, now) = (TimeDelta::hours(hours), hub.clock.now());
+            let (stored, secret) = flow::rotate_secret(tx, &hub, &target, overlap, now).await?;
+            Ok(SubscriberWithSecret::response(StatusCode::OK, &stored, &secret).shown_once(next_step(target.id)))
+        })
+    })
+    .await
 }
 
 /// Pause a subscriber
@@ -246,12 +291,10 @@ async fn rotate_secret(
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn pause(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
-    Path(id): Path<Uuid>,
-    if_match: IfMatch,
+    target: SubscriberTarget,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::pause(&hub, ChangeRequest { tenant: caller.tenant, id, if_match, identity }).await
+    set_paused(&hub, target, true, identity).await
 }
 
 /// Resume a paused subscriber
@@ -271,12 +314,10 @@ async fn pause(
         (status = 412, description = "The subscriber has another version than `If-Match`")))]
 async fn resume(
     State(hub): State<Arc<Hub>>,
-    Manager(caller): Manager,
-    Path(id): Path<Uuid>,
-    if_match: IfMatch,
+    target: SubscriberTarget,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::resume(&hub, ChangeRequest { tenant: caller.tenant, id, if_match, identity }).await
+    set_paused(&hub, target, false, identity).await
 }
 
 /// Send a test delivery
@@ -309,4 +350,56 @@ async fn verify(
     Path(id): Path<Uuid>,
 ) -> Result<Json<VerificationResult>, Problem> {
     Ok(Json(flow::verification::verify(&hub, &caller.tenant, id).await?))
+}
+
+impl FromRequestParts<Arc<Hub>> for SubscriberTarget {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, hub: &Arc<Hub>) -> Result<SubscriberTarget, Problem> {
+        let Manager(caller) = Manager::from_request_parts(parts, hub).await?;
+        let Path(id) = Path::from_request_parts(parts, hub).await?;
+        let if_match = IfMatch::from_request_parts(parts, hub).await?;
+        Ok(SubscriberTarget { tenant: caller.tenant, id, if_match })
+    }
+}
+
+async fn set_paused(
+    hub: &Arc<Hub>,
+    target: SubscriberTarget,
+    is_paused: bool,
+    identity: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    change(hub, identity.as_ref(), StoreResponse::WithBody, |tx, hub| {
+        Box::pin(async move {
+            let stored = flow::set_paused(tx, &hub, &target, is_paused, hub.clock.now()).await?;
+            Ok(SubscriberWithSecrets::response(&stored))
+        })
+    })
+    .await
+}
+
+/// Makes a change in one transaction, once per `Idempotency-Key`. Waits until no dispatcher uses an older version of any subscriber,
+/// also if this request has changed nothing or is a repeat: the request that made the change may not have waited for its end. After
+/// `hub.change_wait_ms` the response says that the change is not effective yet.
+async fn change<F>(
+    hub: &Arc<Hub>,
+    identity: Option<&RequestIdentity>,
+    keep: StoreResponse,
+    effect: F,
+) -> Result<StoredResponse, Problem>
+where
+    F: for<'t> FnOnce(&'t mut Transaction<'_, Postgres>, Arc<Hub>) -> Effect<'t> + Send,
+{
+    let response = hub.run_once(identity, keep, effect).await?;
+    let is_effective =
+        !response.status().is_success() || hub.directory.wait_until_applied(&hub.db, hub.change_time_max).await;
+    Ok(if is_effective { response } else { not_yet_effective(response) })
+}
+
+/// How a caller continues who has lost a response with a secret.
+fn next_step(subscriber: Uuid) -> String {
+    format!(
+        "subscriber {subscriber} exists; for a new secret, send POST /hub/v1/subscribers/{subscriber}/rotate-secret with a \
+         new Idempotency-Key"
+    )
 }

@@ -12,19 +12,39 @@ use crate::deliveries::domain::{Batch, EndpointAuth};
 use crate::deliveries::recipient::{Recipient, RecipientBatch, RecipientLimits, RecipientRetry};
 use crate::subscribers::domain::Subscriber;
 
-/// Fails with the reason if the stored URL or headers are no longer valid.
+/// A stored subscriber to which nothing can be sent.
+#[derive(Debug, thiserror::Error)]
+#[error("{subscriber}: {reason}")]
+pub(crate) struct InvalidRecipient {
+    subscriber: Uuid,
+    reason: InvalidSetting,
+}
+
+/// The stored setting that is no longer valid.
+#[derive(Debug, thiserror::Error)]
+enum InvalidSetting {
+    #[error("url {0}")]
+    Url(String),
+    #[error("auth: {0}")]
+    Auth(String),
+    #[error("{0} of its headers are not allowed")]
+    Headers(usize),
+}
+
+/// Fails if the stored URL, credentials or headers are no longer valid.
 pub(crate) fn recipient_of(
     subscriber: Subscriber,
     secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
-) -> Result<Recipient, String> {
+) -> Result<Recipient, InvalidRecipient> {
+    let invalid = |reason| InvalidRecipient { subscriber: subscriber.id, reason };
     let snapshot = subscriber.snapshot();
     let settings = subscriber.settings;
     // The URL was checked when it was stored. If the setting `https_only` became stricter since then, sending fails.
-    let target = Target::parse(&settings.url, false).map_err(|error| format!("{}: url {error}", subscriber.id))?;
-    let (target, token_source) = with_auth(subscriber.id, target, settings.auth.as_ref())
-        .map_err(|error| format!("{}: auth: {error}", subscriber.id))?;
+    let target =
+        Target::parse(&settings.url, false).map_err(|error| invalid(InvalidSetting::Url(error.to_string())))?;
+    let (target, token_source) = with_auth(subscriber.id, target, settings.auth.as_ref()).map_err(invalid)?;
     let headers = webhook_client::headers::check(&settings.headers.into_iter().collect())
-        .map_err(|refused| format!("{}: {} of its headers are not allowed", subscriber.id, refused.len()))?;
+        .map_err(|refused| invalid(InvalidSetting::Headers(refused.len())))?;
     Ok(Recipient {
         id: subscriber.id,
         tenant: subscriber.tenant.as_str().into(),
@@ -53,13 +73,13 @@ pub(crate) fn recipient_of(
     })
 }
 
-/// The target and the source of access tokens that an endpoint requires. Fails with the reason if the stored credentials are no
-/// longer valid. A certificate that has expired since it was stored is valid here: its endpoint decides.
+/// The target and the source of access tokens that an endpoint requires. Fails if the stored credentials are no longer
+/// valid. A certificate that has expired since it was stored is valid here: its endpoint decides.
 fn with_auth(
     subscriber: Uuid,
     target: Target,
     auth: Option<&EndpointAuth>,
-) -> Result<(Target, Option<TokenSource>), String> {
+) -> Result<(Target, Option<TokenSource>), InvalidSetting> {
     match auth {
         None => Ok((target, None)),
         Some(EndpointAuth::Oauth2(credentials)) => {
@@ -70,7 +90,8 @@ fn with_auth(
                 scope: credentials.scope.as_deref(),
                 audience: credentials.audience.as_deref(),
             };
-            Ok((target, Some(TokenSource::new(&subscriber.to_string(), &credentials)?)))
+            let source = TokenSource::new(&subscriber.to_string(), &credentials);
+            Ok((target, Some(source.map_err(|error| InvalidSetting::Auth(error.to_string()))?)))
         }
         Some(EndpointAuth::Mtls(pair)) => {
             let owner = subscriber.to_string();
@@ -79,7 +100,7 @@ fn with_auth(
                 Ok(identity) => return Ok((target.with_identity(Arc::new(identity)), None)),
                 Err(invalid) => invalid,
             };
-            Err(detail.to_owned())
+            Err(InvalidSetting::Auth(detail.to_owned()))
         }
     }
 }
@@ -106,7 +127,7 @@ mod tests {
         (pem("CERTIFICATE", params.self_signed(&key).unwrap().der()), pem("PRIVATE KEY", &key.serialize_der()))
     }
 
-    fn recipient_with(auth: Option<EndpointAuth>) -> Result<Recipient, String> {
+    fn recipient_with(auth: Option<EndpointAuth>) -> Result<Recipient, InvalidRecipient> {
         let now = DateTime::UNIX_EPOCH;
         let settings = SubscriberSettings {
             name: "a".to_owned(),
@@ -161,6 +182,6 @@ mod tests {
         assert!(one.identity().is_some() && one.connection_key() != other.connection_key());
         assert!(one.connection_key() != plain.target.connection_key() && one.origin() == plain.target.origin());
         let damaged = ClientCertificate { certificate: String::new(), ..pair };
-        assert!(recipient_with(Some(EndpointAuth::Mtls(damaged))).unwrap_err().contains("auth"));
+        assert!(recipient_with(Some(EndpointAuth::Mtls(damaged))).unwrap_err().to_string().contains("auth"));
     }
 }

@@ -3,16 +3,15 @@
 use chrono::{DateTime, Utc};
 use pillarbox::log::Tenant;
 use runtime::secret::Cipher;
-use sqlx::postgres::PgRow;
 use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
+use sqlx::{FromRow, PgConnection, Row};
 use uuid::Uuid;
 use webhook_client::signature::{SigningSecret, active_secrets};
 
-use crate::deliveries::domain::{Batch, EndpointAuth, Format, OnExhausted, RetryRules};
+use crate::deliveries::domain::EndpointAuth;
 use crate::directory::domain::EventTypes;
-use crate::directory::store::{event_types, filter, tenant, unreadable};
-use crate::subscribers::domain::{Subscriber, SubscriberSettings};
+use crate::directory::store::unreadable;
+use crate::subscribers::domain::Subscriber;
 
 /// A subscriber with its decrypted headers and secrets.
 #[derive(Debug, Clone)]
@@ -64,11 +63,11 @@ pub(crate) async fn load_shards(
     let mut readable = Vec::with_capacity(rows.len());
     for row in &rows {
         let subscriber: Uuid = row.try_get("id")?;
-        match stored_subscriber(row, cipher).map(|stored| (stored.undecryptable.clone(), stored)) {
-            Ok((None, stored)) => readable.push(stored),
-            Ok((Some(error), _)) => {
+        match SubscriberRow::from_row(row).map(|row| row.decrypt(cipher)) {
+            Ok(StoredSubscriber { undecryptable: Some(error), .. }) => {
                 tracing::error!(%subscriber, error, "cannot decrypt a subscriber, so its messages wait; is `secret_keys_previous` complete?");
             }
+            Ok(stored) => readable.push(stored),
             Err(error) => {
                 tracing::error!(%subscriber, %error, "cannot decode a subscriber, so its messages wait");
             }
@@ -80,8 +79,7 @@ pub(crate) async fn load_shards(
 /// Returns all subscribers without their headers and secrets.
 pub(crate) async fn load_all(db: &mut PgConnection) -> sqlx::Result<Vec<Subscriber>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.subscriber order by id");
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).fetch_all(db).await?;
-    rows.iter().map(|row| subscriber(row, Credentials::default())).collect()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).fetch_all(db).await
 }
 
 /// Returns the number of subscribers of a tenant.
@@ -97,8 +95,8 @@ pub(crate) async fn find(
     id: Uuid,
 ) -> sqlx::Result<Option<StoredSubscriber>> {
     let query = format!("select {COLUMNS} from pillarbox_hub.subscriber where id = $1 and tenant = $2");
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str()).fetch_optional(db).await?;
-    row.map(|row| stored_subscriber(&row, cipher)).transpose()
+    let query = sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(id).bind(tenant.as_str());
+    Ok(query.fetch_optional(db).await?.map(|row: SubscriberRow| row.decrypt(cipher)))
 }
 
 /// Returns the subscriber and locks its row until the end of the transaction.
@@ -134,7 +132,8 @@ pub(crate) async fn list(
     cipher: &Cipher,
     tenant: &Tenant,
     filter: &SubscriberFilter,
-    (before, limit): (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StoredSubscriber>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.subscriber
@@ -148,7 +147,7 @@ pub(crate) async fn list(
            and ($6::text is null or strpos(lower(name), lower($6)) > 0)
          order by id desc limit $5"
     );
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+    let rows: Vec<SubscriberRow> = sqlx::query_as(sqlx::AssertSqlSafe(query))
         .bind(tenant.as_str())
         .bind(before)
         .bind(filter.is_active)
@@ -157,7 +156,7 @@ pub(crate) async fn list(
         .bind(&filter.name)
         .fetch_all(db)
         .await?;
-    rows.iter().map(|row| stored_subscriber(row, cipher)).collect()
+    Ok(rows.into_iter().map(|row| row.decrypt(cipher)).collect())
 }
 
 /// Inserts a subscriber. Its shard is that of a log message whose key is the subscriber's id.
@@ -240,7 +239,8 @@ pub(crate) async fn set_verified(
     db: &mut PgConnection,
     tenant: &Tenant,
     id: Uuid,
-    (url, since): (&str, DateTime<Utc>),
+    url: &str,
+    since: DateTime<Utc>,
     now: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
     let query = "update pillarbox_hub.subscriber set unverified_since = null, version = version + 1, updated_at = $5
@@ -318,95 +318,52 @@ fn encrypted_auth(cipher: &Cipher, id: Uuid, auth: Option<&EndpointAuth>) -> sql
     Ok(Some(cipher.encrypt(&plain, id.as_bytes())))
 }
 
+/// A subscriber as its row has it: its headers, credentials and secrets are encrypted.
+#[derive(FromRow)]
+struct SubscriberRow {
+    #[sqlx(flatten)]
+    subscriber: Subscriber,
+    headers: Option<Vec<u8>>,
+    auth: Option<Vec<u8>>,
+    sealed: Vec<Vec<u8>>,
+    sealed_until: Vec<Option<DateTime<Utc>>>,
+    is_tenant_suspended: bool,
+}
+
 /// What is encrypted in the row of a subscriber.
 #[derive(Default)]
 struct Credentials {
     headers: Vec<(String, String)>,
     auth: Option<EndpointAuth>,
+    secrets: Vec<(SigningSecret, Option<DateTime<Utc>>)>,
 }
 
-/// A subscriber that cannot be decrypted is returned without headers and secrets, so that it can be shown and deleted.
-fn stored_subscriber(row: &PgRow, cipher: &Cipher) -> sqlx::Result<StoredSubscriber> {
-    let id: Uuid = row.try_get("id")?;
-    let decrypted = credentials(row, cipher, id).and_then(|found| Ok((found, secrets(row, cipher, id)?)));
-    let (credentials, secrets, undecryptable) = match decrypted {
-        Ok((credentials, secrets)) => (credentials, secrets, None),
-        Err(error) => (Credentials::default(), Vec::new(), Some(error.to_string())),
-    };
-    let is_tenant_suspended = row.try_get("is_tenant_suspended")?;
-    Ok(StoredSubscriber { subscriber: subscriber(row, credentials)?, secrets, undecryptable, is_tenant_suspended })
-}
+impl SubscriberRow {
+    /// A subscriber that cannot be decrypted is returned without headers and secrets, so that it can be shown and deleted.
+    fn decrypt(mut self, cipher: &Cipher) -> StoredSubscriber {
+        let (Credentials { headers, auth, secrets }, undecryptable) = match self.credentials(cipher) {
+            Ok(credentials) => (credentials, None),
+            Err(error) => (Credentials::default(), Some(error.to_string())),
+        };
+        (self.subscriber.settings.headers, self.subscriber.settings.auth) = (headers, auth);
+        let SubscriberRow { subscriber, is_tenant_suspended, .. } = self;
+        StoredSubscriber { subscriber, secrets, undecryptable, is_tenant_suspended }
+    }
 
-fn subscriber(row: &PgRow, credentials: Credentials) -> sqlx::Result<Subscriber> {
-    Ok(Subscriber {
-        id: row.try_get("id")?,
-        tenant: tenant(row)?,
-        version: row.try_get("version")?,
-        settings: settings(row, credentials)?,
-        paused_at: row.try_get("paused_at")?,
-        unverified_since: row.try_get("unverified_since")?,
-        inactive_reason: row.try_get("inactive_reason")?,
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
-    })
-}
-
-fn secrets(row: &PgRow, cipher: &Cipher, id: Uuid) -> sqlx::Result<Vec<(SigningSecret, Option<DateTime<Utc>>)>> {
-    let sealed: Vec<Vec<u8>> = row.try_get("sealed")?;
-    let expiries: Vec<Option<DateTime<Utc>>> = row.try_get("sealed_until")?;
-    let secret = |(sealed, expires_at): (Vec<u8>, _)| {
-        let plain = cipher.decrypt(&sealed, id.as_bytes()).map_err(unreadable)?;
-        let secret = SigningSecret::parse(&String::from_utf8_lossy(&plain)).map_err(unreadable)?;
-        Ok((secret, expires_at))
-    };
-    sealed.into_iter().zip(expiries).map(secret).collect()
-}
-
-fn credentials(row: &PgRow, cipher: &Cipher, id: Uuid) -> sqlx::Result<Credentials> {
-    let headers = decrypted(row, "headers", cipher, id)?.unwrap_or_default();
-    Ok(Credentials { headers, auth: decrypted(row, "auth", cipher, id)? })
-}
-
-fn decrypted<T: serde::de::DeserializeOwned>(
-    row: &PgRow,
-    column: &str,
-    cipher: &Cipher,
-    id: Uuid,
-) -> sqlx::Result<Option<T>> {
-    let Some(sealed) = row.try_get::<Option<Vec<u8>>, _>(column)? else { return Ok(None) };
-    let plain = cipher.decrypt(&sealed, id.as_bytes()).map_err(unreadable)?;
-    serde_json::from_slice(&plain).map(Some).map_err(unreadable)
-}
-
-fn settings(row: &PgRow, Credentials { headers, auth }: Credentials) -> sqlx::Result<SubscriberSettings> {
-    let positive = |column| row.try_get::<i32, _>(column).map(i32::unsigned_abs);
-    Ok(SubscriberSettings {
-        name: row.try_get("name")?,
-        url: row.try_get("url")?,
-        event_types: event_types(row)?,
-        filter: filter(row)?,
-        ordering_key: row.try_get("ordering_key")?,
-        retry_backoff_seconds: row
-            .try_get::<Vec<i32>, _>("retry_backoff_seconds")?
-            .into_iter()
-            .map(i32::unsigned_abs)
-            .collect(),
-        retry_rules: row.try_get::<Json<RetryRules>, _>("retry_rules")?.0,
-        on_exhausted: OnExhausted::named(row.try_get("on_exhausted")?).ok_or("on_exhausted").map_err(unreadable)?,
-        timeout_ms: positive("timeout_ms")?,
-        max_in_flight: positive("max_in_flight")?,
-        rate_limit_per_second: row.try_get::<Option<i32>, _>("rate_limit_per_second")?.map(i32::unsigned_abs),
-        headers,
-        auth,
-        batch: batch(row)?,
-        format: Format::named(row.try_get("format")?).ok_or("format").map_err(unreadable)?,
-        verify_endpoint: row.try_get("verify_endpoint")?,
-        is_active: row.try_get("is_active")?,
-    })
-}
-
-fn batch(row: &PgRow) -> sqlx::Result<Option<Batch>> {
-    let max = row.try_get::<Option<i16>, _>("batch_max")?.map(|max| u32::from(max.unsigned_abs()));
-    let wait_ms = row.try_get::<Option<i32>, _>("batch_wait_ms")?.map(i32::unsigned_abs);
-    Ok(max.zip(wait_ms).map(|(max, wait_ms)| Batch { max, wait_ms }))
+    fn credentials(&self, cipher: &Cipher) -> sqlx::Result<Credentials> {
+        let plain = |sealed: &[u8]| cipher.decrypt(sealed, self.subscriber.id.as_bytes()).map_err(unreadable);
+        let mut found = Credentials::default();
+        if let Some(sealed) = &self.headers {
+            found.headers = serde_json::from_slice(&plain(sealed)?).map_err(unreadable)?;
+        }
+        if let Some(sealed) = &self.auth {
+            found.auth = serde_json::from_slice(&plain(sealed)?).map_err(unreadable)?;
+        }
+        for (sealed, expires_at) in self.sealed.iter().zip(&self.sealed_until) {
+            let text = plain(sealed)?;
+            let secret = SigningSecret::parse(&String::from_utf8_lossy(&text)).map_err(unreadable)?;
+            found.secrets.push((secret, *expires_at));
+        }
+        Ok(found)
+    }
 }

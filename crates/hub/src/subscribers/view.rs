@@ -59,7 +59,7 @@ pub(crate) struct SubscriberView {
     #[serde(skip_serializing_if = "Option::is_none")]
     auth: Option<AuthView>,
     format: Format,
-    /// Several messages in one request. Absent: each message has a request of its own.
+    /// Several messages in one request. Absent: each message has a separate request.
     #[serde(skip_serializing_if = "Option::is_none")]
     batch: Option<Batch>,
     /// Whether events become messages for this subscriber.

@@ -59,7 +59,7 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
     let read_until = unread.map_or(messages_until, |unread| unread.max(now - days(retention.log.behind_days)));
     streams::store::maintenance::drop_days(&mut db, messages_until.min(read_until)).await?;
     streams::store::maintenance::delete_batches(&mut db, now - BATCH_RETENTION).await?;
-    // The pending messages of a single paused subscriber must not retain a whole day of everybody's messages.
+    // The pending messages of a single paused subscriber must not retain a whole day of the messages of all subscribers.
     if store::move_pending(&mut db, messages_until, now).await? == store::MOVED_MAX {
         return Ok(Round::Busy);
     }
@@ -84,10 +84,8 @@ pub(crate) async fn maintain(db: &PgPool, retention: HubRetention) -> Result<Rou
 pub(crate) async fn measure(db: &PgPool) -> Result<Round, sqlx::Error> {
     let sizes = async { store::sizes(&mut *db.acquire().await?).await };
     let sizes = step(db, "measure the hub", MEASURE_TIME_MAX, sizes).await;
-    let (pending, dead) =
-        sizes.as_ref().map_or((f64::NAN, f64::NAN), |(pending, dead)| (*pending as f64, *dead as f64));
-    metrics::gauge!("eventhub_pending_messages").set(pending);
-    metrics::gauge!("eventhub_dlq_size").set(dead);
+    metrics::gauge!("eventhub_pending_messages").set(sizes.as_ref().map_or(f64::NAN, |sizes| sizes.pending as f64));
+    metrics::gauge!("eventhub_dlq_size").set(sizes.as_ref().map_or(f64::NAN, |sizes| sizes.dead as f64));
     let stale = async { store::stale(&mut *db.acquire().await?, STALE_AFTER).await };
     let stale = step(db, "count stale messages", MEASURE_TIME_MAX, stale).await;
     metrics::gauge!("pillarbox_hub_stale_messages").set(stale.as_ref().map_or(f64::NAN, |stale| *stale as f64));

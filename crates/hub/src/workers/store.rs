@@ -3,7 +3,7 @@
 use chrono::{DateTime, Duration, Utc};
 use pillarbox::database::partition;
 use pillarbox::operations::retention_hold;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 
 /// Rows that one statement deletes at most.
 const DELETED_MAX: i64 = 10_000;
@@ -194,10 +194,19 @@ pub(crate) async fn stale(db: &mut PgConnection, age: Duration) -> sqlx::Result<
     .await
 }
 
-/// The number of pending messages and detached lanes, and of dead letters that were not retried. Each is counted up to
+/// How much the hub has to do.
+#[derive(sqlx::FromRow)]
+pub(crate) struct Sizes {
+    /// Pending messages and detached lanes.
+    pub(crate) pending: i64,
+    /// Dead letters that were not retried.
+    pub(crate) dead: i64,
+}
+
+/// Measures how much the hub has to do. Each kind is counted up to
 /// [`COUNTED_MAX`] per subscriber, which bounds the cost of the query.
-pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
-    let row = sqlx::query(
+pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<Sizes> {
+    sqlx::query_as(
         "select (coalesce(sum(messages.count + lanes.count), 0)
                  + (select coalesce(sum(matches), 0) from (select matches from pillarbox_hub.deferred_event limit $1) as deferred)
                 )::bigint as pending,
@@ -219,6 +228,5 @@ pub(crate) async fn sizes(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
     )
     .bind(COUNTED_MAX)
     .fetch_one(db)
-    .await?;
-    Ok((row.try_get("pending")?, row.try_get("dead")?))
+    .await
 }

@@ -28,11 +28,6 @@ impl Outcome {
         self.into()
     }
 
-    /// None if the name is unknown.
-    pub(crate) fn named(name: &str) -> Option<Outcome> {
-        name.parse().ok()
-    }
-
     /// Whether the outcome stays unless an operator intervenes.
     pub(crate) fn is_final(self) -> bool {
         match self {
@@ -83,10 +78,10 @@ pub(crate) enum EventOutcome {
 impl EventOutcome {
     /// `is_matched`: fan-out has created a message of the event, has recorded why it did not, or has added it to a stream.
     pub(crate) fn of(fan_out: FanOutProgress, is_matched: bool) -> EventOutcome {
-        match (is_matched, fan_out) {
-            (true, _) => EventOutcome::Matched,
-            (false, FanOutProgress::Done) => EventOutcome::Unmatched,
-            (false, FanOutProgress::Waiting | FanOutProgress::Deferred) => EventOutcome::Pending,
+        match fan_out {
+            _ if is_matched => EventOutcome::Matched,
+            FanOutProgress::Done => EventOutcome::Unmatched,
+            FanOutProgress::Waiting | FanOutProgress::Deferred => EventOutcome::Pending,
         }
     }
 }
@@ -136,11 +131,6 @@ pub(crate) enum Reason {
 impl Reason {
     pub(crate) fn as_str(self) -> &'static str {
         self.into()
-    }
-
-    /// None if the name is unknown.
-    pub(crate) fn named(name: &str) -> Option<Reason> {
-        name.parse().ok()
     }
 }
 

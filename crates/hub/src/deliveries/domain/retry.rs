@@ -1,4 +1,4 @@
-//! What a response means, and when a failed message is retried: named schedules, and the rules of a subscriber by status.
+//! The meaning of a response, and when a failed message is retried: named schedules, and the rules of a subscriber by status.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use runtime::backoff::lengthen;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The classes of statuses that have rules. A delivered message (2xx) is not retried, and 1xx is no response.
+/// The classes of statuses that have rules. A delivered message (2xx) is not retried, and a 1xx status precedes the response.
 const CLASSES: std::ops::RangeInclusive<u16> = 3..=5;
 
 /// A list of pauses that has a name.
@@ -17,7 +17,7 @@ const CLASSES: std::ops::RangeInclusive<u16> = 3..=5;
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RetrySchedule {
     /// 5 s, 30 s, 5 min: the default.
-    Seed,
+    Short,
     /// 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 10 h: for receivers that may be down for a night.
     Patient,
 }
@@ -26,18 +26,18 @@ impl RetrySchedule {
     /// The pauses before the retries, in seconds.
     pub(crate) fn seconds(self) -> &'static [u32] {
         match self {
-            RetrySchedule::Seed => &[5, 30, 300],
+            RetrySchedule::Short => &[5, 30, 300],
             RetrySchedule::Patient => &[5, 300, 1_800, 7_200, 18_000, 36_000, 36_000],
         }
     }
 
     /// The schedule with exactly these pauses. None if they have no name.
     pub(crate) fn of(seconds: &[u32]) -> Option<RetrySchedule> {
-        [RetrySchedule::Seed, RetrySchedule::Patient].into_iter().find(|schedule| schedule.seconds() == seconds)
+        [RetrySchedule::Short, RetrySchedule::Patient].into_iter().find(|schedule| schedule.seconds() == seconds)
     }
 }
 
-/// What happens to a message after a response that is not 2xx.
+/// The fate of a message after a response that is not 2xx.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RetryAction {
@@ -49,6 +49,11 @@ pub(crate) enum RetryAction {
     Disable,
 }
 
+/// A rule names neither a status nor a class of statuses that can have rules.
+#[derive(Debug, thiserror::Error)]
+#[error("must be a status from 300 to 599, or a class: 3xx, 4xx or 5xx")]
+pub(crate) struct InvalidStatusPattern;
+
 /// The statuses that a rule is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -59,7 +64,7 @@ pub(crate) enum StatusPattern {
     Class(u16),
 }
 
-/// The rules of a subscriber. A status without a rule, of its own or of its class, has its default.
+/// The rules of a subscriber. A status has its default if neither it nor its class has a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct RetryRules(BTreeMap<StatusPattern, RetryAction>);
@@ -84,10 +89,9 @@ impl StatusPattern {
 }
 
 impl FromStr for StatusPattern {
-    type Err = String;
+    type Err = InvalidStatusPattern;
 
-    /// Fails with the accepted form.
-    fn from_str(text: &str) -> Result<StatusPattern, String> {
+    fn from_str(text: &str) -> Result<StatusPattern, InvalidStatusPattern> {
         let number =
             |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse::<u16>().ok())?;
         let pattern = match (text.len(), text.strip_suffix("xx")) {
@@ -99,16 +103,14 @@ impl FromStr for StatusPattern {
             StatusPattern::Status(status) => CLASSES.contains(&(status / 100)),
             StatusPattern::Class(class) => CLASSES.contains(class),
         };
-        pattern
-            .filter(is_known)
-            .ok_or_else(|| "must be a status from 300 to 599, or a class: 3xx, 4xx or 5xx".to_owned())
+        pattern.filter(is_known).ok_or(InvalidStatusPattern)
     }
 }
 
 impl TryFrom<String> for StatusPattern {
-    type Error = String;
+    type Error = InvalidStatusPattern;
 
-    fn try_from(text: String) -> Result<StatusPattern, String> {
+    fn try_from(text: String) -> Result<StatusPattern, InvalidStatusPattern> {
         text.parse()
     }
 }
@@ -128,13 +130,13 @@ impl fmt::Display for StatusPattern {
     }
 }
 
-/// What the result of an attempt means for the message.
+/// The meaning of the result of an attempt for the message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Delivered,
     /// A later attempt may succeed.
     Retry,
-    /// A later attempt would fail, too.
+    /// A later attempt would also fail.
     Refused,
     /// 410, or another status that switches the subscriber off: the endpoint does not exist any more.
     Gone,
@@ -156,7 +158,7 @@ pub(crate) fn verdict(status: Option<u16>, rules: &RetryRules) -> Verdict {
     }
 }
 
-/// Returns the time to wait after this many failures, or None if there is no further attempt. `schedule` is in seconds.
+/// Returns the time to wait after this many failures, or None after the last attempt. `schedule` is in seconds.
 /// `random`, from 0 to 1, makes the time up to 20 % longer, so that messages that failed together are not retried
 /// together.
 pub(crate) fn backoff(schedule: &[u32], failures: u32, random: f64) -> Option<Duration> {
@@ -197,7 +199,7 @@ mod tests {
             (Some("dead_letter"), Some(Verdict::Refused)),
             (Some("disable"), Some(Verdict::Gone)),
         ];
-        // Every status, with every combination of a rule of its own and one of its class.
+        // Every status, with every combination of a rule for it and one for its class.
         for status in 100..=999_u16 {
             for (own, own_verdict) in actions {
                 for (class, class_verdict) in actions {
@@ -236,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_schedule_is_recognised_by_its_pauses() {
-        for schedule in [RetrySchedule::Seed, RetrySchedule::Patient] {
+        for schedule in [RetrySchedule::Short, RetrySchedule::Patient] {
             assert_eq!(RetrySchedule::of(schedule.seconds()), Some(schedule));
         }
         assert_eq!(RetrySchedule::of(&[5, 30]), None);

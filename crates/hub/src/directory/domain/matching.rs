@@ -99,10 +99,22 @@ const LANE_CHARS_MAX: usize = 255;
 /// The part of a value that names a lane, in bytes of text or of JSON: values that begin alike share a lane.
 const LANE_VALUE_BYTES_MAX: usize = 4 * 1024;
 
-impl TryFrom<String> for EventTypes {
-    type Error = String;
+/// A pattern that is not valid.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`{0}` is not a valid event type: use parts of letters, digits and `_`, joined by dots, with `*` as the last part for all types below"
+)]
+pub(crate) struct InvalidEventTypes(String);
 
-    fn try_from(pattern: String) -> Result<EventTypes, String> {
+/// A text that is not a JSON pointer, or is too long.
+#[derive(Debug, thiserror::Error)]
+#[error("must be a JSON pointer such as `/customer/id`, of at most {POINTER_CHARS_MAX} characters")]
+pub(crate) struct InvalidPointer;
+
+impl TryFrom<String> for EventTypes {
+    type Error = InvalidEventTypes;
+
+    fn try_from(pattern: String) -> Result<EventTypes, InvalidEventTypes> {
         let plain =
             |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         let exact = |types: &str| types.split('.').all(plain);
@@ -110,9 +122,7 @@ impl TryFrom<String> for EventTypes {
         if is_valid && pattern.len() <= EVENT_TYPE_BYTES_MAX {
             Ok(EventTypes(pattern))
         } else {
-            Err(format!(
-                "`{pattern}` is no event type: use parts of letters, digits and `_`, joined by dots, with `*` as the last part for all types below"
-            ))
+            Err(InvalidEventTypes(pattern))
         }
     }
 }
@@ -150,7 +160,7 @@ impl Filter {
             return Err((String::new(), format!("must have at most {CONDITIONS_MAX} conditions")));
         }
         for (at, condition) in self.0.iter().enumerate() {
-            check_pointer(&condition.pointer).map_err(|error| (format!("/{at}/pointer"), error))?;
+            check_pointer(&condition.pointer).map_err(|error| (format!("/{at}/pointer"), error.to_string()))?;
             let (is_valid, accepted) = match condition.op {
                 Op::Eq | Op::Ne => (true, ""),
                 Op::In => (condition.value.is_array(), "must be a list for `in`"),
@@ -254,13 +264,13 @@ fn compare(one: &Value, other: &Value) -> Option<std::cmp::Ordering> {
     }
 }
 
-/// Checks a JSON pointer that is not empty. Fails with what is accepted.
-pub(crate) fn check_pointer(pointer: &str) -> Result<(), String> {
+/// Checks a JSON pointer that is not empty.
+pub(crate) fn check_pointer(pointer: &str) -> Result<(), InvalidPointer> {
     let has_valid_escapes = pointer.split('~').skip(1).all(|rest| rest.starts_with('0') || rest.starts_with('1'));
     if pointer.starts_with('/') && pointer.chars().count() <= POINTER_CHARS_MAX && has_valid_escapes {
         Ok(())
     } else {
-        Err(format!("must be a JSON pointer such as `/customer/id`, of at most {POINTER_CHARS_MAX} characters"))
+        Err(InvalidPointer)
     }
 }
 
@@ -338,7 +348,7 @@ mod tests {
         assert!(matches("/amount", "eq", json!(10.0)) && !matches("/amount", "ne", json!(10)));
         assert!(matches("/amount", "gte", json!(10)) && !matches("/amount", "gt", json!(10)));
         assert!(matches("/amount", "lt", json!(10.5)) && matches("/amount", "lte", json!(10)));
-        assert!(!matches("/amount", "gt", json!("1")), "a string is no number");
+        assert!(!matches("/amount", "gt", json!("1")), "a string is not a number");
         assert!(matches("/country", "in", json!(["DE", "CH"])) && !matches("/country", "in", json!([])));
         assert!(matches("/country", "starts_with", json!("C")));
         assert!(matches("/user/vip", "eq", json!(true)) && matches("/tags/0", "eq", json!("a")));

@@ -1,12 +1,12 @@
 //! Which version of the directory each dispatcher has applied.
 
 use pillarbox::consumers::existing_workers;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::DISPATCH;
 use crate::directory::domain::DirectoryVersion;
-use crate::directory::store::version_of;
+use crate::directory::store::VersionColumns;
 
 /// How far the dispatchers follow the directory.
 #[derive(Debug, Clone, Copy)]
@@ -16,16 +16,16 @@ pub(crate) struct Applied {
     pub(crate) oldest_applied: Option<i64>,
 }
 
-/// Registers a dispatcher that has applied no version yet, and deletes the rows of those that are gone.
+/// Registers a dispatcher that has applied no version yet, and deletes stale rows.
 pub(crate) async fn register(db: &mut PgConnection, owner: Uuid) -> sqlx::Result<()> {
-    // A dispatcher becomes a shard worker before it has a row here, so whoever is found here and is no worker is gone.
+    // A dispatcher becomes a shard worker before it has a row here, so a row without a worker is stale.
     let owners: Vec<Uuid> =
         sqlx::query_scalar("select owner from pillarbox_hub.dispatcher").fetch_all(&mut *db).await?;
     let existing = existing_workers(db, DISPATCH, &owners).await?;
-    let is_gone = |owner: &Uuid| !existing.iter().any(|(existing, _)| existing == owner);
-    let gone: Vec<Uuid> = owners.into_iter().filter(is_gone).collect();
+    let is_stale = |owner: &Uuid| !existing.iter().any(|(existing, _)| existing == owner);
+    let stale: Vec<Uuid> = owners.into_iter().filter(is_stale).collect();
     let query = "delete from pillarbox_hub.dispatcher where owner = any($1)";
-    sqlx::query(query).bind(gone).execute(&mut *db).await?;
+    sqlx::query(query).bind(stale).execute(&mut *db).await?;
     let query = "insert into pillarbox_hub.dispatcher (owner, version) values ($1, 0) on conflict (owner) do nothing";
     sqlx::query(query).bind(owner).execute(db).await.map(drop)
 }
@@ -45,16 +45,21 @@ pub(crate) async fn remove(db: &mut PgConnection, owner: Uuid) -> sqlx::Result<(
 /// Returns the newest version of the directory and the oldest one that a live dispatcher has applied. A dispatcher whose
 /// process has stopped sending heartbeats is not live when its lease has expired: then it sends nothing.
 pub(crate) async fn applied(db: &mut PgConnection) -> sqlx::Result<Applied> {
+    #[derive(sqlx::FromRow)]
+    struct Versions {
+        #[sqlx(flatten, try_from = "VersionColumns")]
+        newest: DirectoryVersion,
+        owners: Vec<Uuid>,
+        versions: Vec<i64>,
+    }
     let query = "select directory.version, (select id from pillarbox.incarnation) as incarnation,
-                        (select array_agg(owner order by owner) from pillarbox_hub.dispatcher) as owners,
-                        (select array_agg(dispatcher.version order by owner) from pillarbox_hub.dispatcher) as versions
+                        array(select owner from pillarbox_hub.dispatcher order by owner) as owners,
+                        array(select dispatcher.version from pillarbox_hub.dispatcher order by owner) as versions
                  from pillarbox_hub.directory";
-    let row = sqlx::query(query).fetch_one(&mut *db).await?;
-    let owners = row.try_get::<Option<Vec<Uuid>>, _>("owners")?.unwrap_or_default();
-    let versions = row.try_get::<Option<Vec<i64>>, _>("versions")?.unwrap_or_default();
+    let Versions { newest, owners, versions } = sqlx::query_as(query).fetch_one(&mut *db).await?;
     // A dispatcher that registers in between loads the directory afterwards, so it need not be found.
     let existing = existing_workers(db, DISPATCH, &owners).await?;
     let is_live = |owner: &Uuid| existing.iter().any(|(existing, is_live)| existing == owner && *is_live);
     let live = owners.iter().zip(versions).filter(|(owner, _)| is_live(owner));
-    Ok(Applied { newest: version_of(&row)?, oldest_applied: live.map(|(_, version)| version).min() })
+    Ok(Applied { newest, oldest_applied: live.map(|(_, version)| version).min() })
 }

@@ -3,22 +3,21 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
 use pillarbox::database::Incarnation;
 use pillarbox::log::{self, LogRef};
-use sqlx::postgres::PgRow;
-use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::deliveries::command::PendingCommand;
 use crate::deliveries::message::{EventSnapshot, HubEvent, HubMessage, LaneKey};
-use crate::directory::store::version_of;
 use crate::dispatch::changes::LaneRow;
 use crate::dispatch::reads::{LaneReadRequest, NewMessages, QueueReadRequest, ReadRequest, ReadResult, StoredState};
+use crate::rows::LogColumns;
 
 /// Returns which subscribers have messages or commands after `after`, and the version of the directory.
 pub(crate) async fn poll(db: &mut PgConnection, after: i64) -> sqlx::Result<NewMessages> {
-    let row = sqlx::query(
+    sqlx::query_as(
         "select (select version from pillarbox_hub.directory) as version,
                 (select id from pillarbox.incarnation) as incarnation,
                 coalesce(max(n_to), $1) as newest,
@@ -30,14 +29,7 @@ pub(crate) async fn poll(db: &mut PgConnection, after: i64) -> sqlx::Result<NewM
     )
     .bind(after)
     .fetch_one(db)
-    .await?;
-    let (subscribers, commanded): (Vec<Uuid>, Vec<Uuid>) = (row.try_get("subscribers")?, row.try_get("commanded")?);
-    Ok(NewMessages {
-        directory_version: version_of(&row)?,
-        newest: row.try_get("newest")?,
-        subscribers: subscribers.into_iter().collect(),
-        commanded: commanded.into_iter().collect(),
-    })
+    .await
 }
 
 /// The number of the newest hub message, or 0.
@@ -61,7 +53,7 @@ async fn load_positions(
     stored: &mut HashMap<Uuid, StoredState>,
 ) -> sqlx::Result<()> {
     // Retention deletes a position with the messages before it. Without a position, reading starts at the oldest message.
-    let rows = sqlx::query(
+    let positions: Vec<(Uuid, i64)> = sqlx::query_as(
         "select wanted.subscriber,
                 coalesce(newest.n, oldest.n - 1,
                          (select n_to from pillarbox_hub.fanout_batch order by n_to desc limit 1), 0) as n
@@ -75,10 +67,23 @@ async fn load_positions(
     .bind(subscribers)
     .fetch_all(db)
     .await?;
-    for row in rows {
-        stored.entry(row.try_get("subscriber")?).or_default().position = row.try_get("n")?;
+    for (subscriber, n) in positions {
+        stored.entry(subscriber).or_default().position = n;
     }
     Ok(())
+}
+
+/// A detached lane with its first message that has no final outcome.
+#[derive(sqlx::FromRow)]
+struct StoredLane {
+    subscriber: Uuid,
+    lane: Option<String>,
+    head: i64,
+    next: i64,
+    #[sqlx(try_from = "i16")]
+    attempts: u16,
+    next_at: Option<DateTime<Utc>>,
+    manual_retry: bool,
 }
 
 async fn load_lanes(
@@ -87,7 +92,7 @@ async fn load_lanes(
     stored: &mut HashMap<Uuid, StoredState>,
 ) -> sqlx::Result<()> {
     // The head of a lane is saved seldom: messages that were completed since are skipped.
-    let rows = sqlx::query(
+    let lanes: Vec<StoredLane> = sqlx::query_as(
         "select lane.*, case when next_at is null or manual_retry or lane.lane is null then head
                              else coalesce(first.n, last.n + 1, head) end as next
          from pillarbox_hub.lane
@@ -108,16 +113,10 @@ async fn load_lanes(
     .bind(subscribers)
     .fetch_all(db)
     .await?;
-    for row in rows {
-        let (head, next): (i64, i64) = (row.try_get("head")?, row.try_get("next")?);
-        let lane = LaneRow {
-            head,
-            lane: row.try_get::<Option<String>, _>("lane")?.map(Arc::from),
-            attempts: if next == head { row.try_get::<i16, _>("attempts")? as u16 } else { 0 },
-            next_at: row.try_get("next_at")?,
-            manual_retry: row.try_get("manual_retry")?,
-        };
-        stored.entry(row.try_get("subscriber")?).or_default().lanes.push((lane, next));
+    for StoredLane { subscriber, lane, head, next, attempts, next_at, manual_retry } in lanes {
+        let attempts = if next == head { attempts } else { 0 };
+        let row = LaneRow { head, lane: lane.map(Arc::from), attempts, next_at, manual_retry };
+        stored.entry(subscriber).or_default().lanes.push((row, next));
     }
     Ok(())
 }
@@ -128,7 +127,7 @@ async fn load_completed(
     stored: &mut HashMap<Uuid, StoredState>,
 ) -> sqlx::Result<()> {
     let positions: Vec<i64> = subscribers.iter().map(|id| stored.get(id).map_or(0, |stored| stored.position)).collect();
-    let rows = sqlx::query(
+    let completed: Vec<(Uuid, i64)> = sqlx::query_as(
         "select attempt.subscriber, attempt.n from unnest($1::uuid[], $2::bigint[]) as wanted (subscriber, n)
          join pillarbox_hub.attempt on attempt.subscriber = wanted.subscriber and attempt.n > wanted.n
          where outcome <> 'failed'",
@@ -137,8 +136,8 @@ async fn load_completed(
     .bind(positions)
     .fetch_all(db)
     .await?;
-    for row in rows {
-        stored.entry(row.try_get("subscriber")?).or_default().completed.insert(row.try_get("n")?);
+    for (subscriber, n) in completed {
+        stored.entry(subscriber).or_default().completed.insert(n);
     }
     Ok(())
 }
@@ -153,15 +152,14 @@ pub(crate) async fn read(db: &mut PgConnection, request: &ReadRequest) -> sqlx::
     let lane_rows = read_lanes(db, &request.lanes).await?;
     let events = events(db, queue_rows.iter().chain(&lane_rows)).await?;
     let retried = retried_attempts(db, queue_rows.iter().chain(&lane_rows), &request.lanes).await?;
-    if let Some(row) = queue_rows.first().or(lane_rows.first()) {
-        result.incarnation = row.try_get::<Option<Uuid>, _>("incarnation")?.map(Incarnation::from);
-    }
-    for row in &queue_rows {
-        let (subscriber, message) = hub_message(row, &events, &retried)?;
+    let first = queue_rows.first().or(lane_rows.first());
+    result.incarnation = first.and_then(|row| row.incarnation).map(Incarnation::from);
+    for row in queue_rows {
+        let (subscriber, message) = (row.subscriber, row.into_message(&events, &retried));
         result.queues.entry(subscriber).or_default().push(message);
     }
-    for row in &lane_rows {
-        let (subscriber, message) = hub_message(row, &events, &retried)?;
+    for row in lane_rows {
+        let (subscriber, message) = (row.subscriber, row.into_message(&events, &retried));
         result.lanes.entry((subscriber, message.lane_key())).or_default().push(message);
     }
     let all = result.queues.values_mut().chain(result.lanes.values_mut());
@@ -169,11 +167,39 @@ pub(crate) async fn read(db: &mut PgConnection, request: &ReadRequest) -> sqlx::
     Ok(result)
 }
 
-async fn read_queues(db: &mut PgConnection, requests: &[QueueReadRequest]) -> sqlx::Result<Vec<PgRow>> {
+/// A hub message without its content.
+#[derive(sqlx::FromRow)]
+struct MessageRow {
+    subscriber: Uuid,
+    n: i64,
+    lane: Option<String>,
+    seq: Option<i64>,
+    #[sqlx(flatten, try_from = "LogColumns")]
+    log_ref: LogRef,
+    /// The dead letter that the message retries.
+    dead_letter: Option<Uuid>,
+    replay: Option<Uuid>,
+    incarnation: Option<Uuid>,
+}
+
+impl MessageRow {
+    fn into_message(self, events: &BTreeMap<LogRef, Arc<HubEvent>>, retried: &RetriedAttempts) -> HubMessage {
+        HubMessage {
+            n: self.n,
+            lane: self.lane.map(Arc::from),
+            seq: self.seq,
+            attempts_before: retried.of(self.subscriber, self.n, self.dead_letter),
+            replay: self.replay,
+            event: events.get(&self.log_ref).cloned(),
+        }
+    }
+}
+
+async fn read_queues(db: &mut PgConnection, requests: &[QueueReadRequest]) -> sqlx::Result<Vec<MessageRow>> {
     if requests.is_empty() {
         return Ok(Vec::new());
     }
-    sqlx::query(
+    sqlx::query_as(
         "select message.*, (select id from pillarbox.incarnation) as incarnation
          from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as request (subscriber, after, row_limit)
          cross join lateral (
@@ -188,12 +214,12 @@ async fn read_queues(db: &mut PgConnection, requests: &[QueueReadRequest]) -> sq
     .await
 }
 
-async fn read_lanes(db: &mut PgConnection, requests: &[(Uuid, LaneReadRequest)]) -> sqlx::Result<Vec<PgRow>> {
+async fn read_lanes(db: &mut PgConnection, requests: &[(Uuid, LaneReadRequest)]) -> sqlx::Result<Vec<MessageRow>> {
     if requests.is_empty() {
         return Ok(Vec::new());
     }
     let name = |key: &LaneKey| key.name().map(|name| name.to_string());
-    sqlx::query(
+    sqlx::query_as(
         "select message.*, (select id from pillarbox.incarnation) as incarnation
          from unnest($1::uuid[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[])
               as request (subscriber, lane, after, upto, row_limit)
@@ -215,44 +241,45 @@ async fn read_lanes(db: &mut PgConnection, requests: &[(Uuid, LaneReadRequest)])
     .await
 }
 
+/// A command, whose action this version may not know.
+#[derive(sqlx::FromRow)]
+struct CommandRow {
+    id: i64,
+    subscriber: Uuid,
+    n: i64,
+    action: String,
+    by: String,
+    lane: Option<String>,
+}
+
 async fn read_commands(db: &mut PgConnection, subscribers: &[Uuid]) -> sqlx::Result<Vec<(Uuid, PendingCommand)>> {
     let query = "select command.id, command.subscriber, command.n, command.action, command.by, message.lane
                  from pillarbox_hub.command
                  join pillarbox_hub.message on message.subscriber = command.subscriber and message.n = command.n
                  where command.subscriber = any ($1) order by command.id";
-    let rows = sqlx::query(query).bind(subscribers).fetch_all(db).await?;
+    let rows: Vec<CommandRow> = sqlx::query_as(query).bind(subscribers).fetch_all(db).await?;
     let mut commands = Vec::with_capacity(rows.len());
-    for row in &rows {
-        let (id, subscriber): (i64, Uuid) = (row.try_get("id")?, row.try_get("subscriber")?);
-        let action: &str = row.try_get("action")?;
+    for CommandRow { id, subscriber, n, action, by, lane } in rows {
         // The row stays: a newer version that knows the command can execute it.
         let Ok(command) = action.parse() else {
             tracing::error!(id, %subscriber, action, "this version does not know this operator command; it is not executed");
             continue;
         };
-        let (n, lane) = (row.try_get("n")?, row.try_get::<Option<String>, _>("lane")?);
         let key = LaneKey::new(lane.map(Arc::from), n);
-        commands.push((subscriber, PendingCommand { id, n, key, command, by: row.try_get("by")? }));
+        commands.push((subscriber, PendingCommand { id, n, key, command, by }));
     }
     Ok(commands)
-}
-
-fn log_ref(row: &PgRow) -> sqlx::Result<LogRef> {
-    Ok(LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? })
 }
 
 /// The attempts before the retries of these messages. Messages that were not retried, which are almost all, have none: then
 /// nothing is queried.
 async fn retried_attempts(
     db: &mut PgConnection,
-    rows: impl Iterator<Item = &PgRow>,
+    rows: impl Iterator<Item = &MessageRow>,
     lanes: &[(Uuid, LaneReadRequest)],
 ) -> sqlx::Result<RetriedAttempts> {
     let mut retried = RetriedAttempts::default();
-    let mut dead_letters = Vec::new();
-    for row in rows {
-        dead_letters.extend(row.try_get::<Option<Uuid>, _>("dead_letter")?);
-    }
+    let dead_letters: Vec<Uuid> = rows.filter_map(|row| row.dead_letter).collect();
     let heads = lanes.iter().filter_map(|(subscriber, request)| Some((*subscriber, request.retried_head?)));
     let (subscribers, heads): (Vec<Uuid>, Vec<i64>) = heads.unzip();
     if dead_letters.is_empty() && heads.is_empty() {
@@ -260,10 +287,11 @@ async fn retried_attempts(
     }
     let query = "select id, subscriber, n, attempts from pillarbox_hub.dead_letter
                  where id = any ($1) or (subscriber, n) in (select * from unnest($2::uuid[], $3::bigint[]))";
-    for row in sqlx::query(query).bind(dead_letters).bind(subscribers).bind(heads).fetch_all(db).await? {
-        let attempts = row.try_get::<i16, _>("attempts")?.unsigned_abs();
-        retried.by_id.insert(row.try_get("id")?, attempts);
-        retried.by_message.insert((row.try_get("subscriber")?, row.try_get("n")?), attempts);
+    let found: Vec<(Uuid, Uuid, i64, i16)> =
+        sqlx::query_as(query).bind(dead_letters).bind(subscribers).bind(heads).fetch_all(db).await?;
+    for (id, subscriber, n, attempts) in found {
+        retried.by_id.insert(id, attempts.unsigned_abs());
+        retried.by_message.insert((subscriber, n), attempts.unsigned_abs());
     }
     Ok(retried)
 }
@@ -276,36 +304,29 @@ struct RetriedAttempts {
 }
 
 impl RetriedAttempts {
-    /// A message at the head of its lane that died has a dead letter of its own, whether it was a retry or not.
+    /// A message at the head of its lane that died always has a dead letter, whether it was a retry or not.
     fn of(&self, subscriber: Uuid, n: i64, dead_letter: Option<Uuid>) -> u16 {
         let own = self.by_message.get(&(subscriber, n));
         own.or_else(|| self.by_id.get(&dead_letter?)).copied().unwrap_or_default()
     }
 }
 
-fn hub_message(
-    row: &PgRow,
-    events: &BTreeMap<LogRef, Arc<HubEvent>>,
-    retried: &RetriedAttempts,
-) -> sqlx::Result<(Uuid, HubMessage)> {
-    let (subscriber, n): (Uuid, i64) = (row.try_get("subscriber")?, row.try_get("n")?);
-    let message = HubMessage {
-        n,
-        lane: row.try_get::<Option<String>, _>("lane")?.map(Arc::from),
-        seq: row.try_get("seq")?,
-        attempts_before: retried.of(subscriber, n, row.try_get("dead_letter")?),
-        replay: row.try_get("replay")?,
-        event: events.get(&log_ref(row)?).cloned(),
-    };
-    Ok((subscriber, message))
+/// The content of a message that only its dead letter has.
+#[derive(sqlx::FromRow)]
+struct SnapshotRow {
+    #[sqlx(flatten, try_from = "LogColumns")]
+    log_ref: LogRef,
+    #[sqlx(json)]
+    event_snapshot: EventSnapshot,
+    ordering_key: Option<String>,
 }
 
 /// The content of these messages, each event once for all subscribers: from the log, or from a dead letter.
 async fn events(
     db: &mut PgConnection,
-    rows: impl Iterator<Item = &PgRow> + Clone,
+    rows: impl Iterator<Item = &MessageRow> + Clone,
 ) -> sqlx::Result<BTreeMap<LogRef, Arc<HubEvent>>> {
-    let mut log_refs = rows.clone().map(log_ref).collect::<sqlx::Result<Vec<_>>>()?;
+    let mut log_refs: Vec<LogRef> = rows.clone().map(|row| row.log_ref).collect();
     log_refs.sort_unstable();
     log_refs.dedup();
     if log_refs.is_empty() {
@@ -315,27 +336,23 @@ async fn events(
     let mut events: BTreeMap<LogRef, Arc<HubEvent>> =
         messages.iter().map(|message| (message.log_ref(), Arc::new(HubEvent::from_log(message)))).collect();
     // A message that retries a dead letter names it. A dead message at the head of a blocked lane has its own.
-    let (mut dead_letters, mut dead_messages): (Vec<Uuid>, (Vec<Uuid>, Vec<i64>)) = Default::default();
-    for row in rows {
-        if events.contains_key(&log_ref(row)?) {
-            continue;
-        }
-        match row.try_get("dead_letter")? {
-            Some(dead_letter) => dead_letters.push(dead_letter),
-            None => {
-                dead_messages.0.push(row.try_get("subscriber")?);
-                dead_messages.1.push(row.try_get("n")?);
-            }
+    let (mut dead_letters, mut subscribers, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
+    for row in rows.filter(|row| !events.contains_key(&row.log_ref)) {
+        if let Some(dead_letter) = row.dead_letter {
+            dead_letters.push(dead_letter);
+        } else {
+            subscribers.push(row.subscriber);
+            numbers.push(row.n);
         }
     }
-    if !dead_letters.is_empty() || !dead_messages.0.is_empty() {
+    if !dead_letters.is_empty() || !numbers.is_empty() {
         let query = "select log_shard, log_id, log_at, event_snapshot, ordering_key from pillarbox_hub.dead_letter
                      where event_snapshot is not null
                        and (id = any ($1) or (subscriber, n) in (select * from unnest($2::uuid[], $3::bigint[])))";
-        let (subscribers, numbers) = dead_messages;
-        for row in sqlx::query(query).bind(dead_letters).bind(subscribers).bind(numbers).fetch_all(db).await? {
-            let Json(snapshot): Json<EventSnapshot> = row.try_get("event_snapshot")?;
-            events.insert(log_ref(&row)?, Arc::new(HubEvent::from_snapshot(snapshot, row.try_get("ordering_key")?)));
+        let found: Vec<SnapshotRow> =
+            sqlx::query_as(query).bind(dead_letters).bind(subscribers).bind(numbers).fetch_all(db).await?;
+        for SnapshotRow { log_ref, event_snapshot, ordering_key } in found {
+            events.insert(log_ref, Arc::new(HubEvent::from_snapshot(event_snapshot, ordering_key)));
         }
     }
     Ok(events)

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::deliveries::attempt_result::Attempt;
@@ -14,11 +13,12 @@ use crate::replays::replay::ReplayOutcomes;
 use crate::{dead_letters, health, replays};
 
 /// A subscriber that was switched off.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct DisabledSubscriber {
     pub(crate) id: Uuid,
     pub(crate) tenant: String,
     pub(crate) name: String,
+    #[sqlx(rename = "inactive_reason")]
     pub(crate) reason: String,
 }
 
@@ -105,18 +105,13 @@ async fn deactivate_subscribers(
                  from unnest($1::uuid[], $2::bigint[], $3::smallint[]) as gone (id, version, status)
                  where subscriber.id = gone.id and subscriber.version = gone.version and is_active
                  returning subscriber.id, tenant, name, inactive_reason";
-    let rows = sqlx::query(query)
+    sqlx::query_as(query)
         .bind(gone.iter().map(|(subscriber, ..)| *subscriber).collect::<Vec<_>>())
         .bind(gone.iter().map(|(_, version, _)| *version).collect::<Vec<_>>())
         .bind(gone.iter().map(|(.., status)| *status as i16).collect::<Vec<_>>())
         .bind(now)
         .fetch_all(tx)
-        .await?;
-    let disabled = |row: &PgRow| {
-        let (id, tenant, name) = (row.try_get("id")?, row.try_get("tenant")?, row.try_get("name")?);
-        Ok(DisabledSubscriber { id, tenant, name, reason: row.try_get("inactive_reason")? })
-    };
-    rows.iter().map(disabled).collect()
+        .await
 }
 
 /// Makes dead letters retryable again whose retry came too late.

@@ -154,15 +154,15 @@ impl SubscriberQueue {
         now: DateTime<Utc>,
         jitter: f64,
     ) {
-        let before = (self.health.failing_since(), self.limits.is_breaker_open());
+        let (failing_since, was_open) = (self.health.failing_since(), self.limits.is_breaker_open());
         let is_replay = lanes.first().is_some_and(|(key, _)| self.replays.finish(key));
         let pause = self.record_result(result, is_replay, now);
         let mut heads = lanes.iter().filter_map(|(key, _)| self.lanes.get(key)?.queue.front());
         if heads.any(|head| !is_report(head)) {
-            self.report_recovery(result, before, now);
+            self.report_recovery(result, failing_since, was_open, now);
         }
         for (key, count) in lanes {
-            self.finish_share(key, *count, (result, pause), now, jitter);
+            self.finish_share(key, *count, result, pause, now, jitter);
         }
     }
 
@@ -180,7 +180,8 @@ impl SubscriberQueue {
         &mut self,
         key: &LaneKey,
         count: usize,
-        (result, pause): (&AttemptResult, Option<Duration>),
+        result: &AttemptResult,
+        pause: Option<Duration>,
         now: DateTime<Utc>,
         jitter: f64,
     ) {

@@ -11,7 +11,7 @@ use crate::deliveries::message::{HubMessage, LaneKey};
 use crate::dispatch::changes::LaneRow;
 use crate::dispatch::reads::LaneReadRequest;
 
-/// While both are ready, one of so many messages belongs to a replay.
+/// While both are ready, one of this many messages belongs to a replay.
 const REPLAY_TURN: u32 = 4;
 /// Messages of one lane held in memory. A lane with more is detached and reads the rest later.
 pub(super) const LANE_MESSAGES_MAX: usize = 64;
@@ -216,10 +216,7 @@ impl Lanes {
         let Some(detached) = &mut lane.detached else { return };
         detached.is_reading = false;
         detached.has_more |= !is_complete;
-        detached.read_to = match (is_complete, messages.last()) {
-            (true, _) => request.to,
-            (false, last) => last.map_or(request.after, |last| last.n),
-        };
+        detached.read_to = if is_complete { request.to } else { messages.last().map_or(request.after, |last| last.n) };
         self.queued += messages.len();
         lane.queue.extend(messages);
         if lane.queue.is_empty() {
@@ -393,7 +390,7 @@ impl Lanes {
         Some(lane)
     }
 
-    /// From now on the lane has a row of its own, and the subscriber's position no longer waits for it.
+    /// From now on the lane has a row, and the subscriber's position no longer waits for it.
     fn detach(&mut self, key: &LaneKey) {
         let Some(lane) = self.by_key.get_mut(key) else { return };
         if lane.detached.is_some() {

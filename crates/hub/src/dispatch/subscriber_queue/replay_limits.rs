@@ -62,7 +62,7 @@ mod tests {
         limits.finish(&LaneKey::Single(0));
         assert!(limits.allow(4, now));
         let mut limits = ReplayLimits::default();
-        assert!(limits.allow(1, now), "a subscriber with one request at a time has replays, too");
+        assert!(limits.allow(1, now), "a subscriber with one request at a time also has replays");
         limits.pause(Some(Duration::from_secs(9)), now);
         assert!(!limits.allow(4, now) && limits.allow(4, now + Duration::from_secs(9)));
     }

@@ -4,17 +4,13 @@
 //! the file may add versions to them. Types that are not in the file stay, unless the caller wants them removed.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use http::StatusCode;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
 use http_kit::problem::{FieldError, Problem};
 use pillarbox::log::Tenant;
 use serde_json::Value;
 use serde_json::value::RawValue;
-use service::idempotency::{StoreResponse, find_response};
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
@@ -23,8 +19,7 @@ use crate::error::{Error, NoVerdict};
 use crate::event_types::domain::{CatalogueSettings, EventType, TypeVersion, UnknownTypes};
 use crate::event_types::flow::version::{CheckedVersion, NewVersion, VersionChecker};
 use crate::event_types::flow::{
-    TYPES_MAX, VERSIONS_MAX, breaking, check_description, check_name, created_at, finish, finish_removal, invalid,
-    remove, save, when_effective,
+    TYPES_MAX, VERSIONS_MAX, breaking, check_description, check_name, finish, finish_removal, invalid, remove, save,
 };
 use crate::event_types::store;
 use crate::event_types::view::{CatalogueFile, FileType, FileVersion, ImportResult};
@@ -45,42 +40,33 @@ pub(crate) struct ImportOptions {
     pub removes_others: bool,
 }
 
-/// Imports a file, or finds out what an import would do.
-pub(crate) async fn import(
-    hub: &Arc<Hub>,
-    tenant: Tenant,
-    (file, options): (CatalogueFile, ImportOptions),
-    identity: Option<&RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    if let Some(repeated) = find_response(&hub.db, identity).await? {
-        return Ok(repeated);
-    }
-    let now = hub.clock.now();
-    let checker = VersionChecker { work: hub.catalogue.work(), tenant: &tenant };
+/// Checks a file before the transaction that applies it. Fails if other imports occupy all places, or if the check takes too long.
+pub(crate) async fn check(
+    hub: &Hub,
+    tenant: &Tenant,
+    file: CatalogueFile,
+    now: DateTime<Utc>,
+) -> Result<CheckedFile, Problem> {
+    let checker = VersionChecker { work: hub.catalogue.work(), tenant };
     let place = hub.limits.catalogue_imports.enter().await;
-    let place = place.map_err(|exhausted| Problem::overloaded(exhausted, IMPORT_AGAIN_AFTER))?;
-    let stamp = async { store::stamp_of(&mut *hub.db.acquire().await?, &tenant).await };
+    let _place = place.map_err(|exhausted| Problem::overloaded(exhausted, IMPORT_AGAIN_AFTER))?;
+    let stamp = async { store::stamp_of(&mut *hub.db.acquire().await?, tenant).await };
     let stamp = stamp.await.map_err(Error::from)?;
     // No connection is held while the file is checked.
-    let (db, owner) = (&hub.db, &tenant);
-    let stored = |name: String| async move { store::versions(&mut *db.acquire().await?, owner, &name).await };
-    let file = within(CHECK_TIME_MAX, check(checker, (file, stamp), now, stored)).await?;
-    drop(place);
-    if options.is_dry_run {
-        let mut tx = hub.db.begin().await.map_err(Error::from)?;
-        let result = apply(&mut tx, &tenant, file, options, now).await?;
-        drop(tx);
-        return Ok(StoredResponse::json(StatusCode::OK, &result));
-    }
-    let imported = hub
-        .run_once(identity, StoreResponse::WithBody, |tx, _| {
-            Box::pin(async move {
-                let result = apply(tx, &tenant, file, options, now).await?;
-                Ok(StoredResponse::json(StatusCode::OK, &result))
-            })
-        })
-        .await;
-    when_effective(imported).await
+    let stored = async |name: String| store::versions(&mut *hub.db.acquire().await?, tenant, &name).await;
+    Ok(within(CHECK_TIME_MAX, check_against(checker, file, stamp, now, stored)).await?)
+}
+
+/// Finds out what an import would do.
+pub(crate) async fn try_out(
+    hub: &Hub,
+    tenant: &Tenant,
+    file: CheckedFile,
+    options: ImportOptions,
+    now: DateTime<Utc>,
+) -> Result<ImportResult, Error> {
+    let mut tx = hub.db.begin().await?;
+    apply(&mut tx, tenant, file, options, now).await
 }
 
 /// A file that was checked against the catalogue as it was.
@@ -103,9 +89,10 @@ struct CheckedType {
 /// Checks a file: its names, that existing versions are the same in it, and the new versions. `stamp` was read before; `stored`
 /// reads the versions of one type at a time, because those of all types may be large. If they change in between, the stamp does,
 /// and [`apply`] fails.
-pub(crate) async fn check<F: Future<Output = sqlx::Result<Vec<TypeVersion>>>>(
+async fn check_against<F: Future<Output = sqlx::Result<Vec<TypeVersion>>>>(
     checker: VersionChecker<'_>,
-    (file, stamp): (CatalogueFile, Option<Uuid>),
+    file: CatalogueFile,
+    stamp: Option<Uuid>,
     now: DateTime<Utc>,
     stored: impl Fn(String) -> F,
 ) -> Result<CheckedFile, Error> {
@@ -146,7 +133,7 @@ async fn check_type(
     let mut new = Vec::new();
     for (at, version) in (stored_versions..).zip(added) {
         let (schema, pointer) = (version.schema.clone(), format!("{pointer}/versions/{at}"));
-        let created_at = created_at(version.created_at, now);
+        let created_at = version.created_at.unwrap_or(now);
         let version = NewVersion { schema: version.schema, examples: version.examples };
         let checked = checker.check(version, previous.replace(schema), &pointer).await?;
         new.push((checked, created_at));
@@ -280,7 +267,7 @@ mod tests {
         };
         let (work, tenant) = (SchemaWork::start().unwrap(), Tenant::try_from("acme".to_owned()).unwrap());
         let checker = VersionChecker { work: &work, tenant: &tenant };
-        let refused = check(checker, (file, None), now, stored).await.unwrap_err();
+        let refused = check_against(checker, file, None, now, stored).await.unwrap_err();
         assert!(matches!(&refused, Error::Invalid(errors) if errors[0].pointer == "/event_types/1/versions"));
         assert_eq!(*read.borrow(), ["a", "b"], "those of c were not needed yet");
     }
@@ -289,6 +276,6 @@ mod tests {
     async fn an_import_that_is_checked_for_too_long_is_a_503() {
         let checking = std::future::pending::<Result<(), Error>>();
         let problem = Problem::from(within(Duration::from_millis(1), checking).await.unwrap_err());
-        assert_eq!((problem.status(), problem.code()), (StatusCode::SERVICE_UNAVAILABLE, "overloaded"));
+        assert_eq!((problem.status(), problem.code()), (http::StatusCode::SERVICE_UNAVAILABLE, "overloaded"));
     }
 }

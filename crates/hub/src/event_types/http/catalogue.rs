@@ -6,12 +6,13 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, header};
+use http::{HeaderValue, StatusCode, header};
 use http_kit::admission::caller_share::LimitPermit;
 use http_kit::extract::{Json, Query};
 use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use http_kit::problem::Problem;
 use serde::Deserialize;
+use service::idempotency::find_response;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -22,6 +23,7 @@ use crate::event_types::domain::UnknownTypes;
 use crate::event_types::flow;
 use crate::event_types::flow::document::document;
 use crate::event_types::flow::import::ImportOptions;
+use crate::event_types::http::change;
 use crate::event_types::page::Document;
 use crate::event_types::view::{CatalogueFile, CatalogueView, ImportResult};
 
@@ -81,7 +83,13 @@ async fn update(
     CatalogueManager(caller): CatalogueManager,
     Mutation { body: JsonBody(body), identity }: Mutation<JsonBody<ChangedCatalogue>>,
 ) -> Result<StoredResponse, Problem> {
-    flow::change_settings(&hub, caller.tenant, (body.unknown_types, body.shared), identity.as_ref()).await
+    change(&hub, identity.as_ref(), |tx, _| {
+        Box::pin(async move {
+            let changed = flow::change_settings(tx, &caller.tenant, body.unknown_types, body.shared).await?;
+            Ok(StoredResponse::json(StatusCode::OK, &changed))
+        })
+    })
+    .await
 }
 
 /// Export the catalogue as one file
@@ -109,7 +117,22 @@ async fn import(
 ) -> Result<StoredResponse, Problem> {
     let ImportQuery { dry_run, force, remove_others } = query;
     let options = ImportOptions { is_dry_run: dry_run, is_forced: force, removes_others: remove_others };
-    flow::import::import(&hub, caller.tenant, (file, options), identity.as_ref()).await
+    if let Some(repeated) = find_response(&hub.db, identity.as_ref()).await? {
+        return Ok(repeated);
+    }
+    let now = hub.clock.now();
+    let file = flow::import::check(&hub, &caller.tenant, file, now).await?;
+    if dry_run {
+        let result = flow::import::try_out(&hub, &caller.tenant, file, options, now).await?;
+        return Ok(StoredResponse::json(StatusCode::OK, &result));
+    }
+    change(&hub, identity.as_ref(), |tx, _| {
+        Box::pin(async move {
+            let result = flow::import::apply(tx, &caller.tenant, file, options, now).await?;
+            Ok(StoredResponse::json(StatusCode::OK, &result))
+        })
+    })
+    .await
 }
 
 /// Waits until an event type may be shown with all of its versions.

@@ -1,5 +1,6 @@
 //! A schema for the tests that compare the verdicts of this validator with those of another one.
 
+use http_kit::problem::FieldError;
 use serde_json::value::RawValue;
 
 use super::compatibility::breaking_changes;
@@ -12,9 +13,9 @@ use crate::event_types::schema::Schema;
 pub struct AppliedSchema(Schema);
 
 impl AppliedSchema {
-    /// Fails with what the catalogue does not accept.
-    pub fn parse(schema: &RawValue) -> Result<AppliedSchema, String> {
-        Schema::parse(schema).map(AppliedSchema).map_err(|errors| format!("{errors:?}"))
+    /// Fails with the parts of the schema that the catalogue does not accept.
+    pub fn parse(schema: &RawValue) -> Result<AppliedSchema, Vec<FieldError>> {
+        Schema::parse(schema).map(AppliedSchema)
     }
 
     /// Whether the catalogue accepts a payload. None if it is too expensive to check.

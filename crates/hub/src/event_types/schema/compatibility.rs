@@ -53,7 +53,7 @@ impl<'c> Comparer<'c> {
         }
     }
 
-    /// Whether a schema only adds to another, which is no part of the result.
+    /// Whether a schema only adds to another. The changes that it finds are not part of the result.
     fn is_addition(&mut self, old: Option<NodeId>, new: NodeId) -> Result<bool, Exhausted> {
         let found = std::mem::take(&mut self.found);
         let compared = self.compare(old, Some(new), "");
@@ -79,7 +79,7 @@ impl<'c> Comparer<'c> {
         }
         // A list of values can be compared value by value, exactly.
         if let (Some(listed), Some(old_id)) = (&old.values, old_id) {
-            return self.values((listed, old_id), (new, new_id), at);
+            return self.values(listed, old_id, new, new_id, at);
         }
         let pair = Pair { old, new, at };
         self.types(&pair);
@@ -91,12 +91,7 @@ impl<'c> Comparer<'c> {
     }
 
     /// Compares with a schema that lists its values.
-    fn values(
-        &mut self,
-        (listed, old_id): (&'c Listed, NodeId),
-        (new, new_id): (&Node, Option<NodeId>),
-        at: &str,
-    ) -> Compared {
+    fn values(&mut self, listed: &'c Listed, old_id: NodeId, new: &Node, new_id: Option<NodeId>, at: &str) -> Compared {
         let values = match (&listed.of_const, &listed.of_enum) {
             (Some(value), _) => std::slice::from_ref(value),
             (None, Some(values)) => values,

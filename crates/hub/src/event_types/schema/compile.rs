@@ -111,7 +111,7 @@ pub(super) fn compile(text: &RawValue) -> Result<Schema, Vec<FieldError>> {
         errors: BTreeMap::new(),
     };
     let root = compiler.schema(&document, "", 0);
-    // Definitions that nothing refers to are checked, too.
+    // Definitions that nothing refers to are also checked.
     for name in defs.keys() {
         compiler.definition(name, &below("/$defs", name), 1);
     }
@@ -196,7 +196,7 @@ impl<'d> Compiler<'d> {
                 let id = self.add(Node::default(), Built::default(), pointer);
                 for (keyword, value) in keywords {
                     let at = KeywordPosition { keyword, pointer: below(pointer, keyword), depth };
-                    self.keyword((&mut node, &mut built), &at, value, keywords);
+                    self.keyword(&mut node, &mut built, &at, value, keywords);
                 }
                 node.digest = self.digest(&node);
                 // Only a reference: it is what it refers to.
@@ -225,14 +225,15 @@ impl<'d> Compiler<'d> {
 
     fn keyword(
         &mut self,
-        (node, built): (&mut Node, &mut Built),
+        node: &mut Node,
+        built: &mut Built,
         at: &KeywordPosition<'_>,
         value: &'d Value,
         keywords: &'d Map<String, Value>,
     ) {
         let mut part = CostPart { pointer: at.pointer.clone(), cost: 0, dearest: None };
         let mut inner = Inner { height: 0, part: &mut part };
-        if !self.keyword_with_schemas(node, at, (value, keywords), &mut inner) {
+        if !self.keyword_with_schemas(node, at, value, keywords, &mut inner) {
             self.keyword_without_schemas(node, at, value, inner.part);
         }
         built.height = built.height.max(inner.height + 1);
@@ -247,7 +248,8 @@ impl<'d> Compiler<'d> {
         &mut self,
         node: &mut Node,
         at: &KeywordPosition<'_>,
-        (value, keywords): (&'d Value, &'d Map<String, Value>),
+        value: &'d Value,
+        keywords: &'d Map<String, Value>,
         inner: &mut Inner<'_>,
     ) -> bool {
         match at.keyword {
@@ -493,9 +495,9 @@ impl<'d> Compiler<'d> {
                     self.patterns.insert(text.to_owned(), pattern.clone());
                     pattern
                 }
-                Err(detail) => {
+                Err(error) => {
                     self.refused_patterns += 1;
-                    self.refuse(pointer, detail);
+                    self.refuse(pointer, error.to_string());
                     return None;
                 }
             },

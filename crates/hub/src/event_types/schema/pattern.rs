@@ -74,18 +74,13 @@ pub(crate) fn release_scratch() {
 }
 
 impl Pattern {
-    /// Compiles a pattern. Fails with what is accepted.
-    pub(crate) fn new(text: &str) -> Result<Pattern, String> {
-        let too_large = || {
-            format!(
-                "must be a pattern that needs at most {COMPILED_BYTES_MAX} bytes when it is compiled: use fewer repetitions of \
-                 classes such as `\\W`, `.` or `[^a]`, which contain characters beyond ASCII"
-            )
-        };
+    /// Compiles a pattern.
+    pub(crate) fn new(text: &str) -> Result<Pattern, InvalidPattern> {
         let config = Config::new().which_captures(WhichCaptures::None).nfa_size_limit(Some(COMPILED_BYTES_MAX));
-        let nfa = Compiler::new().configure(config).build(&translate(text)?).map_err(|_| too_large())?;
+        let nfa =
+            Compiler::new().configure(config).build(&translate(text)?).map_err(|_| InvalidPattern::TooManyBytes)?;
         let (states, bytes) = (nfa.states().len() as u64, nfa.memory_usage());
-        let (backtracker, pike) = engines(nfa).map_err(|_| too_large())?;
+        let (backtracker, pike) = engines(nfa).map_err(|_| InvalidPattern::TooManyBytes)?;
         let bytes = bytes + text.len() + size_of::<Pattern>();
         Ok(Pattern { text: text.to_owned(), states, backtracker, pike, bytes })
     }
@@ -139,11 +134,53 @@ fn engines(nfa: NFA) -> Result<(BoundedBacktracker, PikeVM), Box<dyn std::error:
     Ok((BoundedBacktracker::new_from_nfa(nfa.clone())?, PikeVM::new_from_nfa(nfa)?))
 }
 
-/// A pattern in the syntax of the engines. Fails with what is accepted.
-fn translate(pattern: &str) -> Result<String, String> {
+/// Why a pattern is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InvalidPattern {
+    #[error(
+        "must be a pattern that needs at most {COMPILED_BYTES_MAX} bytes when it is compiled: use fewer repetitions of classes \
+         such as `\\W`, `.` or `[^a]`, which contain characters beyond ASCII"
+    )]
+    TooManyBytes,
+    #[error("must be a pattern of at most {CHARS_MAX} characters")]
+    TooLong,
+    #[error("must be a pattern of at most {ATOMS_MAX} characters and classes, with its repetitions written out")]
+    TooManyAtoms,
+    /// `at`: the number of the character, from 1.
+    #[error(
+        "must be a pattern of literals, classes, groups, alternatives, `^`, `$` and the quantifiers `* + ? {{n,m}}`; `{found}` is \
+         not accepted as character {at} of it; escape it if it is meant literally"
+    )]
+    Unexpected { found: char, at: usize },
+    #[error("must not have an empty alternative or group: use `?` for an optional part")]
+    EmptyPart,
+    #[error("must be a pattern with groups at most {GROUPS_DEEP_MAX} deep")]
+    TooDeep,
+    #[error("must be a pattern without look-around, named groups and options: only `(?:...)` is accepted")]
+    SpecialGroup,
+    #[error("must be a pattern in which every group is closed")]
+    OpenGroup,
+    #[error("must be a pattern whose quantifiers are `{{n}}`, `{{n,}}` or `{{n,m}}`, from 0 to {REPEAT_MAX}")]
+    Quantifier,
+    #[error("must be a pattern in which every class is closed")]
+    OpenClass,
+    #[error("must not have an empty class")]
+    EmptyClass,
+    #[error("must be a pattern whose ranges go from a lower to a higher character")]
+    Range,
+    #[error(
+        "must not contain the escape `\\{0}`: accepted are \\d \\w \\s \\D \\W \\S (the last three outside of a class), \\t \\n \\r \\f \\v, \\uXXXX and escaped punctuation"
+    )]
+    Escape(char),
+    #[error("must be a pattern whose \\uXXXX are characters other than NUL")]
+    CodePoint,
+}
+
+/// A pattern in the syntax of the engines.
+fn translate(pattern: &str) -> Result<String, InvalidPattern> {
     let chars: Vec<char> = pattern.chars().collect();
     if chars.len() > CHARS_MAX {
-        return Err(format!("must be a pattern of at most {CHARS_MAX} characters"));
+        return Err(InvalidPattern::TooLong);
     }
     let mut parser = Parser { chars: &chars, at: 0, depth: 0, translated: String::new() };
     if chars.is_empty() {
@@ -152,13 +189,9 @@ fn translate(pattern: &str) -> Result<String, String> {
     let atoms = parser.alternatives()?;
     match parser.peek() {
         Some(found) => Err(parser.unexpected(found)),
-        None if atoms > ATOMS_MAX => Err(too_large()),
+        None if atoms > ATOMS_MAX => Err(InvalidPattern::TooManyAtoms),
         None => Ok(parser.translated),
     }
-}
-
-fn too_large() -> String {
-    format!("must be a pattern of at most {ATOMS_MAX} characters and classes, with its repetitions written out")
 }
 
 /// A set of characters.
@@ -196,16 +229,12 @@ impl Parser<'_> {
         self.translated.push_str(text);
     }
 
-    fn unexpected(&self, found: char) -> String {
-        format!(
-            "must be a pattern of literals, classes, groups, alternatives, `^`, `$` and the quantifiers `* + ? {{n,m}}`; `{found}` \
-             is not accepted as character {} of it; escape it if it is meant literally",
-            self.at + 1
-        )
+    fn unexpected(&self, found: char) -> InvalidPattern {
+        InvalidPattern::Unexpected { found, at: self.at + 1 }
     }
 
     /// Each of these functions returns the number of atoms, with repetitions written out.
-    fn alternatives(&mut self) -> Result<usize, String> {
+    fn alternatives(&mut self) -> Result<usize, InvalidPattern> {
         let mut atoms = self.sequence()?;
         while self.next_is('|') {
             self.emit("|");
@@ -214,7 +243,7 @@ impl Parser<'_> {
         Ok(atoms)
     }
 
-    fn sequence(&mut self) -> Result<usize, String> {
+    fn sequence(&mut self) -> Result<usize, InvalidPattern> {
         let (mut atoms, mut is_empty) = (0_usize, true);
         while let Some(next) = self.peek()
             && next != '|'
@@ -223,17 +252,13 @@ impl Parser<'_> {
             is_empty = false;
             atoms = atoms.saturating_add(self.piece()?);
             if atoms > ATOMS_MAX {
-                return Err(too_large());
+                return Err(InvalidPattern::TooManyAtoms);
             }
         }
-        if is_empty {
-            Err("must not have an empty alternative or group: use `?` for an optional part".to_owned())
-        } else {
-            Ok(atoms)
-        }
+        if is_empty { Err(InvalidPattern::EmptyPart) } else { Ok(atoms) }
     }
 
-    fn piece(&mut self) -> Result<usize, String> {
+    fn piece(&mut self) -> Result<usize, InvalidPattern> {
         let first = self.peek().unwrap_or_default();
         if first == '^' || first == '$' {
             self.at += 1;
@@ -248,7 +273,7 @@ impl Parser<'_> {
         Ok(atoms.saturating_mul(times))
     }
 
-    fn atom(&mut self) -> Result<usize, String> {
+    fn atom(&mut self) -> Result<usize, InvalidPattern> {
         let first = self.next().unwrap_or_default();
         match first {
             '(' => return self.group(),
@@ -270,19 +295,18 @@ impl Parser<'_> {
         Ok(1)
     }
 
-    fn group(&mut self) -> Result<usize, String> {
+    fn group(&mut self) -> Result<usize, InvalidPattern> {
         self.depth += 1;
         if self.depth > GROUPS_DEEP_MAX {
-            return Err(format!("must be a pattern with groups at most {GROUPS_DEEP_MAX} deep"));
+            return Err(InvalidPattern::TooDeep);
         }
         if self.next_is('?') && !self.next_is(':') {
-            return Err("must be a pattern without look-around, named groups and options: only `(?:...)` is accepted"
-                .to_owned());
+            return Err(InvalidPattern::SpecialGroup);
         }
         self.emit("(?:");
         let atoms = self.alternatives()?;
         if !self.next_is(')') {
-            return Err("must be a pattern in which every group is closed".to_owned());
+            return Err(InvalidPattern::OpenGroup);
         }
         self.emit(")");
         self.depth -= 1;
@@ -290,7 +314,7 @@ impl Parser<'_> {
     }
 
     /// Returns how often the atom is repeated, at least.
-    fn quantifier(&mut self) -> Result<usize, String> {
+    fn quantifier(&mut self) -> Result<usize, InvalidPattern> {
         let times = match self.peek() {
             Some(simple @ ('*' | '+' | '?')) => {
                 self.at += 1;
@@ -309,21 +333,18 @@ impl Parser<'_> {
         }
     }
 
-    fn counted(&mut self) -> Result<usize, String> {
-        let invalid = || {
-            format!("must be a pattern whose quantifiers are `{{n}}`, `{{n,}}` or `{{n,m}}`, from 0 to {REPEAT_MAX}")
-        };
-        let min = self.number().ok_or_else(invalid)?;
-        let (text, max) = match self.next_is(',') {
-            false => (format!("{{{min}}}"), Some(min)),
-            true => match self.number() {
-                None => (format!("{{{min},}}"), None),
-                Some(max) => (format!("{{{min},{max}}}"), Some(max)),
-            },
+    fn counted(&mut self) -> Result<usize, InvalidPattern> {
+        let min = self.number().ok_or(InvalidPattern::Quantifier)?;
+        let (text, max) = if !self.next_is(',') {
+            (format!("{{{min}}}"), Some(min))
+        } else if let Some(max) = self.number() {
+            (format!("{{{min},{max}}}"), Some(max))
+        } else {
+            (format!("{{{min},}}"), None)
         };
         let is_valid = min <= REPEAT_MAX && max.is_none_or(|max| (min..=REPEAT_MAX).contains(&max));
         if !self.next_is('}') || !is_valid {
-            return Err(invalid());
+            return Err(InvalidPattern::Quantifier);
         }
         self.emit(&text);
         Ok(max.unwrap_or(min).max(1))
@@ -338,12 +359,11 @@ impl Parser<'_> {
         digits.parse().ok()
     }
 
-    fn class(&mut self) -> Result<CharSet, String> {
-        let unclosed = || "must be a pattern in which every class is closed".to_owned();
+    fn class(&mut self) -> Result<CharSet, InvalidPattern> {
         let mut set = CharSet { is_negated: self.next_is('^'), ..CharSet::default() };
         loop {
-            let first = match self.next().ok_or_else(unclosed)? {
-                ']' if set.ranges.is_empty() => return Err("must not have an empty class".to_owned()),
+            let first = match self.next().ok_or(InvalidPattern::OpenClass)? {
+                ']' if set.ranges.is_empty() => return Err(InvalidPattern::EmptyClass),
                 ']' => return Ok(set.merged()),
                 '\\' => self.escape(true)?,
                 '[' => {
@@ -358,7 +378,7 @@ impl Parser<'_> {
                 continue;
             }
             self.at += 1;
-            let last = match self.next().ok_or_else(unclosed)? {
+            let last = match self.next().ok_or(InvalidPattern::OpenClass)? {
                 '\\' => self.escape(true)?,
                 literal => CharSet::of(literal),
             };
@@ -366,13 +386,13 @@ impl Parser<'_> {
                 ([(from, same)], [(to, same_to)]) if from == same && to == same_to && from <= to => {
                     set.ranges.push((*from, *to))
                 }
-                _ => return Err("must be a pattern whose ranges go from a lower to a higher character".to_owned()),
+                _ => return Err(InvalidPattern::Range),
             }
         }
     }
 
     /// The characters of an escape, whose backslash was read.
-    fn escape(&mut self, in_class: bool) -> Result<CharSet, String> {
+    fn escape(&mut self, in_class: bool) -> Result<CharSet, InvalidPattern> {
         let escaped = self.next().unwrap_or_default();
         let listed = |ranges: &[(u32, u32)], is_negated| Ok(CharSet { ranges: ranges.to_vec(), is_negated });
         match escaped {
@@ -391,20 +411,18 @@ impl Parser<'_> {
             punctuation if punctuation.is_ascii_punctuation() => Ok(CharSet::of(punctuation)),
             _ => {
                 self.at -= 1;
-                Err(format!(
-                    "must not contain the escape `\\{escaped}`: accepted are \\d \\w \\s \\D \\W \\S (the last three outside of a class), \\t \\n \\r \\f \\v, \\uXXXX and escaped punctuation"
-                ))
+                Err(InvalidPattern::Escape(escaped))
             }
         }
     }
 
     /// `\uXXXX`, of which the `u` was read.
-    fn code_point(&mut self) -> Result<CharSet, String> {
+    fn code_point(&mut self) -> Result<CharSet, InvalidPattern> {
         let digits: String = self.chars.iter().skip(self.at).take(4).collect();
         self.at += 4;
         let code = u32::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 4);
         let found = code.and_then(char::from_u32).filter(|found| *found != '\0');
-        found.map(CharSet::of).ok_or_else(|| "must be a pattern whose \\uXXXX are characters other than NUL".to_owned())
+        found.map(CharSet::of).ok_or(InvalidPattern::CodePoint)
     }
 
     fn emit_set(&mut self, set: &CharSet) {
@@ -510,7 +528,7 @@ mod tests {
 
     #[test]
     fn a_pattern_that_needs_much_memory_is_refused() {
-        let error = Pattern::new(r"\W{1000}").unwrap_err();
+        let error = Pattern::new(r"\W{1000}").unwrap_err().to_string();
         assert!(error.contains("bytes when it is compiled"), "{error}");
     }
 

@@ -1,8 +1,8 @@
 //! The work on schemas: parsing, compiling, comparing and checking.
 //!
-//! A tenant chooses what it costs, so it runs on threads of its own, on which tenants take turns, and each job ends when its
+//! A tenant chooses what it costs, so it runs on separate threads, on which tenants take turns, and each job ends when its
 //! steps are spent. No thread of the runtime computes, except for checks of at most [`INLINE_STEPS`], which cost less than the
-//! way to another thread, and no transaction is open meanwhile.
+//! way to another thread, and no transaction is open during a check.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -71,7 +71,7 @@ async fn post_event(
     Mutation { body: JsonBody(event), identity }: Mutation<JsonBody<NewEvent>>,
 ) -> Result<StoredResponse, Problem> {
     let post = event.into_post(&hub, &caller, "")?;
-    submit(&hub, &caller, (vec![post], false), identity).await
+    submit(&hub, &caller, vec![post], false, identity).await
 }
 
 /// Post an event (short path)
@@ -110,7 +110,7 @@ async fn post_batch(
         .enumerate()
         .map(|(index, event)| event.into_post(&hub, &caller, &format!("/events/{index}")));
     let posts = posts.collect::<Result<Vec<Post>, Problem>>()?;
-    submit(&hub, &caller, (posts, true), identity).await
+    submit(&hub, &caller, posts, true, identity).await
 }
 
 /// Waits until the events of the request are committed. Refuses them if too many messages of the tenant wait, if it posts
@@ -118,7 +118,8 @@ async fn post_batch(
 async fn submit(
     hub: &Hub,
     caller: &Caller,
-    (posts, is_batch): (Vec<Post>, bool),
+    posts: Vec<Post>,
+    is_batch: bool,
     identity: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     hub.limits.waiting.check(&caller.tenant)?;

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use http::StatusCode;
 use http_kit::extract::{Json, Path};
 use http_kit::idempotency::{Mutation, StoredResponse};
 use http_kit::page::{Listing, Page};
 use http_kit::problem::Problem;
 use serde::{Deserialize, Serialize};
+use service::idempotency::StoreResponse;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -82,8 +84,8 @@ async fn list(
 ) -> Result<Page<MessageView>, Problem> {
     let scope = page_scope(&hub, "messages", &caller, &filters);
     let before = scope.position(cursor.as_deref())?;
-    let filter = (filters.subscriber_id, filters.outcome.map(Outcome::from));
-    let (items, before) = flow::messages(&hub, &caller.tenant, filter, (before, limit)).await?;
+    let outcome = filters.outcome.map(Outcome::from);
+    let (items, before) = flow::messages(&hub, &caller.tenant, filters.subscriber_id, outcome, before, limit).await?;
     Ok(Page { items, next_cursor: before.map(|before| scope.cursor(&before)) })
 }
 
@@ -132,5 +134,11 @@ async fn dead_letter(
     Path(id): Path<MessageId>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    flow::give_up(&hub, caller.tenant, id, caller.principal, identity.as_ref()).await
+    hub.run_once(identity.as_ref(), StoreResponse::WithBody, |tx, _| {
+        Box::pin(async move {
+            flow::give_up(tx, &caller.tenant, id, caller.principal).await?;
+            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
+        })
+    })
+    .await
 }

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
 use pillarbox::log::LogRef;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
+
+use crate::rows::LogColumns;
 
 /// An event to defer.
 #[derive(Debug)]
@@ -20,10 +21,12 @@ pub(crate) struct NewDeferred {
 }
 
 /// A deferred event.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, sqlx::FromRow)]
 pub(crate) struct DeferredEvent {
     pub(crate) id: i64,
+    #[sqlx(flatten, try_from = "LogColumns")]
     pub(crate) log_ref: LogRef,
+    #[sqlx(try_from = "i32")]
     pub(crate) matches: usize,
     /// The matching subscribers up to this one have their hub message. None: none has.
     pub(crate) after: Option<Uuid>,
@@ -114,22 +117,7 @@ pub(crate) async fn next(
 ) -> sqlx::Result<Vec<DeferredEvent>> {
     let query = "select id, log_shard, log_id, log_at, matches, after, is_checked, accepted_at from pillarbox_hub.deferred_event
                  where tenant = $1 and id > $2 order by id limit $3";
-    let rows = sqlx::query(query).bind(tenant).bind(above).bind(limit as i64).fetch_all(tx).await?;
-    let event = |row: &PgRow| {
-        Ok(DeferredEvent {
-            id: row.try_get("id")?,
-            log_ref: LogRef {
-                shard: row.try_get("log_shard")?,
-                id: row.try_get("log_id")?,
-                at: row.try_get("log_at")?,
-            },
-            matches: row.try_get::<i32, _>("matches")?.unsigned_abs() as usize,
-            after: row.try_get("after")?,
-            is_checked: row.try_get("is_checked")?,
-            accepted_at: row.try_get("accepted_at")?,
-        })
-    };
-    rows.iter().map(event).collect()
+    sqlx::query_as(query).bind(tenant).bind(above).bind(limit as i64).fetch_all(tx).await
 }
 
 /// Deletes processed events of a tenant, and saves how far the event after them, which is checked, has come. They are given one by

@@ -7,10 +7,12 @@ use http_kit::problem::FieldError;
 use pillarbox::log::LogRef;
 use pillarbox::log::Tenant;
 use serde::{Deserialize, Serialize};
-use sqlx::postgres::PgRow;
+use sqlx::PgConnection;
 use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
 use uuid::Uuid;
+
+use crate::events::store::EventFilter;
+use crate::rows::LogColumns;
 
 /// An event to reject.
 #[derive(Debug)]
@@ -30,13 +32,24 @@ struct StoredError {
     detail: String,
 }
 
+#[derive(Deserialize)]
+struct StoredErrors(Vec<StoredError>);
+
+impl From<StoredErrors> for Vec<FieldError> {
+    fn from(StoredErrors(errors): StoredErrors) -> Vec<FieldError> {
+        errors.into_iter().map(|error| FieldError::body(error.pointer, error.detail)).collect()
+    }
+}
+
 /// A rejected event.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct Rejection {
+    #[sqlx(flatten, try_from = "LogColumns")]
     pub(crate) log_ref: LogRef,
     pub(crate) message_id: Uuid,
     pub(crate) event_type: String,
     pub(crate) version: Option<i32>,
+    #[sqlx(json, try_from = "StoredErrors")]
     pub(crate) errors: Vec<FieldError>,
     pub(crate) rejected_at: DateTime<Utc>,
 }
@@ -68,12 +81,13 @@ pub(crate) async fn insert(tx: &mut PgConnection, new: &[NewRejection], now: Dat
 
 const COLUMNS: &str = "log_id, log_shard, log_at, message_id, event_type, version, errors, rejected_at";
 
-/// The rejected events of a tenant with an id in the log below `before`, newest first. `event_type`: this type and all below it.
+/// The rejected events of a tenant with an id in the log below `before`, newest first.
 pub(crate) async fn list(
     db: &mut PgConnection,
     tenant: &Tenant,
-    (event_type, from, to): (Option<&str>, Option<DateTime<Utc>>, Option<DateTime<Utc>>),
-    (before, limit): (Option<i64>, i64),
+    filter: &EventFilter,
+    before: Option<i64>,
+    limit: i64,
 ) -> sqlx::Result<Vec<Rejection>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.rejected_event
@@ -82,9 +96,8 @@ pub(crate) async fn list(
            and log_at >= coalesce($4, '-infinity') and log_at < coalesce($5, 'infinity')
          order by log_id desc limit $6"
     );
-    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(before.unwrap_or(i64::MAX));
-    let query = query.bind(event_type).bind(from).bind(to).bind(limit);
-    query.fetch_all(db).await?.iter().map(rejection).collect()
+    let query = sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(tenant.as_str()).bind(before.unwrap_or(i64::MAX));
+    query.bind(&filter.event_type).bind(filter.from).bind(filter.to).bind(limit).fetch_all(db).await
 }
 
 /// The rejected events of a type, and of all types below it, with an id in the log above `after`, oldest first.
@@ -92,14 +105,15 @@ pub(crate) async fn oldest(
     db: &mut PgConnection,
     tenant: &Tenant,
     event_type: &str,
-    (after, limit): (Option<i64>, i64),
+    after: Option<i64>,
+    limit: i64,
 ) -> sqlx::Result<Vec<LogRef>> {
     let query = "select log_id, log_shard, log_at from pillarbox_hub.rejected_event
                  where tenant = $1 and accepted_at is null and log_id > $2
                    and (event_type = $3 or starts_with(event_type, $3 || '.'))
                  order by log_id limit $4";
-    let query = sqlx::query(query).bind(tenant.as_str()).bind(after.unwrap_or(0)).bind(event_type).bind(limit);
-    query.fetch_all(db).await?.iter().map(log_ref).collect()
+    let query = sqlx::query_as(query).bind(tenant.as_str()).bind(after.unwrap_or(0)).bind(event_type).bind(limit);
+    Ok(query.fetch_all(db).await?.into_iter().map(LogColumns::into).collect())
 }
 
 /// The rejection of an event that was not accepted since.
@@ -107,8 +121,7 @@ pub(crate) async fn find(db: &mut PgConnection, tenant: &Tenant, log_id: i64) ->
     let query = format!(
         "select {COLUMNS} from pillarbox_hub.rejected_event where log_id = $1 and tenant = $2 and accepted_at is null"
     );
-    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(log_id).bind(tenant.as_str());
-    query.fetch_optional(db).await?.as_ref().map(rejection).transpose()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(log_id).bind(tenant.as_str()).fetch_optional(db).await
 }
 
 /// When these events were accepted after they were rejected, by their ids in the log; None: not yet. Events that were never
@@ -118,8 +131,7 @@ pub(crate) async fn among(db: &mut PgConnection, log_ids: &[i64]) -> sqlx::Resul
         return Ok(HashMap::new());
     }
     let query = "select log_id, accepted_at from pillarbox_hub.rejected_event where log_id = any ($1)";
-    let rows = sqlx::query(query).bind(log_ids).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get("log_id")?, row.try_get("accepted_at")?))).collect()
+    Ok(sqlx::query_as(query).bind(log_ids).fetch_all(db).await?.into_iter().collect())
 }
 
 /// Notes that rejected events of a tenant are accepted after all. Returns those that were not accepted before, in the order of the
@@ -137,8 +149,9 @@ pub(crate) async fn accept(
                  update pillarbox_hub.rejected_event as r set accepted_at = $3 from rejected
                  where r.log_id = rejected.log_id
                  returning r.log_id, r.log_shard, r.log_at";
-    let rows = sqlx::query(query).bind(tenant.as_str()).bind(log_ids).bind(now).fetch_all(tx).await?;
-    let mut accepted = rows.iter().map(log_ref).collect::<sqlx::Result<Vec<LogRef>>>()?;
+    let rows: Vec<LogColumns> =
+        sqlx::query_as(query).bind(tenant.as_str()).bind(log_ids).bind(now).fetch_all(tx).await?;
+    let mut accepted: Vec<LogRef> = rows.into_iter().map(LogRef::from).collect();
     accepted.sort_unstable_by_key(|log_ref| log_ref.id);
     Ok(accepted)
 }
@@ -153,21 +166,4 @@ pub(crate) async fn delete_before(tx: &mut PgConnection, before: DateTime<Utc>, 
 fn stored_errors(new: &NewRejection) -> Json<Vec<StoredError>> {
     let stored = |error: &FieldError| StoredError { pointer: error.pointer.clone(), detail: error.detail.clone() };
     Json(new.errors.iter().map(stored).collect())
-}
-
-fn log_ref(row: &PgRow) -> sqlx::Result<LogRef> {
-    Ok(LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? })
-}
-
-fn rejection(row: &PgRow) -> sqlx::Result<Rejection> {
-    let Json(errors): Json<Vec<StoredError>> = row.try_get("errors")?;
-    let errors = errors.into_iter().map(|error| FieldError::body(error.pointer, error.detail)).collect();
-    Ok(Rejection {
-        log_ref: log_ref(row)?,
-        message_id: row.try_get("message_id")?,
-        event_type: row.try_get("event_type")?,
-        version: row.try_get("version")?,
-        errors,
-        rejected_at: row.try_get("rejected_at")?,
-    })
 }

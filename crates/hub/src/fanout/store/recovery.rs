@@ -2,12 +2,12 @@
 
 use chrono::{DateTime, Utc};
 use pillarbox::log::LogRef;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::deliveries::domain::Reason;
 use crate::deliveries::message::HubEvent;
+use crate::rows::LogColumns;
 use crate::subscribers::domain::Subscriber;
 
 const DETAIL: &str = "given up by pillarbox recover --skip";
@@ -43,11 +43,8 @@ pub(crate) async fn pending_messages(tx: &mut PgConnection, subscriber: Uuid) ->
 pub(crate) async fn log_refs(tx: &mut PgConnection, subscriber: Uuid, messages: &[i64]) -> sqlx::Result<Vec<LogRef>> {
     let query =
         "select distinct log_shard, log_id, log_at from pillarbox_hub.message where subscriber = $1 and n = any ($2)";
-    let rows = sqlx::query(query).bind(subscriber).bind(messages).fetch_all(tx).await?;
-    let log_ref = |row: &PgRow| {
-        Ok(LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("log_at")? })
-    };
-    rows.iter().map(log_ref).collect()
+    let rows: Vec<LogColumns> = sqlx::query_as(query).bind(subscriber).bind(messages).fetch_all(tx).await?;
+    Ok(rows.into_iter().map(LogRef::from).collect())
 }
 
 /// Inserts a dead letter and a final attempt for each of these messages, which are in order. The content of a message that

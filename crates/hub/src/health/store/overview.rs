@@ -2,15 +2,14 @@
 //! there are more messages, attempts or healthy subscribers.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::health::counts::{AttemptCounts, Histogram, RANGES};
+use crate::health::counts::RANGES;
 use crate::health::totals::TotalCounts;
 
 /// A subscriber that needs an operator.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct SubscriberWithIssue {
     pub(crate) id: Uuid,
     pub(crate) tenant: String,
@@ -74,19 +73,7 @@ pub(crate) async fn attempts(db: &mut PgConnection, minutes: i32) -> sqlx::Resul
         sums("latency"),
         sums("end_to_end")
     );
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(minutes).fetch_one(db).await?;
-    let attempts = AttemptCounts {
-        delivered: row.try_get("delivered")?,
-        failed: row.try_get("failed")?,
-        dead: row.try_get("dead")?,
-        latency: histogram(&row, "latency")?,
-    };
-    Ok(TotalCounts { attempts, end_to_end: histogram(&row, "end_to_end")? })
-}
-
-fn histogram(row: &PgRow, column: &str) -> sqlx::Result<Histogram> {
-    let counts: Vec<i64> = row.try_get(column)?;
-    counts.try_into().map_err(|_| sqlx::Error::Decode(format!("{column} has another number of ranges").into()))
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(minutes).fetch_one(db).await
 }
 
 /// The number of dead letters that were not retried, by tenant, counted up to `max` in all. Most first.
@@ -104,7 +91,7 @@ pub(crate) async fn subscribers_with_issues(
     failing_before: DateTime<Utc>,
     limit: i64,
 ) -> sqlx::Result<Vec<SubscriberWithIssue>> {
-    let rows = sqlx::query(
+    sqlx::query_as(
         "(select id, tenant, name, inactive_reason, null::timestamptz as failing_since from pillarbox_hub.subscriber
           where not is_active and inactive_reason is not null order by id limit $2)
          union all
@@ -116,16 +103,5 @@ pub(crate) async fn subscribers_with_issues(
     .bind(failing_before)
     .bind(limit)
     .fetch_all(db)
-    .await?;
-    rows.iter().map(with_issue).collect()
-}
-
-fn with_issue(row: &PgRow) -> sqlx::Result<SubscriberWithIssue> {
-    Ok(SubscriberWithIssue {
-        id: row.try_get("id")?,
-        tenant: row.try_get("tenant")?,
-        name: row.try_get("name")?,
-        inactive_reason: row.try_get("inactive_reason")?,
-        failing_since: row.try_get("failing_since")?,
-    })
+    .await
 }

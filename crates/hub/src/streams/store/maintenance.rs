@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Duration, Utc};
 use pillarbox::database::partition;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 
 use crate::streams::store::COUNTED_MAX;
 
@@ -11,16 +11,17 @@ const PARENT: &str = "pillarbox_hub.stream_message";
 const DELETED_MAX: i64 = 10_000;
 
 /// The streams together, as metrics show them.
+#[derive(sqlx::FromRow)]
 pub(crate) struct StreamLag {
     /// At most [`COUNTED_MAX`] per part.
     pub(crate) messages: i64,
-    /// The age of the oldest message that nobody has acknowledged.
+    /// The age of the oldest message that is not acknowledged.
     pub(crate) seconds: f64,
     /// The streams with a part whose position has lapsed.
     pub(crate) lapsed: i64,
 }
 
-/// When the oldest event was posted that a stream has and that nobody has acknowledged; None if there is none.
+/// When the oldest event was posted of which a stream has an unacknowledged message; None if there is none.
 pub(crate) async fn oldest_unread(db: &mut PgConnection) -> sqlx::Result<Option<DateTime<Utc>>> {
     sqlx::query_scalar(
         "select min(waiting.at) from pillarbox_hub.stream_part as part
@@ -35,7 +36,7 @@ pub(crate) async fn oldest_unread(db: &mut PgConnection) -> sqlx::Result<Option<
 }
 
 /// Drops the days that end before `cutoff`. In the same transaction, each part records what it has lost: its reader is
-/// refused until somebody decides where to continue.
+/// refused until an operator decides where to continue.
 pub(crate) async fn drop_days(db: &mut PgConnection, cutoff: DateTime<Utc>) -> sqlx::Result<()> {
     for day in partition::days_before(db, PARENT, cutoff).await? {
         let Some(mut tx) = partition::lock_day(db, &day).await? else { continue };
@@ -89,7 +90,7 @@ pub(crate) async fn delete_batches(db: &mut PgConnection, before: DateTime<Utc>)
 
 /// Measures the lag of all streams together.
 pub(crate) async fn lag(db: &mut PgConnection) -> sqlx::Result<StreamLag> {
-    let row = sqlx::query(
+    sqlx::query_as(
         "select coalesce(sum(waiting.messages), 0)::bigint as messages,
                 coalesce(extract(epoch from clock_timestamp() - min(waiting.oldest_at)), 0)::float8 as seconds,
                 count(distinct part.stream) filter (where part.acknowledged < part.dropped_to) as lapsed
@@ -103,10 +104,5 @@ pub(crate) async fn lag(db: &mut PgConnection) -> sqlx::Result<StreamLag> {
     )
     .bind(COUNTED_MAX)
     .fetch_one(db)
-    .await?;
-    Ok(StreamLag {
-        messages: row.try_get("messages")?,
-        seconds: row.try_get("seconds")?,
-        lapsed: row.try_get("lapsed")?,
-    })
+    .await
 }

@@ -2,10 +2,10 @@
 
 use chrono::{DateTime, Utc};
 use pillarbox::log::LogRef;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
+use crate::rows::LogColumns;
 use crate::streams::domain::ReadRange;
 
 /// Batches that one poll reads at most.
@@ -21,12 +21,13 @@ pub(crate) struct NewStreamMessage {
 }
 
 /// A message of a stream, without its content.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct StreamMessage {
     pub(crate) n: i64,
     pub(crate) part: i16,
     pub(crate) lane: Option<String>,
     pub(crate) seq: Option<i64>,
+    #[sqlx(flatten, try_from = "LogColumns")]
     pub(crate) log_ref: LogRef,
 }
 
@@ -105,10 +106,10 @@ pub(crate) async fn read(
         return Ok(Vec::new());
     }
     // Part by part, each along the index. With an upper bound inside, the planner expects few rows, and sorts the whole backlog.
-    let rows = sqlx::query(
+    sqlx::query_as(
         "select message.* from unnest($2::smallint[], $3::bigint[], $4::bigint[]) as wanted (part, after, up_to)
          cross join lateral (
-             select n, part, lane, seq, log_shard, log_id, at from pillarbox_hub.stream_message
+             select n, part, lane, seq, log_shard, log_id, at as log_at from pillarbox_hub.stream_message
              where stream = $1 and stream_message.part = wanted.part and n > wanted.after
              order by n limit $5
          ) message
@@ -121,8 +122,7 @@ pub(crate) async fn read(
     .bind(ranges.iter().map(|range| range.up_to.unwrap_or(i64::MAX)).collect::<Vec<_>>())
     .bind(max)
     .fetch_all(db)
-    .await?;
-    rows.iter().map(stream_message).collect()
+    .await
 }
 
 /// Returns the first message, by number, of an event that was posted at `time` or later.
@@ -131,10 +131,10 @@ pub(crate) async fn first_since(
     stream: Uuid,
     time: DateTime<Utc>,
 ) -> sqlx::Result<Option<StreamMessage>> {
-    let row = sqlx::query(
+    sqlx::query_as(
         "select message.* from generate_series(0, 15) as slot (part)
          cross join lateral (
-             select n, part, lane, seq, log_shard, log_id, at from pillarbox_hub.stream_message
+             select n, part, lane, seq, log_shard, log_id, at as log_at from pillarbox_hub.stream_message
              where stream = $1 and stream_message.part = slot.part::smallint and at >= $2 order by n limit 1
          ) message
          order by message.n limit 1",
@@ -142,8 +142,7 @@ pub(crate) async fn first_since(
     .bind(stream)
     .bind(time)
     .fetch_optional(db)
-    .await?;
-    row.as_ref().map(stream_message).transpose()
+    .await
 }
 
 /// Returns the number of the first message of an event in a stream.
@@ -151,14 +150,4 @@ pub(crate) async fn of_event(db: &mut PgConnection, stream: Uuid, event: LogRef)
     let query = "select min(n) from pillarbox_hub.stream_message
                  where stream = $1 and log_id between $2 and $2 and at = $3 and log_shard = $4";
     sqlx::query_scalar(query).bind(stream).bind(event.id).bind(event.at).bind(event.shard).fetch_one(db).await
-}
-
-fn stream_message(row: &PgRow) -> sqlx::Result<StreamMessage> {
-    Ok(StreamMessage {
-        n: row.try_get("n")?,
-        part: row.try_get("part")?,
-        lane: row.try_get("lane")?,
-        seq: row.try_get("seq")?,
-        log_ref: LogRef { shard: row.try_get("log_shard")?, id: row.try_get("log_id")?, at: row.try_get("at")? },
-    })
 }

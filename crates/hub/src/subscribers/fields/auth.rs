@@ -22,7 +22,7 @@ const CHARS_MAX: usize = 1_000;
 pub(crate) struct AuthFields {
     #[serde(rename = "type")]
     kind: AuthKind,
-    /// The token endpoint. The rules for the `url` of a subscriber hold for it, too.
+    /// The token endpoint. The rules for the `url` of a subscriber also apply to it.
     #[schema(max_length = 2000)]
     token_url: Option<String>,
     #[schema(min_length = 1, max_length = 1000)]
@@ -42,7 +42,7 @@ pub(crate) struct AuthFields {
     private_key: Option<Secret<String>>,
 }
 
-/// What the check of the credentials depends on.
+/// The settings on which the check of the credentials depends.
 struct Context<'a> {
     /// The credentials before the change, if the request may refer to their secrets.
     reusable: Option<&'a EndpointAuth>,
@@ -152,7 +152,7 @@ fn check_mtls(given: AuthFields, context: &Context<'_>) -> Result<ClientCertific
     let fits = |text: &str| {
         if text.len() <= PEM_CHARS_MAX { Ok(()) } else { Err(format!("must have at most {PEM_CHARS_MAX} characters")) }
     };
-    // It is shown to everybody who may see the subscriber.
+    // The response that shows a subscriber contains it.
     let has_only_certificates = |text: &str| match text.matches("-----BEGIN ").count() {
         blocks if blocks == text.matches("-----BEGIN CERTIFICATE-----").count() => fits(text),
         _ => Err("must have certificates only: send a private key in `private_key`".to_owned()),
@@ -174,23 +174,24 @@ fn check_mtls(given: AuthFields, context: &Context<'_>) -> Result<ClientCertific
 }
 
 /// The value of a required field, if it passes the check.
-fn required(
+fn required<E: ToString>(
     errors: &mut FieldErrors,
     name: &str,
     value: Option<String>,
-    check: impl Fn(&str) -> Result<(), String>,
+    check: impl Fn(&str) -> Result<(), E>,
 ) -> Option<String> {
-    let checked = value.ok_or_else(|| "is required".to_owned()).and_then(|value| check(&value).map(|()| value));
+    let checked = value.ok_or_else(|| "is required".to_owned());
+    let checked = checked.and_then(|value| check(&value).map(|()| value).map_err(|error| error.to_string()));
     checked.map_err(|detail| errors.push((format!("/{name}"), detail))).ok()
 }
 
 /// Like [`required`], of a secret. [`HIDDEN_VALUE`] means the stored one.
-fn secret(
+fn secret<E: ToString>(
     errors: &mut FieldErrors,
     name: &str,
     value: Option<String>,
     stored: Option<&Secret<String>>,
-    check: impl Fn(&str) -> Result<(), String>,
+    check: impl Fn(&str) -> Result<(), E>,
 ) -> Option<Secret<String>> {
     if value.as_deref() != Some(HIDDEN_VALUE) {
         return required(errors, name, value, check).map(Secret::new);
@@ -211,5 +212,5 @@ fn with(mut errors: FieldErrors, name: &str, detail: &str) -> FieldErrors {
 }
 
 fn two_authorizations() -> FieldErrors {
-    error("sends an `authorization` of its own: remove that header from `headers`")
+    error("sends an `authorization` itself: remove that header from `headers`")
 }

@@ -18,7 +18,7 @@ pub(super) struct CustomHeaders;
 /// The headers of a subscriber before a change.
 pub(super) enum StoredHeaders<'a> {
     Reusable(&'a [(String, String)]),
-    /// The URL gets another origin. The stored values must not be sent there: whoever may change a subscriber could read
+    /// The URL gets another origin. The stored values must not be sent there: a caller that may change a subscriber could read
     /// them by changing its URL, although no response shows them.
     OfAnotherOrigin,
 }

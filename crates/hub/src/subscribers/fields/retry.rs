@@ -40,7 +40,7 @@ pub(super) fn check_backoff_fields(
     name: Field<RetrySchedule>,
 ) -> Option<Vec<u32>> {
     let old = |old: &SubscriberSettings| old.retry_backoff_seconds.clone();
-    let default = Some(RetrySchedule::Seed.seconds().to_vec());
+    let default = Some(RetrySchedule::Short.seconds().to_vec());
     match (list, name) {
         (Field::Given(_), Field::Given(_)) => {
             let detail = "must not be given together with `retry_backoff_seconds`: give the name or the list";
@@ -67,7 +67,7 @@ pub(super) fn check_rules(given: BTreeMap<String, RetryAction>) -> Result<RetryR
                 errors.push((pointer, "must be retry or dead_letter: only a single 4xx status can disable".to_owned()));
             }
             Ok(pattern) => rules.insert(pattern, action),
-            Err(detail) => errors.push((pointer, detail)),
+            Err(error) => errors.push((pointer, error.to_string())),
         }
     }
     if errors.is_empty() { Ok(rules) } else { Err(errors) }

@@ -17,8 +17,7 @@ use crate::deliveries::domain::{Format, Reason, Verdict};
 use crate::deliveries::message::{EVENT_SOURCE, HubEvent, HubMessage};
 use crate::deliveries::recipient::Recipient;
 use crate::error::Error;
-use crate::subscribers::flow::{TEST_TIME_MAX, check_decrypted, show};
-use crate::subscribers::recipient::recipient_of;
+use crate::subscribers::flow::{TEST_TIME_MAX, check_decrypted, sendable, show};
 use crate::subscribers::store;
 use crate::subscribers::view::VerificationResult;
 
@@ -29,7 +28,7 @@ const WRONG_ANSWER: &str = "challenge";
 
 /// Sends the challenge in the background, so that the request that created or changed the subscriber does not wait for its
 /// endpoint: the caller may have to configure the secret of the response first.
-pub(super) fn start(hub: &Arc<Hub>, tenant: Tenant, id: Uuid) {
+pub(crate) fn start(hub: &Arc<Hub>, tenant: Tenant, id: Uuid) {
     let hub = Arc::clone(hub);
     tokio::spawn(request_caller().run(async move {
         match verify(&hub, &tenant, id).await {
@@ -42,7 +41,7 @@ pub(super) fn start(hub: &Arc<Hub>, tenant: Tenant, id: Uuid) {
 }
 
 /// Sends a challenge to the endpoint of a subscriber that is not verified. If the endpoint answers with it, the messages that
-/// wait are sent. No transaction is open meanwhile. Fails if the tenant is suspended.
+/// wait are sent. No transaction is open during the request. Fails if the tenant is suspended.
 pub(crate) async fn verify(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<VerificationResult, Error> {
     let stored = check_decrypted(show(hub, tenant, id).await?)?;
     if stored.is_tenant_suspended {
@@ -50,7 +49,7 @@ pub(crate) async fn verify(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<Verif
     }
     let Some(since) = stored.subscriber.unverified_since else { return Ok(VerificationResult::verified()) };
     let url = stored.subscriber.settings.url.clone();
-    let recipient = recipient_of(stored.subscriber, stored.secrets).map_err(Error::InvalidSubscriber)?;
+    let recipient = sendable(stored)?;
     // Every endpoint gets the same body, whatever the format of its webhooks.
     let timeout = recipient.timeout.min(TEST_TIME_MAX);
     let recipient = Recipient { timeout, format: Format::Raw, batch: None, ..recipient };
@@ -68,15 +67,15 @@ pub(crate) async fn verify(hub: &Hub, tenant: &Tenant, id: Uuid) -> Result<Verif
         return Ok(VerificationResult::failed(AttemptResult { error, detail, ..result }));
     }
     let mut db = hub.db.acquire().await?;
-    let is_current = store::set_verified(&mut db, tenant, id, (&url, since), hub.clock.now()).await?;
+    let is_current = store::set_verified(&mut db, tenant, id, &url, since, hub.clock.now()).await?;
     drop(db);
     if !is_current {
-        // Another challenge may have been answered meanwhile.
+        // The endpoint may have answered another challenge in the meantime.
         let now = show(hub, tenant, id).await?.subscriber;
         if now.unverified_since.is_none() && now.settings.url == url {
             return Ok(VerificationResult::verified());
         }
-        let detail = "the subscriber was changed meanwhile: try again";
+        let detail = "the subscriber was changed during the verification: try again";
         let (error, detail) = (Some(WRONG_ANSWER), Some(detail.to_owned()));
         return Ok(VerificationResult::failed(AttemptResult { error, detail, ..result }));
     }

@@ -1,6 +1,6 @@
 //! The number of waiting hub messages per tenant.
 
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 
 /// Tenants with fewer waiting messages have no row.
 const COUNT_MIN: i64 = 100;
@@ -51,6 +51,5 @@ pub(crate) async fn above(db: &mut PgConnection, max: i64) -> sqlx::Result<Vec<(
     // Old counts do not apply: the process that counts may be gone.
     let query = "select tenant, waiting from pillarbox_hub.tenant_backlog
                  where waiting >= $1 and counted_at > now() - interval '15 minutes'";
-    let rows = sqlx::query(query).bind(max).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get("tenant")?, row.try_get("waiting")?))).collect()
+    sqlx::query_as(query).bind(max).fetch_all(db).await
 }

@@ -150,7 +150,7 @@ fn a_message_that_an_operator_gives_up_is_not_sent_with_others() {
 fn a_batch_has_live_messages_or_those_of_one_replay_and_counts_as_one_request_of_it() {
     let lanes = [Some("a"), Some("x"), Some("y"), Some("a"), Some("x"), None, Some("b")];
     let messages = (1..).zip(lanes).map(|(n, lane)| (n, lane.map(Arc::from))).collect();
-    // A backfill in lane a, and then live messages; two replays in lanes of their own.
+    // A backfill in lane a, and then live messages; two replays in separate lanes.
     let replays = [(1, 1), (2, 2), (3, 3), (5, 2), (6, 3)].map(|(n, replay)| (n, Uuid::from_u128(replay)));
     let database = Database { messages, replays: BTreeMap::from(replays), payload_bytes: 10, ..Database::default() };
     let mut queue = database.load(with_batch(recipient(4, OnExhausted::Skip), Some(batch_of(100))), now());

@@ -296,7 +296,7 @@ fn a_message_that_is_given_up_while_in_flight_is_not_retried() {
     assert_eq!((again.n, queue.pop_dead_letter_request(again.n)), (message.n, Some("ann".to_owned())));
 }
 
-/// A queue with messages of a replay, each a lane of its own, and then live ones.
+/// A queue with messages of a replay, each in a separate lane, and then live ones.
 fn queue_with_replay(max_in_flight: usize, replayed: i64, live: i64) -> SubscriberQueue {
     let mut queue = Database::default().load(recipient(max_in_flight, OnExhausted::Skip), now());
     let message = |n| HubMessage {

@@ -3,7 +3,7 @@
 //! Checked all the time: at most one request of a lane is in flight, a message is sent only after all earlier ones of its
 //! lane have a final outcome, or together with them in one batch, no message is sent again without a reason, none is lost,
 //! and every run comes to an end. A third of the runs sends batches, which never mix live messages and replays. In each run
-//! messages of two replays, in lanes of their own, and of a backfill, in the lanes of live messages, are between live ones.
+//! messages of two replays, in separate lanes, and of a backfill, in the lanes of live messages, are between live ones.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
