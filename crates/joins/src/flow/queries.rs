@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
 use uuid::Uuid;
 
-use crate::domain::{Ban, Event, Refused, Registration, RegistrationOfUser, StoredEntry};
+use crate::domain::{Ban, Event, Refused, Registration, RegistrationOfUser, StoredEntry, WaitlistEntry};
 use crate::error::Error;
 use crate::store::moderation::{AuditFilter, AuditPosition};
 use crate::{Joins, store};
@@ -49,13 +49,12 @@ pub(crate) async fn participants(
     Ok(store::queries::participants(&mut *joins.db.acquire().await?, event_id, page).await?)
 }
 
-/// The waitlisted registrations of an event, by sequence number, each with the number of those ahead of it; None if there are
-/// too many to be counted.
+/// The waitlisted registrations of an event, by sequence number.
 pub(crate) async fn waitlist(
     joins: &Joins,
     event_id: Uuid,
     page: (Option<i64>, u32),
-) -> Result<Vec<(Registration, Option<i64>)>, Error> {
+) -> Result<Vec<WaitlistEntry>, Error> {
     Ok(store::queries::waitlist(&mut *joins.db.acquire().await?, event_id, page).await?)
 }
 
