@@ -84,9 +84,10 @@ pub(crate) async fn history(
 ) -> Result<Vec<StatusChange>, Error> {
     let mut db = events.db.acquire().await?;
     let event = store::find(&mut db, id).await?.ok_or(Error::EventNotFound)?;
-    match actor.is_admin || actor.owns(&event) {
-        true => Ok(store::status_changes(&mut db, id, page).await?),
-        false => Err(refusal(&event, actor)),
+    if actor.is_admin || actor.owns(&event) {
+        Ok(store::status_changes(&mut db, id, page).await?)
+    } else {
+        Err(refusal(&event, actor))
     }
 }
 
@@ -142,18 +143,12 @@ pub(super) async fn lock(tx: &mut Tx<'_>, change: &RequestedChange) -> Result<Ev
 }
 
 fn check_permission(event: &Event, actor: Actor, action: Action) -> Result<(), Error> {
-    match actor.may(action, event) {
-        true => Ok(()),
-        false => Err(refusal(event, actor)),
-    }
+    if actor.may(action, event) { Ok(()) } else { Err(refusal(event, actor)) }
 }
 
 /// The error for a caller without permission. An event that the caller may not see does not exist for them.
 fn refusal(event: &Event, actor: Actor) -> Error {
-    match actor.sees(event) {
-        true => Error::NotTheOwner,
-        false => Error::EventNotFound,
-    }
+    if actor.sees(event) { Error::NotTheOwner } else { Error::EventNotFound }
 }
 
 /// Saves the event with its status history, the city counts, the cache generations and the message about the change.
@@ -165,12 +160,11 @@ pub(super) async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, change: &Req
     let (was_published, is_published) = (old.status == Status::Published, new.status == Status::Published);
     if was_published || is_published {
         let (old_city, new_city) = (&old.details.city, &new.details.city);
-        let changes = match (was_published, is_published) {
-            (true, true) if old_city == new_city => Vec::new(),
-            (true, true) => vec![(old_city, -1), (new_city, 1)],
-            (true, false) => vec![(old_city, -1)],
-            (false, _) => vec![(new_city, 1)],
-        };
+        let mut changes = Vec::new();
+        if !(was_published && is_published && old_city == new_city) {
+            changes.extend(was_published.then_some((old_city, -1)));
+            changes.extend(is_published.then_some((new_city, 1)));
+        }
         if cities::add_to_counts(tx, &changes).await? {
             generation::invalidate_cities(tx).await?;
         }

@@ -15,6 +15,7 @@ use crate::cache::CacheKey;
 use crate::error::Error;
 use crate::fields::normalized;
 use crate::store::feed::{FeedFilter, FeedOrder, SortKey};
+use crate::store::generation::Generations;
 use crate::store::{cities, feed as store, trending};
 use crate::view::{Cities, City, EventSummary};
 
@@ -60,7 +61,7 @@ pub(crate) async fn page(
     sort: Sort,
     request: PageRequest<'_>,
 ) -> Result<ReadyPage, Problem> {
-    let (generation, _) = generations(events).await?;
+    let generation = generations(events).await?.feeds;
     // The key contains the whole request. The cursor is verified on a miss only: a cached page proves that it was
     // valid.
     let query = serde_json::to_string(&(sort, &filter, request.limit, &request.cursor));
@@ -73,8 +74,8 @@ pub(crate) async fn page(
     if let Some(entry) = events.cache.get(&key).await {
         return Ok(entry.page());
     }
-    // Requests for the same page share one read. What a caller has to wait for, it waits for here: nobody waits for the share of
-    // another caller.
+    // Requests for the same page share one read. A caller waits for its own share before it joins the read, so that no caller
+    // waits for the share of another.
     let _search = match &filter.search {
         Some(_) => Some(events.searches.enter().await.map_err(|_| Error::TooManySearches)?),
         None => None,
@@ -92,7 +93,7 @@ pub(crate) async fn page(
 /// The serialized suggestions for the beginning of a city's name.
 pub(crate) async fn suggest_cities(events: &Events, typed: &str, limit: u32) -> Result<ReadyPage, Problem> {
     let prefix = normalized(typed);
-    let (_, generation) = generations(events).await?;
+    let generation = generations(events).await?.cities;
     let key =
         CacheKey { key: format!("cities:suggestions:{limit}:{prefix}"), tag: generation.to_string(), ttl: CITIES_TTL };
     if let Some(entry) = events.cache.get(&key).await {
@@ -191,13 +192,13 @@ async fn read_after(
     let after = position.map(|position| position.last);
     let rows = store::page(db, &filter, order, (after, limit + 1)).await.map_err(|error| failure(&filter, error))?;
     let position_at = |last: SortKey| FeedPosition { now, epoch, last };
-    let mut page = scope.cut(rows, limit, |(key, _)| position_at(*key));
+    let mut page = scope.cut(rows, limit, |row| position_at(row.key()));
     // A trending page that scanned its maximum of scores may be short although more scores follow.
     if let Some(epoch) = epoch.filter(|_| page.next_cursor.is_none()) {
         let last = store::last_scanned(db, &filter, epoch, after).await.map_err(|error| failure(&filter, error))?;
         page.next_cursor = last.map(|last| scope.cursor(&position_at(last)));
     }
-    Ok(page.map(|(_, event)| EventSummary::from(event)))
+    Ok(page.map(|row| EventSummary::from(row.event)))
 }
 
 fn failure(filter: &FeedFilter, error: sqlx::Error) -> Error {
@@ -210,7 +211,6 @@ fn failure(filter: &FeedFilter, error: sqlx::Error) -> Error {
     }
 }
 
-/// The generations of the feeds and of the cities.
-async fn generations(events: &Events) -> Result<(i64, i64), Problem> {
+async fn generations(events: &Events) -> Result<Generations, Problem> {
     events.generation_reader.submit(()).await.map_err(|error| Problem::of_batch(error, problem))
 }

@@ -81,10 +81,11 @@ pub(crate) async fn close_next(db: &Database, delivery: LocalDelivery) -> Result
     }
     let drafts: Vec<Uuid> = drafts.iter().map(|event| event.id).collect();
     handover::delete_drafts(&mut tx, &drafts).await?;
-    match is_last {
-        true if now - deleted_at >= TOKEN_TIME => handover::delete_owner(&mut tx, user).await?,
-        true => handover::postpone_deleted_owner(&mut tx, user, TOKEN_TIME).await?,
-        false => handover::postpone_deleted_owner(&mut tx, user, TimeDelta::zero()).await?,
+    if is_last && now - deleted_at >= TOKEN_TIME {
+        handover::delete_owner(&mut tx, user).await?;
+    } else {
+        let pause = if is_last { TOKEN_TIME } else { TimeDelta::zero() };
+        handover::postpone_deleted_owner(&mut tx, user, pause).await?;
     }
     tx.commit().await?;
     Ok(Round::Busy)

@@ -5,7 +5,7 @@ use http_kit::auth::Principal;
 use sqlx::{PgConnection, QueryBuilder};
 use uuid::Uuid;
 
-use super::event::{STATUS_CHANGE_COLUMNS, status_change_of};
+use super::event::STATUS_CHANGE_COLUMNS;
 use crate::domain::StatusChange;
 
 /// Selects status changes; a None field matches all.
@@ -37,6 +37,5 @@ pub(crate) async fn list(
         query.push_bind(event_id).push(", ").push_bind(version).push(")");
     }
     query.push(" order by at desc, event_id desc, version desc limit ").push_bind(i64::from(limit));
-    let rows = query.build().fetch_all(db).await?;
-    rows.iter().map(status_change_of).collect()
+    query.build_query_as().fetch_all(db).await
 }
