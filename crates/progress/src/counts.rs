@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use crate::domain::{Project, Rate, Snapshot};
+use crate::domain::{Project, Rate, RateColumns, Snapshot};
 
 /// Which counts a request means.
 #[derive(Debug, Clone)]
@@ -23,21 +23,26 @@ impl Counts {
 }
 
 /// The counts after a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Changed {
+    #[sqlx(flatten)]
     pub(crate) snapshot: Snapshot,
     /// How many items were counted.
     pub(crate) counted: i64,
     /// Since when the status is final.
+    #[sqlx(rename = "ended_at")]
     pub(crate) ended: Option<DateTime<Utc>>,
 }
 
 /// The counts and their recent rate.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, sqlx::FromRow)]
 pub(crate) struct Reading {
+    #[sqlx(flatten)]
     pub(crate) snapshot: Snapshot,
+    #[sqlx(flatten, try_from = "RateColumns")]
     pub(crate) rate: Option<Rate>,
     /// Since when the status is final.
+    #[sqlx(rename = "ended_at")]
     pub(crate) ended: Option<DateTime<Utc>>,
 }
 

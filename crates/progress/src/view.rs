@@ -59,7 +59,7 @@ impl ProjectView {
             eta: per_second.and_then(|rate| estimated_end(snapshot, rate, now)),
             created_at: project.created_at,
             expires_at: project.readable_until(retention),
-            finished_at: project.finished.map(|(_, at)| at),
+            finished_at: project.finished.map(|finished| finished.at),
         }
     }
 }
@@ -99,7 +99,7 @@ impl ProjectItem {
             done: snapshot.map(|snapshot| snapshot.done),
             errors: snapshot.map(|snapshot| snapshot.errors),
             created_at: project.created_at,
-            finished_at: project.finished.map(|(_, at)| at),
+            finished_at: project.finished.map(|finished| finished.at),
         }
     }
 }

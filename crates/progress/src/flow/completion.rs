@@ -1,7 +1,7 @@
 //! The end of a project: archived in PostgreSQL, with `job.completed` in the same transaction.
 //!
 //! The counts decide that a project is complete, together with the change that completes it. What follows here may be
-//! interrupted: whoever finds final counts of a project whose row is not final repeats it, and the periodic check looks for them.
+//! interrupted: a request that finds final counts of a project whose row is not final repeats it, and so does the periodic check.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub(crate) async fn ensure_archived(
     reload(progress, &counts.project_id).await
 }
 
-/// Archives the final counts of a project in a transaction of its own.
+/// Archives the final counts of a project in a separate transaction.
 async fn archive(progress: &Progress, db: &Database, project: &Project, counts: Final<'_>) -> Result<(), Error> {
     let mut tx = db.begin().await?;
     let completes = archive_in(&mut tx, project, counts).await?;
@@ -64,7 +64,7 @@ async fn archive(progress: &Progress, db: &Database, project: &Project, counts: 
     Ok(())
 }
 
-/// Archives the final counts of a project. Posts `job.completed` if it is DONE, once, whoever calls this. Returns whether it did.
+/// Archives the final counts of a project. Posts `job.completed` if it is DONE, and only once. Returns whether it did.
 pub(crate) async fn archive_in(
     tx: &mut Transaction<'_, Postgres>,
     project: &Project,

@@ -13,8 +13,8 @@ use crate::flow::{ATTEMPTS, completion, initialised, lost, reload};
 pub(crate) async fn mark(progress: &Progress, project: Arc<Project>, items: &Items) -> Result<Changed, Error> {
     let mut project = project;
     for attempt in 1..=ATTEMPTS {
-        if let Some((snapshot, _)) = project.finished {
-            return Ok(Changed { snapshot, counted: 0, ended: None });
+        if let Some(finished) = project.finished {
+            return Ok(Changed { snapshot: finished.snapshot, counted: 0, ended: None });
         }
         let Some(counts) = initialised(progress, &project).await? else {
             project = reload(progress, &project.id).await?;

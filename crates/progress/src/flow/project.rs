@@ -38,9 +38,10 @@ pub(crate) async fn create(
     if store::insert(tx, &new).await? {
         // With this one. Requests at the same time do not see each other, so there may be some more.
         let limit = i64::from(unfinished_max) + 1;
-        return match store::count_unfinished(tx, &new.owner, now, limit).await? < limit {
-            true => Ok(new),
-            false => Err(Error::TooManyProjects(unfinished_max)),
+        return if store::count_unfinished(tx, &new.owner, now, limit).await? < limit {
+            Ok(new)
+        } else {
+            Err(Error::TooManyProjects(unfinished_max))
         };
     }
     let existing = store::find(tx, &new.id).await?.ok_or(Error::Contended)?;
@@ -61,8 +62,8 @@ pub(crate) async fn initialise(progress: &Progress, id: &str) -> Result<(), Erro
 pub(crate) async fn read(progress: &Progress, project: Arc<Project>) -> Result<(Arc<Project>, Reading), Error> {
     let mut project = project;
     for attempt in 1..=ATTEMPTS {
-        if let Some((snapshot, _)) = project.finished {
-            return Ok((project, Reading::of(snapshot)));
+        if let Some(finished) = project.finished {
+            return Ok((project, Reading::of(finished.snapshot)));
         }
         let Some(counts) = initialised(progress, &project).await? else {
             project = reload(progress, &project.id).await?;
@@ -95,13 +96,10 @@ pub(crate) async fn list(
     let projects = store::list(&mut *progress.db.acquire().await?, owner.as_deref(), page).await?;
     let unfinished: Vec<Counts> =
         projects.iter().filter(|project| project.finished.is_none()).filter_map(Counts::of).collect();
-    let mut readings = match unfinished.is_empty() {
-        true => Vec::new(),
-        false => progress.state.read(&unfinished, false).await?,
-    }
-    .into_iter();
+    let mut readings =
+        if unfinished.is_empty() { Vec::new() } else { progress.state.read(&unfinished, false).await? }.into_iter();
     let with_counts = |project: Project| {
-        let archived = project.finished.map(|(snapshot, _)| Reading::of(snapshot));
+        let archived = project.finished.map(|finished| Reading::of(finished.snapshot));
         let reading = match archived {
             // Those that cannot be read are shown like lost ones; a request for the project itself says why.
             None if project.run.is_some() => readings.next().and_then(Result::ok).flatten(),
@@ -181,7 +179,7 @@ pub(crate) async fn change_in(
     for _ in 0..ATTEMPTS {
         let current = store::find(tx, id).await?.ok_or(Error::NotFound)?;
         let reading = match (current.finished, Counts::of(&current)) {
-            (Some((snapshot, _)), _) => Some(Reading::of(snapshot)),
+            (Some(finished), _) => Some(Reading::of(finished.snapshot)),
             (None, Some(counts)) => postgres.read_in(tx, &counts).await?,
             (None, None) => {
                 initialised_in(progress, tx, id).await?;

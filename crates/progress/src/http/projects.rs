@@ -118,7 +118,8 @@ async fn create(
     Mutation { body: OptionalJsonBody(body), identity }: Mutation<OptionalJsonBody<NewProject>>,
 ) -> Result<StoredResponse, Problem> {
     if let Some(id) = &body.id {
-        domain::check_project_id(id).map_err(|error| Error::Invalid(vec![FieldError::body("/id", error)]))?;
+        domain::check_project_id(id)
+            .map_err(|error| Error::Invalid(vec![FieldError::body("/id", error.to_string())]))?;
     }
     // Before anything is stored.
     progress.state.check().await.map_err(Error::State)?;
@@ -140,7 +141,7 @@ async fn create(
         id: String,
     }
     let Created { id } = serde_json::from_slice(created.body()).map_err(|error| Problem::internal(&error))?;
-    // After a repeat, too: the first request may have failed in between.
+    // Also after a repeat: the first request may have failed in between.
     flow::initialise(&progress, &id).await?;
     let location = HeaderValue::try_from(format!("/progress/v1/projects/{id}"));
     Ok(created.with_header(LOCATION, location.map_err(|error| Problem::internal(&error))?))
@@ -180,16 +181,17 @@ async fn show(
     let (project, reading) = flow::read(&progress, project).await?;
     let view = ProjectView::new(&project, &reading, progress.view_times());
     let tag = view::tag(&project, &reading.snapshot, &view);
-    match if_none_match.matches(&tag) {
-        true => Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
-        false => Ok(([(ETAG, tag)], Json(view)).into_response()),
+    if if_none_match.matches(&tag) {
+        Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response())
+    } else {
+        Ok(([(ETAG, tag)], Json(view)).into_response())
     }
 }
 
 /// Set the total and the status
 ///
 /// A project completes when it has a total, as many items are done, and it is not CRAWLING. After that nothing changes.
-/// `If-Match` compares the status and the total; items that are marked meanwhile do not matter.
+/// `If-Match` compares the status and the total; items that are marked in between do not matter.
 #[utoipa::path(patch, path = "/progress/v1/projects/{id}", operation_id = "updateProject", tag = "progress", request_body = ProjectChange,
     params(("id" = String, Path),
         ("if-match" = Option<String>, Header, description = "The ETag of the project as the client knows it"),
@@ -323,7 +325,7 @@ fn checked(body: DoneItems) -> Result<Items, Vec<FieldError>> {
     }
     let pointer = |at: usize| if is_list { format!("/items/{at}/id") } else { "/id".to_owned() };
     let check = |(at, (id, _)): (usize, &(String, bool))| {
-        domain::check_item_id(id).err().map(|error| FieldError::body(pointer(at), error))
+        domain::check_item_id(id).err().map(|error| FieldError::body(pointer(at), error.to_string()))
     };
     let errors: Vec<FieldError> = marks.iter().enumerate().filter_map(check).collect();
     if errors.is_empty() { Ok(Items::new(marks)) } else { Err(errors) }

@@ -49,7 +49,7 @@ impl PostgresState {
         if marked.is_some() {
             return Ok(marked);
         }
-        // The counts are lost, or the limit is near. Repeats are accepted there, too.
+        // The counts are lost, or the limit is near. Repeats are still accepted.
         match store::count_with(&mut db, counts, items).await? {
             Some(count) if count > self.limits.items_max => Err(StateError::TooManyItems(self.limits.items_max)),
             Some(_) => Ok(store::mark(&mut db, counts, items, (times, i64::MAX)).await?),
