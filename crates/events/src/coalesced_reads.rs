@@ -2,8 +2,8 @@
 //! while a query runs wait for the next one. So every request is answered by a query that started after it arrived, and
 //! a popular event costs one small query at a time.
 //!
-//! A batch belongs to many callers, so it uses the share of none: it has a connection of its own, on which one batch runs at a
-//! time. Whoever occupies the pool delays no batch.
+//! A batch belongs to many callers, so it uses the share of none: it has a dedicated connection, on which one batch runs at a
+//! time. A caller that occupies the pool delays no batch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl EventReader {
     }
 
     /// Returns the event and its cache entry. The tag comes from the same row as the body, so an entry of an event that
-    /// has changed meanwhile is never found.
+    /// has changed since is never found.
     fn serialize(&self, event: Event) -> (FoundEvent, Option<(CacheKey, Arc<CacheEntry>)>) {
         if !event.is_public() {
             return (FoundEvent::Hidden(Box::new(event)), None);

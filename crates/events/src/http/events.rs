@@ -189,7 +189,7 @@ async fn publish(
 
 /// Make a published event a draft again
 ///
-/// Nobody can join it; existing registrations stay. An admin may do this with the event of any user, and must give a reason;
+/// It can no longer be joined; existing registrations stay. An admin may do this with the event of any user, and must give a reason;
 /// the owner can correct the event and publish it again.
 #[utoipa::path(post, path = "/event/v1/events/{id}/unpublish", operation_id = "unpublishGathering", tag = "events", request_body = Option<Withdrawal>,
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),

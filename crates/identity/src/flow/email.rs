@@ -25,7 +25,7 @@ const NOTICE_TIME: TimeDelta = TimeDelta::hours(24);
 /// An e-mail about something that has happened to an account.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Notice {
-    /// Somebody tried to register with the address.
+    /// There was an attempt to register the address again.
     AccountExists,
     PasswordChanged,
 }

@@ -7,14 +7,10 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use http::StatusCode;
 use http_kit::admission::caller_share::request_caller;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use pillarbox::database::Database;
 use runtime::secret::Secret;
 use runtime::worker::Round;
-use service::idempotency::{StoreResponse, run_once};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -26,10 +22,9 @@ use crate::Identity;
 use crate::domain::{Account, Role, TokenKind};
 use crate::error::Error;
 use crate::hash_pool::HashCaller;
-use crate::store::accepted_request::{self, Requested};
+use crate::store::accepted_request::{self, AcceptedRequest, Requested};
 use crate::store::throttle::Subject;
 use crate::store::{account as store, one_time_token};
-use crate::view::Accepted;
 
 /// The pause before a request that failed is processed again, and the number that is processed at once.
 const RETRY_PAUSE: TimeDelta = TimeDelta::seconds(10);
@@ -43,70 +38,67 @@ pub(crate) struct NewUser {
     pub(crate) password: Secret<String>,
 }
 
-/// Accepts a registration. Fails if a limit is reached.
-pub(crate) async fn accept_registration(
-    identity: &Arc<Identity>,
-    new: NewUser,
-    client: &ClientInfo,
-    request: Option<RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let NewUser { email, name, locale, password } = new;
-    let mut db = identity.db.acquire().await.map_err(Error::from)?;
-    let subjects = subjects(identity, &mut db, &email, client).await?;
-    let allowed = check(&mut db, &subjects, identity.clock.now()).await;
-    drop(db);
-    // Above the limits no hash is computed: anybody could occupy the threads. Below them always, and before anything is known
-    // about the address.
-    let requested = match allowed {
-        Ok(()) => {
-            let [account, network] = subjects.map(|subject| subject.digest);
-            let password_hash =
-                identity.hashes.hash(HashCaller { network, account }, password).await.map_err(Error::from)?;
-            Ok(Requested::Registration { name, locale, password_hash })
-        }
-        Err(limited) => Err(limited),
-    };
-    accept_if(identity, (email, requested), client, request).await
+/// A request for an address, to be accepted in the transaction that follows.
+pub(crate) struct ReceivedRequest {
+    pub(crate) id: Uuid,
+    email: String,
+    /// The error if a limit is reached. A repeat of a request that was accepted does not get it.
+    requested: Result<Requested, Error>,
+    client: ClientInfo,
 }
 
-/// Accepts a request for an e-mail. Fails if a limit is reached.
-pub(crate) async fn accept(
-    identity: &Arc<Identity>,
-    (email, requested): (String, Requested),
-    client: &ClientInfo,
-    request: Option<RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    accept_if(identity, (email, Ok(requested)), client, request).await
-}
-
-/// Accepts what is requested, or fails with the error instead, unless the request is a repeat of one that was accepted.
-async fn accept_if(
-    identity: &Arc<Identity>,
-    (email, requested): (String, Result<Requested, Error>),
-    client: &ClientInfo,
-    request: Option<RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let (id, now) = (Uuid::now_v7(), identity.clock.now());
-    let (owner, client) = (identity.clone(), client.clone());
-    let accepted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            let requested = requested?;
-            let subjects = subjects(&owner, tx, &email, &client).await?;
-            count_if_allowed(tx, &subjects, now).await?;
-            accepted_request::insert(tx, id, (&email, &requested), now).await.map_err(Error::from)?;
-            Ok(StoredResponse::json(StatusCode::ACCEPTED, &Accepted::default()))
-        })
-    });
-    let response = accepted.await?;
-    if !response.is_replayed() {
-        let (identity, caller) = (identity.clone(), request_caller());
-        identity.tasks.clone().spawn(caller.run(async move {
-            if let Err(error) = process(&identity, &identity.db, id).await {
-                tracing::warn!(%error, "an accepted request could not be processed yet");
-            }
-        }));
+impl ReceivedRequest {
+    pub(crate) fn new(email: String, requested: Requested, client: ClientInfo) -> ReceivedRequest {
+        ReceivedRequest { id: Uuid::now_v7(), email, requested: Ok(requested), client }
     }
-    Ok(response)
+
+    /// Hashes the password of a registration.
+    pub(crate) async fn registration(
+        identity: &Identity,
+        new: NewUser,
+        client: ClientInfo,
+    ) -> Result<ReceivedRequest, Error> {
+        let NewUser { email, name, locale, password } = new;
+        let mut db = identity.db.acquire().await?;
+        let subjects = subjects(identity, &mut db, &email, &client).await?;
+        let allowed = check(&mut db, &subjects, identity.clock.now()).await;
+        drop(db);
+        // Above the limits no hash is computed, because any client could occupy the threads. Below them always, and before
+        // anything is known about the address.
+        let requested = match allowed {
+            Ok(()) => {
+                let [account, network] = subjects.map(|subject| subject.digest);
+                let password_hash = identity.hashes.hash(HashCaller { network, account }, password).await?;
+                Ok(Requested::Registration { name, locale, password_hash })
+            }
+            Err(limited) => Err(limited),
+        };
+        Ok(ReceivedRequest { id: Uuid::now_v7(), email, requested, client })
+    }
+}
+
+/// Accepts a request. Fails if a limit is reached.
+pub(crate) async fn accept(
+    identity: &Identity,
+    tx: &mut Tx<'_>,
+    received: ReceivedRequest,
+    now: DateTime<Utc>,
+) -> Result<(), Error> {
+    let ReceivedRequest { id, email, requested, client } = received;
+    let requested = requested?;
+    let subjects = subjects(identity, tx, &email, &client).await?;
+    count_if_allowed(tx, &subjects, now).await?;
+    Ok(accepted_request::insert(tx, id, &email, &requested, now).await?)
+}
+
+/// Spawns a task that processes an accepted request.
+pub(crate) fn spawn_processing(identity: &Arc<Identity>, id: Uuid) {
+    let (identity, caller) = (identity.clone(), request_caller());
+    identity.tasks.clone().spawn(caller.run(async move {
+        if let Err(error) = process(&identity, &identity.db, id).await {
+            tracing::warn!(%error, "an accepted request could not be processed yet");
+        }
+    }));
 }
 
 /// What a request counts against. The same statement runs whether the address has an account or not.
@@ -138,7 +130,7 @@ pub(crate) async fn process_due(identity: &Identity, db: &Database) -> Result<Ro
 /// Processes one request, unless it has been.
 async fn process(identity: &Identity, db: &Database, id: Uuid) -> Result<(), Error> {
     let mut tx = db.begin().await?;
-    let Some((email, requested)) = accepted_request::claim(&mut tx, id).await? else { return Ok(()) };
+    let Some(AcceptedRequest { email, requested }) = accepted_request::claim(&mut tx, id).await? else { return Ok(()) };
     let now = identity.clock.now();
     let found = store::lock_by_email(&mut tx, &email).await?;
     match (requested, found) {
@@ -158,8 +150,8 @@ async fn process(identity: &Identity, db: &Database, id: Uuid) -> Result<(), Err
     Ok(())
 }
 
-/// Creates the account; tells the owner of an existing one. If the address is registered again before it is verified, nobody
-/// knows which registration is the owner's, so none of them decides the password: the owner sets one after the verification.
+/// Creates the account; tells the owner of an existing one. If the address is registered again before it is verified, it is
+/// not known which registration is the owner's, so none of them decides the password: the owner sets one after the verification.
 async fn register(identity: &Identity, tx: &mut Tx<'_>, new: Account, mut found: Option<Account>) -> Result<(), Error> {
     let now = new.created_at;
     if found.is_none() && !store::insert(tx, &new).await? {

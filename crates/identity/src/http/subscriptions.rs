@@ -82,15 +82,13 @@ struct Lister {
 
 impl Lister {
     async fn of(caller: &Caller, parts: &mut Parts, identity: &Arc<Identity>) -> Result<Lister, Problem> {
-        // The session of an operator with an account must be alive, too, and the account still an admin's.
+        // The session of an operator with an account must also be alive, and the account still an admin's.
         if caller.session.is_none() && caller.is_operator() {
             return Ok(Lister { actor: Actor::Operator, account: None });
         }
         let Member { account, .. } = Member::from_request_parts(parts, identity).await?;
-        let actor = match caller.is_operator() && account.role == Role::Admin {
-            true => Actor::Operator,
-            false => Actor::User(account.id),
-        };
+        let actor =
+            if caller.is_operator() && account.role == Role::Admin { Actor::Operator } else { Actor::User(account.id) };
         Ok(Lister { actor, account: Some(account.id) })
     }
 }
@@ -141,7 +139,7 @@ async fn list(
         (Actor::User(_), _) => return Err(Problem::forbidden("only operators may list the subscriptions of others")),
         (Actor::Operator, Some(user)) => user,
         (Actor::Operator, None) => {
-            let detail = "an API key has no subscriptions of its own: name a user with ?user_id=UUID";
+            let detail = "an API key has no subscriptions: name a user with ?user_id=UUID";
             return Err(Problem::forbidden(detail));
         }
     };
@@ -235,7 +233,7 @@ fn response(status: StatusCode, subscription: Subscription) -> StoredResponse {
 }
 
 /// Adds `ETag` and, for a new subscription, `Location`. Both are derived from the body, so the stored response of a repeated
-/// request gets them too.
+/// request also gets them.
 fn with_headers(response: StoredResponse) -> Result<StoredResponse, Problem> {
     #[derive(Deserialize)]
     struct Body {
