@@ -99,7 +99,7 @@ pub(crate) struct Content {
 }
 
 /// An e-mail that this process has claimed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct ClaimedMail {
     pub(crate) id: i64,
     pub(crate) claim: Uuid,
@@ -111,6 +111,7 @@ pub(crate) struct ClaimedMail {
     pub(crate) html: String,
     pub(crate) unsubscribe: Option<String>,
     /// The attempts so far.
+    #[sqlx(try_from = "i32")]
     pub(crate) attempts: u32,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) give_up_at: DateTime<Utc>,
@@ -137,7 +138,7 @@ pub(crate) enum Attempt {
 /// Why the server cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ServerFailure {
-    /// For the log and for readiness, which everybody can read: nothing of a reply but its codes.
+    /// For the log and for readiness, which are public: nothing of a reply but its codes.
     pub(crate) summary: String,
     /// For operators: with the text of the reply, which may contain addresses.
     pub(crate) detail: String,

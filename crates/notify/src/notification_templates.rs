@@ -1,6 +1,6 @@
 //! The texts of notifications: a template for an event type, or a default that shows the type and the fields of the payload.
 //!
-//! The files are beside those of e-mails: `notification.<event type, dots as _>.<locale>.subject`, `.txt` and `.html`. The
+//! The files are next to those of e-mails: `notification.<event type, dots as _>.<locale>.subject`, `.txt` and `.html`. The
 //! default is `notification`, and `notification_digest` puts many notifications into one e-mail. In-app, the subject is the
 //! title, and the plain text the text.
 //!

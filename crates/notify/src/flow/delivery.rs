@@ -38,7 +38,7 @@ use crate::domain::delivery_rules::{Channel, Rules, UserSettings};
 use crate::domain::notification::{self, Contact, DeliveryOutcome, DueNotification, NotNow};
 use crate::error::DeliveryError;
 use crate::notification_templates as texts;
-use crate::store::delivery::{self, Candidate, DigestGroup, DigestLimits};
+use crate::store::delivery::{self, Candidate, ClaimedId, Collected, DigestGroup, DigestLimits};
 use crate::store::preferences;
 
 /// If other processes deliver all that was read, the next ones are read, this often.
@@ -171,10 +171,8 @@ impl Deliverer {
         webhook_users.sort_unstable();
         webhook_users.dedup();
         webhook_users.retain(|user| locked.binary_search(user).is_ok());
-        let mut claimed = match alone.is_empty() {
-            true => Vec::new(),
-            false => delivery::claim(tx, &alone, PAYLOAD_BYTES_MAX).await?,
-        };
+        let mut claimed =
+            if alone.is_empty() { Vec::new() } else { delivery::claim(tx, &alone, PAYLOAD_BYTES_MAX).await? };
         batch.has_more |= has_reached_limit(&claimed);
         if !webhook_users.is_empty() {
             let webhooks = delivery::claim_webhooks(tx, &webhook_users, limit, PAYLOAD_BYTES_MAX).await?;
@@ -218,8 +216,8 @@ impl Deliverer {
         rendering.await.map_err(|error| DeliveryError::Rendering(error.to_string()))
     }
 
-    /// Saves that a notification has made its transaction fail, and with it all that a digest would have collected: these are
-    /// e-mails of their own from now on.
+    /// Saves that a notification has made its transaction fail, and with it all that a digest would have collected: these become
+    /// separate e-mails.
     async fn save_failure(&self, blamed: &Candidate, error: &str) -> Result<(), DeliveryError> {
         tracing::warn!(notification = blamed.id, error, "a notification makes the transaction fail that delivers it");
         let mut tx = self.db.begin().await?;
@@ -233,7 +231,7 @@ impl Deliverer {
             (None, None) => delivery::claim_id(&mut tx, blamed.id).await?,
         };
         let mut batch = Batch::default();
-        for (id, attempts) in failed {
+        for ClaimedId { id, attempts } in failed {
             let outcome = DeliveryOutcome::Failed(error.to_owned());
             let result = notification::after(id, attempts, outcome, now, self.renderer.backoff, rand::random());
             batch.results.push((blamed.channel, result));
@@ -301,7 +299,7 @@ impl Renderer {
     }
 
     /// Delivers the notifications of one user and one event type as one e-mail. Those that fail do so alone. If the e-mail
-    /// cannot be rendered, each is an e-mail of its own, and those that were only counted are left to the next round.
+    /// cannot be rendered, each becomes a separate e-mail, and those that were only counted are left to the next round.
     fn deliver_digest(&self, group: &[DueNotification], known: &Known, batch: &mut Batch) {
         if let [only] = group {
             return self.deliver_alone(only, known, batch);
@@ -324,7 +322,7 @@ impl Renderer {
             _ => match self.emails.digest(&members, counted.len(), known.now) {
                 Ok(mail) => Some(mail),
                 Err(error) => {
-                    tracing::warn!(%error, "a digest cannot be rendered: its notifications are e-mails of their own");
+                    tracing::warn!(%error, "a digest cannot be rendered: its notifications become separate e-mails");
                     None
                 }
             },
@@ -429,9 +427,9 @@ fn hub_event(
 }
 
 /// The notifications by user and event type, each in the order of their ids.
-fn grouped(collected: Vec<(DigestGroup, DueNotification)>) -> impl Iterator<Item = Vec<DueNotification>> {
+fn grouped(collected: Vec<Collected>) -> impl Iterator<Item = Vec<DueNotification>> {
     let mut groups: BTreeMap<(Uuid, String), Vec<DueNotification>> = BTreeMap::new();
-    for (group, notification) in collected {
+    for Collected { group, notification } in collected {
         groups.entry((group.user_id, group.event_type)).or_default().push(notification);
     }
     groups.into_values()

@@ -160,7 +160,7 @@ async fn planned(
     Ok((planned, now))
 }
 
-/// Drops the in-app notifications that exist. The inboxes of the whole batch are locked first: whoever adds a notification
+/// Drops the in-app notifications that exist. The inboxes of the whole batch are locked first: a transaction that adds a notification
 /// holds the lock of its inbox, so none appears after the check.
 async fn drop_existing(
     tx: &mut Transaction<'static, Postgres>,

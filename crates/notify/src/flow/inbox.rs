@@ -95,8 +95,8 @@ pub(crate) async fn change(
 }
 
 /// Marks notifications up to this number as read, the next ones of at most [`READ_STEP`]; those that have arrived since the client
-/// has seen it stay unread. Returns None if there are more: they belong into another transaction, because whoever notifies the user
-/// waits for the lock of the inbox.
+/// has seen it stay unread. Returns None if there are more: they belong in another transaction, because a transaction that
+/// notifies the user waits for the lock of the inbox.
 pub(crate) async fn read_next(
     tx: &mut Transaction<'_, Postgres>,
     user: Uuid,

@@ -66,7 +66,7 @@ pub(crate) async fn notify_of_registrations(
         match registration_event(message.message_id, &message.topic, change, event)? {
             Some((event, cause)) => addressed.push(Addressed { event, users: vec![change.user_id], cause }),
             None => {
-                // The later messages about the user wait, too: the inbox has their order.
+                // The later messages about the user also wait: the inbox has their order.
                 waiting_users.insert(user);
                 waiting.push((message, change));
             }

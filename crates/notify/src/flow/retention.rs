@@ -35,7 +35,7 @@ pub(crate) struct UnknownEvents {
     checked_to: Mutex<Uuid>,
 }
 
-/// A dead letter is retained until an operator decides about it. After this time, nobody is expected to retry a request
+/// A dead letter is retained until an operator decides about it. After this time, no operator is expected to retry a request
 /// for an account that was deleted.
 const DEAD_LETTER_DAYS: u32 = 90;
 

@@ -168,7 +168,7 @@ async fn mark_unread(
 
 /// Archive a notification
 ///
-/// It is read, too.
+/// It is also read.
 #[utoipa::path(post, path = "/notify/v1/inbox/{seq}/archive", operation_id = "archiveInboxItem", tag = "notify",
     params(("seq" = i64, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),

@@ -194,7 +194,7 @@ async fn put(
 #[utoipa::path(delete, path = "/notify/v1/recipients/{aggregate_type}/{aggregate}/{user_id}", operation_id = "deleteRecipient", tag = "notify",
     params(("aggregate_type" = String, Path), ("aggregate" = String, Path), ("user_id" = Uuid, Path),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
-    security(("bearer" = [])), responses((status = 204, description = "The user is no recipient (any more)")))]
+    security(("bearer" = [])), responses((status = 204, description = "The user is not a recipient (any more)")))]
 async fn delete(
     State(notify): State<Arc<Notify>>,
     _: RecipientManager,

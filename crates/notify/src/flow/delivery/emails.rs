@@ -76,7 +76,7 @@ impl EmailTexts {
 
     /// A part of a digest. Fails with what follows if it cannot be rendered.
     pub(super) fn member<'n>(&self, draft: Draft<'n>) -> Result<Member<'n>, DeliveryOutcome> {
-        // Without a link of its own: the digest has one at its end.
+        // Without a link: the digest has one at its end.
         let content = self.render(&draft, "")?;
         Ok(Member { draft, content })
     }
