@@ -36,7 +36,7 @@ pub(crate) enum FoundEvent {
     Public { version: ShownVersion, body: Bytes },
 }
 
-/// What a representation of an event was made from. A version is assigned again after a failover that has lost it, but
+/// The state of an event from which a representation was made. A version is assigned again after a failover that has lost it, but
 /// not at the same microsecond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ShownVersion {

@@ -1,7 +1,7 @@
 //! The hashes of passwords: Argon2id on dedicated threads.
 //!
 //! A hash occupies a core and much memory for tens of milliseconds, so it must not run on a thread that serves requests. It runs
-//! on a [`WorkPool`], in which the networks of the clients take turns. What waits is bounded in total, for each network, and for
+//! on a [`WorkPool`], in which the networks of the clients take turns. The number of waiting hashes is bounded in total, for each network, and for
 //! each account, wherever the requests for it come from: above that, requests are refused at once.
 
 use std::cell::RefCell;

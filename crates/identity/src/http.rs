@@ -1,4 +1,4 @@
-//! The HTTP API, under `/identity/v1`. What concerns an account requires a [`Member`]; registration, sign-in and requests
+//! The HTTP API, under `/identity/v1`. A request about an account requires a [`Member`]; registration, sign-in and requests
 //! for e-mails require no caller.
 
 mod account;

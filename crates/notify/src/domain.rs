@@ -151,7 +151,7 @@ impl ServerFailure {
     }
 }
 
-/// What is saved about an e-mail after an attempt.
+/// The state of an e-mail that is saved after an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttemptResult {
     pub(crate) id: i64,
@@ -169,7 +169,7 @@ impl ClaimedMail {
         self.expires_at.is_some_and(|expires_at| expires_at <= self.now)
     }
 
-    /// What follows from an attempt. `random` is uniform in 0..=1.
+    /// The result of an attempt. `random` is uniform in 0..=1.
     pub(crate) fn after(&self, attempt: Attempt, backoff: Backoff, random: f64) -> AttemptResult {
         let result = AttemptResult {
             id: self.id,

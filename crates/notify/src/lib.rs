@@ -1,13 +1,13 @@
-//! Notify: tells people what concerns them. Its mail part sends the e-mails that other services request.
+//! Notify: notifies people of what concerns them. Its mail part sends the e-mails that other services request.
 //!
-//! Owns the schema `pillarbox_notify`: e-mails, notifications, recipients, contacts, what people want to hear of, and the ids of
+//! Owns the schema `pillarbox_notify`: e-mails, notifications, recipients, contacts, preferences, and the ids of
 //! deleted accounts. Publishes business events for other applications (`POST /notify/v1/events`), and consumes them: one
 //! listener for each aggregate type turns them into notifications (`notify.restaurant` and so on). Consumes
 //! `account.contact_changed` of identity (`notify.contacts`), the changes of events (`notify.events`) and of registrations
-//! (`notify.people`), of which the people concerned hear. Posts hub events `notification.<event type>`.
+//! (`notify.people`), and notifies the users of them. Posts hub events `notification.<event type>`.
 //!
 //! Consumes `email.#` of the sources `identity` and `notify` (consumer `notify.mail`): each
-//! [`contracts::email::EmailRequested`] is rendered and recorded in the transaction of the inbox. The sender, a worker in
+//! [`contracts::email::EmailRequested`] is rendered and recorded in the transaction of its handler. The sender, a worker in
 //! processes with the role `dispatch`, sends what is recorded. Consumes `account.deleted` of identity (consumer
 //! `notify.accounts`), deletes every e-mail of the user, and blanks the requests for them in its log.
 //!
@@ -89,7 +89,7 @@ pub const MIGRATIONS: SchemaMigrations =
 const SENDER_PAUSE: Duration = Duration::from_millis(500);
 /// Time between two checks for e-mails that no process sends.
 const OVERDUE_PAUSE: Duration = Duration::from_secs(5);
-/// The longest time until participants hear of a change of their event.
+/// The longest time until participants are notified of a change of their event.
 const ANNOUNCEMENT_PAUSE: Duration = Duration::from_secs(1);
 /// The longest time until a notification that is due is delivered.
 const DELIVERY_PAUSE: Duration = Duration::from_millis(500);

@@ -92,7 +92,8 @@ pub(crate) fn render(templates: &Templates, event: &BusinessEvent, reader: Reade
 pub(crate) fn render_in_app(
     templates: &Templates,
     event: &BusinessEvent,
-    (name, locale): (&str, &str),
+    name: &str,
+    locale: &str,
 ) -> (String, String) {
     let reader = Reader { name, locale, channel: Channel::InApp, unsubscribe_link: "" };
     let rendered =
@@ -294,7 +295,7 @@ mod tests {
                     assert!(content.text.contains(part) && html.contains(part), "{event_type}: {content:?}");
                 }
                 assert!(content.html.contains("Rust &lt;meetup&gt;") && !content.html.contains("<meetup>"));
-                let (title, text) = render_in_app(&templates, &example(event_type, "{}"), ("Ada", locale));
+                let (title, text) = render_in_app(&templates, &example(event_type, "{}"), "Ada", locale);
                 assert!(!title.is_empty() && !text.contains("unsubscribe") && !text.contains('{'), "{title}: {text}");
             }
         }

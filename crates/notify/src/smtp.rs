@@ -249,7 +249,7 @@ impl From<Error> for TransferError {
 }
 
 impl TransferError {
-    /// What follows for the e-mail. Before the server knows the recipient, no e-mail is to blame. After it, a failure
+    /// The outcome for the e-mail. Before the server knows the recipient, no e-mail is to blame. After it, a failure
     /// without a reply may be the e-mail's own: it waits for its own retry.
     fn means(self, stage: Stage) -> Attempt {
         let (summary, detail) = match &self {
@@ -275,7 +275,7 @@ impl TransferError {
     }
 }
 
-/// What may be logged and shown in public about an error: of a reply only its codes, because the text may contain
+/// The part of an error that may be logged and shown in public: of a reply only its codes, because the text may contain
 /// addresses and names.
 fn summarize(error: &Error) -> String {
     match error.status() {

@@ -210,7 +210,7 @@ pub(crate) async fn list(
     query.build_query_as().fetch_all(db).await
 }
 
-/// What decides whether an e-mail can be sent again.
+/// The columns that decide whether an e-mail can be sent again.
 #[derive(Debug, sqlx::FromRow)]
 pub(crate) struct LockedMail {
     #[sqlx(try_from = "&'a str")]

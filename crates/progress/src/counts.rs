@@ -1,6 +1,6 @@
-//! Counts of items: which ones a request means, what they are, and how they have changed.
+//! Counts of items: their identity, their values, and their changes.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use crate::domain::{Project, Rate, RateColumns, Snapshot};
@@ -20,6 +20,15 @@ impl Counts {
         let run = project.run.clone()?;
         Some(Counts { project_id: project.id.clone(), token: project.token, run })
     }
+}
+
+/// The limits of the counts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// The largest number of items that are counted in one project.
+    pub(crate) items_max: i64,
+    /// How long final counts stay, at least, for those that cannot be archived at once.
+    pub(crate) keep: TimeDelta,
 }
 
 /// The counts after a change.

@@ -64,28 +64,38 @@ impl Snapshot {
         self.total > 0 && self.done >= self.total && may_complete
     }
 
+    pub(crate) fn target(&self) -> Target {
+        Target { status: self.status, total: self.total }
+    }
+
     /// The status and the total after a change. Fails if the status does not allow it.
-    pub(crate) fn change(&self, change: Change) -> Result<(Status, i64), Refused> {
+    pub(crate) fn change(&self, change: Change) -> Result<Target, Refused> {
         let status = change.status.unwrap_or(self.status);
         let total = change.total.unwrap_or(self.total);
-        if (status, total) == (self.status, self.total) {
-            return Ok((status, total));
+        let target = Target { status, total };
+        if target == self.target() {
+            return Ok(target);
         }
         match (self.status, status) {
             // A repeat of the request that has completed the project.
-            (Status::Done, Status::Processing | Status::ProcessingWait) if total == self.total => {
-                Ok((self.status, total))
-            }
+            (Status::Done, Status::Processing | Status::ProcessingWait) if total == self.total => Ok(self.target()),
             (Status::Done | Status::Failed, _) => Err(Refused::Finished(self.status)),
-            (from, to) if from == to => Ok((to, total)),
-            (_, Status::Crawling | Status::ProcessingWait | Status::Processing | Status::Failed) => Ok((status, total)),
+            (from, to) if from == to => Ok(target),
+            (_, Status::Crawling | Status::ProcessingWait | Status::Processing | Status::Failed) => Ok(target),
             // A project begins as INITIALIZING, and becomes DONE by its items.
             (from, to @ (Status::Initializing | Status::Done)) => Err(Refused::Transition { from, to }),
         }
     }
 }
 
-/// What a caller wants to change. `None`: as it is.
+/// The status and the total that a change leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) status: Status,
+    pub(crate) total: i64,
+}
+
+/// The change that a caller asks for. `None`: as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) status: Option<Status>,
@@ -308,13 +318,16 @@ mod tests {
                 let is_repeat = from == Status::Done && matches!(to, Status::Processing | Status::ProcessingWait);
                 let is_allowed =
                     from == to || is_repeat || (!from.is_final() && !matches!(to, Status::Initializing | Status::Done));
-                assert!(!is_repeat || changed == Ok((Status::Done, 5)), "a repeat changes nothing");
+                assert!(
+                    !is_repeat || changed == Ok(Target { status: Status::Done, total: 5 }),
+                    "a repeat changes nothing"
+                );
                 assert_eq!(changed.is_ok(), is_allowed, "{from} to {to}");
             }
             let raised = at(from, 5, 1).change(Change { status: None, total: Some(6) });
             assert_eq!(raised.is_ok(), !from.is_final(), "{from}");
             let same = at(from, 5, 1).change(Change { status: Some(from), total: Some(5) });
-            assert_eq!(same, Ok((from, 5)), "a repeated request changes nothing");
+            assert_eq!(same, Ok(Target { status: from, total: 5 }), "a repeated request changes nothing");
         }
     }
 

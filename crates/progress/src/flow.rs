@@ -63,7 +63,7 @@ pub(crate) async fn initialised_in(
         return Ok(None);
     }
     if current.run.is_none() {
-        let run = progress.state.initialise(tx, (id, current.token), current.expires_at).await?;
+        let run = progress.state.initialise(tx, id, current.token, current.expires_at).await?;
         store::set_run(tx, id, current.token, &run).await?;
         current.run = Some(run);
     }

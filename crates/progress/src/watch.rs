@@ -19,7 +19,7 @@ use crate::{Progress, view};
 /// Time between two reads.
 const POLL_PAUSE: Duration = Duration::from_millis(250);
 
-/// What is known about a project that is watched: the event that shows it, and whether it is the last one.
+/// The last state of a watched project: the event that shows it, and whether it is the last one.
 type Observed = Option<(Arc<StreamEvent>, bool)>;
 
 #[derive(Default)]

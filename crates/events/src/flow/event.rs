@@ -43,7 +43,7 @@ pub(crate) async fn create(tx: &mut Tx<'_>, user: Uuid, fields: Fields, now: Dat
     let details = fields.into_details(None).map_err(Error::Invalid)?;
     let event = Event::draft(Uuid::now_v7(), user, details, now);
     store::insert(tx, &event).await?;
-    record_status(tx, None, &event, (Principal::User(user), None)).await?;
+    record_status(tx, None, &event, Principal::User(user), None).await?;
     Ok(event)
 }
 
@@ -64,9 +64,10 @@ pub(crate) async fn list_mine(
     events: &Events,
     user: Uuid,
     status: Option<Status>,
-    page: (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> Result<Vec<Event>, Error> {
-    Ok(store::list_of_owner(&mut *events.db.acquire().await?, user, status, page).await?)
+    Ok(store::list_of_owner(&mut *events.db.acquire().await?, user, status, before, limit).await?)
 }
 
 /// Fails if the caller may not do this with the event. It is checked again when the event is locked; this check is made
@@ -79,13 +80,15 @@ pub(crate) async fn check(events: &Events, actor: Actor, id: Uuid, action: Actio
 /// The status history of an event, oldest first. Fails if the caller is neither the owner nor an admin.
 pub(crate) async fn history(
     events: &Events,
-    (actor, id): (Actor, Uuid),
-    page: (Option<i64>, u32),
+    actor: Actor,
+    id: Uuid,
+    after: Option<i64>,
+    limit: u32,
 ) -> Result<Vec<StatusChange>, Error> {
     let mut db = events.db.acquire().await?;
     let event = store::find(&mut db, id).await?.ok_or(Error::EventNotFound)?;
     if actor.is_admin || actor.owns(&event) {
-        Ok(store::status_changes(&mut db, id, page).await?)
+        Ok(store::status_changes(&mut db, id, after, limit).await?)
     } else {
         Err(refusal(&event, actor))
     }
@@ -95,9 +98,10 @@ pub(crate) async fn history(
 pub(crate) async fn audit(
     events: &Events,
     filter: &AuditFilter,
-    page: (Option<AuditPosition>, u32),
+    before: Option<AuditPosition>,
+    limit: u32,
 ) -> Result<Vec<StatusChange>, Error> {
-    Ok(audit::list(&mut *events.db.acquire().await?, filter, page).await?)
+    Ok(audit::list(&mut *events.db.acquire().await?, filter, before, limit).await?)
 }
 
 /// Changes the given fields; absent ones stay. Returns the old event if nothing differs. Fails if the user is not the
@@ -155,7 +159,7 @@ fn refusal(event: &Event, actor: Actor) -> Error {
 pub(super) async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, change: &RequestedChange) -> Result<(), Error> {
     store::update(tx, new).await?;
     if old.status != new.status || old.owner_id != new.owner_id {
-        record_status(tx, Some(old.status), new, (change.actor.principal, change.reason.clone())).await?;
+        record_status(tx, Some(old.status), new, change.actor.principal, change.reason.clone()).await?;
     }
     let (was_published, is_published) = (old.status == Status::Published, new.status == Status::Published);
     if was_published || is_published {
@@ -215,7 +219,8 @@ async fn record_status(
     tx: &mut Tx<'_>,
     from: Option<Status>,
     event: &Event,
-    (by, reason): (Principal, Option<String>),
+    by: Principal,
+    reason: Option<String>,
 ) -> Result<(), Error> {
     let (event_id, version, at) = (event.id, event.version, event.updated_at);
     let change = StatusChange { event_id, version, from, to: event.status, by, reason, at };

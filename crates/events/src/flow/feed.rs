@@ -128,16 +128,16 @@ pub(crate) async fn plans(events: &Events) -> sqlx::Result<Vec<(String, String)>
                 to: has(3).then(|| now + chrono::TimeDelta::days(30)),
                 search: None,
             };
-            let page = (has(4).then_some(after), 21);
-            let plan = store::plan(&mut db, &filter, order, page).await?;
-            plans.push((format!("{order:?} {filter:?} {page:?}"), plan));
+            let after = has(4).then_some(after);
+            let plan = store::plan(&mut db, &filter, order, after, 21).await?;
+            plans.push((format!("{order:?} {filter:?} {after:?}"), plan));
         }
     }
     for (order, search) in
         [(FeedOrder::Latest, "ferr"), (FeedOrder::Relevance, "ferr"), (FeedOrder::Relevance, "a ferr")]
     {
         let filter = FeedFilter { search: Some(search.to_owned()), from: Some(now), ..FeedFilter::default() };
-        let plan = store::plan(&mut db, &filter, order, (None, 21)).await?;
+        let plan = store::plan(&mut db, &filter, order, None, 21).await?;
         plans.push((format!("search {order:?} {filter:?}"), plan));
     }
     Ok(plans)
@@ -149,15 +149,15 @@ async fn read(
     sort: Sort,
     PageRequest { scope, cursor, limit }: PageRequest<'_>,
 ) -> Result<Page<EventSummary>, Problem> {
-    let page = (scope.position(cursor.as_deref())?, limit);
+    let position = scope.position(cursor.as_deref())?;
     let db = &events.feed_db;
     if filter.search.is_none() {
         let mut connection = db.acquire().await.map_err(Error::from)?;
-        return Ok(read_after(&mut connection, events.clock.now(), filter, sort, &scope, page).await?);
+        return Ok(read_after(&mut connection, events.clock.now(), filter, sort, &scope, position, limit).await?);
     }
     let mut tx = db.begin().await.map_err(Error::from)?;
     store::limit_time(&mut tx, SEARCH_TIME_MAX).await.map_err(Error::from)?;
-    Ok(read_after(&mut tx, events.clock.now(), filter, sort, &scope, page).await?)
+    Ok(read_after(&mut tx, events.clock.now(), filter, sort, &scope, position, limit).await?)
 }
 
 async fn read_after(
@@ -166,7 +166,8 @@ async fn read_after(
     mut filter: FeedFilter,
     sort: Sort,
     scope: &PageScope<'_>,
-    (position, limit): (Option<FeedPosition>, u32),
+    position: Option<FeedPosition>,
+    limit: u32,
 ) -> Result<Page<EventSummary>, Error> {
     let now = position.map_or(now, |position| position.now);
     let epoch = match (sort, position) {
@@ -190,7 +191,7 @@ async fn read_after(
         filter.from = filter.from.or(Some(now));
     }
     let after = position.map(|position| position.last);
-    let rows = store::page(db, &filter, order, (after, limit + 1)).await.map_err(|error| failure(&filter, error))?;
+    let rows = store::page(db, &filter, order, after, limit + 1).await.map_err(|error| failure(&filter, error))?;
     let position_at = |last: SortKey| FeedPosition { now, epoch, last };
     let mut page = scope.cut(rows, limit, |row| position_at(row.key()));
     // A trending page that scanned its maximum of scores may be short although more scores follow.

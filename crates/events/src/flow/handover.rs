@@ -36,13 +36,14 @@ pub(crate) async fn offer(
         return Ok(handover::withdraw_offer(tx, event.id).await?);
     }
     event.after(Action::HandOver, now)?;
-    Ok(handover::offer(tx, (event.id, user), now).await?)
+    Ok(handover::offer(tx, event.id, user, now).await?)
 }
 
 /// Makes a user, to whom the event was offered, its owner. Fails if it was not offered, or is canceled now.
 pub(crate) async fn accept(
     tx: &mut Tx<'_>,
-    (user, event_id): (Uuid, Uuid),
+    user: Uuid,
+    event_id: Uuid,
     delivery: LocalDelivery,
     now: DateTime<Utc>,
 ) -> Result<Event, Error> {

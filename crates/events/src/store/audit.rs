@@ -22,7 +22,8 @@ pub(crate) type AuditPosition = (DateTime<Utc>, Uuid, i64);
 pub(crate) async fn list(
     db: &mut PgConnection,
     filter: &AuditFilter,
-    (before, limit): (Option<AuditPosition>, u32),
+    before: Option<AuditPosition>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StatusChange>> {
     let mut query =
         QueryBuilder::new(format!("select {STATUS_CHANGE_COLUMNS} from pillarbox_events.status_change where true"));

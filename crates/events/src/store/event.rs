@@ -61,7 +61,8 @@ pub(crate) async fn list_of_owner(
     db: &mut PgConnection,
     owner_id: Uuid,
     status: Option<Status>,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Event>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_events.event
@@ -178,7 +179,8 @@ pub(crate) async fn insert_status_change(db: &mut PgConnection, change: &StatusC
 pub(crate) async fn status_changes(
     db: &mut PgConnection,
     id: Uuid,
-    (after, limit): (Option<i64>, u32),
+    after: Option<i64>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StatusChange>> {
     let query = format!(
         "select {STATUS_CHANGE_COLUMNS} from pillarbox_events.status_change

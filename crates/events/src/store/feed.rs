@@ -70,11 +70,12 @@ pub(crate) async fn page(
     db: &mut PgConnection,
     filter: &FeedFilter,
     order: FeedOrder,
-    (after, limit): (Option<SortKey>, u32),
+    after: Option<SortKey>,
+    limit: u32,
 ) -> sqlx::Result<Vec<FeedRow>> {
     // Not cached as a prepared statement, so that each query is planned for its values: the best plans for a rare and a
     // common word, or for a small and a large city, differ.
-    statement("", filter, order, (after, limit)).build_query_as().persistent(false).fetch_all(db).await
+    statement("", filter, order, after, limit).build_query_as().persistent(false).fetch_all(db).await
 }
 
 /// Limits the time of each further statement of the transaction.
@@ -102,9 +103,10 @@ pub(crate) async fn plan(
     db: &mut PgConnection,
     filter: &FeedFilter,
     order: FeedOrder,
-    page: (Option<SortKey>, u32),
+    after: Option<SortKey>,
+    limit: u32,
 ) -> sqlx::Result<String> {
-    let mut explain = statement("explain ", filter, order, page);
+    let mut explain = statement("explain ", filter, order, after, limit);
     let lines: Vec<String> = explain.build_query_scalar().fetch_all(db).await?;
     Ok(lines.join("\n"))
 }
@@ -113,7 +115,8 @@ fn statement(
     prefix: &'static str,
     filter: &FeedFilter,
     order: FeedOrder,
-    (after, limit): (Option<SortKey>, u32),
+    after: Option<SortKey>,
+    limit: u32,
 ) -> QueryBuilder<Postgres> {
     let columns = COLUMNS.replace("event.description", "'' as description");
     let mut query = QueryBuilder::new(prefix);

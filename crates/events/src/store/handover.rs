@@ -8,11 +8,7 @@ use super::event::COLUMNS;
 use crate::domain::Event;
 
 /// Offers an event to a user. It replaces an earlier offer.
-pub(crate) async fn offer(
-    db: &mut PgConnection,
-    (event_id, user): (Uuid, Uuid),
-    now: DateTime<Utc>,
-) -> sqlx::Result<()> {
+pub(crate) async fn offer(db: &mut PgConnection, event_id: Uuid, user: Uuid, now: DateTime<Utc>) -> sqlx::Result<()> {
     let query = "insert into pillarbox_events.handover (event_id, user_id, offered_at) values ($1, $2, $3)
                  on conflict (event_id) do update set user_id = excluded.user_id, offered_at = excluded.offered_at";
     sqlx::query(query).bind(event_id).bind(user).bind(now).execute(db).await.map(drop)

@@ -19,7 +19,7 @@ pub(crate) struct PresentedToken {
     pub(crate) is_parent_of_current: bool,
 }
 
-/// What a presented token leads to.
+/// The outcome of presenting a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refresh {
     /// It is current and is replaced by a new one.

@@ -60,7 +60,7 @@ impl Status {
         }
     }
 
-    /// What is allowed instead of a transition that is refused.
+    /// Names the transitions that are allowed instead of a refused one.
     fn advice(self) -> String {
         let allowed: Vec<&str> = Status::iter().filter(|to| self.change_to(*to).is_ok()).map(<&str>::from).collect();
         match allowed.split_last() {

@@ -60,7 +60,7 @@ pub(crate) async fn delete(
 ) -> Result<(), Error> {
     let actor = Principal::User(user).to_string();
     let current = store::lock(tx, user).await?.ok_or(Error::SessionEnded)?;
-    erase(tx, &identity.digests, &current, (AuditAction::Deleted, &actor), ended, now).await
+    erase(tx, &identity.digests, &current, AuditAction::Deleted, &actor, ended, now).await
 }
 
 /// Deletes a locked account and everything that belongs to it, and tells the other services. An audit entry with the id
@@ -69,7 +69,8 @@ async fn erase(
     tx: &mut Tx<'_>,
     digests: &DigestKey,
     account: &Account,
-    (action, actor): (AuditAction, &str),
+    action: AuditAction,
+    actor: &str,
     ended: &EndedSessions,
     now: DateTime<Utc>,
 ) -> Result<(), Error> {
@@ -86,7 +87,7 @@ async fn erase(
     throttle::delete(tx, &[LOGIN_ACCOUNT, EMAIL_ACCOUNT, CONFIRM_USER], &subjects).await?;
     accepted_request::delete_of_email(tx, &account.email).await?;
     store::delete(tx, account.id).await?;
-    audit::insert(tx, account.id, (action, actor), now).await?;
+    audit::insert(tx, account.id, action, actor, now).await?;
     // The e-mails that wait to be sent contain the address.
     let key = account.id.to_string();
     blank_key(tx, &Tenant::main(), &key, "the account was deleted").await?;
@@ -99,14 +100,15 @@ async fn erase(
 pub(crate) async fn erase_unverified(
     db: &Database,
     digests: &DigestKey,
-    (before, now): (DateTime<Utc>, DateTime<Utc>),
+    before: DateTime<Utc>,
+    now: DateTime<Utc>,
     limit: i64,
 ) -> Result<usize, Error> {
     let (mut tx, ended) = (db.begin().await?, EndedSessions::default());
     let ids = expiry::unverified(&mut tx, before, limit).await?;
     for id in &ids {
         if let Some(account) = store::lock(&mut tx, *id).await? {
-            erase(&mut tx, digests, &account, (AuditAction::Expired, "system"), &ended, now).await?;
+            erase(&mut tx, digests, &account, AuditAction::Expired, "system", &ended, now).await?;
         }
     }
     tx.commit().await?;

@@ -141,7 +141,7 @@ pub(crate) async fn start_session(
         store::update(tx, &Account { password_hash, ..current.clone() }).await?;
     }
     store::remember_network(tx, current.id, &network, now).await?;
-    open_session(identity, tx, &current, (user_agent, now), ended).await
+    open_session(identity, tx, &current, user_agent, ended, now).await
 }
 
 /// Creates a session of a locked account, with its first tokens.
@@ -149,14 +149,15 @@ pub(super) async fn open_session(
     identity: &Identity,
     tx: &mut Tx<'_>,
     account: &Account,
-    (user_agent, now): (Option<String>, DateTime<Utc>),
+    user_agent: Option<String>,
     ended: &EndedSessions,
+    now: DateTime<Utc>,
 ) -> Result<Tokens, Error> {
     let expires_at = now + TimeDelta::days(i64::from(identity.settings.session_days));
     let session = Session { id: Uuid::now_v7(), user_id: account.id, user_agent, created_at: now, expires_at };
     session::insert(tx, &session).await?;
     let token = NewToken::generate();
-    session::insert_token(tx, session.id, (&token.digest, None), token_expiry(identity, &session, now)).await?;
+    session::insert_token(tx, session.id, &token.digest, None, token_expiry(identity, &session, now)).await?;
     ended.add(session::delete_oldest(tx, account.id, SESSIONS_MAX).await?);
     tokens(identity, account, session.id, token, now)
 }

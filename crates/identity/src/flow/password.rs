@@ -59,7 +59,7 @@ pub(crate) async fn change(
     }
     let saved = save(tx, current, password_hash, now).await?;
     ended.add(session::delete_of_user(tx, account.id).await?);
-    open_session(identity, tx, &saved, (user_agent, now), ended).await
+    open_session(identity, tx, &saved, user_agent, ended, now).await
 }
 
 /// A new password, to be set in the transaction that follows.
@@ -101,12 +101,12 @@ pub(crate) async fn reset(
     now: DateTime<Utc>,
 ) -> Result<(), Error> {
     let (token, password_hash) = prepared.token_and_hash.ok_or(Error::TokenNotFound)?;
-    let token = (TokenKind::PasswordReset, &token);
-    let user = one_time_token::find(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
+    let kind = TokenKind::PasswordReset;
+    let user = one_time_token::find(tx, kind, &token, now).await?.ok_or(Error::TokenNotFound)?;
     // The account first, as everywhere: two transactions that lock in another order can deadlock.
     let account = store::lock(tx, user).await?.ok_or(Error::TokenNotFound)?;
     checked(&prepared.password, &account)?;
-    one_time_token::consume(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
+    one_time_token::consume(tx, kind, &token, now).await?.ok_or(Error::TokenNotFound)?;
     let (was_verified, verified_at) = (account.verified_at.is_some(), account.verified_at.or(Some(now)));
     let saved = save(tx, Account { verified_at, ..account }, password_hash, now).await?;
     if !was_verified {
@@ -119,7 +119,7 @@ pub(crate) async fn reset(
 /// Whether the token can be used now.
 async fn is_valid(identity: &Identity, digest: &[u8; 32]) -> Result<bool, Error> {
     let mut db = identity.db.acquire().await?;
-    Ok(one_time_token::find(&mut db, (TokenKind::PasswordReset, digest), identity.clock.now()).await?.is_some())
+    Ok(one_time_token::find(&mut db, TokenKind::PasswordReset, digest, identity.clock.now()).await?.is_some())
 }
 
 /// Forgets the failed sign-ins of a user who has proved to read the address, and remembers the network. Otherwise strangers

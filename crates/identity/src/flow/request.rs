@@ -1,7 +1,7 @@
 //! Requests for an address whose answer must not reveal whether the address has an account: registration, and requests for
 //! e-mails with a token.
 //!
-//! A request does the same for every address: it counts against the limits and stores what was requested. What to do is
+//! A request does the same for every address: it counts against the limits and stores what was requested. The next step is
 //! decided after the answer, by a task that the request spawns, or by the worker of any process if that one has ended.
 
 use std::sync::Arc;
@@ -101,7 +101,7 @@ pub(crate) fn spawn_processing(identity: &Arc<Identity>, id: Uuid) {
     }));
 }
 
-/// What a request counts against. The same statement runs whether the address has an account or not.
+/// The subjects that a request counts against. The same statement runs whether the address has an account or not.
 async fn subjects(
     identity: &Identity,
     db: &mut PgConnection,
@@ -135,7 +135,7 @@ async fn process(identity: &Identity, db: &Database, id: Uuid) -> Result<(), Err
     let found = store::lock_by_email(&mut tx, &email).await?;
     match (requested, found) {
         (Requested::Registration { name, locale, password_hash }, found) => {
-            let new = new_account(email, (name, locale), password_hash, now);
+            let new = new_account(email, name, locale, password_hash, now);
             register(identity, &mut tx, new, found).await?;
         }
         (Requested::Verification, Some(account)) if account.verified_at.is_none() => {
@@ -177,7 +177,7 @@ async fn register(identity: &Identity, tx: &mut Tx<'_>, new: Account, mut found:
     }
 }
 
-fn new_account(email: String, (name, locale): (String, String), password_hash: String, now: DateTime<Utc>) -> Account {
+fn new_account(email: String, name: String, locale: String, password_hash: String, now: DateTime<Utc>) -> Account {
     Account {
         id: Uuid::now_v7(),
         email,
@@ -202,11 +202,11 @@ pub(crate) async fn verify(
     now: DateTime<Utc>,
 ) -> Result<bool, Error> {
     let digest = digest.ok_or(Error::TokenNotFound)?;
-    let token = (TokenKind::Verification, &digest);
-    let user = one_time_token::find(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
+    let kind = TokenKind::Verification;
+    let user = one_time_token::find(tx, kind, &digest, now).await?.ok_or(Error::TokenNotFound)?;
     // The account first, as everywhere: two transactions that lock in another order can deadlock.
     let account = store::lock(tx, user).await?.ok_or(Error::TokenNotFound)?;
-    one_time_token::consume(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
+    one_time_token::consume(tx, kind, &digest, now).await?.ok_or(Error::TokenNotFound)?;
     let version = account.version + 1;
     let verified = Account { verified_at: Some(now), updated_at: now, version, ..account };
     store::update(tx, &verified).await?;

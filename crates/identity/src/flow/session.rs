@@ -36,18 +36,18 @@ pub(crate) async fn exchange(
         }
     }
     // The role may have changed since the last token was signed.
-    let account = account::find_by_session(tx, (session.user_id, session.id), now).await?;
+    let account = account::find_by_session(tx, session.user_id, session.id, now).await?;
     let account = account.ok_or(Error::InvalidRefreshToken)?;
     store::replace_current(tx, session.id, now).await?;
     let new = NewToken::generate();
-    store::insert_token(tx, session.id, (&new.digest, Some(&digest)), token_expiry(identity, &session, now)).await?;
+    store::insert_token(tx, session.id, &new.digest, Some(&digest), token_expiry(identity, &session, now)).await?;
     tokens(identity, &account, session.id, new, now)
 }
 
 /// Finds the account of a live session: the session was not ended, and the account was not deleted, in any process.
 pub(crate) async fn find_account(identity: &Identity, user: Uuid, session: Uuid) -> Result<Account, Error> {
     let mut db = identity.db.acquire().await?;
-    let found = account::find_by_session(&mut db, (user, session), identity.clock.now()).await?;
+    let found = account::find_by_session(&mut db, user, session, identity.clock.now()).await?;
     found.ok_or(Error::SessionEnded)
 }
 
@@ -55,9 +55,10 @@ pub(crate) async fn find_account(identity: &Identity, user: Uuid, session: Uuid)
 pub(crate) async fn list(
     identity: &Identity,
     user: Uuid,
-    page: (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> Result<Vec<SessionView>, Error> {
-    Ok(store::list(&mut *identity.db.acquire().await?, user, identity.clock.now(), page).await?)
+    Ok(store::list(&mut *identity.db.acquire().await?, user, identity.clock.now(), before, limit).await?)
 }
 
 /// Ends one session of a user. Fails if there is none with this id.

@@ -1,4 +1,4 @@
-//! What other programs need to verify the tokens of this installation.
+//! The information with which other programs verify the tokens of this installation.
 
 use std::sync::Arc;
 

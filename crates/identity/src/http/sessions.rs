@@ -172,7 +172,7 @@ async fn list(
 ) -> Result<Page<SessionItem>, Problem> {
     let scope = PageScope::of_owner(&identity.cursor_key, "identity sessions", account.id, &filters);
     let before: Option<(DateTime<Utc>, Uuid)> = scope.position(cursor.as_deref())?;
-    let sessions = flow::list(&identity, account.id, (before, limit + 1)).await?;
+    let sessions = flow::list(&identity, account.id, before, limit + 1).await?;
     let page = scope.cut(sessions, limit, |view| (view.session.created_at, view.session.id));
     Ok(page.map(|view| SessionItem::new(view, session)))
 }

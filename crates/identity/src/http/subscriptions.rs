@@ -145,7 +145,7 @@ async fn list(
     };
     let scope = PageScope::of_owner(&identity.cursor_key, "identity subscriptions", user, &filters);
     let before: Option<(DateTime<Utc>, Uuid)> = scope.position(cursor.as_deref())?;
-    let subscriptions = flow::list(&identity, user, (before, limit + 1)).await?;
+    let subscriptions = flow::list(&identity, user, before, limit + 1).await?;
     let page = scope.cut(subscriptions, limit, |subscription| (subscription.created_at, subscription.id));
     Ok(page.map(SubscriptionView::from))
 }
@@ -189,7 +189,7 @@ async fn cancel(
     if_match: IfMatch,
     Mutation { identity: request, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    change_status(&identity, (actor, id), Status::Cancelled, if_match, request).await
+    change_status(&identity, actor, id, Status::Cancelled, if_match, request).await
 }
 
 /// Set the status of a subscription
@@ -209,21 +209,23 @@ async fn set_status(
     if_match: IfMatch,
     Mutation { body: JsonBody(NewStatus { status }), identity: request }: Mutation<JsonBody<NewStatus>>,
 ) -> Result<StoredResponse, Problem> {
-    change_status(&identity, (Actor::Operator, id), status, if_match, request).await
+    change_status(&identity, Actor::Operator, id, status, if_match, request).await
 }
 
 async fn change_status(
     identity: &Identity,
-    target: (Actor, Uuid),
+    actor: Actor,
+    id: Uuid,
     status: Status,
     if_match: IfMatch,
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let now = identity.clock.now();
     let changed = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(
-            async move { Ok(response(StatusCode::OK, flow::change_status(tx, target, status, &if_match, now).await?)) },
-        )
+        Box::pin(async move {
+            let changed = flow::change_status(tx, actor, id, status, &if_match, now).await?;
+            Ok(response(StatusCode::OK, changed))
+        })
     });
     with_headers(changed.await?)
 }

@@ -53,7 +53,7 @@ async fn list(
     let scope = PageScope::global(&identity.cursor_key, "identity users", &filters);
     let before: Option<Uuid> = scope.position(cursor.as_deref())?;
     let prefix = filters.email.map(|email| email.trim().to_lowercase());
-    let accounts = flow::list(&identity, prefix.as_deref(), (before, limit + 1)).await?;
+    let accounts = flow::list(&identity, prefix.as_deref(), before, limit + 1).await?;
     Ok(scope.cut(accounts, limit, |account| account.id).map(AccountView::from))
 }
 

@@ -12,7 +12,7 @@ pub(crate) struct AcceptedRequest {
     pub(crate) requested: Requested,
 }
 
-/// What was requested for an address.
+/// The kind of a request for an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Requested {
     Registration { name: String, locale: String, password_hash: String },

@@ -61,7 +61,8 @@ pub(crate) async fn password_hash_at(db: &mut PgConnection, fraction: f64) -> sq
 /// Finds the account of a live session.
 pub(crate) async fn find_by_session(
     db: &mut PgConnection,
-    (user_id, session_id): (Uuid, Uuid),
+    user_id: Uuid,
+    session_id: Uuid,
     now: DateTime<Utc>,
 ) -> sqlx::Result<Option<Account>> {
     let query = format!(
@@ -87,7 +88,8 @@ pub(crate) async fn lock_by_email(db: &mut PgConnection, email: &str) -> sqlx::R
 pub(crate) async fn list(
     db: &mut PgConnection,
     prefix: Option<&str>,
-    (before, limit): (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Account>> {
     // The end of the range of all texts with the prefix, in the collation "C".
     let end = prefix.map(|prefix| format!("{prefix}\u{10ffff}"));

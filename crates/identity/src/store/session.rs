@@ -49,7 +49,8 @@ pub(crate) async fn list(
     db: &mut PgConnection,
     user_id: Uuid,
     now: DateTime<Utc>,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<SessionView>> {
     let query = "select id, user_id, user_agent, created_at, last_used_at, expires_at from pillarbox_identity.session
                  where user_id = $1 and expires_at > $2 and ($3::timestamptz is null or (created_at, id) < ($3, $4))
@@ -102,7 +103,8 @@ pub(crate) async fn replace_current(db: &mut PgConnection, session_id: Uuid, now
 pub(crate) async fn insert_token(
     db: &mut PgConnection,
     session_id: Uuid,
-    (digest, parent): (&[u8; 32], Option<&[u8; 32]>),
+    digest: &[u8; 32],
+    parent: Option<&[u8; 32]>,
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     let query = "insert into pillarbox_identity.refresh_token (digest, session_id, parent, expires_at)

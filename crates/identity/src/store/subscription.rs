@@ -58,7 +58,8 @@ pub(crate) async fn lock_live(db: &mut PgConnection, user_id: Uuid) -> sqlx::Res
 pub(crate) async fn list(
     db: &mut PgConnection,
     user_id: Uuid,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Subscription>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_identity.subscription

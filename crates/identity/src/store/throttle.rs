@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 
 use crate::domain::{Attempts, Limit};
 
-/// What is counted, and its limit.
+/// A subject whose attempts are counted, and its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) kind: &'static str,

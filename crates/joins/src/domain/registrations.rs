@@ -103,17 +103,17 @@ impl EventRegistrations {
             }
             CommandKind::Join { user } => self.join(command, *user, now)?,
             CommandKind::Cancel { user } => {
-                let change = (HistoryAction::Canceled, JoinStatus::Canceled);
-                let canceled = self.end_registration(command, *user, change, None, now);
+                let (action, to) = (HistoryAction::Canceled, JoinStatus::Canceled);
+                let canceled = self.end_registration(command, *user, action, to, None, now);
                 // The caller is the user: the refusal addresses them directly.
                 Outcome::Canceled(canceled.map_err(|_| Refused::NothingToCancel)?)
             }
             CommandKind::Kick { user, reason } => {
-                let change = (HistoryAction::Kicked, JoinStatus::Rejected);
-                Outcome::Kicked(self.end_registration(command, *user, change, reason.as_ref(), now)?)
+                let (action, to) = (HistoryAction::Kicked, JoinStatus::Rejected);
+                Outcome::Kicked(self.end_registration(command, *user, action, to, reason.as_ref(), now)?)
             }
             CommandKind::Ban { user, reason, expires_at } => {
-                Outcome::Banned(self.ban(command, *user, (reason, *expires_at), now)?)
+                Outcome::Banned(self.ban(command, *user, reason, *expires_at, now)?)
             }
             CommandKind::Unban { user } => self.unban(command, *user, now)?,
             CommandKind::UpdateEvent { update } => Outcome::EventUpdated(self.update_event(command, update)),
@@ -202,7 +202,8 @@ impl EventRegistrations {
         &mut self,
         command: &Command,
         user: Uuid,
-        (action, to): (HistoryAction, JoinStatus),
+        action: HistoryAction,
+        to: JoinStatus,
         reason: Option<&String>,
         now: DateTime<Utc>,
     ) -> Result<Registration, Refused> {
@@ -216,7 +217,8 @@ impl EventRegistrations {
         &mut self,
         command: &Command,
         user: Uuid,
-        (reason, expires_at): (&Option<String>, Option<DateTime<Utc>>),
+        reason: &Option<String>,
+        expires_at: Option<DateTime<Utc>>,
         now: DateTime<Utc>,
     ) -> Result<Ban, Refused> {
         if expires_at.is_some_and(|end| end <= now) {

@@ -33,7 +33,7 @@ async fn participants(
 ) -> Result<Page<RegistrationView>, Problem> {
     let scope = PageScope::of_owner(&joins.cursor_key, "joins active", organizer.event.id, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let registrations = queries::participants(&joins, organizer.event.id, (after, limit + 1)).await?;
+    let registrations = queries::participants(&joins, organizer.event.id, after, limit + 1).await?;
     let page = scope.cut(registrations, limit, |registration| registration.seq);
     Ok(page.map(|registration| RegistrationView::new(registration, None)))
 }
@@ -52,7 +52,7 @@ async fn waitlist(
 ) -> Result<Page<RegistrationView>, Problem> {
     let scope = PageScope::of_owner(&joins.cursor_key, "joins waitlisted", organizer.event.id, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let registrations = queries::waitlist(&joins, organizer.event.id, (after, limit + 1)).await?;
+    let registrations = queries::waitlist(&joins, organizer.event.id, after, limit + 1).await?;
     let page = scope.cut(registrations, limit, |entry| entry.registration.seq);
     Ok(page.map(|entry| RegistrationView::new(entry.registration, entry.ahead.map(|ahead| ahead + 1))))
 }

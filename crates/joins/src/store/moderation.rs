@@ -27,7 +27,8 @@ pub(crate) async fn bans(
     db: &mut PgConnection,
     event_id: Uuid,
     now: DateTime<Utc>,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Ban>> {
     let mut query = QueryBuilder::new("select * from pillarbox_joins.event_bans where event_id = ");
     query.push_bind(event_id).push(" and (expires_at is null or expires_at > ").push_bind(now).push(")");
@@ -42,7 +43,8 @@ pub(crate) async fn bans(
 pub(crate) async fn history(
     db: &mut PgConnection,
     event_id: Uuid,
-    (after, limit): (Option<i64>, u32),
+    after: Option<i64>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StoredEntry>> {
     let query = format!(
         "select {ENTRY_COLUMNS} from pillarbox_joins.history
@@ -57,7 +59,8 @@ pub(crate) async fn history(
 pub(crate) async fn audit(
     db: &mut PgConnection,
     filter: &AuditFilter,
-    (before, limit): (Option<AuditPosition>, u32),
+    before: Option<AuditPosition>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StoredEntry>> {
     let mut query =
         QueryBuilder::new(format!("select {ENTRY_COLUMNS} from pillarbox_joins.history where {IS_MODERATION}"));

@@ -39,7 +39,8 @@ pub(crate) async fn find_registration(
 pub(crate) async fn participants(
     db: &mut PgConnection,
     event_id: Uuid,
-    (after, limit): (Option<i64>, u32),
+    after: Option<i64>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Registration>> {
     // The status is a literal, so that the planner can use the partial index of that status.
     let query = format!(
@@ -56,7 +57,8 @@ pub(crate) async fn participants(
 pub(crate) async fn waitlist(
     db: &mut PgConnection,
     event_id: Uuid,
-    (after, limit): (Option<i64>, u32),
+    after: Option<i64>,
+    limit: u32,
 ) -> sqlx::Result<Vec<WaitlistEntry>> {
     let query = format!(
         "select {REGISTRATION_COLUMNS},
@@ -78,7 +80,8 @@ pub(crate) async fn list_of_user(
     db: &mut PgConnection,
     user_id: Uuid,
     status: Option<JoinStatus>,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<RegistrationOfUser>> {
     let position = if before.is_some() {
         "and (created_at, id) < ($2, $3)"

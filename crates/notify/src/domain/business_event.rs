@@ -53,7 +53,7 @@ impl TryFrom<EventColumns> for Option<BusinessEvent> {
 /// The type of the subject of notifications about registrations and about events of the events service.
 const EVENT: &str = "event";
 
-/// What a notification is about: an aggregate of a producer, or an event of the events service. Clients open it by its id.
+/// The subject of a notification: an aggregate of a producer, or an event of the events service. Clients open it by its id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = NotificationSubject)]
 pub(crate) struct Subject {
@@ -67,7 +67,7 @@ pub(crate) struct Subject {
 }
 
 impl BusinessEvent {
-    /// What the event is about; None if it does not tell.
+    /// The subject of the event; None if it names none.
     pub(crate) fn subject(&self) -> Option<Subject> {
         /// Our own notifications name the event in their payload.
         #[derive(Deserialize)]
@@ -100,7 +100,7 @@ pub(crate) struct NewNotification {
     pub(crate) skipped: Option<&'static str>,
 }
 
-/// What decides about the notifications of a batch of events.
+/// The data that decides about the notifications of a batch of events.
 pub(crate) struct Audience {
     pub(crate) default_rules: Rules,
     /// The rules of the event types that have their own.

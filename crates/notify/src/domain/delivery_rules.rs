@@ -91,7 +91,7 @@ pub(crate) struct ShownPreferences {
     pub(crate) version: Version,
 }
 
-/// What a person wants to get, and when.
+/// The notifications that a person wants, and when.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct UserSettings {
     pub preferences: Vec<Preference>,

@@ -82,7 +82,7 @@ pub(crate) struct DueNotification {
     pub(crate) has_deleted_account: bool,
 }
 
-/// What an attempt to deliver a notification led to.
+/// The outcome of an attempt to deliver a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DeliveryOutcome {
     Delivered,
@@ -123,7 +123,7 @@ pub(crate) struct DeliveryResult {
 }
 
 impl DueNotification {
-    /// What follows from an attempt. `random` is uniform in 0..=1.
+    /// The state after an attempt. `random` is uniform in 0..=1.
     pub(crate) fn after(
         &self,
         outcome: DeliveryOutcome,
@@ -135,7 +135,7 @@ impl DueNotification {
     }
 }
 
-/// What follows from an attempt to deliver the notification with this id and so many failures.
+/// The state after an attempt to deliver the notification with this id and so many failures.
 pub(crate) fn after(
     id: i64,
     attempts: u32,

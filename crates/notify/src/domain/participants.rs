@@ -78,12 +78,12 @@ impl From<AddresseesColumns> for Addressees {
     }
 }
 
-/// What a message about a registration means for the user.
+/// The meaning of a message about a registration for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fact {
-    /// The message itself is what the user hears of.
+    /// The user is notified of the message itself.
     Registration,
-    /// The registration ended because the event was canceled: the user hears of that, once.
+    /// The registration ended because the event was canceled: the user is notified of that, once.
     Canceled { by: Uuid },
     /// The registration ended for a reason that is not known yet: the message about the event has still to arrive.
     Unexplained,
@@ -118,7 +118,7 @@ pub(crate) struct EventFacts<'a> {
     pub(crate) previous: Option<Previous>,
 }
 
-/// What participants knew before a change.
+/// The city and the times that participants knew before a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Previous {
     pub(crate) city: String,
@@ -152,7 +152,7 @@ impl JoinableEvent {
         })
     }
 
-    /// Whether participants must hear that this event differs from what they know.
+    /// Whether participants are notified that this event differs from the state that they know.
     pub(crate) fn moves(&self, known: &JoinableEvent) -> bool {
         self.status == EventStatus::Published && self.location_and_time() != known.location_and_time()
     }
@@ -180,7 +180,7 @@ impl JoinableEvent {
         Cause::Organizer { organizer: self.owner_id, event_id: self.event_id }
     }
 
-    /// What a message about a registration means. Joins expires all registrations of a canceled event, and the waitlist of one
+    /// The meaning of a message about a registration. Joins expires all registrations of a canceled event, and the waitlist of one
     /// that has ended, and posts the same message for both.
     pub(crate) fn fact(&self, topic: &str, change: &JoinChanged) -> Fact {
         match self.canceled_by {
@@ -192,7 +192,7 @@ impl JoinableEvent {
     }
 }
 
-/// Whether the user hears of this message. A ban of a user who neither has a seat nor waits for one ends nothing: an organizer
+/// Whether the user is notified of this message. A ban of a user who neither has a seat nor waits for one ends nothing: an organizer
 /// must not reach people who never joined, nor a person more often than the person joins.
 pub(crate) fn concerns_user(topic: &str, change: &JoinChanged) -> bool {
     let had_joined = matches!(change.previous_status, Some(JoinStatus::Active | JoinStatus::Waitlisted));

@@ -1,6 +1,6 @@
-//! What the settings decide about new notifications, and the limits on the e-mails that an organizer causes.
+//! The policy that the settings define for new notifications, and the limits on the e-mails that an organizer causes.
 //!
-//! An organizer can cause an e-mail to everyone who has joined one of their events. What exceeds a limit is recorded as a
+//! An organizer can cause an e-mail to everyone who has joined one of their events. An e-mail above a limit is recorded as a
 //! skipped notification; the inbox and webhooks get everything.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::business_event::NewNotification;
 use super::delivery_rules::{Channel, Rules};
 
-/// What the settings decide about new notifications.
+/// The policy that the settings define for new notifications.
 #[derive(Debug, Clone)]
 pub(crate) struct Policy {
     /// The rules of event types for which none were set.
@@ -57,7 +57,7 @@ pub(crate) struct EmailLimits {
     pub(crate) per_event: u32,
 }
 
-/// What an e-mail counts against.
+/// A count that an e-mail adds to.
 struct Counter {
     subject: String,
     max: u32,

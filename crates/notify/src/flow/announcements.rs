@@ -95,7 +95,7 @@ async fn begin_change(
     event: Option<&JoinableEvent>,
 ) -> Result<bool, EventError> {
     let Some(event) = event.filter(|event| event.status != EventStatus::Canceled) else {
-        // Those who had joined a canceled event hear of the cancellation.
+        // Those who had joined a canceled event are notified of the cancellation.
         store::delete(tx, business_event).await?;
         return Ok(false);
     };

@@ -43,10 +43,10 @@ use crate::store::preferences;
 
 /// If other processes deliver all that was read, the next ones are read, this often.
 const PAGES_MAX: usize = 5;
-/// What one transaction loads for each digest.
+/// The limits of each digest that one transaction loads.
 const DIGEST_LIMITS: DigestLimits =
     DigestLimits { collected: 1_000, shown: texts::DIGEST_ITEMS_MAX as i64, payload_bytes: 512 * 1024 };
-/// What one transaction loads of the payloads of other e-mails, and as much of those of webhooks. So its texts fit into
+/// The payloads of other e-mails that one transaction loads, in bytes, and as much of those of webhooks. So its texts fit into
 /// memory, and are rendered long before PostgreSQL ends a transaction that does nothing.
 const PAYLOAD_BYTES_MAX: i64 = 4 * 1024 * 1024;
 /// After this time, no further text of a batch is rendered, and no further digest. The rest remains due.
@@ -69,7 +69,7 @@ struct Renderer {
     backoff: Backoff,
 }
 
-/// What a round did.
+/// The result of a round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeliveryRound {
     pub(crate) round: Round,
@@ -77,7 +77,7 @@ pub(crate) struct DeliveryRound {
     pub(crate) has_mails: bool,
 }
 
-/// What is known about a batch before it is delivered.
+/// The data that decides about a batch, read before it is delivered.
 struct Known {
     now: DateTime<Utc>,
     rules: HashMap<String, Rules>,
@@ -249,7 +249,7 @@ fn has_reached_limit(claimed: &[DueNotification]) -> bool {
     sizes.sum::<usize>() + MESSAGE_BYTES_MAX > PAYLOAD_BYTES_MAX as usize
 }
 
-/// Loads digests. What is not wanted now is not loaded.
+/// Loads digests, except those that are not wanted now.
 async fn collect_digests(
     tx: &mut Transaction<'_, Postgres>,
     groups: Vec<DigestGroup>,
@@ -277,7 +277,7 @@ impl Renderer {
         let outcome = match (notification.channel, known.check(notification)) {
             (_, Err(outcome)) => outcome,
             (Channel::Email, Ok((event, contact))) => {
-                let draft = self.emails.draft((notification, event, contact), known.is_critical(event));
+                let draft = self.emails.draft(notification, event, contact, known.is_critical(event));
                 match draft.and_then(|draft| self.emails.single(&draft, known.now)) {
                     Ok(mail) => {
                         batch.mails.push(mail);
@@ -308,7 +308,7 @@ impl Renderer {
         let mut members: Vec<Member<'_>> = Vec::new();
         for notification in shown {
             let member = known.check(notification).and_then(|(event, contact)| {
-                let draft = self.emails.draft((notification, event, contact), known.is_critical(event))?;
+                let draft = self.emails.draft(notification, event, contact, known.is_critical(event))?;
                 self.emails.member(draft)
             });
             match member {

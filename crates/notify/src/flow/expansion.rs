@@ -171,7 +171,7 @@ async fn drop_existing(
     let is_repeated = |one: &&NewNotification| one.channel == Channel::InApp && !new_events.contains(&one.event_id);
     let (events, users): (Vec<Uuid>, Vec<Uuid>) =
         notifications.iter().filter(is_repeated).map(|one| (one.event_id, one.user_id)).unzip();
-    let existing = store::existing_in_app(tx, (&events, &users)).await?;
+    let existing = store::existing_in_app(tx, &events, &users).await?;
     notifications.retain(|one| one.channel != Channel::InApp || !existing.contains(&(one.event_id, one.user_id)));
     Ok(())
 }

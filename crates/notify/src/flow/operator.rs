@@ -1,4 +1,4 @@
-//! What operators do: read the list of e-mails, and retry e-mails and notifications that were given up.
+//! The use cases of operators: read the list of e-mails, and retry e-mails and notifications that were given up.
 
 use chrono::TimeDelta;
 use pillarbox::database::Database;
@@ -64,7 +64,7 @@ pub async fn given_up(db: &Database) -> sqlx::Result<GivenUp> {
 }
 
 /// Queues the selected dead e-mails again, in steps, each of them once: an e-mail that dies again in between stays dead. Skips those
-/// whose text was erased. What is committed stays if the database fails.
+/// whose text was erased. Committed steps stay if the database fails.
 pub async fn retry_dead_mails(db: &Database, selection: &DeadMails, retry_time: TimeDelta) -> sqlx::Result<BulkRetry> {
     let mut steps = BulkSteps::default();
     loop {
@@ -77,7 +77,7 @@ pub async fn retry_dead_mails(db: &Database, selection: &DeadMails, retry_time: 
 }
 
 /// Makes the selected dead notifications due again, in steps, each of them once: one that dies again in between stays dead.
-/// What is committed stays if the database fails.
+/// Committed steps stay if the database fails.
 pub async fn retry_dead_notifications(db: &Database, selection: &DeadNotifications) -> sqlx::Result<BulkRetry> {
     let mut steps = BulkSteps::default();
     loop {

@@ -1,4 +1,4 @@
-//! What people want to get, and how event types are delivered.
+//! The preferences of users, and the rules of event types.
 
 use std::collections::BTreeSet;
 

@@ -36,7 +36,7 @@ impl ImportedRow {
     }
 }
 
-/// What an import did.
+/// The result of an import.
 #[derive(Debug)]
 pub(crate) struct ImportResult {
     /// How many users were not recipients before.

@@ -20,7 +20,7 @@ pub(crate) struct Announcement {
     pub(crate) last_user: Option<Uuid>,
     /// The attempts that have failed since the last step.
     pub(crate) attempts: i32,
-    /// What the participants know, if it is an announcement of a change that has not begun.
+    /// The state that the participants know, if it is an announcement of a change that has not begun.
     #[sqlx(json(nullable))]
     pub(crate) previous: Option<Previous>,
     /// Whether there are participants who know a later state than `previous`.
@@ -47,14 +47,15 @@ struct EventRow {
     event: Option<BusinessEvent>,
 }
 
-/// Requests that the participants of an event hear of a change, if there are any. The request joins one that has not begun.
+/// Requests that the participants of an event are notified of a change, if there are any. The request joins one that has not begun.
 /// `message`: the message about the change; its id becomes that of the business event.
 pub(crate) async fn request_change(
     db: &mut PgConnection,
     message: Uuid,
     event_id: Uuid,
     previous: &Previous,
-    (delay, pause): (TimeDelta, TimeDelta),
+    delay: TimeDelta,
+    pause: TimeDelta,
 ) -> sqlx::Result<()> {
     // The update locks the announcement that it joins: if that begins now, with the state before this change, it is complete
     // then, and this one is inserted.
@@ -142,7 +143,7 @@ pub(crate) async fn announced_aggregates(
 }
 
 /// Locks the announcement that has waited for longest. One that another process works on is skipped, and one that waits for an
-/// earlier one about the same event or aggregate: people hear of changes in their order.
+/// earlier one about the same event or aggregate: people are notified of changes in their order.
 pub(crate) async fn lock_next(db: &mut PgConnection) -> sqlx::Result<Option<Announcement>> {
     let query =
         "select business_event, event_id, aggregate_type, aggregate_id, last_user, attempts, previous, joined_since

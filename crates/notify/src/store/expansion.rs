@@ -85,7 +85,8 @@ pub(crate) async fn add_to_inboxes(db: &mut PgConnection, added: &[(Uuid, i32)])
 /// Which users have a notification about which of these events in their inboxes already.
 pub(crate) async fn existing_in_app(
     db: &mut PgConnection,
-    (events, users): (&[Uuid], &[Uuid]),
+    events: &[Uuid],
+    users: &[Uuid],
 ) -> sqlx::Result<HashSet<(Uuid, Uuid)>> {
     let query = "select event_id, user_id from unnest($1::uuid[], $2::uuid[]) as pair (event_id, user_id)
                  join pillarbox_notify.notification using (event_id, user_id) where channel = 'in_app'";

@@ -94,7 +94,7 @@ pub(crate) async fn save_participants(db: &mut PgConnection, participants: &[Reg
         .map(drop)
 }
 
-/// People are notified of what was posted since then.
+/// The time since which posted messages become notifications.
 pub(crate) async fn facts_since(db: &mut PgConnection) -> sqlx::Result<DateTime<Utc>> {
     sqlx::query_scalar("select max(at) from pillarbox_notify.facts_since").fetch_one(db).await
 }
@@ -204,7 +204,8 @@ pub(crate) async fn delete_ended(db: &mut PgConnection, age: TimeDelta, limit: i
 /// Returns up to `limit` events that have participants, with ids above `after` and below `before`, by their ids.
 pub(crate) async fn events_with_participants(
     db: &mut PgConnection,
-    (after, before): (Uuid, Uuid),
+    after: Uuid,
+    before: Uuid,
     limit: i64,
 ) -> sqlx::Result<Vec<Uuid>> {
     // One row of each event, by the primary key: the cost does not depend on how many participants an event has.

@@ -41,7 +41,7 @@ impl From<RulesColumns> for EventTypeRules {
     }
 }
 
-/// What decides whether users are notified.
+/// The data that decides whether users are notified.
 #[derive(Debug, Default)]
 pub(crate) struct KnownUsers {
     /// Users who have set nothing are absent.

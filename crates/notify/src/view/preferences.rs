@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 use crate::domain::delivery_rules::{Channel, KnownType, Preference, QuietHours, Rules, ShownPreferences};
 use crate::store::preferences::EventTypeRules;
 
-/// What the user wants to get.
+/// The notifications that the user wants.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = NotificationPreferences)]
 pub(crate) struct PreferencesView {
@@ -42,7 +42,7 @@ pub(crate) struct QuietHoursView {
     until: String,
 }
 
-/// What applies to an event type.
+/// The rules and preferences that apply to an event type.
 #[derive(Debug, Serialize, ToSchema)]
 struct EffectiveType {
     #[schema(example = "join.promoted")]

@@ -23,7 +23,7 @@ pub(crate) async fn mark(progress: &Progress, project: Arc<Project>, items: &Ite
         if let Some(changed) = progress.state.mark(&counts, items).await? {
             progress.items_counted.increment(changed.counted.unsigned_abs());
             if changed.snapshot.status.is_final() {
-                completion::ensure_archived(progress, &counts, (&changed.snapshot, changed.ended)).await?;
+                completion::ensure_archived(progress, &counts, &changed.snapshot, changed.ended).await?;
             }
             return Ok(changed);
         }

@@ -74,7 +74,7 @@ struct DoneItems {
     error: Option<bool>,
 }
 
-/// What [`DoneItems`] accepts, for the OpenAPI document.
+/// The forms that [`DoneItems`] accepts, for the OpenAPI document.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[schema(as = DoneItems)]
@@ -123,11 +123,11 @@ async fn create(
     }
     // Before anything is stored.
     progress.state.check().await.map_err(Error::State)?;
-    let times = (progress.clock.now(), progress.ttl, progress.unfinished_max);
+    let (now, ttl, unfinished_max) = (progress.clock.now(), progress.ttl, progress.unfinished_max);
     let view_times = progress.view_times();
     let created = run_once(&progress.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
-            let project = flow::create(tx, &caller, body.id, times).await?;
+            let project = flow::create(tx, &caller, body.id, now, ttl, unfinished_max).await?;
             let reading = Reading::of(domain::Snapshot::INITIAL);
             Ok(StoredResponse::json(StatusCode::CREATED, &ProjectView::new(&project, &reading, view_times)))
         })
@@ -160,9 +160,9 @@ async fn list(
     let owner = if caller.is_operator() { "all".to_owned() } else { domain::owner(&caller) };
     let scope = PageScope::of_owner(&progress.cursor_key, "progress projects", owner, &filters);
     let before: Option<(DateTime<Utc>, String)> = scope.position(cursor.as_deref())?;
-    let projects = flow::list(&progress, &caller, (before, limit + 1)).await?;
+    let projects = flow::list(&progress, &caller, before, limit + 1).await?;
     let page = scope.cut(projects, limit, |(project, _)| (project.created_at, project.id.clone()));
-    Ok(page.map(|project| ProjectItem::new(project, progress.retention)))
+    Ok(page.map(|(project, reading)| ProjectItem::new(project, reading, progress.retention)))
 }
 
 /// Show a project
@@ -233,7 +233,7 @@ async fn change(
     let (id, service) = (project.id.clone(), progress.clone());
     let answer = answer_in_transaction(&progress.db, identity.as_ref(), |tx| {
         Box::pin(async move {
-            let (project, reading) = flow::change_in(tx, &service, &postgres, (&id, &requested)).await?;
+            let (project, reading) = flow::change_in(tx, &service, &postgres, &id, &requested).await?;
             Ok(shown(&service, &project, &reading))
         })
     });
@@ -277,9 +277,9 @@ async fn restart(
     Visible(project): Visible,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    let times = (progress.clock.now(), progress.ttl);
+    let (now, ttl) = (progress.clock.now(), progress.ttl);
     let restarting = async {
-        let (project, reading) = flow::restart(&progress, project, times).await?;
+        let (project, reading) = flow::restart(&progress, project, now, ttl).await?;
         Ok(shown(&progress, &project, &reading))
     };
     answer_once(&progress.db, identity.as_ref(), restarting).await

@@ -53,7 +53,8 @@ pub(crate) async fn count_unfinished(
 pub(crate) async fn list(
     db: &mut PgConnection,
     owner: Option<&str>,
-    (before, limit): (Option<(DateTime<Utc>, String)>, u32),
+    before: Option<(DateTime<Utc>, String)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Project>> {
     let of_owner = if owner.is_some() { "owner = $1" } else { "$1::text is null" };
     let after_page =
@@ -70,7 +71,8 @@ pub(crate) async fn list(
 /// counts are in PostgreSQL.
 pub(crate) async fn unfinished(
     db: &mut PgConnection,
-    (after, limit): (&str, i64),
+    after: &str,
+    limit: i64,
     expired_before: DateTime<Utc>,
 ) -> sqlx::Result<Vec<Project>> {
     let query = format!(
@@ -93,7 +95,8 @@ pub(crate) async fn set_run(db: &mut PgConnection, id: &str, token: Uuid, run: &
 /// token than `old` by now.
 pub(crate) async fn replace_token(
     db: &mut PgConnection,
-    (id, old): (&str, Uuid),
+    id: &str,
+    old: Uuid,
     new: Uuid,
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
@@ -106,7 +109,8 @@ pub(crate) async fn replace_token(
 /// Archives the final state. Returns false if the project has finished before, or the counts are those of another token.
 pub(crate) async fn finish(
     db: &mut PgConnection,
-    (id, token): (&str, Uuid),
+    id: &str,
+    token: Uuid,
     snapshot: &Snapshot,
     now: DateTime<Utc>,
 ) -> sqlx::Result<bool> {

@@ -6,13 +6,14 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::counts::{Changed, Counts, Reading, Replaced};
-use crate::domain::{Items, RATE_SECONDS, Snapshot, Status};
+use crate::counts::{Changed, Counts, Limits, Reading, Replaced};
+use crate::domain::{Items, RATE_SECONDS, Snapshot, Target};
 
 /// Initialises the counts, unless they are initialised with this token already.
 pub(crate) async fn initialise(
     db: &mut PgConnection,
-    (project_id, token): (&str, Uuid),
+    project_id: &str,
+    token: Uuid,
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     let query = "with initialised as (
@@ -29,16 +30,14 @@ pub(crate) async fn initialise(
     sqlx::query(query).bind(project_id).bind(token).bind(expires_at).bind(status).execute(db).await.map(drop)
 }
 
-/// The time of a change, and how long counts that it makes final stay.
-pub(crate) type Times = (DateTime<Utc>, TimeDelta);
-
 /// Counts the items that were not counted before, and completes the project if it is at the finish line. Returns None if there
-/// are no counts with this token, or there could be more than `items_max` items.
+/// are no counts with this token, or there could be too many items.
 pub(crate) async fn mark(
     db: &mut PgConnection,
     counts: &Counts,
     items: &Items,
-    ((now, keep), items_max): (Times, i64),
+    now: DateTime<Utc>,
+    limits: Limits,
 ) -> sqlx::Result<Option<Changed>> {
     let query = "with locked as materialized (
                      select status, total, done from pillarbox_progress.state
@@ -84,8 +83,8 @@ pub(crate) async fn mark(
         .bind(&items.failed)
         .bind(now)
         .bind(RATE_SECONDS)
-        .bind(keep)
-        .bind(items_max)
+        .bind(limits.keep)
+        .bind(limits.items_max)
         .fetch_optional(db)
         .await
 }
@@ -99,13 +98,15 @@ pub(crate) async fn count_with(db: &mut PgConnection, counts: &Counts, items: &I
     counting.bind(&items.succeeded).bind(&items.failed).fetch_optional(db).await
 }
 
-/// Sets the status and the total if they are those of `from`, and completes the project if it is at the finish line.
+/// Sets the status and the total if they are those of `from`, and completes the project if it is at the finish line. `keep`: how
+/// long counts stay that become final.
 pub(crate) async fn replace(
     db: &mut PgConnection,
     counts: &Counts,
     from: &Snapshot,
-    (status, total): (Status, i64),
-    (now, keep): Times,
+    to: Target,
+    now: DateTime<Utc>,
+    keep: TimeDelta,
 ) -> sqlx::Result<Replaced> {
     let query = "with locked as materialized (
                      select project_id, case when $6 > 0 and done >= $6 and $5 not in ('CRAWLING', 'DONE', 'FAILED')
@@ -125,8 +126,8 @@ pub(crate) async fn replace(
         .bind(counts.token)
         .bind(from.status.as_str())
         .bind(from.total)
-        .bind(status.as_str())
-        .bind(total)
+        .bind(to.status.as_str())
+        .bind(to.total)
         .bind(now)
         .bind(keep);
     if let Some(changed) = replacing.fetch_optional(&mut *db).await? {
@@ -140,7 +141,12 @@ pub(crate) async fn replace(
 }
 
 /// Completes the projects that are at the finish line, and records when the others have ended that another program has ended.
-pub(crate) async fn complete(db: &mut PgConnection, many: &[Counts], (now, keep): Times) -> sqlx::Result<()> {
+pub(crate) async fn complete(
+    db: &mut PgConnection,
+    many: &[Counts],
+    now: DateTime<Utc>,
+    keep: TimeDelta,
+) -> sqlx::Result<()> {
     let ids: Vec<&str> = many.iter().map(|counts| counts.project_id.as_str()).collect();
     let query = "update pillarbox_progress.state
                  set status = case when status = 'FAILED' then 'FAILED' else 'DONE' end, ended_at = $2,

@@ -226,7 +226,7 @@ impl Link {
         }
     }
 
-    /// What an operator has to know about the server. Fails if the connection cannot be used any more.
+    /// Returns the concern about the server that an operator has to know. Fails if the connection cannot be used any more.
     async fn examine(&self, connected: &mut Connected) -> Result<Option<String>, LinkError> {
         let info: String = redis::cmd("INFO").query_async(&mut connected.connection).await?;
         if run_of(&info).map_err(LinkError::Unusable)? != connected.run {
@@ -312,7 +312,7 @@ impl Memory {
     }
 }
 
-/// What an operator has to know about the memory; None if all is well.
+/// The concern about the memory that an operator has to know; None if all is well.
 fn concern(memory: &Memory) -> Option<String> {
     let ratio = memory.ratio();
     // Without a limit, nothing is evicted. All our keys have a TTL, so the `volatile` policies also evict them.
